@@ -1,0 +1,67 @@
+"""Time, in seconds everywhere.
+
+Validity is counted on CLOCK_BOOTTIME where there is one: it neither jumps with the wall clock nor stands still while
+the machine sleeps (a lease on the server does not stand still either). The wall clock only seeds fencing tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+    import functools
+
+    now: Callable[[], float] = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+else:  # macOS: its monotonic clock goes on during sleep from 3.x on only in part; docs/safety.md says so
+    now = time.monotonic
+
+
+class Timer(Protocol):
+    """What `Clock.call_at` answers."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """The seam for time: the machine's, or one that a test moves."""
+
+    def now(self) -> float:
+        """Seconds on a clock that only goes forward."""
+
+    def wall(self) -> float:
+        """Unix time in seconds."""
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
+        """Call back on the running loop once `now()` has reached `when`."""
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    now = staticmethod(now)
+    wall = staticmethod(time.time)
+
+    @staticmethod
+    def call_at(when: float, callback: Callable[[], object]) -> Timer:
+        return asyncio.get_running_loop().call_later(max(0.0, when - now()), callback)
+
+
+SYSTEM = SystemClock()
+
+
+async def sleep_until(clock: Clock, when: float) -> None:
+    """Return once `clock` has reached `when`."""
+    if clock.now() >= when:
+        await asyncio.sleep(0)
+        return
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.call_at(when, lambda: done.done() or done.set_result(None))
+    try:
+        await done
+    finally:
+        timer.cancel()
