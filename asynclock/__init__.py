@@ -1,0 +1,46 @@
+"""Distributed locks for asyncio: leases, a watchdog, fencing tokens; over one Redis or a quorum of them.
+
+    from asynclock import Redlock
+
+    redlock = Redlock("redis://a", "redis://b", "redis://c")
+
+    async with redlock("order:42") as lease:
+        await charge(fence=lease.fence)
+"""
+
+from asynclock._errors import (
+    ConfigError,
+    LockError,
+    LockLost,
+    LockNotHeld,
+    LockTimeout,
+    QuorumUnavailable,
+    SelfDeadlock,
+    Unsupported,
+)
+from asynclock._info import Health, NodeHealth
+from asynclock._lease import Lease
+from asynclock._lock import Lock
+from asynclock._op import Store
+from asynclock._options import ClientOptions, LockOptions
+from asynclock.client import Redlock, redlock
+
+__all__ = [
+    "ClientOptions",
+    "ConfigError",
+    "Health",
+    "Lease",
+    "Lock",
+    "LockError",
+    "LockLost",
+    "LockNotHeld",
+    "LockOptions",
+    "LockTimeout",
+    "NodeHealth",
+    "QuorumUnavailable",
+    "Redlock",
+    "SelfDeadlock",
+    "Store",
+    "Unsupported",
+    "redlock",
+]

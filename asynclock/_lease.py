@@ -1,0 +1,373 @@
+"""Lease: one tenure, from the grant to its end, and how its end is told.
+
+The rules:
+
+1. `held` and `remaining` read the clock; no flag is trusted. Unknown is not lost: a renewal without an answer leaves
+   the lease as it is until its validity runs out. A majority that says "not yours" is a loss at once.
+2. The task inside `async with` is cancelled on a loss, with the arithmetic of asyncio.timeout: what it cancelled it
+   uncancels, and LockLost takes the place of the CancelledError. A cancel from outside, before or after, wins.
+3. A block that ends after its lease did raises LockLost, unless it raises something of its own.
+4. Renewal stops before the release is sent. A release is sent before anything is awaited, and waited for whoever
+   cancels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import warnings
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Self
+from weakref import ref
+
+from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupported, brief
+from asynclock._op import Op, Verb
+from asynclock._options import lock_settings
+from asynclock._quorum import Ballot, Outcome, drift, valid_until
+from asynclock._watchdog import RENEW_BELOW, Due, due, retry_after
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from asynclock._lock import Lock
+    from asynclock._options import LockSettings, Seconds
+    from asynclock._session import Session
+
+log = logging.getLogger("asynclock")
+
+
+class Tenure(Enum):
+    """What became of a lease."""
+
+    HELD = "held"
+    UNKNOWN = "unknown"  # held, but the last renewal had no answer
+    LOST = "lost"
+    RELEASED = "released"
+
+
+_OPEN = (Tenure.HELD, Tenure.UNKNOWN)
+
+
+class Lease:
+    """One tenure of a lock. Never made by hand; belongs to its event loop."""
+
+    __slots__ = (
+        "__weakref__", "_block", "_cancelled", "_cancelling", "_ends", "_fence", "_grant", "_hold_until", "_lock",
+        "_reason", "_renew_at", "_session", "_settings", "_since", "_tenure", "_valid_until", "_waiters", "slot", "taker",
+        "task",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        session: Session,
+        lock: Lock,
+        task: asyncio.Task[Any] | None,
+        settings: LockSettings,
+        grant: Ballot,
+        fence: int,
+    ) -> None:
+        self.taker = task
+        self.task = task  # the taker, then whoever entered it
+        self._session = session
+        self._lock = ref(lock)
+        self._settings = settings
+        self._grant = grant.op
+        self._fence = fence
+        self._since = grant.sent
+        self._reason: Reason = "expired"
+        self._tenure = Tenure.HELD
+        self._block: asyncio.Task[Any] | None = None  # the task inside `async with`
+        self._cancelling = 0  # its count of cancels when it entered
+        self._cancelled = False  # we cancelled it
+        self._waiters: list[asyncio.Future[None]] = []
+        self._hold_until = math.inf if settings.max_hold is None else grant.sent + settings.max_hold
+        self._ends = [-math.inf] * grant.nodes  # at each node, in our clock
+        self._valid_until = -math.inf
+        self._count_all(grant)
+        grant.late = self._count
+        self._renew_at = self._next_renewal()
+        self.slot = 0
+        session.watchdog.watch(self, min(self._renew_at, self._valid_until, self._hold_until))
+
+    def __repr__(self) -> str:
+        return f"<Lease {brief(self.name)} {self._tenure.value}, {self.remaining:.3g} s left>"
+
+    # -- what it says --------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The lock's name."""
+        return self._grant.name
+
+    @property
+    def fence(self) -> int:
+        """The fencing token: greater than those of all holds before (Kleppmann 2016). Unsupported with fencing=False."""
+        if self._grant.plain:
+            raise Unsupported(f"{brief(self.name)} was made with fencing=False: it has no fencing token", name=self.name)
+        return self._fence
+
+    @property
+    def held(self) -> bool:
+        """Whether it is ours now, by the clock."""
+        return self._tenure in _OPEN and self._session.clock.now() < self._end() and not self._session.forked
+
+    @property
+    def remaining(self) -> float:
+        """Seconds of validity left; 0.0 once ended."""
+        return max(0.0, self._end() - self._session.clock.now()) if self.held else 0.0
+
+    def ensure_held(self) -> None:
+        """Raise LockLost or LockNotHeld unless it is ours now."""
+        if not self.held:
+            raise self._ended()
+
+    async def wait_lost(self) -> bool:
+        """Wait for its end. True: lost; False: released."""
+        self._session.check()
+        self._look_at_clock()
+        if self._tenure in _OPEN:
+            waiter = self._session.loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.remove(waiter)
+        return self._tenure is Tenure.LOST
+
+    @property
+    def entered(self) -> bool:
+        """Whether it guards a block now."""
+        return self._block is not None
+
+    # -- what it does --------------------------------------------------------------------------------------------
+
+    async def extend(self, *, lease: Seconds | None = None) -> None:
+        """Let it end `lease` seconds from now (default: the lock's lease); never sooner than it would.
+
+        Raises LockLost, LockNotHeld, QuorumUnavailable (it is still ours until its validity runs out), ConfigError.
+        """
+        self._session.check()
+        self._look_at_clock()
+        self.ensure_held()
+        length = self._settings.lease
+        if lease is not None:
+            length = lock_settings(self.name, {"lease": lease, "min_hold": 0}, self._session.settings).lease
+        ballot = self._ask(Verb.EXTEND, length)
+        outcome = await ballot.settled()
+        if self._tenure not in _OPEN:
+            raise self._ended()
+        if outcome is not Outcome.WON:
+            raise self._session.quorum.unavailable(ballot, self.name)
+
+    async def release(self) -> None:
+        """Give it back; sent before anything is awaited. Raises LockLost, LockNotHeld; an outage is logged."""
+        self._session.check()
+        self._look_at_clock()
+        if self._tenure is Tenure.RELEASED:
+            raise self._ended()
+        await self._give_back()
+
+    async def __aenter__(self) -> Self:
+        """Guard the body: this task is cancelled if the lease is lost. Raises LockLost, LockNotHeld, ConfigError."""
+        self._session.check()
+        if self._block is not None:
+            raise ConfigError(f"the lease of {brief(self.name)} guards a block already: acquire another", name=self.name)
+        self._look_at_clock()
+        if self._tenure is Tenure.LOST:
+            await self._give_back()
+        self.ensure_held()
+        self._block = self.task = asyncio.current_task()
+        self._cancelling = self._block.cancelling() if self._block else 0
+        return self
+
+    async def __aexit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
+        """Release. Raises LockLost if it was lost meanwhile; the body's own exception goes first."""
+        block, self._block = self._block, None
+        ours = await self._take_cancel_back(block, e)
+        self._look_at_clock()
+        if self._tenure is Tenure.RELEASED:  # by hand, inside
+            return
+        try:
+            await self._give_back()
+        except LockLost as lost:
+            if e is None or ours:
+                raise lost from e
+            if not isinstance(e, LockLost):
+                e.add_note(str(lost))
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> float | None:
+        """The watchdog's look: renew what is due, deliver what is over."""
+        if self._tenure not in _OPEN:
+            return None
+        match due(now, self._valid_until, self._renew_at, self._hold_until):
+            case Due.MAX_HOLD:
+                self._lose("max_hold")
+                return None
+            case Due.EXPIRED:
+                self._lose("expired")
+                return None
+            case Due.RENEWAL:
+                self._renew_at = now + retry_after(self._settings.lease)
+                self._ask(Verb.EXTEND, self._settings.lease)
+        return min(self._renew_at, self._valid_until, self._hold_until)
+
+    def close(self) -> None:
+        """Its client closes: send the release; whoever thinks it holds is told."""
+        if self._tenure in _OPEN:
+            self._lose("closed")
+            self._session.loosen(self._ask(Verb.RELEASE, self._settings.lease))
+
+    def __del__(self) -> None:
+        if getattr(self, "_tenure", None) in _OPEN and self.held:
+            warnings.warn(
+                f"the lease of {brief(self.name)} was dropped while held: release it, or use `async with`; "
+                f"it ends by itself in {self.remaining:.3g} s",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
+
+    def _lose(self, reason: Reason) -> None:
+        self._reason = reason
+        self._end_as(Tenure.LOST)
+        block = self._block
+        if block is None or not self._settings.cancel_on_lost or block.done() or block is _running_task():
+            return
+        if block.cancelling() > self._cancelling:  # somebody else cancels it already: theirs wins
+            return
+        self._cancelled = True
+        block.cancel()
+
+    def _end_as(self, tenure: Tenure) -> None:
+        self._tenure = tenure
+        self._session.watchdog.forget(self)
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _look_at_clock(self) -> None:
+        """A loop that was blocked beyond the lease finds out here, before any timer runs."""
+        now = self._session.clock.now()
+        if self._tenure in _OPEN and now >= self._end():
+            self._lose("max_hold" if now >= self._hold_until else "expired")
+
+    def _ended(self) -> LockLost | LockNotHeld:
+        if self._tenure is Tenure.RELEASED:
+            return LockNotHeld(f"{brief(self.name)} was given back already", name=self.name)
+        return LockLost(self.name, "max_hold" if self._session.clock.now() >= self._hold_until else self._reason)
+
+    async def _take_cancel_back(self, block: asyncio.Task[Any] | None, e: BaseException | None) -> bool:
+        """Rule 2. True: `e` is the cancel that we sent, and nobody else's."""
+        if not self._cancelled or block is None or block is not asyncio.current_task():
+            return False
+        self._cancelled = False
+        if e is None:
+            # The body ended in the very turn in which it was cancelled: on 3.11 and 3.12 the CancelledError is still
+            # to come, and must not come after the block.
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if block.uncancel() > self._cancelling:
+                    raise
+                return True
+        return block.uncancel() <= self._cancelling and isinstance(e, asyncio.CancelledError)
+
+    async def _give_back(self) -> None:
+        """Release, and tell what became of it. Raises LockLost."""
+        lost = self._tenure is Tenure.LOST
+        if not lost:
+            self._end_as(Tenure.RELEASED)
+        if (lock := self._lock()) is not None:
+            lock.forget(self)
+        if self._session.closed:
+            raise self._ended()
+        ballot = self._ask(Verb.RELEASE, self._settings.lease)
+        if lost:
+            self._session.loosen(ballot)
+            raise self._ended()
+        if ballot.outcome is None:
+            await self._session.finished(ballot)
+        if ballot.no > ballot.nodes // 2:
+            raise LockLost(self.name, _who_took(ballot))
+        if ballot.outcome is Outcome.UNREACHABLE:
+            error = self._session.quorum.unavailable(ballot, self.name)
+            log.warning("asynclock: released %s, which ends by itself: %s", brief(self.name), error)
+
+    # -- asking the nodes ----------------------------------------------------------------------------------------
+
+    def _ask(self, verb: Verb, length: float) -> Ballot:
+        grant, session = self._grant, self._session
+        op = Op(verb, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self._fence, grant.memory)
+        if verb is Verb.EXTEND:
+            return session.quorum.ask(op, session.within(self._settings), on_settled=self._renewed)
+        grant.undone = True
+        if self._settings.min_hold:
+            op.rest = max(0.0, self._since + self._settings.min_hold - session.clock.now())
+        return session.quorum.ask(op, session.within(self._settings))
+
+    def _renewed(self, ballot: Ballot) -> None:
+        """A renewal or an extend is decided."""
+        if self._tenure not in _OPEN:
+            return
+        self._count_all(ballot)
+        ballot.late = self._count
+        if ballot.outcome is Outcome.WON:
+            self._tenure = Tenure.HELD
+            self._renew_at = self._next_renewal()
+        elif ballot.no > ballot.nodes // 2:
+            self._lose(_who_took(ballot))
+        else:
+            self._tenure = Tenure.UNKNOWN
+
+    def _count_all(self, ballot: Ballot) -> None:
+        for index in range(ballot.nodes):
+            self._count(ballot, index)
+
+    def _count(self, ballot: Ballot, index: int) -> None:
+        """What a node's vote means for the lease: its end there, or a token or a key that the node has to learn."""
+        vote = ballot.votes[index]
+        if self._tenure not in _OPEN or vote is None or isinstance(vote, Exception):
+            return
+        op = ballot.op
+        if vote[0] == 1:
+            end = ballot.sent + op.lease - drift(op.lease)
+            if end > self._ends[index]:
+                self._ends[index] = end
+                self._valid_until = valid_until(self._ends)
+        if self._grant.plain:
+            return
+        if op.verb is Verb.ACQUIRE and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self._fence):
+            self._tell(index, Verb.EXTEND)
+        elif op.verb is Verb.EXTEND and vote[0] == 0 and vote[1] == -2 and ballot.outcome is Outcome.WON:
+            self._tell(index, Verb.ACQUIRE)
+
+    def _tell(self, index: int, verb: Verb) -> None:
+        """One node has to learn the token (extend), or lost the key and is healed (acquire); it counts from the next
+        round, so nobody hears its answer."""
+        grant, session = self._grant, self._session
+        lease = grant.lease if verb is Verb.ACQUIRE else 0.0
+        op = Op(verb, grant.kind, grant.name, grant.id, lease, self._fence, grant.memory)
+        op.undone = True  # a heal is never sent twice: the release may have overtaken it
+        now = session.clock.now()
+        ballot = Ballot(op, len(session.quorum.nodes), now, now + session.within(self._settings))
+        session.quorum.nodes[index].send(op, ballot)
+
+    def _next_renewal(self) -> float:
+        return self._valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf
+
+    def _end(self) -> float:
+        return min(self._valid_until, self._hold_until)
+
+
+def _who_took(ballot: Ballot) -> Reason:
+    return "taken" if any(pttl != -2 for pttl, _ in ballot.denials()) else "broken"
+
+
+def _running_task() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

@@ -1,0 +1,245 @@
+"""Lock, a recipe that tasks may share, and the one loop in which it waits.
+
+The rules of an acquire:
+
+1. Each attempt has a fresh id, and goes to all nodes at once. What an attempt was granted is either handed to the
+   caller as a Lease or undone; there is no third way, whoever is cancelled and whenever.
+2. "Held by somebody" and "out of reach" never mix: a refusal waits for the holder and ends in None; without a
+   majority the acquire goes on trying, with back-off, and ends in QuorumUnavailable.
+3. An attempt is undone before the next begins, so it never blocks its own successor.
+4. A lease counts once a majority are witnesses of its fencing token, and while it has validity left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any, overload
+
+from asynclock._errors import ConfigError, LockNotHeld, LockTimeout, SelfDeadlock, brief
+from asynclock._clock import sleep_until
+from asynclock._lease import Lease
+from asynclock._op import Op, Verb
+from asynclock._options import seconds
+from asynclock._quorum import Ballot, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from asynclock._op import Kind
+    from asynclock._options import LockSettings, Seconds
+    from asynclock._session import Session
+
+_UNSET: Any = object()
+
+_PAUSE = (0.002, 0.25)
+"""Between two tries while somebody holds the lock: the first pause, doubled up to the last; in seconds."""
+
+_OUTAGE_PAUSE = (0.02, 0.5)
+"""The same while a majority is out of reach."""
+
+
+class Lock:
+    """A name and how to hold it. Making one does no I/O; any number of tasks may share it, each tenure being its own
+    `Lease`. After Redlock (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/)."""
+
+    __slots__ = ("__weakref__", "_kind", "_name", "_session_of", "_settings", "_tenures")
+
+    def __init__(self, name: str, kind: Kind, settings: LockSettings, session_of: Callable[[], Session]) -> None:
+        self._name = name
+        self._kind = kind
+        self._settings = settings
+        self._session_of = session_of
+        self._tenures: dict[asyncio.Task[Any] | None, list[Lease]] = {}  # by the task that took it
+
+    def __repr__(self) -> str:
+        return f"<Lock {self._kind.name} {brief(self._name)}>"
+
+    @property
+    def name(self) -> str:
+        """The name, without the client's prefix."""
+        return self._name
+
+    @overload
+    async def acquire(self, *, timeout: None) -> Lease: ...
+    @overload
+    async def acquire(self, *, timeout: Seconds = ...) -> Lease | None: ...
+    async def acquire(self, *, timeout: Seconds | None = _UNSET) -> Lease | None:
+        """Wait for the lock, at most `timeout` seconds (None: as long as it takes; 0: try once; unset: the lock's).
+
+        Answers a Lease, or None: somebody else held it all that time. Raises QuorumUnavailable while a majority is
+        out of reach, SelfDeadlock where this task would wait for itself, ConfigError where a server refuses to serve.
+        """
+        if timeout is _UNSET:
+            wait = self._settings.timeout
+        else:
+            wait = None if timeout is None else seconds("timeout", timeout, zero=True)
+        session = self._session_of()
+        if not session.ready:
+            await session.open(self._settings, _connect_limit(wait, session))
+        task = asyncio.current_task()
+        if wait != 0:
+            self._check_deadlock(session, task)
+        lease = await self._wait(session, task, wait)
+        if lease is not None:
+            session.held[self._name] = lease
+            self._tenures.setdefault(task, []).append(lease)
+        return lease
+
+    async def release(self) -> None:
+        """Give back what this task took through this lock; or, of a task that is gone, its one open tenure.
+
+        Raises LockNotHeld where there is nothing to give back, LockLost where it ended under us. Servers out of reach
+        are logged: the lease ends by itself.
+        """
+        await self._taken().release()
+
+    async def locked(self) -> bool:
+        """Whether anybody holds it, on a majority of the nodes. Raises QuorumUnavailable."""
+        session = self._session_of()
+        if not session.ready:
+            await session.open(self._settings, _connect_limit(None, session))
+        op = Op(Verb.EXTEND, self._kind, self._name, "", 0.0)
+        ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
+        if await ballot.settled() is Outcome.UNREACHABLE:
+            raise session.quorum.unavailable(ballot, self._name)
+        holders = [holder for pttl, holder in ballot.denials() if pttl != -2]
+        return any(holders.count(holder) > len(session.quorum.nodes) // 2 for holder in holders)
+
+    async def __aenter__(self) -> Lease:
+        """Wait and guard the body. Raises LockTimeout where `acquire` answers None, and what acquire raises."""
+        lease = await self.acquire()
+        if lease is None:
+            raise LockTimeout(f"{brief(self._name)} was held by somebody else all the time", name=self._name)
+        return await lease.__aenter__()
+
+    async def __aexit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
+        await self._entered().__aexit__(t, e, tb)
+
+    # -- tenures -------------------------------------------------------------------------------------------------
+
+    def forget(self, lease: Lease) -> None:
+        """The tenure was given back."""
+        leases = self._tenures.get(lease.taker)
+        if leases and lease in leases:
+            leases.remove(lease)
+            if not leases:
+                del self._tenures[lease.taker]
+
+    def _taken(self) -> Lease:
+        """What this task took last; else the one open tenure whose task is gone (a fixture's)."""
+        mine = self._tenures.get(asyncio.current_task())
+        if mine:
+            return mine[-1]
+        gone = [lease for task, leases in self._tenures.items() if task is None or task.done() for lease in leases]
+        if len(gone) == 1:
+            return gone[0]
+        raise LockNotHeld(f"this task does not hold {brief(self._name)} through this Lock", name=self._name)
+
+    def _entered(self) -> Lease:
+        """Whose block ends here; another task than the one that entered may end it (a fixture, an async generator)."""
+        mine = [lease for lease in self._tenures.get(asyncio.current_task(), ()) if lease.entered]
+        others = [lease for leases in self._tenures.values() for lease in leases if lease.entered]
+        if mine or len(others) == 1:
+            return (mine or others)[-1]
+        return self._taken()
+
+    def _check_deadlock(self, session: Session, task: asyncio.Task[Any] | None) -> None:
+        mine = session.held.get(self._name)
+        if mine is not None and mine.task is task and mine.held:
+            raise SelfDeadlock(
+                f"this task holds {brief(self._name)} already and would wait for itself: "
+                "pass the Lease on instead of acquiring again",
+                name=self._name,
+            )
+
+    # -- the one wait loop ---------------------------------------------------------------------------------------
+
+    async def _wait(self, session: Session, task: asyncio.Task[Any] | None, wait: float | None) -> Lease | None:
+        clock = session.clock
+        began = clock.now() if wait != 0 else 0.0
+        give_up = None if wait is None else began + wait
+        pause, outage_pause = _PAUSE[0], _OUTAGE_PAUSE[0]
+        patience: float | None = None
+        while True:
+            op = self._attempt(session)
+            ballot = session.quorum.ask(op, session.within(self._settings))
+            try:
+                outcome = ballot.outcome or await self._settled(session, ballot, give_up if wait else None)
+                if outcome is Outcome.WON and (lease := await self._won(session, task, ballot)):
+                    return lease
+            except BaseException:
+                session.undo(ballot)
+                raise
+            session.undo(ballot)
+            now = clock.now()
+            if outcome is Outcome.UNREACHABLE:
+                error = session.quorum.unavailable(ballot, self._name)
+                patience = patience or now + session.settings.patience
+                limit = patience if give_up is None else give_up
+                if wait == 0 or now >= limit or isinstance(error, ConfigError):
+                    raise error
+                again = min(now + outage_pause * random.uniform(0.5, 1.0), limit)  # noqa: S311 - jitter
+                outage_pause = min(2 * outage_pause, _OUTAGE_PAUSE[1])
+            else:
+                patience = None
+                if wait == 0 or (give_up is not None and now >= give_up):
+                    return None
+                again = now + min(pause * random.uniform(0.5, 1.0), _soonest(ballot))  # noqa: S311 - jitter
+                pause = min(2 * pause, _PAUSE[1])
+                if give_up is not None:
+                    again = min(again, give_up)
+            await sleep_until(clock, again)
+
+    def _attempt(self, session: Session) -> Op:
+        settings = self._settings
+        seed = int(session.clock.wall() * 1_000_000)
+        return Op(
+            Verb.ACQUIRE,
+            self._kind,
+            self._name,
+            session.new_id(seed, settings.metadata),
+            settings.lease,
+            seed,
+            settings.lease + session.settings.fence_memory,
+            plain=not settings.fencing,
+        )
+
+    async def _settled(self, session: Session, ballot: Ballot, give_up: float | None) -> Outcome:
+        """The ballot's outcome; where the caller's timeout comes before the nodes', that ends it."""
+        if give_up is None or give_up >= ballot.deadline:
+            return await ballot.settled()
+        timer = session.clock.call_at(give_up, ballot.expire)
+        try:
+            return await ballot.settled()
+        finally:
+            timer.cancel()
+
+    async def _won(self, session: Session, task: asyncio.Task[Any] | None, ballot: Ballot) -> Lease | None:
+        """The lease of a ballot that was won: None where its validity or its fence did not make it."""
+        fences = ballot.fences()
+        fence = max(fences)
+        if fences.count(fence) <= ballot.nodes // 2 and not await self._witnessed(session, ballot, fence):
+            return None
+        lease = Lease(session, self, task, self._settings, ballot, fence)
+        return lease if lease.held else None
+
+    async def _witnessed(self, session: Session, ballot: Ballot, fence: int) -> bool:
+        """A second round, where the counters differed: raise F to the token on a majority that holds for us."""
+        op = ballot.op
+        raised = Op(Verb.EXTEND, op.kind, op.name, op.id, op.lease, fence, op.memory)
+        confirm = session.quorum.ask(raised, ballot.deadline - ballot.sent)
+        won = await confirm.settled() is Outcome.WON
+        return won and sum(f >= fence for f in confirm.fences()) > ballot.nodes // 2
+
+
+def _connect_limit(wait: float | None, session: Session) -> float:
+    """How long a first use may wait for connections: a `timeout=0` needs some, too."""
+    return session.settings.patience if wait is None else wait or min(1.0, session.settings.patience)
+
+
+def _soonest(ballot: Ballot) -> float:
+    """Seconds until the first of the holds that refused us ends; a whole ms more, as Redis rounds."""
+    ends = [pttl for pttl, _ in ballot.denials() if pttl >= 0]
+    return (min(ends) + 1) / 1000 if ends else float("inf")

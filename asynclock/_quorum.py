@@ -1,0 +1,288 @@
+"""Asking N nodes, and what their answers amount to.
+
+The rules:
+
+1. A majority is N // 2 + 1 of the *configured* nodes. Each node has one vote per ballot: yes, no, or none (it failed,
+   timed out, or restarted lately). A vote that comes after its node was counted out is dropped.
+2. A ballot is settled as soon as its outcome is certain: WON with a majority of yes, UNREACHABLE once so many nodes
+   cast no vote that no majority can answer, REFUSED once a majority of yes is impossible. Stragglers go on behind it.
+3. An attempt that did not become a lease is undone on every node where its id may be or come to be: where it was
+   granted, where the answer is out, where it is ambiguous. On each node the undo is queued before the next attempt.
+4. The fencing token T is the greatest of the grants. It counts once a majority of nodes are witnesses: their F >= T
+   while they hold this id. Any later majority meets a witness, and so gets a greater token.
+5. The end of a lease at one node is (send + lease - drift); the lease ends at the majority-th latest of these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from asynclock._errors import ConfigError, QuorumUnavailable, brief
+from asynclock._op import Op, Verb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asynclock._clock import Clock
+    from asynclock._op import Node
+
+DRIFT = 0.01
+"""Clocks of servers and ours may run this much faster or slower (of the lease) ..."""
+DRIFT_FLOOR = 0.002
+"""... and Redis ends keys to the ms: the drift allowance of the Redlock page, in seconds."""
+
+
+class Outcome(Enum):
+    """What a ballot came to."""
+
+    WON = "won"
+    REFUSED = "refused"
+    UNREACHABLE = "unreachable"
+
+
+def tally(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
+    """The outcome, or None while it is open. Pure."""
+    majority = nodes // 2 + 1
+    if yes >= majority:
+        return Outcome.WON
+    if failed > nodes - majority:
+        return Outcome.UNREACHABLE
+    if nodes - no - failed < majority:
+        return Outcome.REFUSED
+    return None
+
+
+def valid_until(ends: Sequence[float]) -> float:
+    """When a lease ends that ends at each node then: the majority-th latest. Pure."""
+    return sorted(ends, reverse=True)[len(ends) // 2]
+
+
+def drift(lease: float) -> float:
+    """What to take off a lease of so many seconds, since no two clocks run alike."""
+    return lease * DRIFT + DRIFT_FLOOR
+
+
+_NOT_ASKED = LookupError("not asked")
+
+
+class Ballot:
+    """One op asked of all nodes; the sink of their answers. Whoever awaits it may be cancelled: it goes on."""
+
+    __slots__ = (
+        "_everyone", "_maybe", "_waiter", "deadline", "failed", "late", "no", "nodes", "on_settled", "op", "outcome",
+        "sent", "votes", "yes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        op: Op,
+        nodes: int,
+        sent: float,
+        deadline: float,
+        on_settled: Callable[[Ballot], object] | None = None,
+        everyone: bool = False,
+    ) -> None:
+        self.op = op
+        self.nodes = nodes
+        self.sent = sent
+        self.deadline = deadline
+        self.votes: list[Sequence[Any] | Exception | None] = [None] * nodes
+        self.yes = 0
+        self.no = 0
+        self.failed = 0
+        self.outcome: Outcome | None = None
+        self.on_settled = on_settled
+        self.late: Callable[[Ballot, int], object] | None = None  # hears each vote that comes after the outcome
+        self._everyone = everyone  # settle only when each node has answered or failed
+        self._maybe = 0  # bit i: node i cast no vote, yet may carry the op out
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        outcome = self.outcome.value if self.outcome else "open"
+        return f"<Ballot {self.op.verb.value} {outcome}: {self.yes} yes, {self.no} no, {self.failed} failed of {self.nodes}>"
+
+    def answer(self, index: int, reply: Sequence[Any]) -> None:
+        if self.votes[index] is not None:
+            return
+        self.votes[index] = reply
+        if reply[0] == 1:
+            self.yes += 1
+        else:
+            self.no += 1
+        self._count(index)
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        if self.votes[index] is not None:
+            return
+        self.votes[index] = error
+        self.failed += 1
+        if maybe:
+            self._maybe |= 1 << index
+        self._count(index)
+
+    def leave_out(self, indices: set[int]) -> None:
+        """These nodes are not asked."""
+        for index in indices:
+            self.votes[index] = _NOT_ASKED
+        self.failed += len(indices)
+
+    def _count(self, index: int) -> None:
+        if self.outcome is not None:
+            if self.late is not None:
+                self.late(self, index)
+            return
+        if self._everyone and self.yes + self.no + self.failed < self.nodes:
+            return
+        outcome = tally(self.nodes, self.yes, self.no, self.failed)
+        if outcome is not None:
+            self._settle(outcome)
+
+    def expire(self) -> None:
+        """Whoever asked can wait no longer; what has not answered counts as silent."""
+        if self.outcome is None:
+            answered = self.yes + self.no > self.nodes // 2
+            self._settle(Outcome.REFUSED if answered else Outcome.UNREACHABLE)
+
+    def _settle(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if self.on_settled is not None:
+            self.on_settled(self)
+
+    async def settled(self) -> Outcome:
+        """Wait for the outcome. A cancel ends the waiting, not the ballot."""
+        if self.outcome is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        assert self.outcome is not None  # noqa: S101 - the waiter is only woken by an outcome
+        return self.outcome
+
+    def traces(self) -> list[int]:
+        """The nodes where the op took effect, or may yet (rule 3)."""
+        return [
+            i
+            for i, vote in enumerate(self.votes)
+            if vote is None or (self._maybe >> i & 1 if isinstance(vote, Exception) else vote[0] == 1)
+        ]
+
+    def fences(self) -> list[int]:
+        """F of each node that said yes."""
+        return [vote[1] for vote in self.votes if vote is not None and not isinstance(vote, Exception) and vote[0] == 1]
+
+    def errors(self) -> list[tuple[int, Exception]]:
+        """Why nodes cast no vote."""
+        silent = TimeoutError("no answer yet")
+        votes = (silent if vote is None else vote for vote in self.votes)
+        return [(i, vote) for i, vote in enumerate(votes) if isinstance(vote, Exception)]
+
+    def denials(self) -> list[tuple[int, bytes]]:
+        """(pttl in ms, holder) of each node that said no: pttl -1 no expiry, -2 nobody holds it."""
+        return [
+            (vote[1], vote[2])
+            for vote in self.votes
+            if vote is not None and not isinstance(vote, Exception) and vote[0] == 0
+        ]
+
+
+class Quorum:
+    """The nodes of one client in one event loop."""
+
+    def __init__(self, nodes: Sequence[Node], clock: Clock) -> None:
+        self.nodes = tuple(nodes)
+        self.clock = clock
+
+    async def open(self) -> None:
+        """Connect to all, and decide which young servers may vote. A node that is down is no error here."""
+        majority = len(self.nodes) // 2 + 1
+        opening = {asyncio.ensure_future(node.open()) for node in self.nodes}
+        pending = opening
+        try:
+            while pending and sum(not node.error for node in self.nodes) - len(pending) < majority:
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if pending:  # a majority is up: the others get a moment, not the connect timeout
+                await asyncio.wait(pending, timeout=0.2)
+        finally:
+            for task in opening:
+                task.cancel()
+        self.check_doubles()
+        await self._judge_restarts()
+
+    def check_doubles(self) -> None:
+        """Raise ConfigError if two nodes are one server: its one vote would count as two."""
+        seen: dict[str, str] = {}
+        for node in self.nodes:
+            run_id = node.facts.run_id if node.facts else ""
+            if run_id and run_id in seen:
+                raise ConfigError(f"{seen[run_id]} and {node.label} are the same server: name each server once")
+            seen[run_id] = node.label
+
+    async def _judge_restarts(self) -> None:
+        """The delayed restart: a young server votes at once only where the whole deployment is new."""
+        for pause in (0.02, 0.05, 0.1, 0.2):
+            doubtful = [facts for node in self.nodes if (facts := node.facts) and facts.young and facts.mark != facts.run_id]
+            if deployment_is_new(self.nodes):
+                for node in self.nodes:
+                    node.trust()
+            elif doubtful and len(doubtful) < len(self.nodes):
+                # Another client may be finding it new right now: its marks come within moments of each other.
+                await asyncio.sleep(pause)
+                await asyncio.gather(*(node.look() for node in self.nodes), return_exceptions=True)
+                continue
+            return
+
+    def ask(
+        self,
+        op: Op,
+        within: float,
+        *,
+        on_settled: Callable[[Ballot], object] | None = None,
+        everyone: bool = False,
+        only: Sequence[int] | None = None,
+    ) -> Ballot:
+        """Send `op` to all nodes at once, or to `only` these; each has `within` seconds to answer."""
+        sent = self.clock.now()
+        ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone)
+        if only is not None:
+            ballot.leave_out(set(range(len(self.nodes))) - set(only))
+        for index, node in enumerate(self.nodes):
+            if only is None or index in only:
+                node.send(op, ballot)
+        return ballot
+
+    def undo(self, ballot: Ballot, within: float) -> Ballot | None:
+        """Take an attempt back wherever it left a trace or may yet (rule 3); nobody need wait for it."""
+        ballot.op.undone = True
+        traces = ballot.traces()
+        if not traces:
+            return None
+        op = ballot.op
+        return self.ask(Op(Verb.RELEASE, op.kind, op.name, op.id, op.lease), within, everyone=True, only=traces)
+
+    def unavailable(self, ballot: Ballot, name: str) -> ConfigError | QuorumUnavailable:
+        """Why a ballot was UNREACHABLE."""
+        return self._outage({self.nodes[i].label: error for i, error in ballot.errors()}, name)
+
+    def outage(self) -> ConfigError | QuorumUnavailable | None:
+        """Why no ballot could be won now, if so."""
+        errors = {node.label: node.error for node in self.nodes if node.error is not None}
+        return self._outage(errors, "") if len(self.nodes) - len(errors) <= len(self.nodes) // 2 else None
+
+    def _outage(self, errors: dict[str, Exception], name: str) -> ConfigError | QuorumUnavailable:
+        """A ConfigError where a majority will not serve whatever we do."""
+        hopeless = [error for error in errors.values() if isinstance(error, ConfigError)]
+        if len(hopeless) > len(self.nodes) // 2:
+            return ConfigError(str(hopeless[0]), name=name)
+        told = "; ".join(str(error) or repr(error) for error in errors.values())
+        whose = f"{brief(name)}: " if name else ""
+        return QuorumUnavailable(
+            f"{whose}{len(errors)} of {len(self.nodes)} nodes cast no vote: {told}", name=name, errors=errors
+        )
+
+
+def deployment_is_new(nodes: Sequence[Node]) -> bool:
+    """Whether every server that answers is young, unused, and the first that this client meets there. Pure."""
+    facts = [node.facts for node in nodes if node.facts is not None]
+    return bool(facts) and all(known.mark == "" and not known.seen_other and known.young for known in facts)

@@ -1,0 +1,153 @@
+"""One client in one event loop: its nodes, its watchdog, and what it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from asynclock._clock import SYSTEM
+from asynclock._errors import ConfigError
+from asynclock._op import NodeConfig
+from asynclock._options import LockSettings, check_node_timeout
+from asynclock._quorum import Ballot, Outcome, Quorum
+from asynclock._watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from asynclock._op import Kind, Op, Store
+    from asynclock._options import ClientSettings
+
+QUORUM_TIMEOUT = 0.05
+"""The default node_timeout where other nodes can answer, in seconds."""
+
+_HOST = socket.gethostname().replace("|", "_")
+
+
+class Session:
+    """Made by the client at first use in a loop; never used in another."""
+
+    def __init__(self, settings: ClientSettings, stores: Sequence[Store], kinds: Sequence[Kind]) -> None:
+        clocks = [store.clock for store in stores if store.clock is not None]
+        self.loop = asyncio.get_running_loop()
+        self.settings = settings
+        self.clock = clocks[0] if clocks else SYSTEM
+        self.watchdog = Watchdog(self.clock)
+        self.held: WeakValueDictionary[str, Any] = WeakValueDictionary()  # name -> the Lease that this loop has
+        self.forked = False
+        self.closed = False
+        self.ready = False
+        quarantine = None if len(stores) == 1 else 0.0 if settings.trust_restarts else settings.max_lease + 1.0
+        self.quorum = Quorum(
+            [
+                store.open(NodeConfig(index, settings.prefix, tuple(kinds), self.clock, quarantine))
+                for index, store in enumerate(stores)
+            ],
+            self.clock,
+        )
+        self._whoami = f"{os.getpid()}|{_HOST}"
+        self._opening: asyncio.Task[None] | None = None
+        self._loose: set[Ballot] = set()  # undos that nobody awaits
+        self._closer: AsyncGenerator[None, None] | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError where this session cannot be used from here."""
+        if self.forked:
+            raise ConfigError("this Lease was taken before a fork: it belongs to the parent process; acquire anew here")
+        if asyncio.get_running_loop() is not self.loop:
+            raise ConfigError("this Lease belongs to another event loop: use it there, or acquire anew here")
+
+    def within(self, settings: LockSettings) -> float:
+        """The node timeout of a lock, in seconds."""
+        if self.settings.node_timeout is not None:
+            return self.settings.node_timeout
+        return QUORUM_TIMEOUT if len(self.quorum.nodes) > 1 else settings.lease / 10
+
+    def new_id(self, seed: int, metadata: str) -> str:
+        """A fresh id: random, then what an operator may read of its holder."""
+        return f"{secrets.token_hex(16)}|{seed}|{self._whoami}|{metadata}"
+
+    async def open(self, settings: LockSettings, limit: float) -> None:
+        """Connect at first use; wait for it at most `limit` seconds. Raises ConfigError."""
+        check_node_timeout(settings, self.within(settings))
+        if self.closed:
+            raise ConfigError("this client was closed: enter it again (async with), or make a new one")
+        if self._opening is None:
+            self._opening = self.loop.create_task(self._open(), name="asynclock open")
+        await asyncio.wait({self._opening}, timeout=limit)
+        if self._opening.done():
+            opening, self._opening = self._opening, None
+            if not opening.cancelled():
+                opening.result()
+
+    async def _open(self) -> None:
+        await self.quorum.open()
+        if self._closer is None:
+            self._closer = self._close_with_loop()
+            await anext(self._closer)
+        self.ready = True
+
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        """asyncio.run ends by closing all async generators: that is where a client nobody closed hangs up."""
+        try:
+            yield
+        finally:
+            await self.aclose()
+
+    def undo(self, ballot: Ballot) -> None:
+        """Take an attempt back behind the caller's back; `aclose` waits for it."""
+        undo = self.quorum.undo(ballot, max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT))
+        if undo is not None:
+            self.loosen(undo)
+
+    def loosen(self, ballot: Ballot) -> None:
+        """Nobody awaits this ballot; `aclose` does."""
+        if ballot.outcome is None:
+            self._loose.add(ballot)
+            ballot.on_settled = self._loose.discard
+
+    async def finished(self, ballot: Ballot) -> Outcome:
+        """Its outcome, whoever cancels: the ballot is bounded by its node timeout, and the cancel goes on after it."""
+        try:
+            return await ballot.settled()
+        except asyncio.CancelledError:
+            import anyio  # noqa: PLC0415 - 20 ms of import, needed here only
+
+            with anyio.CancelScope(shield=True):
+                while ballot.outcome is None:
+                    try:
+                        await ballot.settled()
+                    except asyncio.CancelledError:
+                        continue  # a second cancel; the first is raised below
+            raise
+
+    async def release_all(self) -> None:
+        """Give back all that is held; errors of single locks are not raised."""
+        leases: list[Any] = list(self.watchdog)
+        await asyncio.gather(*(lease.release() for lease in leases), return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """Give back all that is held, wait for what is on its way, hang up. Leases still held are lost ("closed")."""
+        if self.closed:
+            return
+        self.closed = True
+        self.ready = False
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+        leases: list[Any] = list(self.watchdog)
+        for lease in leases:
+            lease.close()
+        self.watchdog.stop()
+        for ballot in list(self._loose):
+            await self.finished(ballot)
+        await asyncio.gather(*(node.aclose() for node in self.quorum.nodes))
+        closer, self._closer = self._closer, None
+        if closer is not None:
+            with contextlib.suppress(RuntimeError):  # it is what called us
+                await closer.aclose()

@@ -1,0 +1,185 @@
+"""Redlock, the client: it knows the nodes and makes the locks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any, Self, Unpack
+from weakref import WeakSet
+
+from asynclock._errors import ConfigError
+from asynclock._info import Health, NodeHealth
+from asynclock._lock import Lock
+from asynclock._options import ClientOptions, ClientSettings, LockOptions, check_name, client_settings, lock_settings
+from asynclock._session import Session
+from asynclock.locks.mutex import MUTEX
+from asynclock.stores import store_for
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from redis.asyncio import Redis
+
+    from asynclock._op import Store
+
+URLS = "ASYNCLOCK_URLS"
+"""Where a client without nodes looks: urls, comma-separated."""
+
+_KINDS = (MUTEX,)
+
+
+class Redlock:
+    """Locks over one node, or over a quorum of independent nodes.
+
+        redlock = Redlock("redis://a", "redis://b", "redis://c", lease=30.0)
+
+        async with redlock("order:42") as lease:
+            await charge(fence=lease.fence)
+
+    Nodes are urls (redis, rediss, unix, valkey, valkeys, embedded, memory), `redis.asyncio.Redis` clients or Stores;
+    without any, those of `configure` or of $ASYNCLOCK_URLS at the first await. Making a client does no I/O and needs
+    no loop. One client serves every event loop, thread and forked child, each with connections of its own.
+    Raises ConfigError.
+    """
+
+    def __init__(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
+        self._settings = ClientSettings()
+        self._stores: tuple[Store, ...] = ()
+        self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
+        self._guard = threading.Lock()
+        self._set(nodes, options)
+        _clients.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Redlock {', '.join(store.label for store in self._stores) or 'not configured'}>"
+
+    def configure(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
+        """Name the nodes and options of a client before its first use. Raises ConfigError."""
+        if self._sessions:
+            raise ConfigError("configure() comes before the first use of a client: this one is in use")
+        self._set(nodes, options)
+
+    def __call__(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
+        """A mutex of that name. No I/O. Raises ConfigError."""
+        settings = lock_settings(check_name(name), options, self._settings)
+        return Lock(name, MUTEX, settings, self._session)
+
+    async def health(self) -> Health:
+        """How each node does. Never raises."""
+        try:
+            session = self._session()
+            if not session.ready:
+                await session.open(self._settings.lock, self._settings.patience)
+        except ConfigError as error:
+            labels = [store.label for store in self._stores]
+            return Health(False, tuple(NodeHealth(label, False, None, str(error)) for label in labels))
+        nodes = session.quorum.nodes
+        pings = await asyncio.gather(*(_ping(node.ping()) for node in nodes), return_exceptions=True)
+        health = tuple(
+            NodeHealth(node.label, False, None, str(ping) or repr(ping))
+            if isinstance(ping, BaseException)
+            else NodeHealth(node.label, True, ping, "")
+            for node, ping in zip(nodes, pings, strict=True)
+        )
+        return Health(sum(node.ok for node in health) > len(nodes) // 2, health)
+
+    async def release_all(self) -> None:
+        """Give back all that this client holds in this loop."""
+        session = self._sessions.get(asyncio.get_running_loop())
+        if session is not None:
+            await session.release_all()
+
+    async def aclose(self) -> None:
+        """Give back all that is held in this loop, and hang up. Leases still held are lost (reason "closed")."""
+        session = self._sessions.get(asyncio.get_running_loop())
+        if session is not None:
+            await session.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Connect. Raises ConfigError, QuorumUnavailable."""
+        loop = asyncio.get_running_loop()
+        if (closed := self._sessions.get(loop)) is not None and closed.closed:
+            del self._sessions[loop]
+        session = self._session()
+        await session.open(self._settings.lock, self._settings.patience)
+        if (outage := session.quorum.outage()) is not None:
+            raise outage
+        return self
+
+    async def __aexit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
+        await self.aclose()
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _set(self, nodes: tuple[str | Redis | Store, ...], options: ClientOptions) -> None:
+        settings = client_settings(options, self._settings)
+        if nodes:
+            self._stores = _stores(nodes)
+        self._settings = settings
+
+    def _session(self) -> Session:
+        """This loop's session; made at first use."""
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None:
+            with self._guard:
+                self._stores = self._stores or _stores_of_environment()
+                self._sessions = {each: its for each, its in self._sessions.items() if not each.is_closed()}
+                session = self._sessions[loop] = Session(self._settings, self._stores, _KINDS)
+        return session
+
+    def _forget_after_fork(self) -> None:
+        """In a forked child: sockets and loop are the parent's. They are kept, for closing them would reach the
+        parent's selector; and never used."""
+        for session in self._sessions.values():
+            session.forked = True
+            _inherited.append(session)
+        self._sessions = {}
+        self._guard = threading.Lock()
+
+
+def _stores(nodes: tuple[str | Redis | Store, ...]) -> tuple[Store, ...]:
+    stores = tuple(store_for(node) for node in nodes)
+    labels = [store.label for store in stores]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"{label} is named twice: a quorum needs independent servers, each named once")
+    if len(stores) > 1 and len(stores) % 2 == 0:
+        warnings.warn(
+            f"{len(stores)} nodes survive the loss of no more than {len(stores) - 1} do: name an odd number",
+            stacklevel=4,
+        )
+    return stores
+
+
+def _stores_of_environment() -> tuple[Store, ...]:
+    urls = tuple(url.strip() for url in os.environ.get(URLS, "").split(",") if url.strip())
+    if not urls:
+        raise ConfigError(
+            f"no servers are named: set {URLS}=redis://host:6379 (or {URLS}=embedded: on one machine), "
+            "or call redlock.configure('redis://host:6379') first"
+        )
+    return _stores(urls)
+
+
+async def _ping(ping: Any) -> float:
+    async with asyncio.timeout(1.0):
+        latency: float = await ping
+        return latency
+
+
+_clients: WeakSet[Redlock] = WeakSet()
+_inherited: list[Session] = []
+
+
+def _after_fork() -> None:
+    for client in list(_clients):
+        client._forget_after_fork()  # noqa: SLF001 - this module's own
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+redlock = Redlock()
+"""The ready-made client: nodes from `redlock.configure(...)` or $ASYNCLOCK_URLS."""

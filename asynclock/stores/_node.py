@@ -1,0 +1,466 @@
+"""One Redis server, as one event loop sees it: one connection, shared by all tasks.
+
+1. Commands of one loop turn leave in one write; replies come back in the order of the commands, to a deque of sinks.
+   No task, timer, lock or closure per command.
+2. A command that has no answer by its sink's deadline counts as no vote. Its place in the deque stays, so that a late
+   reply falls on it and nowhere else. One timer watches the earliest deadline.
+3. A server that has been silent for three times the deadline is down: its connection is dropped, commands fail at
+   once, and one task connects again with back-off. A broken stream is never used again.
+4. A release that could not be delivered is owed, and goes first on the next connection. An id whose acquire was left
+   unanswered on an earlier connection is released with a tombstone: that acquire may still sit in the server's socket.
+5. Nothing that could create a key is sent again (NOSCRIPT) once the release of its id was queued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import warnings
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import hiredis
+
+from asynclock._errors import ConfigError
+from asynclock._op import Facts, Verb
+from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of
+from asynclock.stores._keys import mark
+from asynclock.stores._wire import PLAIN_NO, PLAIN_YES, encode, encode_whole
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock._op import NodeConfig, Op, Sink
+
+log = logging.getLogger("asynclock")
+
+CONNECT_TIMEOUT = 5.0
+"""For TCP, TLS and login together, in seconds, unless the user's settings are shorter."""
+
+_BACKOFF = (0.05, 2.0)  # seconds: first and longest pause between two attempts to connect
+_HOPELESS = 5.0  # seconds between attempts where only the user can help
+
+
+class NodeState(Enum):
+    """Whether commands can be sent."""
+
+    NEW = "new"
+    UP = "up"
+    DOWN = "down"
+    CLOSED = "closed"
+
+
+class Dialer(Protocol):
+    """Makes connections to one server, from the user's settings."""
+
+    label: str
+    run_id: str  # the server's, when last met; shared by all loops
+
+    async def dial(self) -> AbstractConnection:
+        """A new connection, not yet connected."""
+
+
+class Link(asyncio.Protocol):
+    """One connection, and who waits on it."""
+
+    def __init__(self, node: RedisNode, writer: asyncio.StreamWriter) -> None:
+        self.waiting: deque[Sink | _Once] = deque()
+        self.transport: Any = writer.transport
+        self._node = node
+        self._index = node.index
+        self._writer = writer  # else it would close the transport when collected
+        self._out: list[bytes] = []
+        self._reader = hiredis.Reader(replyError=ServerError)
+        self._call_soon = asyncio.get_running_loop().call_soon
+
+    def send(self, wire: bytes, sink: Sink | _Once) -> None:
+        if not self._out:
+            self._call_soon(self._flush)
+        self._out.append(wire)
+        self.waiting.append(sink)
+
+    def _flush(self) -> None:
+        if self._out:
+            self.transport.write(b"".join(self._out))
+            self._out.clear()
+
+    def data_received(self, data: bytes) -> None:
+        reader, take, index = self._reader, self.waiting.popleft, self._index
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                sink = take()
+                if type(reply) is list:
+                    sink.answer(index, reply)
+                else:
+                    self._node.odd_reply(self, sink, reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self._node.lost(self, ConnectionError(f"{self._node.label} broke the protocol: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = exc or "it closed the connection"
+        self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))
+
+    def hang_up(self) -> None:
+        self._flush()
+        self.transport.close()
+
+    def abort(self) -> None:
+        self._out.clear()
+        self.transport.abort()
+
+
+class RedisNode:
+    """See the module's rules."""
+
+    def __init__(self, dialer: Dialer, config: NodeConfig) -> None:
+        self.label = dialer.label
+        self.index = config.index
+        self.state = NodeState.NEW
+        self.error: Exception | None = None
+        self.facts: Facts | None = None
+        self._dialer = dialer
+        self._config = config
+        self._clock = config.clock
+        self._link: Link | None = None
+        self._mute_until = 0.0
+        self._timer: Any = None
+        self._timer_at = 0.0
+        self._connecting: asyncio.Task[None] | None = None
+        self._met = asyncio.Event()  # the first attempt to connect has ended, well or not
+        self._owed: dict[str, tuple[Op, float]] = {}
+        self._orphans: dict[str, float] = {}
+        self._warned = False
+
+    def __repr__(self) -> str:
+        return f"<RedisNode {self.label} {self.state.value}>"
+
+    # -- commands ------------------------------------------------------------------------------------------------
+
+    def send(self, op: Op, sink: Sink) -> None:
+        link = self._link
+        if link is None:
+            if op.verb is Verb.RELEASE:
+                self._owe(op)
+            self._reconnect()
+            sink.fail(self.index, self.error or ConnectionError(f"{self.label} is not connected"), maybe=False)
+            return
+        if self._mute_until and op.verb is not Verb.RELEASE and self._muted(op, sink):
+            return
+        if self._orphans and op.verb is Verb.RELEASE and op.id in self._orphans:
+            link.send(encode_whole(op, self._config.prefix, tombstone=True), sink)
+        else:
+            link.send(op.wire or encode(op, self._config.prefix), sink)
+        if self._timer is None or sink.deadline < self._timer_at:
+            self._arm(sink.deadline)
+
+    def odd_reply(self, link: Link, sink: Sink, reply: Any) -> None:
+        """All that is not the list of a script: a plain SET's answer, an error, the answers to a handshake."""
+        if isinstance(sink, _Once):
+            sink.answer(self.index, reply)
+        elif reply is None or reply == b"OK":
+            sink.answer(self.index, PLAIN_NO if reply is None else PLAIN_YES)
+        elif isinstance(reply, ServerError):
+            self._server_error(link, sink, reply)
+        else:
+            self.lost(link, ConnectionError(f"{self.label} answered out of step"))
+
+    def _server_error(self, link: Link, sink: Sink, error: ServerError) -> None:
+        match fault_of(error):
+            case Fault.RESEND if not sink.op.undone:
+                link.send(encode_whole(sink.op, self._config.prefix), sink)
+            case Fault.CONFIG:
+                sink.fail(self.index, config_error(self.label, error), maybe=False)
+            case Fault.RECONNECT:
+                sink.fail(self.index, error, maybe=False)
+                self.lost(link, ConnectionError(f"{self.label}: {error}"))
+            case _:
+                sink.fail(self.index, error, maybe=False)
+
+    def _ask(self, link: Link, *command: str) -> _Once:
+        """One command outside the votes."""
+        now = self._clock.now()
+        once = _Once(now, now + CONNECT_TIMEOUT)
+        link.send(hiredis.pack_command(command), once)
+        if self._timer is None:
+            self._arm(once.deadline)
+        return once
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._clock.call_at(when, self._watch)
+
+    def _watch(self) -> None:
+        """Rules 2 and 3: fail what is overdue; drop a server that has gone silent."""
+        self._timer = None
+        link = self._link
+        if link is None or not link.waiting:
+            return
+        now = self._clock.now()
+        oldest = link.waiting[0]
+        silent_at = oldest.deadline + 2 * (oldest.deadline - oldest.sent)
+        if now >= silent_at:
+            self.lost(link, TimeoutError(f"{self.label} has been silent for {now - oldest.sent:.3g} s"))
+            return
+        overdue = [sink for sink in link.waiting if sink.deadline <= now]
+        later = min((sink.deadline for sink in link.waiting if sink.deadline > now), default=silent_at)
+        for sink in overdue:
+            limit = sink.deadline - sink.sent
+            sink.fail(self.index, TimeoutError(f"{self.label} did not answer within {limit:.3g} s"), maybe=True)
+        if self._link is link and self._timer is None:
+            self._arm(min(later, silent_at))
+
+    # -- the connection ------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        self._reconnect()
+        await self._met.wait()
+
+    def lost(self, link: Link, error: Exception) -> None:
+        """This connection is of no use any more. Callable twice; only the first time counts."""
+        link.abort()
+        if self._link is not link:
+            for sink in link.waiting:  # of a handshake that was cut short
+                sink.fail(self.index, error, maybe=True)
+            link.waiting.clear()
+            return
+        self._link = None
+        self.error = error
+        if self.state is not NodeState.CLOSED:
+            self.state = NodeState.DOWN
+        sinks = list(link.waiting)
+        link.waiting.clear()
+        for sink in sinks:
+            if isinstance(sink, _Once):
+                continue
+            if sink.op.verb is Verb.ACQUIRE:
+                self._orphans[sink.op.id] = self._clock.now() + sink.op.lease + 60.0
+            elif sink.op.verb is Verb.RELEASE:
+                self._owe(sink.op)
+        for sink in sinks:
+            sink.fail(self.index, error, maybe=True)
+        self._reconnect()
+
+    def _owe(self, op: Op) -> None:
+        self._owed[op.id] = op, self._clock.now() + op.lease + 60.0
+
+    def _reconnect(self) -> None:
+        if self._link is None and self.state is not NodeState.CLOSED and self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name=f"asynclock {self.label}")
+            self._connecting.add_done_callback(self._connected)
+
+    def _connected(self, task: asyncio.Task[None]) -> None:
+        self._connecting = None
+        self._met.set()
+        if not task.cancelled() and (error := task.exception()):
+            log.error("asynclock: connecting to %s failed", self.label, exc_info=error)
+
+    async def _connect(self) -> None:
+        pause, longest = _BACKOFF
+        while self.state is not NodeState.CLOSED:
+            try:
+                await self._open_link()
+            except Exception as error:  # a server may fail in any way; each is kept, told and tried again
+                self.error = error if isinstance(error, ConfigError) else connect_error(self.label, error)
+                if self.state is NodeState.NEW:
+                    self.state = NodeState.DOWN
+            else:
+                return
+            finally:
+                self._met.set()
+            hopeless = isinstance(self.error, ConfigError)
+            await asyncio.sleep((_HOPELESS if hopeless else pause) * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            pause = min(2 * pause, longest)
+
+    async def _open_link(self) -> None:
+        redis = await self._dialer.dial()
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(min(redis.socket_connect_timeout or CONNECT_TIMEOUT, CONNECT_TIMEOUT)):
+                await redis.connect()
+                link = self._take_over(redis)
+                await self._handshake(link)
+        except BaseException:
+            if link is not None:
+                link.abort()
+            await redis.disconnect(nowait=True)
+            raise
+        self._pay_debts(link)
+        self._link = link
+        self.state = NodeState.UP
+        self.error = None
+
+    def _take_over(self, redis: AbstractConnection) -> Link:
+        """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
+        and no lock or timeout around each. redis-py forgets the transport, which it has no public way to give up."""
+        writer, redis._writer, redis._reader = redis._writer, None, None  # noqa: SLF001
+        if writer is None:
+            raise ConnectionError(f"{self.label} hung up")
+        link = Link(self, writer)
+        link.transport.set_protocol(link)
+        return link
+
+    async def _handshake(self, link: Link) -> None:
+        asked = [self._ask(link, "SCRIPT", "LOAD", kind.script) for kind in self._config.kinds]
+        if self._config.quarantine is not None:
+            asked += [self._ask(link, "INFO", "server"), self._ask(link, "GET", mark(self._config.prefix))]
+        answers = await asyncio.gather(*(once.answer_of() for once in asked), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, ServerError):
+                self._soft_fail(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+        if self._config.quarantine is not None:
+            self._learn(link, *answers[-2:])
+
+    def _soft_fail(self, error: ServerError) -> None:
+        """INFO, SCRIPT LOAD or the mark is forbidden here (managed Redis): locks work, checks do not."""
+        if fault_of(error) is Fault.CONFIG and "NOAUTH" in str(error):
+            raise config_error(self.label, error)
+        if str(error).partition(" ")[0] in {"LOADING", "MASTERDOWN", "READONLY"}:
+            raise ConnectionError(f"{self.label}: {error}")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.label} forbids what the check for restarted or doubled servers needs ({error}); "
+                "locks work, but such a server is not noticed",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _pay_debts(self, link: Link) -> None:
+        """Rule 4. Before anything else is sent: what the server still has to forget."""
+        now = self._clock.now()
+        self._orphans = {id: until for id, until in self._orphans.items() if until > now}
+        owed, self._owed = self._owed, {}
+        for op, until in owed.values():
+            if until > now:
+                link.send(encode_whole(op, self._config.prefix, tombstone=True), _Debt(op, now, now + CONNECT_TIMEOUT))
+
+    # -- restarted servers ---------------------------------------------------------------------------------------
+
+    def _learn(self, link: Link, info: Any, used: Any) -> None:
+        """Who this server is, and until when it must be silent (the delayed restart of the Redlock page)."""
+        quarantine = self._config.quarantine or 0.0
+        told = dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
+        run_id = told.get("run_id", "")
+        uptime = float(told.get("uptime_in_seconds", "inf"))
+        known = self.facts
+        if known is not None and known.run_id == run_id:
+            return
+        before, self._dialer.run_id = self._dialer.run_id, run_id or self._dialer.run_id
+        self.facts = Facts(
+            run_id=run_id,
+            mark=used.decode(errors="replace") if isinstance(used, bytes) else "",
+            seen_other=bool(before) and before != run_id,
+            young=uptime < quarantine,
+        )
+        # Somebody may have found the deployment new since this server started: then it bears its own mark.
+        trusted = self.facts.mark == run_id and not self.facts.seen_other
+        self._mute_until = self._clock.now() + quarantine - uptime if self.facts.young and not trusted else 0.0
+        if not self.muted:
+            self._leave_mark(link)
+
+    def _muted(self, op: Op, sink: Sink) -> bool:
+        left = self._mute_until - self._clock.now()
+        if left <= 0:
+            self.trust()
+            return False
+        error = ConnectionError(f"{self.label} restarted a short while ago and casts no vote for another {left:.0f} s")
+        if op.verb is Verb.EXTEND and self._link is not None:
+            self._link.send(op.wire or encode(op, self._config.prefix), _Debt(op, sink.sent, sink.deadline))
+        sink.fail(self.index, error, maybe=False)
+        return True
+
+    @property
+    def muted(self) -> bool:
+        return bool(self._mute_until) and self._mute_until > self._clock.now()
+
+    def trust(self) -> None:
+        self._mute_until = 0.0
+        if self._link is not None:
+            self._leave_mark(self._link)
+
+    def _leave_mark(self, link: Link) -> None:
+        if self.facts is not None and self.facts.mark != self.facts.run_id:
+            self._ask(link, "SET", mark(self._config.prefix), self.facts.run_id)
+            self.facts = self.facts._replace(mark=self.facts.run_id)
+
+    async def look(self) -> None:
+        link, facts = self._link, self.facts
+        if link is None or facts is None or not self.muted or facts.seen_other:
+            return
+        used = await self._ask(link, "GET", mark(self._config.prefix)).answer_of()
+        if used == facts.run_id.encode():
+            self.facts = facts._replace(mark=facts.run_id)
+            self._mute_until = 0.0
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    async def ping(self) -> float:
+        if self._link is None:
+            self._reconnect()
+            raise self.error or ConnectionError(f"{self.label} is not connected")
+        began = self._clock.now()
+        await self._ask(self._link, "PING").answer_of()
+        return self._clock.now() - began
+
+    async def aclose(self) -> None:
+        self.state = NodeState.CLOSED
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        self.error = ConnectionError(f"{self.label} was closed")
+        self._met.set()
+        if self._link is not None:
+            link, self._link = self._link, None
+            link.hang_up()
+            for sink in link.waiting:
+                sink.fail(self.index, self.error, maybe=True)
+            link.waiting.clear()
+
+
+class _Once:
+    """Who awaits one command outside the votes: the handshake's, a ping."""
+
+    def __init__(self, sent: float, deadline: float) -> None:
+        self.sent = sent
+        self.deadline = deadline
+        self._answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answer(self, index: int, reply: Any) -> None:
+        del index
+        if self._answer.done():
+            return
+        if isinstance(reply, Exception):
+            self._answer.set_exception(reply)
+            self._answer.exception()  # heard: nobody need fetch it
+        else:
+            self._answer.set_result(reply)
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        del maybe
+        self.answer(index, error)
+
+    async def answer_of(self) -> Any:
+        return await self._answer
+
+
+class _Debt:
+    """A sink for what nobody waits for."""
+
+    def __init__(self, op: Op, sent: float, deadline: float) -> None:
+        self.op = op
+        self.sent = sent
+        self.deadline = deadline
+
+    def answer(self, index: int, reply: Any) -> None: ...
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...

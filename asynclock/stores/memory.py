@@ -1,0 +1,80 @@
+"""Locks of one process, for unit tests: `decide` over a dict, with a clock that a test can move."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from itertools import count
+from typing import TYPE_CHECKING
+
+from asynclock._clock import SYSTEM, Clock
+from asynclock._op import Op, Reply, State, decide
+
+if TYPE_CHECKING:
+    from asynclock._op import Facts, NodeConfig, Sink
+
+
+class MemoryStore:
+    """A store whose clients, loops and threads share one dict. Give one to each client that shall share its locks."""
+
+    _numbers = count(1)
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.label = f"memory:{next(self._numbers)}"
+        self.clock = clock
+        self._time = clock or SYSTEM
+        self._epoch = self._time.wall() - self._time.now()  # wall clocks jump; what counts leases must not
+        self._states: dict[str, State] = {}
+        self._guard = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore of {len(self._states)} names>"
+
+    def open(self, config: NodeConfig) -> MemoryNode:
+        return MemoryNode(self, config)
+
+    def now(self) -> float:
+        """The server's time, as its clients' fences and leases meet it."""
+        return self._epoch + self._time.now()
+
+    def state(self, key: str) -> State:
+        """What is known of a key (prefix + name) now."""
+        return self._states.get(key, State()).at(self.now())
+
+    def decide(self, key: str, op: Op) -> list[object]:
+        with self._guard:
+            now = self.now()
+            reply: Reply = decide(op.kind, self._states.get(key, State()), op, now)
+            if reply.state == State():
+                self._states.pop(key, None)
+            else:
+                self._states[key] = reply.state
+            return reply.wire(now)
+
+
+class MemoryNode:
+    """The store, as one event loop sees it. It answers in the next turn, as a server would at the soonest."""
+
+    error: Exception | None = None
+    facts: Facts | None = None
+
+    def __init__(self, store: MemoryStore, config: NodeConfig) -> None:
+        self.label = store.label
+        self._store = store
+        self._index = config.index
+        self._prefix = config.prefix
+
+    async def open(self) -> None: ...
+
+    def send(self, op: Op, sink: Sink) -> None:
+        reply = self._store.decide(self._prefix + op.name, op)
+        asyncio.get_running_loop().call_soon(sink.answer, self._index, reply)
+
+    def trust(self) -> None: ...
+
+    async def look(self) -> None: ...
+
+    async def ping(self) -> float:
+        return 0.0
+
+    async def aclose(self) -> None: ...

@@ -1,0 +1,80 @@
+"""Redis, Valkey and what speaks their protocol: TCP, TLS, unix sockets, ACL users, Sentinel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from asynclock._errors import ConfigError
+from asynclock.stores._node import CONNECT_TIMEOUT, RedisNode
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock._op import NodeConfig
+
+SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
+"""The url schemes served here, and what redis-py calls them."""
+
+_SPEAK = {
+    "protocol": 2,
+    "decode_responses": False,
+    "encoding": "utf-8",
+    "encoding_errors": "strict",
+    "health_check_interval": 0,
+    "retry_on_timeout": False,
+    "retry_on_error": [],
+    "maint_notifications_config": None,
+    "himport_registry": None,
+    "event_dispatcher": None,
+}
+"""Ours, whatever the user's client does: no retries behind our back, and plain replies."""
+
+
+class RedisStore:
+    """One server, by url or by the user's own `redis.asyncio.Redis`."""
+
+    clock = None
+
+    def __init__(self, server: str | Redis) -> None:
+        self.run_id = ""
+        self._pool = server.connection_pool if isinstance(server, Redis) else _pool(server)
+        self.label = _label(self._pool)
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self.label}>"
+
+    def open(self, config: NodeConfig) -> RedisNode:
+        return RedisNode(self, config)
+
+    async def dial(self) -> AbstractConnection:
+        """A connection of our own, made as the user's pool would make it."""
+        theirs = self._pool.connection_kwargs
+        ours = {key: value for key, value in theirs.items() if not key.startswith(("maint_", "orig_"))}
+        ours |= {key: value for key, value in _SPEAK.items() if key in theirs or value is not None}
+        ours["retry"] = Retry(NoBackoff(), 0)
+        ours["socket_timeout"] = theirs.get("socket_timeout") or CONNECT_TIMEOUT
+        connection: AbstractConnection = self._pool.connection_class(**ours)
+        return connection
+
+
+def _pool(url: str) -> ConnectionPool:
+    scheme, _, rest = url.partition("://")
+    try:
+        return ConnectionPool.from_url(f"{SCHEMES[scheme.lower()]}://{rest}")
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"a {scheme} url could not be read ({error}): write it as {scheme}://host:port/db") from None
+
+
+def _label(pool: ConnectionPool) -> str:
+    """Where it is, without user or password."""
+    said = pool.connection_kwargs
+    db = f"/{said['db']}" if said.get("db") else ""
+    if "path" in said:
+        return f"unix://{said['path']}{db}"
+    if hasattr(pool, "service_name"):
+        return f"sentinel://{pool.service_name}{db}"
+    return f"{said.get('host', 'localhost')}:{said.get('port', 6379)}{db}"

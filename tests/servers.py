@@ -1,0 +1,83 @@
+"""Real servers for the tests: started, frozen, killed and restarted by them.
+
+Where they come from, first found: $ASYNCLOCK_TEST_URLS (shared tests only: those are not ours to kill), the program
+named by $ASYNCLOCK_TEST_SERVER, the embedded wheel's, and a container where an engine answers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from asynclock.stores import _valkey
+
+
+class Server:
+    """One server process on a unix socket of its own."""
+
+    def __init__(self, folder: Path, name: str, *options: str) -> None:
+        self.path = folder / f"{name}.sock"
+        self.options = options
+        self.process = self._start()
+        _valkey.wait_ready(self.path, self.process)
+
+    def _start(self) -> Any:
+        return _valkey.start(self.path, *self.options, program=os.environ.get("ASYNCLOCK_TEST_SERVER"))
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+    def cli(self, **kwargs: Any) -> redis.Redis:
+        """A blocking client for the test's own look at the server."""
+        return redis.Redis(unix_socket_path=str(self.path), **kwargs)
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        _valkey.stop([self.process])
+
+    def restart(self) -> None:
+        """kill -9, and up again; empty unless its options persist."""
+        self.kill()
+        self.process = self._start()
+        _valkey.wait_ready(self.path, self.process)
+
+
+class Servers:
+    """A folder of servers that end together."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="asynclock-test-")
+        self._servers: list[Server] = []
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._folder.name)
+
+    def start(self, *options: str) -> Server:
+        server = Server(self.folder, f"s{len(self._servers)}", *options)
+        self._servers.append(server)
+        return server
+
+    def stop(self) -> None:
+        _valkey.stop([server.process for server in self._servers])
+        self._folder.cleanup()
+
+
+def container_urls(count: int) -> tuple[list[str], list[Any]]:
+    """The last resort, where neither wheel nor program is: containers. Raises where no engine answers."""
+    from testcontainers.community.redis import RedisContainer  # noqa: PLC0415 - its import needs docker's client
+
+    containers = [RedisContainer("redis:7-alpine").start() for _ in range(count)]
+    urls = [f"redis://{each.get_container_host_ip()}:{each.get_exposed_port(6379)}" for each in containers]
+    return urls, containers

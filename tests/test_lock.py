@@ -1,0 +1,201 @@
+"""What a lock promises, on every deployment and both loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from asynclock import Lease, LockLost, LockNotHeld, LockTimeout, Redlock, SelfDeadlock, Unsupported
+
+
+async def test_one_holder_at_a_time(redlock: Redlock, name: str) -> None:
+    """Fifty tasks count through a lock and none sees another inside."""
+    inside = 0
+    done = 0
+
+    async def worker() -> None:
+        nonlocal inside, done
+        async with redlock(name):
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0)
+            inside -= 1
+            done += 1
+
+    await asyncio.gather(*(worker() for _ in range(50)))
+    assert done == 50
+
+
+async def test_two_clients_exclude_each_other(make: Callable[..., Redlock], name: str) -> None:
+    """Clients share nothing but the servers."""
+    async with make()(name):
+        assert await make()(name).acquire(timeout=0) is None
+
+
+async def test_acquire_answers_a_lease_that_guards_its_block(redlock: Redlock, name: str) -> None:
+    """acquire, then `async with lease`, then released."""
+    lease = await redlock(name, lease=10).acquire(timeout=2.0)
+    assert isinstance(lease, Lease)
+    async with lease as same:
+        assert same is lease
+        assert lease.held
+        assert 9 < lease.remaining <= 10
+    assert not lease.held
+    assert lease.remaining == 0.0
+    assert not await redlock(name).locked()
+
+
+async def test_classic_form(redlock: Redlock, name: str) -> None:
+    """acquire and release on the lock itself."""
+    lock = redlock(name)
+    assert await lock.acquire(timeout=0)
+    assert await lock.locked()
+    await lock.release()
+    assert not await lock.locked()
+
+
+async def test_acquire_in_vain_answers_none(make: Callable[..., Redlock], name: str) -> None:
+    """None: somebody else held it for the whole timeout."""
+    async with make()(name):
+        assert await make()(name).acquire(timeout=0.05) is None
+
+
+async def test_block_in_vain_raises_lock_timeout(make: Callable[..., Redlock], name: str) -> None:
+    """`async with` has no None to answer."""
+    async with make()(name):
+        with pytest.raises(LockTimeout) as caught:
+            async with make()(name, timeout=timedelta(milliseconds=20)):
+                pytest.fail("entered")
+    assert caught.value.name == name
+    assert isinstance(caught.value, TimeoutError)
+
+
+async def test_waiter_gets_it_after_release(make: Callable[..., Redlock], name: str) -> None:
+    """Whoever waits gets the lock once it is free."""
+    async with make()(name):
+        waiting = asyncio.create_task(make()(name).acquire())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+    lease = await asyncio.wait_for(waiting, 5)
+    await lease.release()
+
+
+async def test_fences_rise(make: Callable[..., Redlock], name: str) -> None:
+    """Each hold's token is greater than all before it, whichever client takes it."""
+    fences = []
+    for client in (make(), make(), make()) * 5:
+        async with client(name) as lease:
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+
+
+async def test_without_fencing_there_is_no_fence(make: Callable[..., Redlock], name: str) -> None:
+    """fencing=False excludes all the same, and `fence` says that there is none."""
+    async with make()(name, fencing=False) as lease:
+        with pytest.raises(Unsupported):
+            _ = lease.fence
+        assert await make()(name).acquire(timeout=0) is None
+        await lease.extend()
+    async with make()(name):
+        assert await make()(name, fencing=False).acquire(timeout=0) is None
+
+
+async def test_release_twice(redlock: Redlock, name: str) -> None:
+    """The second time there is nothing to give back."""
+    lock = redlock(name)
+    lease = await lock.acquire(timeout=None)
+    await lease.release()
+    with pytest.raises(LockNotHeld):
+        await lease.release()
+    with pytest.raises(LockNotHeld):
+        await lock.release()
+
+
+async def test_extend_after_release(redlock: Redlock, name: str) -> None:
+    """What was given back cannot be extended."""
+    lease = await redlock(name).acquire(timeout=None)
+    await lease.release()
+    with pytest.raises(LockNotHeld):
+        await lease.extend()
+    with pytest.raises(LockNotHeld):
+        lease.ensure_held()
+
+
+async def test_extend_replaces_and_never_shortens(redlock: Redlock, name: str) -> None:
+    """extend counts from now, adds nothing, and takes nothing away."""
+    async with redlock(name, lease=10) as lease:
+        await lease.extend(lease=40)
+        assert 39 < lease.remaining <= 40
+        await lease.extend(lease=timedelta(seconds=5))
+        assert 38 < lease.remaining <= 40
+
+
+async def test_wait_lost_tells_a_release(redlock: Redlock, name: str) -> None:
+    """False: it was given back, not lost."""
+    async with redlock(name) as lease:
+        told = asyncio.create_task(lease.wait_lost())
+        await asyncio.sleep(0)
+    assert await told is False
+    assert await lease.wait_lost() is False
+
+
+async def test_min_hold_keeps_the_name_taken(make: Callable[..., Redlock], name: str) -> None:
+    """Release answers at once; the name stays taken until min_hold is over."""
+    lock = make()(name, min_hold=0.3)
+    lease = await lock.acquire(timeout=None)
+    clock = asyncio.get_running_loop().time
+    taken = clock()
+    await lease.release()
+    assert clock() - taken < 0.25
+    assert await make()(name).acquire(timeout=0) is None
+    async with make()(name):
+        assert clock() - taken >= 0.28
+
+
+async def test_max_hold_ends_a_lease(redlock: Redlock, name: str) -> None:
+    """A body that never ends is cancelled after max_hold."""
+    with pytest.raises(LockLost) as caught:
+        async with redlock(name, max_hold=0.1):
+            await asyncio.Event().wait()
+    assert caught.value.reason == "max_hold"
+    assert not await redlock(name).locked()
+
+
+async def test_release_gives_back_only_this_tasks(redlock: Redlock, name: str) -> None:
+    """Another task's tenure through the same Lock is out of reach."""
+    lock = redlock(name)
+
+    async def other() -> None:
+        with pytest.raises(LockNotHeld):
+            await lock.release()
+
+    async with lock as lease:
+        await asyncio.create_task(other())
+        assert lease.held
+
+
+async def test_release_all(redlock: Redlock, name: str) -> None:
+    """All that this client holds, and nothing else."""
+    leases = [await redlock(f"{name}:{i}").acquire(timeout=None) for i in range(5)]
+    await redlock.release_all()
+    assert not any(lease.held for lease in leases)
+    assert not await redlock(f"{name}:0").locked()
+
+
+async def test_e18_a_task_that_would_wait_for_itself(redlock: Redlock, name: str) -> None:
+    """SelfDeadlock at once, not a watchdog that renews a deadlock for ever."""
+    async with redlock(name) as lease:
+        with pytest.raises(SelfDeadlock):
+            await redlock(name).acquire()
+        assert await redlock(name).acquire(timeout=0) is None
+        assert lease.held
+
+
+async def test_health(redlock: Redlock) -> None:
+    """Every node answers, and says how fast."""
+    health = await redlock.health()
+    assert health.ok
+    assert all(node.ok and node.latency is not None and node.error == "" for node in health.nodes)
