@@ -13,6 +13,7 @@ The rules of an acquire:
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import TYPE_CHECKING, Any, overload
 
@@ -157,40 +158,30 @@ class Lock:
     # -- the one wait loop ---------------------------------------------------------------------------------------
 
     async def _wait(self, session: Session, task: asyncio.Task[Any] | None, wait: float | None) -> Lease | None:
-        clock = session.clock
-        began = clock.now() if wait != 0 else 0.0
-        give_up = None if wait is None else began + wait
-        pause, outage_pause = _PAUSE[0], _OUTAGE_PAUSE[0]
-        patience: float | None = None
+        pace = _Pace(session.clock.now(), wait, session.settings.patience)
         while True:
-            op = self._attempt(session)
-            ballot = session.quorum.ask(op, session.within(self._settings))
+            ballot = session.quorum.ask(self._attempt(session), session.within(self._settings))
             try:
-                outcome = ballot.outcome or await self._settled(session, ballot, give_up if wait else None)
+                outcome = ballot.outcome or await self._settled(session, ballot, pace.give_up)
                 if outcome is Outcome.WON and (lease := await self._won(session, task, ballot)):
                     return lease
             except BaseException:
                 session.undo(ballot)
                 raise
             session.undo(ballot)
-            now = clock.now()
-            if outcome is Outcome.UNREACHABLE:
+            now = session.clock.now()
+            if outcome is Outcome.UNREACHABLE and not pace.over(now):
+                again = pace.after_outage(now)
                 error = session.quorum.unavailable(ballot, self._name)
-                patience = patience or now + session.settings.patience
-                limit = patience if give_up is None else give_up
-                if wait == 0 or now >= limit or isinstance(error, ConfigError):
+                if again is None or isinstance(error, ConfigError):
                     raise error
-                again = min(now + outage_pause * random.uniform(0.5, 1.0), limit)  # noqa: S311 - jitter
-                outage_pause = min(2 * outage_pause, _OUTAGE_PAUSE[1])
             else:
-                patience = None
-                if wait == 0 or (give_up is not None and now >= give_up):
+                again = pace.after_refusal(now, _soonest(ballot))
+                if again is None:
                     return None
-                again = now + min(pause * random.uniform(0.5, 1.0), _soonest(ballot))  # noqa: S311 - jitter
-                pause = min(2 * pause, _PAUSE[1])
-                if give_up is not None:
-                    again = min(again, give_up)
-            await sleep_until(clock, again)
+            await sleep_until(session.clock, again)
+            if pace.over(again):
+                return None
 
     def _attempt(self, session: Session) -> Op:
         settings = self._settings
@@ -232,6 +223,43 @@ class Lock:
         confirm = session.quorum.ask(raised, ballot.deadline - ballot.sent)
         won = await confirm.settled() is Outcome.WON
         return won and sum(f >= fence for f in confirm.fences()) > ballot.nodes // 2
+
+
+class _Pace:
+    """When to try again, and when to stop. Pure."""
+
+    def __init__(self, now: float, wait: float | None, patience: float) -> None:
+        self.give_up = math.inf if wait is None else now + wait if wait else None  # None: one try, as long as it takes
+        self._patience = patience
+        self._refused = False  # the last word of a majority was: somebody holds it
+        self._no_longer: float | None = None  # when an outage has lasted too long
+        self._pause = _PAUSE[0]
+        self._outage_pause = _OUTAGE_PAUSE[0]
+
+    def over(self, now: float) -> bool:
+        """Whether the time is up, for a wait that has last heard that somebody holds it."""
+        return self._refused and self.give_up is not None and now >= self.give_up
+
+    def after_refusal(self, now: float, soonest: float) -> float | None:
+        """When to try next, `soonest` seconds from now being when a holder's lease may end; None: not again."""
+        self._refused = True
+        self._no_longer = None
+        if self.give_up is None or now >= self.give_up:
+            return None
+        pause = min(self._pause * random.uniform(0.5, 1.0), soonest)  # noqa: S311 - jitter
+        self._pause = min(2 * self._pause, _PAUSE[1])
+        return min(now + pause, self.give_up)
+
+    def after_outage(self, now: float) -> float | None:
+        """The same while a majority is out of reach."""
+        self._refused = False
+        if self.give_up is None:
+            return None
+        self._no_longer = self._no_longer or now + self._patience
+        limit = self._no_longer if self.give_up == math.inf else self.give_up
+        pause = self._outage_pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+        self._outage_pause = min(2 * self._outage_pause, _OUTAGE_PAUSE[1])
+        return min(now + pause, limit) if now < limit else None
 
 
 def _connect_limit(wait: float | None, session: Session) -> float:

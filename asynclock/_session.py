@@ -79,9 +79,11 @@ class Session:
             raise ConfigError("this client was closed: enter it again (async with), or make a new one")
         if self._opening is None:
             self._opening = self.loop.create_task(self._open(), name="asynclock open")
-        await asyncio.wait({self._opening}, timeout=limit)
-        if self._opening.done():
-            opening, self._opening = self._opening, None
+        opening = self._opening
+        await asyncio.wait({opening}, timeout=limit)
+        if opening.done():
+            if self._opening is opening:
+                self._opening = None
             if not opening.cancelled():
                 opening.result()
 
