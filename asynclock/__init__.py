@@ -1,11 +1,11 @@
 """Distributed locks for asyncio: leases, a watchdog, fencing tokens; over one Redis or a quorum of them.
 
-    from asynclock import Redlock
+from asynclock import Redlock
 
-    redlock = Redlock("redis://a", "redis://b", "redis://c")
+redlock = Redlock("redis://a", "redis://b", "redis://c")
 
-    async with redlock("order:42") as lease:
-        await charge(fence=lease.fence)
+async with redlock("order:42") as lease:
+    await charge(fence=lease.fence)
 """
 
 from asynclock._errors import (

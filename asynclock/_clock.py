@@ -7,6 +7,7 @@ the machine sleeps (a lease on the server does not stand still either). The wall
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 if hasattr(time, "CLOCK_BOOTTIME"):
-    import functools
-
     now: Callable[[], float] = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 else:  # macOS: its monotonic clock goes on during sleep from 3.x on only in part; docs/safety.md says so
     now = time.monotonic
@@ -54,13 +53,18 @@ class SystemClock:
 SYSTEM = SystemClock()
 
 
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
+
+
 async def sleep_until(clock: Clock, when: float) -> None:
     """Return once `clock` has reached `when`."""
     if clock.now() >= when:
         await asyncio.sleep(0)
         return
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    timer = clock.call_at(when, lambda: done.done() or done.set_result(None))
+    timer = clock.call_at(when, functools.partial(_wake, done))
     try:
         await done
     finally:

@@ -102,9 +102,14 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """The fencing token: greater than those of all holds before (Kleppmann 2016). Unsupported with fencing=False."""
+        """The fencing token: greater than those of all holds before it. Raises Unsupported with fencing=False.
+
+        After https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+        """
         if self._grant.plain:
-            raise Unsupported(f"{brief(self.name)} was made with fencing=False: it has no fencing token", name=self.name)
+            raise Unsupported(
+                f"{brief(self.name)} has no fencing token: it was made with fencing=False", name=self.name
+            )
         return self._fence
 
     @property
@@ -172,7 +177,9 @@ class Lease:
         """Guard the body: this task is cancelled if the lease is lost. Raises LockLost, LockNotHeld, ConfigError."""
         self._session.check()
         if self._block is not None:
-            raise ConfigError(f"the lease of {brief(self.name)} guards a block already: acquire another", name=self.name)
+            raise ConfigError(
+                f"the lease of {brief(self.name)} guards a block already: acquire another", name=self.name
+            )
         self._look_at_clock()
         if self._tenure is Tenure.LOST:
             await self._give_back()
@@ -181,7 +188,9 @@ class Lease:
         self._cancelling = self._block.cancelling() if self._block else 0
         return self
 
-    async def __aexit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
+    async def __aexit__(
+        self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
         """Release. Raises LockLost if it was lost meanwhile; the body's own exception goes first."""
         block, self._block = self._block, None
         ours = await self._take_cancel_back(block, e)

@@ -17,8 +17,8 @@ import math
 import random
 from typing import TYPE_CHECKING, Any, overload
 
-from asynclock._errors import ConfigError, LockNotHeld, LockTimeout, SelfDeadlock, brief
 from asynclock._clock import sleep_until
+from asynclock._errors import ConfigError, LockNotHeld, LockTimeout, SelfDeadlock, brief
 from asynclock._lease import Lease
 from asynclock._op import Op, Verb
 from asynclock._options import seconds
@@ -115,7 +115,9 @@ class Lock:
             raise LockTimeout(f"{brief(self._name)} was held by somebody else all the time", name=self._name)
         return await lease.__aenter__()
 
-    async def __aexit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
+    async def __aexit__(
+        self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
         await self._entered().__aexit__(t, e, tb)
 
     # -- tenures -------------------------------------------------------------------------------------------------

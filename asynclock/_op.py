@@ -20,7 +20,7 @@ Times are in seconds; `now` is the node's own Unix time. A store turns them into
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ RESTING = "asynclock~resting"
 """Who holds a name that was released before its min_hold."""
 
 
-class Verb(str, Enum):
+class Verb(StrEnum):
     """What a node is asked for."""
 
     ACQUIRE = "acquire"
@@ -54,7 +54,20 @@ class Verdict(IntEnum):
 class Op:
     """One request to every node. Only `undone`, `tombstone` and `wire` ever change."""
 
-    __slots__ = ("fence", "id", "kind", "lease", "memory", "name", "plain", "rest", "tombstone", "undone", "verb", "wire")
+    __slots__ = (
+        "fence",
+        "id",
+        "kind",
+        "lease",
+        "memory",
+        "name",
+        "plain",
+        "rest",
+        "tombstone",
+        "undone",
+        "verb",
+        "wire",
+    )
 
     def __init__(
         self,
@@ -199,7 +212,7 @@ class Node(Protocol):
 class NodeConfig(NamedTuple):
     """What a store needs to know of its client to open a node."""
 
-    index: int
+    position: int
     prefix: str
     kinds: tuple[Kind, ...]
     clock: Clock

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from asynclock._errors import ConfigError, brief
 
@@ -89,6 +89,8 @@ _ZERO_OK = {"timeout", "min_hold", "patience"}
 _FLAGS = {"renew", "cancel_on_lost", "fencing", "trust_restarts"}
 _TEXTS = {"prefix", "metadata"}
 
+_Settings = TypeVar("_Settings", LockSettings, ClientSettings)
+
 
 def client_settings(options: Mapping[str, Any], base: ClientSettings | None = None) -> ClientSettings:
     """Check a client's options. Raises ConfigError."""
@@ -161,7 +163,9 @@ def _check_lock(lock: LockSettings, client: ClientSettings, name: str) -> None:
             name=name,
         )
     if lock.min_hold > lock.lease:
-        raise ConfigError(f"min_hold={lock.min_hold:g} s is above lease={lock.lease:g} s: give at most the lease", name=name)
+        raise ConfigError(
+            f"min_hold={lock.min_hold:g} s is above lease={lock.lease:g} s: give at most the lease", name=name
+        )
     if len(lock.metadata) > MAX_METADATA:
         raise ConfigError(f"metadata has {len(lock.metadata)} characters: give at most {MAX_METADATA}", name=name)
     if client.node_timeout is not None:
@@ -187,7 +191,7 @@ def _value(key: str, value: Any, known: frozenset[str], whose: str) -> Any:
     return seconds(key, value, zero=key in _ZERO_OK)
 
 
-def _replace(settings: Any, changes: Mapping[str, Any]) -> Any:
+def _replace(settings: _Settings, changes: Mapping[str, Any]) -> _Settings:
     """dataclasses.replace, three times faster: a lock is made per request."""
     if not changes:
         return settings

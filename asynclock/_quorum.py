@@ -101,7 +101,8 @@ class Ballot:
 
     def __repr__(self) -> str:
         outcome = self.outcome.value if self.outcome else "open"
-        return f"<Ballot {self.op.verb.value} {outcome}: {self.yes} yes, {self.no} no, {self.failed} failed of {self.nodes}>"
+        votes = f"{self.yes} yes, {self.no} no, {self.failed} failed of {self.nodes}"
+        return f"<Ballot {self.op.verb.value} {outcome}: {votes}>"
 
     def answer(self, index: int, reply: Sequence[Any]) -> None:
         if self.votes[index] is not None:
@@ -222,7 +223,9 @@ class Quorum:
     async def _judge_restarts(self) -> None:
         """The delayed restart: a young server votes at once only where the whole deployment is new."""
         for pause in (0.02, 0.05, 0.1, 0.2):
-            doubtful = [facts for node in self.nodes if (facts := node.facts) and facts.young and facts.mark != facts.run_id]
+            doubtful = [
+                known for node in self.nodes if (known := node.facts) and known.young and known.mark != known.run_id
+            ]
             if deployment_is_new(self.nodes):
                 for node in self.nodes:
                     node.trust()

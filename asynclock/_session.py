@@ -20,7 +20,7 @@ from asynclock._watchdog import Watchdog
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from asynclock._op import Kind, Op, Store
+    from asynclock._op import Kind, Store
     from asynclock._options import ClientSettings
 
 QUORUM_TIMEOUT = 0.05
@@ -118,7 +118,7 @@ class Session:
         try:
             return await ballot.settled()
         except asyncio.CancelledError:
-            import anyio  # noqa: PLC0415 - 20 ms of import, needed here only
+            import anyio  # 20 ms of import, needed here only
 
             with anyio.CancelScope(shield=True):
                 while ballot.outcome is None:

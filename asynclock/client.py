@@ -108,7 +108,9 @@ class Redlock:
             raise outage
         return self
 
-    async def __aexit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
+    async def __aexit__(
+        self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
+    ) -> None:
         await self.aclose()
 
     # ------------------------------------------------------------------------------------------------------------

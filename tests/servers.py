@@ -76,7 +76,7 @@ class Servers:
 
 def container_urls(count: int) -> tuple[list[str], list[Any]]:
     """The last resort, where neither wheel nor program is: containers. Raises where no engine answers."""
-    from testcontainers.community.redis import RedisContainer  # noqa: PLC0415 - its import needs docker's client
+    from testcontainers.community.redis import RedisContainer  # its import needs docker's client
 
     containers = [RedisContainer("redis:7-alpine").start() for _ in range(count)]
     urls = [f"redis://{each.get_container_host_ip()}:{each.get_exposed_port(6379)}" for each in containers]

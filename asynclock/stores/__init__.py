@@ -30,11 +30,11 @@ def _by_url(url: str) -> Store:
     scheme, colon, _ = url.partition(":")
     scheme = scheme.lower()
     if scheme == "embedded" and colon:
-        from asynclock.stores.embedded import EmbeddedStore  # noqa: PLC0415 - only where it is used
+        from asynclock.stores.embedded import EmbeddedStore  # only where it is used
 
         return EmbeddedStore(url)
     if scheme == "memory" and colon:
-        from asynclock.stores.memory import MemoryStore  # noqa: PLC0415 - only where it is used
+        from asynclock.stores.memory import MemoryStore  # only where it is used
 
         return MemoryStore()
     if "://" in url and scheme in SCHEMES:

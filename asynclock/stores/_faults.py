@@ -80,7 +80,8 @@ def connect_error(label: str, error: Exception) -> Exception:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return ConfigError(f"{label}: its certificate does not verify ({cause.verify_message}): check the CA and host name")
+            why = cause.verify_message
+            return ConfigError(f"{label}: its certificate does not verify ({why}): check the CA and the host name")
         if isinstance(cause, InvalidResponse):
             return ConfigError(f"{label} does not answer as a Redis server does: check host and port")
         if isinstance(cause, (AuthenticationError, NoPermissionError)):

@@ -27,7 +27,7 @@ from asynclock._errors import ConfigError
 from asynclock._op import Facts, Verb
 from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of
 from asynclock.stores._keys import mark
-from asynclock.stores._wire import PLAIN_NO, PLAIN_YES, encode, encode_whole
+from asynclock.stores._wire import PLAIN_NO, PLAIN_YES, encode, encode_whole, pack
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -117,7 +117,7 @@ class RedisNode:
 
     def __init__(self, dialer: Dialer, config: NodeConfig) -> None:
         self.label = dialer.label
-        self.index = config.index
+        self.index = config.position
         self.state = NodeState.NEW
         self.error: Exception | None = None
         self.facts: Facts | None = None
@@ -156,7 +156,7 @@ class RedisNode:
         if self._timer is None or sink.deadline < self._timer_at:
             self._arm(sink.deadline)
 
-    def odd_reply(self, link: Link, sink: Sink, reply: Any) -> None:
+    def odd_reply(self, link: Link, sink: Sink | _Once, reply: Any) -> None:
         """All that is not the list of a script: a plain SET's answer, an error, the answers to a handshake."""
         if isinstance(sink, _Once):
             sink.answer(self.index, reply)
@@ -183,7 +183,7 @@ class RedisNode:
         """One command outside the votes."""
         now = self._clock.now()
         once = _Once(now, now + CONNECT_TIMEOUT)
-        link.send(hiredis.pack_command(command), once)
+        link.send(pack(*command), once)
         if self._timer is None:
             self._arm(once.deadline)
         return once
@@ -281,7 +281,7 @@ class RedisNode:
         link: Link | None = None
         try:
             async with asyncio.timeout(min(redis.socket_connect_timeout or CONNECT_TIMEOUT, CONNECT_TIMEOUT)):
-                await redis.connect()
+                await redis.connect()  # type: ignore[no-untyped-call]
                 link = self._take_over(redis)
                 await self._handshake(link)
         except BaseException:
@@ -335,7 +335,7 @@ class RedisNode:
     def _pay_debts(self, link: Link) -> None:
         """Rule 4. Before anything else is sent: what the server still has to forget."""
         now = self._clock.now()
-        self._orphans = {id: until for id, until in self._orphans.items() if until > now}
+        self._orphans = {orphan: until for orphan, until in self._orphans.items() if until > now}
         owed, self._owed = self._owed, {}
         for op, until in owed.values():
             if until > now:

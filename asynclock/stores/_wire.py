@@ -19,12 +19,18 @@ PLAIN_NO: list[Any] = [0, -1, b""]
 """What its nil means: it does not tell for how long."""
 
 
+def pack(*command: str | int) -> bytes:
+    """A command as Redis reads it."""
+    packed: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means a tuple of one
+    return packed
+
+
 def encode(op: Op, prefix: str) -> bytes:
     """The op as an EVALSHA (a plain acquire as a SET), kept in `op.wire`: it is the same for all nodes."""
     if op.plain:
-        op.wire = pack_command(("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease)))
+        op.wire = pack("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease))
     else:
-        op.wire = pack_command(("EVALSHA", _sha(op.kind.script), 3, *_arguments(op, prefix, op.tombstone)))
+        op.wire = pack("EVALSHA", _sha(op.kind.script), 3, *_arguments(op, prefix, op.tombstone))
     return op.wire
 
 
@@ -32,7 +38,7 @@ def encode_whole(op: Op, prefix: str, *, tombstone: bool = False) -> bytes:
     """The op as an EVAL, for a server that may not know the script."""
     if op.plain:
         return encode(op, prefix)
-    return pack_command(("EVAL", op.kind.script, 3, *_arguments(op, prefix, op.tombstone or tombstone)))
+    return pack("EVAL", op.kind.script, 3, *_arguments(op, prefix, op.tombstone or tombstone))
 
 
 def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:

@@ -61,7 +61,7 @@ class MemoryNode:
     def __init__(self, store: MemoryStore, config: NodeConfig) -> None:
         self.label = store.label
         self._store = store
-        self._index = config.index
+        self._index = config.position
         self._prefix = config.prefix
 
     async def open(self) -> None: ...
