@@ -1,0 +1,139 @@
+"""A proxy before a real server, which holds back, drops or cuts what passes; and a way to cancel at each await."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Proxy:
+    """On a unix socket of its own. Requests always pass unless told; replies pass, are held, or are dropped."""
+
+    def __init__(self, front: Path, back: Path) -> None:
+        self.path = front
+        self._back = back
+        self._server: asyncio.AbstractServer | None = None
+        self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._flow = asyncio.Event()
+        self._flow.set()
+        self.drop_replies = False
+        self.drop_requests = False
+        self._wanted: list[tuple[bytes, asyncio.Event]] = []
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for pump in list(self._pumps):
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def hold_replies(self) -> None:
+        """From now on replies wait."""
+        self._flow.clear()
+
+    def let_go(self) -> None:
+        """What was held goes on."""
+        self._flow.set()
+
+    def cut(self) -> None:
+        """Close all connections, as a network does."""
+        for front, back in list(self._pairs):
+            front.transport.abort()
+            back.transport.abort()
+
+    def request(self, part: bytes) -> asyncio.Event:
+        """Set once a request that contains `part` has gone to the server."""
+        event = asyncio.Event()
+        self._wanted.append((part, event))
+        return event
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server_reader, server_writer = await asyncio.open_unix_connection(str(self._back))
+        pair = (writer, server_writer)
+        self._pairs.add(pair)
+        pumps = [
+            asyncio.create_task(self._requests(reader, server_writer)),
+            asyncio.create_task(self._replies(server_reader, writer)),
+        ]
+        self._pumps.update(pumps)
+        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        self._pairs.discard(pair)
+        for pump in pumps:
+            pump.cancel()
+            self._pumps.discard(pump)
+        writer.transport.abort()
+        server_writer.transport.abort()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if not self.drop_requests:
+                writer.write(data)
+            for part, event in self._wanted:
+                if part in data:
+                    event.set()
+
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self._flow.wait()
+            if not self.drop_replies:
+                writer.write(data)
+
+
+@types.coroutine
+def stepped(coro: Coroutine[Any, Any, T], reached: Callable[[int, Any], object]) -> Generator[Any, Any, T]:
+    """Run `coro`, and call `reached(n, future)` at its n-th suspension."""
+    step: Callable[[Any], Any] = coro.send
+    argument: Any = None
+    number = 0
+    while True:
+        try:
+            future = step(argument)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        reached(number, future)
+        number += 1
+        try:
+            argument = yield future
+            step = coro.send
+        except BaseException as error:  # goes into the coroutine, as the loop would throw it
+            step, argument = coro.throw, error
+
+
+async def cancelled_at(make: Callable[[], Coroutine[Any, Any, T]], index: int, *, late: bool) -> bool:
+    """Run it in a task that is cancelled at its `index`-th suspension; `late`: when what it awaits is done already,
+    before it runs again. False: it has fewer suspensions."""
+    hit = False
+    loop = asyncio.get_running_loop()
+
+    def reached(number: int, future: Any) -> None:
+        nonlocal hit
+        if number == index:
+            hit = True
+            if late and future is not None:
+                future.add_done_callback(lambda _: task.cancel())
+            else:
+                loop.call_soon(task.cancel)
+
+    async def run() -> T:
+        return await stepped(make(), reached)
+
+    task = asyncio.create_task(run())
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+    return hit
