@@ -40,6 +40,7 @@ CONNECT_TIMEOUT = 5.0
 """For TCP, TLS and login together, in seconds, unless the user's settings are shorter."""
 
 _BACKOFF = (0.05, 2.0)  # seconds: first and longest pause between two attempts to connect
+_BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent again
 _HOPELESS = 5.0  # seconds between attempts where only the user can help
 
 
@@ -177,6 +178,9 @@ class RedisNode:
                 sink.fail(self.index, error, maybe=False)
                 self.lost(link, ConnectionError(f"{self.label}: {error}"))
             case _:
+                if sink.op.verb is Verb.RELEASE:  # BUSY and the like: nothing was done, and soon it can be
+                    self._owe(sink.op)
+                    self._clock.call_at(self._clock.now() + _BUSY_PAUSE, self._pay_debts)
                 sink.fail(self.index, error, maybe=False)
 
     def _ask(self, link: Link, *command: str) -> _Once:
@@ -246,7 +250,7 @@ class RedisNode:
         self._reconnect()
 
     def _owe(self, op: Op) -> None:
-        self._owed[op.id] = op, self._clock.now() + op.lease + 60.0
+        self._owed.setdefault(op.id, (op, self._clock.now() + op.lease + 60.0))
 
     def _reconnect(self) -> None:
         if self._link is None and self.state is not NodeState.CLOSED and self._connecting is None:
@@ -289,8 +293,8 @@ class RedisNode:
                 link.abort()
             await redis.disconnect(nowait=True)
             raise
-        self._pay_debts(link)
         self._link = link
+        self._pay_debts()
         self.state = NodeState.UP
         self.error = None
 
@@ -332,8 +336,11 @@ class RedisNode:
                 stacklevel=2,
             )
 
-    def _pay_debts(self, link: Link) -> None:
-        """Rule 4. Before anything else is sent: what the server still has to forget."""
+    def _pay_debts(self) -> None:
+        """Rule 4. On a new connection before anything else is sent: what the server still has to forget."""
+        link = self._link
+        if link is None:
+            return
         now = self._clock.now()
         self._orphans = {orphan: until for orphan, until in self._orphans.items() if until > now}
         owed, self._owed = self._owed, {}

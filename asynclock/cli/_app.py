@@ -1,0 +1,59 @@
+"""The typer application and its commands."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from asynclock._errors import ConfigError
+from asynclock.cli import demo as show
+
+app = typer.Typer(
+    name="asynclock",
+    help="Distributed locks for asyncio: leases over one Redis or a quorum of them.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def main() -> None:
+    """A group, so that `demo` is a subcommand while it is the only one."""
+    main.__doc__ = None
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds")
+    return value
+
+
+@app.command()
+def demo(
+    nodes: Annotated[
+        int, typer.Option(min=3, max=9, help="Servers to start: 3 or more, so that a minority of them can fail.")
+    ] = 5,
+    workers: Annotated[int, typer.Option(min=2, max=8, help="Processes that fight for the lock.")] = 4,
+    seconds: Annotated[
+        float, typer.Option(min=show.SHORTEST, max=show.LONGEST, callback=_finite, help="How long they work.")
+    ] = 12.0,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="A line per event, no live picture; also where stdout is no terminal.")
+    ] = False,
+) -> None:
+    """Fight for one invoice over real servers, while servers and holders are killed and frozen; then check it all.
+
+    Exit code 0: the records show that the lock held what it promises; 1: they do not, or the demo could not run.
+    """
+    lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not plain
+    try:
+        code = show.perform(nodes, workers, seconds, lively)
+    except ConfigError as error:
+        typer.echo(f"asynclock demo: {error}", err=True)
+        code = 1
+    raise typer.Exit(code)

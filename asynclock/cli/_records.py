@@ -1,0 +1,250 @@
+"""What a run of the demo recorded, and what follows from it. Pure: no clock, no process, no terminal.
+
+All times are of CLOCK_BOOTTIME (monotonic where there is none), which the processes of one machine share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+
+
+@dataclass(slots=True)
+class Hold:
+    """One tenure, as its holder told it."""
+
+    worker: int
+    pid: int
+    fence: int
+    entered: float
+    """Read as the first thing in the block."""
+    until: float
+    """The end of its validity, as last told: at entry, after each renewal, on leaving."""
+    left: float | None = None
+    """Read as the last thing in the block, before the release is sent."""
+    lost: str = ""
+    """LockLost.reason, where its holder got one."""
+
+    @property
+    def open(self) -> bool:
+        """Nothing was heard of its end."""
+        return self.left is None and not self.lost
+
+    @property
+    def end(self) -> float:
+        """Who left in peace held until then. Who was killed, or frozen, or lost it, held until its validity ended:
+        what its process may have done later, it did without the lock, and the fence has to stop that."""
+        return self.until if self.left is None or self.lost else self.left
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A write that reached the ledger, and the ledger's answer."""
+
+    at: float
+    worker: int
+    pid: int
+    fence: int
+    accepted: bool
+
+
+class Blow(Enum):
+    """What the demo does to its own servers and workers."""
+
+    SERVER_KILLED = "killed"
+    SERVER_RESTARTED = "restarted"
+    SERVER_FROZEN = "frozen"
+    SERVER_THAWED = "thawed"
+    HOLDER_KILLED = "killed while it held"
+    HOLDER_FROZEN = "frozen while it held"
+    HOLDER_WOKEN = "woken"
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A blow, written down only after the operating system had confirmed it."""
+
+    blow: Blow
+    at: float
+    number: int
+    """Of the server or worker."""
+    pid: int
+    fence: int = 0
+    """Of the hold that was struck."""
+
+
+@dataclass(slots=True)
+class Run:
+    """All that one run recorded."""
+
+    start: float
+    holds: list[Hold] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
+    told: list[int] = field(default_factory=list)
+    """The fence of each write that a worker was told was accepted."""
+    struck: list[Struck] = field(default_factory=list)
+    accidents: list[str] = field(default_factory=list)
+    """What died or failed and should not have."""
+    total: int = 0
+    """What the ledger says in the end: each worker read it, added 1, and wrote it back."""
+
+    def accepted(self) -> list[Write]:
+        return [write for write in self.writes if write.accepted]
+
+    def refused(self) -> list[Write]:
+        return [write for write in self.writes if not write.accepted]
+
+    def first(self, blow: Blow) -> Struck | None:
+        return next((struck for struck in self.struck if struck.blow is blow), None)
+
+    def hold_of(self, struck: Struck) -> Hold | None:
+        return next((hold for hold in self.holds if (hold.pid, hold.fence) == (struck.pid, struck.fence)), None)
+
+    def later(self, at: float) -> int:
+        """Writes accepted from holds that began after `at`: work that went on."""
+        fresh = {(hold.pid, hold.fence) for hold in self.holds if hold.entered > at}
+        return sum((write.pid, write.fence) in fresh for write in self.accepted())
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was checked."""
+
+    ok: bool
+    text: str
+
+
+def verdict(run: Run) -> tuple[Check, ...]:
+    """What the records prove, or do not. The run was good if every check is."""
+    return (
+        _one_at_a_time(run),
+        _fences_rise(run),
+        _count_is_right(run),
+        _server_struck(run, Blow.SERVER_KILLED, "SIGKILL"),
+        _server_struck(run, Blow.SERVER_FROZEN, "SIGSTOP"),
+        _holder_killed(run),
+        _holder_frozen(run),
+        _no_accidents(run),
+    )
+
+
+def figures(run: Run) -> str:
+    """The run in one line."""
+    losses = sum(bool(hold.lost) for hold in run.holds)
+    processes = len({hold.pid for hold in run.holds})
+    return (
+        f"{len(run.holds)} holds by {processes} processes, {len(run.accepted())} writes accepted, "
+        f"{len(run.refused())} refused, {losses} {'loss' if losses == 1 else 'losses'} seen by a holder"
+    )
+
+
+def _one_at_a_time(run: Run) -> Check:
+    holds = sorted(run.holds, key=lambda hold: hold.entered)
+    if len(holds) < 2:
+        return Check(False, f"one holder at a time: {len(holds)} holds are too few to tell")
+    late = [hold for hold in holds if hold.left is not None and not hold.lost and hold.left > hold.until]
+    if late:
+        return Check(False, f"one holder at a time: fence {late[0].fence} was left in peace after its validity ended")
+    gaps = []
+    last = holds[0]
+    for hold in holds[1:]:
+        gap = hold.entered - last.end
+        if gap < 0:
+            return Check(
+                False,
+                f"one holder at a time: worker {hold.worker} (fence {hold.fence}) entered {-gap * 1000:.1f} ms "
+                f"before the hold of worker {last.worker} (fence {last.fence}) was over",
+            )
+        gaps.append(gap)
+        last = max(last, hold, key=lambda each: each.end)
+    return Check(True, f"one holder at a time: {len(holds)} holds, no two overlap; closest {min(gaps) * 1000:.1f} ms apart")
+
+
+def _fences_rise(run: Run) -> Check:
+    entered = [hold.fence for hold in sorted(run.holds, key=lambda hold: hold.entered)]
+    if any(later <= earlier for earlier, later in pairwise(entered)):
+        return Check(False, "fences rise: a hold got a fence that is not greater than that of the hold before it")
+    written = [write.fence for write in run.accepted()]
+    fallen = [later for earlier, later in pairwise(written) if later <= earlier]
+    if fallen:
+        return Check(False, f"fences rise: the ledger accepted fence {fallen[0]} after one as great or greater")
+    strangers = {(w.pid, w.fence) for w in run.accepted()} - {(h.pid, h.fence) for h in run.holds}
+    if strangers:
+        return Check(False, "fences rise: the ledger accepted a fence that nobody held")
+    return Check(bool(written), f"fences rise: with each hold, and with each of {len(written)} accepted writes")
+
+
+def _count_is_right(run: Run) -> Check:
+    accepted = run.accepted()
+    killed = {struck.pid for struck in run.struck if struck.blow is Blow.HOLDER_KILLED}
+    told = Counter(run.told)
+    unheard = Counter(write.fence for write in accepted) - told
+    excused = Counter(write.fence for write in accepted if write.pid in killed)  # it died before the answer came
+    invented = told - Counter(write.fence for write in accepted)
+    ok = run.total == len(accepted) and not (unheard - excused) and not invented
+    dead = f" (and {sum(unheard.values())} more to one who was killed)" if unheard else ""
+    return Check(
+        ok,
+        f"the count is right: the ledger says {run.total}, it accepted {len(accepted)} writes, "
+        f"and the workers were told so {len(run.told)} times{dead}",
+    )
+
+
+def _server_struck(run: Run, blow: Blow, by: str) -> Check:
+    struck = run.first(blow)
+    if struck is None:
+        return Check(False, f"no server was {blow.value}")
+    later = run.later(struck.at)
+    return Check(
+        later > 0,
+        f"server {struck.number} was {blow.value} ({by}) at {struck.at - run.start:.1f} s; "
+        f"{later} writes of later holds were accepted",
+    )
+
+
+def _holder_killed(run: Run) -> Check:
+    struck = run.first(Blow.HOLDER_KILLED)
+    hold = run.hold_of(struck) if struck else None
+    if struck is None or hold is None:
+        return Check(False, "no holder was killed")
+    held = hold.open and hold.entered <= struck.at < hold.until
+    heirs = [each.entered for each in run.holds if each.entered > struck.at]
+    later = run.later(struck.at)
+    heir = f"the next held {min(heirs) - struck.at:.2f} s later; " if heirs else "nobody held after it; "
+    return Check(
+        held and later > 0,
+        f"worker {struck.number} was killed (SIGKILL) {'while it held' if held else 'but did not hold'}, "
+        f"at {struck.at - run.start:.1f} s; {heir}{later} writes of later holds were accepted",
+    )
+
+
+def _holder_frozen(run: Run) -> Check:
+    frozen, woken = run.first(Blow.HOLDER_FROZEN), run.first(Blow.HOLDER_WOKEN)
+    hold = run.hold_of(frozen) if frozen else None
+    if frozen is None or woken is None or hold is None:
+        return Check(False, "no holder was frozen and woken")
+    who = f"worker {frozen.number}, frozen (SIGSTOP) at {frozen.at - run.start:.1f} s,"
+    if not (hold.entered <= frozen.at < hold.until) or woken.fence != hold.fence:
+        return Check(False, f"{who} did not hold then")
+    if woken.at <= hold.until:
+        return Check(False, f"{who} was woken before its lease had ended")
+    if not hold.lost:
+        return Check(False, f"{who} was woken and never told that it had lost the lock")
+    meanwhile = sum(frozen.at < write.at < woken.at and write.fence > hold.fence for write in run.accepted())
+    if not meanwhile:
+        return Check(False, f"{who} kept all the others from working")
+    stale = [write for write in run.writes if (write.pid, write.fence) == (hold.pid, hold.fence) and write.at > woken.at]
+    if not stale or any(write.accepted for write in stale):
+        return Check(False, f"{who} woke, and its stale write was {'accepted' if stale else 'never tried'}")
+    later = run.later(woken.at)
+    return Check(
+        later > 0,
+        f"{who} woke {woken.at - hold.until:.2f} s past its lease: told it was lost ({hold.lost}), "
+        f"its stale write was refused; {meanwhile} writes of others meanwhile, {later} after",
+    )
+
+
+def _no_accidents(run: Run) -> Check:
+    return Check(not run.accidents, "; ".join(run.accidents) or "nothing else failed")

@@ -1,0 +1,118 @@
+"""One worker process of the demo: takes the lock, reads the ledger, works, writes back; until it is told to stop.
+
+    python -m asynclock.cli.worker NUMBER LEDGER_SOCKET LEASE MAX_LEASE URL...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import warnings
+
+from asynclock import Lease, LockError, LockLost, Redlock
+from asynclock._clock import now
+from asynclock.cli._ledger import LedgerClient
+
+INVOICE = "invoice:42"
+WORK = (0.3, 0.75)
+"""How long a tenure works, in leases: the longer ones outlast a third of the lease, and are renewed."""
+_LOOK = 0.03  # seconds between two looks for a renewal
+
+
+class Worker:
+    """See the module."""
+
+    def __init__(self, ledger: LedgerClient, redlock: Redlock, lease: float) -> None:
+        self._ledger = ledger
+        self._redlock = redlock
+        self._length = lease
+        self._task = asyncio.current_task()
+        self._waiting = False
+        self._stopping = False
+        self._lease: Lease | None = None
+        self._until = 0.0
+        self._total = 0
+
+    def stop(self) -> None:
+        """Give up waiting; end a tenure in peace."""
+        self._stopping = True
+        if self._waiting and self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> None:
+        looking = asyncio.create_task(self._report_renewals())
+        try:
+            while not self._stopping:
+                await self._tenure()
+                await asyncio.sleep(self._length * random.uniform(0.02, 0.12))  # noqa: S311 - the others' chance
+        finally:
+            looking.cancel()
+
+    async def _tenure(self) -> None:
+        self._ledger.say("waiting")
+        self._waiting = True
+        fence = 0
+        try:
+            async with self._redlock(INVOICE) as lease:
+                fence = lease.fence
+                await self._hold(lease)
+        except LockLost as lost:
+            self._ledger.say("lost", fence=fence, reason=lost.reason)
+            # What fences are for: the write it was about to make, as of a program that has not noticed yet.
+            await self._ledger.write(fence, self._total + 1)
+        except LockError as error:
+            self._waiting = False
+            self._ledger.say("failed", error=str(error))
+        finally:
+            self._lease = None
+
+    async def _hold(self, lease: Lease) -> None:
+        entered = now()
+        self._waiting = False
+        self._lease = lease
+        self._until = now() + lease.remaining
+        self._ledger.say("holds", fence=lease.fence, at=entered, until=self._until)
+        self._total = await self._ledger.read(lease.fence)
+        await asyncio.sleep(self._length * random.uniform(*WORK))  # noqa: S311 - the work
+        await self._ledger.write(lease.fence, self._total + 1)
+        self._see_validity()
+        left = now()  # the last thing: from here on another may hold
+        self._ledger.say("left", fence=lease.fence, at=left, until=self._until)
+
+    def _see_validity(self) -> bool:
+        """Whether the validity ends later than was told."""
+        if self._lease is None or not (remaining := self._lease.remaining):
+            return False
+        before, self._until = self._until, max(self._until, now() + remaining)
+        return self._until > before + 0.01
+
+    async def _report_renewals(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK)
+            if self._see_validity() and self._lease is not None:
+                self._ledger.say("renewed", fence=self._lease.fence, until=self._until)
+
+
+async def work(number: int, path: str, lease: float, max_lease: float, urls: list[str]) -> None:
+    """Work until SIGTERM, or until the demo is gone."""
+    ledger = LedgerClient(*await asyncio.open_unix_connection(path))
+    try:
+        await ledger.hello(number, os.getpid())
+        async with Redlock(*urls, lease=lease, max_lease=max_lease) as redlock:
+            worker = Worker(ledger, redlock, lease)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
+            await worker.run()
+    except ConnectionError:
+        pass  # the demo is gone
+    finally:
+        await ledger.aclose()
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", message=r"\d+ nodes survive")  # the demo has said so
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(work(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]))
