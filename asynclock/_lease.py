@@ -54,8 +54,8 @@ class Lease:
 
     __slots__ = (
         "__weakref__", "_block", "_cancelled", "_cancelling", "_ends", "_fence", "_grant", "_hold_until", "_lock",
-        "_reason", "_renew_at", "_session", "_settings", "_since", "_tenure", "_valid_until", "_waiters", "slot", "taker",
-        "task",
+        "_reason", "_renew_at", "_session", "_settings", "_since", "_tenure", "_valid_until", "_waiters", "own", "slot",
+        "taker", "task",
     )  # fmt: skip
 
     def __init__(
@@ -82,13 +82,20 @@ class Lease:
         self._cancelled = False  # we cancelled it
         self._waiters: list[asyncio.Future[None]] = []
         self._hold_until = math.inf if settings.max_hold is None else grant.sent + settings.max_hold
+        # One ballot's grants all end alike, counted from its one send; a majority of them there is.
+        end = self._valid_until = grant.sent + settings.lease - drift(settings.lease)
         self._ends = [-math.inf] * grant.nodes  # at each node, in our clock
-        self._valid_until = -math.inf
-        self._count_all(grant)
+        for index, vote in enumerate(grant.votes):
+            if vote.__class__ is list and vote == [1, fence]:
+                self._ends[index] = end
+            else:
+                self._count(grant, index)
         grant.late = self._count
         self._renew_at = self._next_renewal()
         self.slot = 0
-        session.watchdog.watch(self, min(self._renew_at, self._valid_until, self._hold_until))
+        self.own = ref(self)
+        session.held[self.name] = self.own
+        session.watchdog.watch(self, min(self._renew_at, end, self._hold_until))
 
     def __repr__(self) -> str:
         return f"<Lease {brief(self.name)} {self._tenure.value}, {self.remaining:.3g} s left>"
@@ -159,7 +166,7 @@ class Lease:
         if lease is not None:
             length = lock_settings(self.name, {"lease": lease, "min_hold": 0}, self._session.settings).lease
         ballot = self._ask(Verb.EXTEND, length)
-        outcome = await ballot.settled()
+        outcome = await ballot.settled(self._session.loop)
         if self._tenure not in _OPEN:
             raise self._ended()
         if outcome is not Outcome.WON:
@@ -184,16 +191,20 @@ class Lease:
         if self._tenure is Tenure.LOST:
             await self._give_back()
         self.ensure_held()
-        self._block = self.task = asyncio.current_task()
-        self._cancelling = self._block.cancelling() if self._block else 0
+        self.guard(asyncio.current_task())
         return self
+
+    def guard(self, task: asyncio.Task[Any] | None) -> None:
+        """From here to `__aexit__` the task is cancelled if the lease is lost."""
+        self._block = self.task = task
+        self._cancelling = task.cancelling() if task else 0
 
     async def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
     ) -> None:
         """Release. Raises LockLost if it was lost meanwhile; the body's own exception goes first."""
         block, self._block = self._block, None
-        ours = await self._take_cancel_back(block, e)
+        ours = self._cancelled and await self._take_cancel_back(block, e)
         self._look_at_clock()
         if self._tenure is Tenure.RELEASED:  # by hand, inside
             return
@@ -252,7 +263,10 @@ class Lease:
 
     def _end_as(self, tenure: Tenure) -> None:
         self._tenure = tenure
-        self._session.watchdog.forget(self)
+        session = self._session
+        session.watchdog.forget(self)
+        if session.held.get(self.name) is self.own:
+            del session.held[self.name]
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -270,9 +284,9 @@ class Lease:
 
     async def _take_cancel_back(self, block: asyncio.Task[Any] | None, e: BaseException | None) -> bool:
         """Rule 2. True: `e` is the cancel that we sent, and nobody else's."""
-        if not self._cancelled or block is None or block is not asyncio.current_task():
-            return False
         self._cancelled = False
+        if block is None or block is not asyncio.current_task():
+            return False
         if e is None:
             # The body ended in the very turn in which it was cancelled: on 3.11 and 3.12 the CancelledError is still
             # to come, and must not come after the block.

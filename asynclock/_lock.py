@@ -47,7 +47,7 @@ class Lock:
 
     __slots__ = ("__weakref__", "_kind", "_name", "_session_of", "_settings", "_tenures")
 
-    def __init__(self, name: str, kind: Kind, settings: LockSettings, session_of: Callable[[], Session]) -> None:
+    def __init__(self, name: str, kind: Kind, settings: LockSettings, session_of: Callable[[asyncio.Task[Any] | None], Session]) -> None:
         self._name = name
         self._kind = kind
         self._settings = settings
@@ -76,16 +76,19 @@ class Lock:
             wait = self._settings.timeout
         else:
             wait = None if timeout is None else seconds("timeout", timeout, zero=True)
-        session = self._session_of()
+        task = asyncio.current_task()
+        session = self._session_of(task)
         if not session.ready:
             await session.open(self._settings, _connect_limit(wait, session))
-        task = asyncio.current_task()
-        if wait != 0:
+        if wait != 0 and self._name in session.held:
             self._check_deadlock(session, task)
         lease = await self._wait(session, task, wait)
         if lease is not None:
-            session.held[self._name] = lease
-            self._tenures.setdefault(task, []).append(lease)
+            mine = self._tenures.get(task)
+            if mine is None:
+                self._tenures[task] = [lease]
+            else:
+                mine.append(lease)
         return lease
 
     async def release(self) -> None:
@@ -98,12 +101,12 @@ class Lock:
 
     async def locked(self) -> bool:
         """Whether anybody holds it, on a majority of the nodes. Raises QuorumUnavailable."""
-        session = self._session_of()
+        session = self._session_of(None)
         if not session.ready:
             await session.open(self._settings, _connect_limit(None, session))
         op = Op(Verb.EXTEND, self._kind, self._name, "", 0.0)
         ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
-        if await ballot.settled() is Outcome.UNREACHABLE:
+        if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
             raise session.quorum.unavailable(ballot, self._name)
         holders = [holder for pttl, holder in ballot.denials() if pttl != -2]
         return any(holders.count(holder) > len(session.quorum.nodes) // 2 for holder in holders)
@@ -113,7 +116,8 @@ class Lock:
         lease = await self.acquire()
         if lease is None:
             raise LockTimeout(f"{brief(self._name)} was held by somebody else all the time", name=self._name)
-        return await lease.__aenter__()
+        lease.guard(lease.taker)
+        return lease
 
     async def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
@@ -142,14 +146,14 @@ class Lock:
 
     def _entered(self) -> Lease:
         """Whose block ends here; another task than the one that entered may end it (a fixture, an async generator)."""
-        mine = [lease for lease in self._tenures.get(asyncio.current_task(), ()) if lease.entered]
+        for lease in reversed(self._tenures.get(asyncio.current_task(), ())):
+            if lease.entered:
+                return lease
         others = [lease for leases in self._tenures.values() for lease in leases if lease.entered]
-        if mine or len(others) == 1:
-            return (mine or others)[-1]
-        return self._taken()
+        return others[0] if len(others) == 1 else self._taken()
 
     def _check_deadlock(self, session: Session, task: asyncio.Task[Any] | None) -> None:
-        mine = session.held.get(self._name)
+        mine = session.held[self._name]()
         if mine is not None and mine.task is task and mine.held:
             raise SelfDeadlock(
                 f"this task holds {brief(self._name)} already and would wait for itself: "
@@ -160,17 +164,20 @@ class Lock:
     # -- the one wait loop ---------------------------------------------------------------------------------------
 
     async def _wait(self, session: Session, task: asyncio.Task[Any] | None, wait: float | None) -> Lease | None:
-        pace = _Pace(session.clock.now(), wait, session.settings.patience)
+        within = session.within(self._settings)
+        pace: _Pace | None = None
         while True:
-            ballot = session.quorum.ask(self._attempt(session), session.within(self._settings))
+            ballot = session.quorum.ask(self._attempt(session), within)
+            give_up = pace.give_up if pace else ballot.sent + wait if wait else None
             try:
-                outcome = ballot.outcome or await self._settled(session, ballot, pace.give_up)
+                outcome = await self._settled(session, ballot, give_up)
                 if outcome is Outcome.WON and (lease := await self._won(session, task, ballot)):
                     return lease
             except BaseException:
                 session.undo(ballot)
                 raise
             session.undo(ballot)
+            pace = pace or _Pace(ballot.sent, wait, session.settings.patience)
             now = session.clock.now()
             if outcome is Outcome.UNREACHABLE and not pace.over(now):
                 again = pace.after_outage(now)
@@ -202,10 +209,10 @@ class Lock:
     async def _settled(self, session: Session, ballot: Ballot, give_up: float | None) -> Outcome:
         """The ballot's outcome; where the caller's timeout comes before the nodes', that ends it."""
         if give_up is None or give_up >= ballot.deadline:
-            return await ballot.settled()
+            return await ballot.settled(session.loop)
         timer = session.clock.call_at(give_up, ballot.expire)
         try:
-            return await ballot.settled()
+            return await ballot.settled(session.loop)
         finally:
             timer.cancel()
 
@@ -223,7 +230,7 @@ class Lock:
         op = ballot.op
         raised = Op(Verb.EXTEND, op.kind, op.name, op.id, op.lease, fence, op.memory)
         confirm = session.quorum.ask(raised, ballot.deadline - ballot.sent)
-        won = await confirm.settled() is Outcome.WON
+        won = await confirm.settled(session.loop) is Outcome.WON
         return won and sum(f >= fence for f in confirm.fences()) > ballot.nodes // 2
 
 

@@ -153,10 +153,10 @@ class Ballot:
         if self.on_settled is not None:
             self.on_settled(self)
 
-    async def settled(self) -> Outcome:
+    async def settled(self, loop: asyncio.AbstractEventLoop) -> Outcome:
         """Wait for the outcome. A cancel ends the waiting, not the ballot."""
         if self.outcome is None:
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = loop.create_future()
             await self._waiter
         assert self.outcome is not None  # noqa: S101 - the waiter is only woken by an outcome
         return self.outcome

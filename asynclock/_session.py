@@ -8,7 +8,6 @@ import os
 import secrets
 import socket
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError
@@ -19,12 +18,16 @@ from asynclock._watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
+    from weakref import ref
 
     from asynclock._op import Kind, Store
     from asynclock._options import ClientSettings
 
 QUORUM_TIMEOUT = 0.05
 """The default node_timeout where other nodes can answer, in seconds."""
+
+_DRAW = 64
+"""So many ids are drawn at once: a call into the system costs more than an id (docs/decisions.md)."""
 
 _HOST = socket.gethostname().replace("|", "_")
 
@@ -38,7 +41,7 @@ class Session:
         self.settings = settings
         self.clock = clocks[0] if clocks else SYSTEM
         self.watchdog = Watchdog(self.clock)
-        self.held: WeakValueDictionary[str, Any] = WeakValueDictionary()  # name -> the Lease that this loop has
+        self.held: dict[str, ref[Any]] = {}  # name -> the Lease that this loop has
         self.forked = False
         self.closed = False
         self.ready = False
@@ -51,6 +54,7 @@ class Session:
             self.clock,
         )
         self._whoami = f"{os.getpid()}|{_HOST}"
+        self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own
         self._opening: asyncio.Task[None] | None = None
         self._loose: set[Ballot] = set()  # undos that nobody awaits
         self._closer: AsyncGenerator[None, None] | None = None
@@ -69,8 +73,11 @@ class Session:
         return QUORUM_TIMEOUT if len(self.quorum.nodes) > 1 else settings.lease / 10
 
     def new_id(self, seed: int, metadata: str) -> str:
-        """A fresh id: random, then what an operator may read of its holder."""
-        return f"{secrets.token_hex(16)}|{seed}|{self._whoami}|{metadata}"
+        """A fresh id: 128 random bits, then what an operator may read of its holder."""
+        if not self._random:
+            drawn = secrets.token_hex(16 * _DRAW)
+            self._random = [drawn[i : i + 32] for i in range(0, len(drawn), 32)]
+        return f"{self._random.pop()}|{seed}|{self._whoami}|{metadata}"
 
     async def open(self, settings: LockSettings, limit: float) -> None:
         """Connect at first use; wait for it at most `limit` seconds. Raises ConfigError."""
@@ -116,14 +123,14 @@ class Session:
     async def finished(self, ballot: Ballot) -> Outcome:
         """Its outcome, whoever cancels: the ballot is bounded by its node timeout, and the cancel goes on after it."""
         try:
-            return await ballot.settled()
+            return await ballot.settled(self.loop)
         except asyncio.CancelledError:
             import anyio  # 20 ms of import, needed here only
 
             with anyio.CancelScope(shield=True):
                 while ballot.outcome is None:
                     try:
-                        await ballot.settled()
+                        await ballot.settled(self.loop)
                     except asyncio.CancelledError:
                         continue  # a second cancel; the first is raised below
             raise

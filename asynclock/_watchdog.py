@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import random
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
-from weakref import ref
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from weakref import ref
 
     from asynclock._clock import Clock, Timer
 
@@ -60,6 +60,7 @@ class Watched(Protocol):
     """What the watchdog looks at."""
 
     slot: int
+    own: ref[Any]  # a reference to itself, made once
 
     def look(self, now: float) -> float | None:
         """Do what is due; answer when to look again (None: never)."""
@@ -70,7 +71,7 @@ class Watchdog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._wheel: dict[int, set[ref[Watched]]] = {}
+        self._wheel: dict[int, set[ref[Any]]] = {}
         self._timer: Timer | None = None
         self._timer_slot = 0
 
@@ -85,17 +86,17 @@ class Watchdog:
         watched.slot = slot
         spoke = self._wheel.get(slot)
         if spoke is None:
-            self._wheel[slot] = {ref(watched)}
+            self._wheel[slot] = {watched.own}
             if self._timer is None or slot < self._timer_slot:
                 self._arm(slot)
         else:
-            spoke.add(ref(watched))
+            spoke.add(watched.own)
 
     def forget(self, watched: Watched) -> None:
         """Stop looking at it; harmless for one that is not watched."""
         spoke = self._wheel.get(watched.slot)
         if spoke is not None:
-            spoke.discard(ref(watched))
+            spoke.discard(watched.own)
             if not spoke:
                 del self._wheel[watched.slot]
 
@@ -122,7 +123,7 @@ class Watchdog:
             if self._wheel and self._timer is None:
                 self._arm(min(self._wheel))
 
-    def _look(self, known: ref[Watched], now: float) -> None:
+    def _look(self, known: ref[Any], now: float) -> None:
         watched = known()
         if watched is None:
             return

@@ -121,9 +121,9 @@ class Redlock:
             self._stores = _stores(nodes)
         self._settings = settings
 
-    def _session(self) -> Session:
-        """This loop's session; made at first use."""
-        loop = asyncio.get_running_loop()
+    def _session(self, task: asyncio.Task[Any] | None = None) -> Session:
+        """This loop's session (`task` runs in it: asking it is cheaper than asking the system); made at first use."""
+        loop = asyncio.get_running_loop() if task is None else task.get_loop()
         session = self._sessions.get(loop)
         if session is None:
             with self._guard:

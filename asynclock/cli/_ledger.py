@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class LedgerServer:
         self._talks: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
 
-    async def __aenter__(self) -> LedgerServer:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._talk, str(self._path))
         return self
 

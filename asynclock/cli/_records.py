@@ -159,7 +159,8 @@ def _one_at_a_time(run: Run) -> Check:
             )
         gaps.append(gap)
         last = max(last, hold, key=lambda each: each.end)
-    return Check(True, f"one holder at a time: {len(holds)} holds, no two overlap; closest {min(gaps) * 1000:.1f} ms apart")
+    closest = f"{min(gaps) * 1000:.1f} ms"
+    return Check(True, f"one holder at a time: {len(holds)} holds, no two overlap; closest {closest} apart")
 
 
 def _fences_rise(run: Run) -> Check:
@@ -200,7 +201,7 @@ def _server_struck(run: Run, blow: Blow, by: str) -> Check:
     return Check(
         later > 0,
         f"server {struck.number} was {blow.value} ({by}) at {struck.at - run.start:.1f} s; "
-        f"{later} writes of later holds were accepted",
+        f"writes accepted from later holds: {later}",
     )
 
 
@@ -216,7 +217,7 @@ def _holder_killed(run: Run) -> Check:
     return Check(
         held and later > 0,
         f"worker {struck.number} was killed (SIGKILL) {'while it held' if held else 'but did not hold'}, "
-        f"at {struck.at - run.start:.1f} s; {heir}{later} writes of later holds were accepted",
+        f"at {struck.at - run.start:.1f} s; {heir}writes accepted from later holds: {later}",
     )
 
 
@@ -235,14 +236,14 @@ def _holder_frozen(run: Run) -> Check:
     meanwhile = sum(frozen.at < write.at < woken.at and write.fence > hold.fence for write in run.accepted())
     if not meanwhile:
         return Check(False, f"{who} kept all the others from working")
-    stale = [write for write in run.writes if (write.pid, write.fence) == (hold.pid, hold.fence) and write.at > woken.at]
+    stale = [write for write in run.writes if write.fence == hold.fence and write.at > woken.at]
     if not stale or any(write.accepted for write in stale):
         return Check(False, f"{who} woke, and its stale write was {'accepted' if stale else 'never tried'}")
     later = run.later(woken.at)
     return Check(
         later > 0,
         f"{who} woke {woken.at - hold.until:.2f} s past its lease: told it was lost ({hold.lost}), "
-        f"its stale write was refused; {meanwhile} writes of others meanwhile, {later} after",
+        f"its stale write was refused; writes accepted from others meanwhile: {meanwhile}, after: {later}",
     )
 
 

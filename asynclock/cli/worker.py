@@ -1,6 +1,6 @@
 """One worker process of the demo: takes the lock, reads the ledger, works, writes back; until it is told to stop.
 
-    python -m asynclock.cli.worker NUMBER LEDGER_SOCKET LEASE MAX_LEASE URL...
+Started as `python -m asynclock.cli.worker NUMBER LEDGER_SOCKET LEASE MAX_LEASE URL...`.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Worker:
                 fence = lease.fence
                 await self._hold(lease)
         except LockLost as lost:
+            if not fence:  # it ended before the block began
+                return
             self._ledger.say("lost", fence=fence, reason=lost.reason)
             # What fences are for: the write it was about to make, as of a program that has not noticed yet.
             await self._ledger.write(fence, self._total + 1)
@@ -99,12 +101,15 @@ class Worker:
 
 async def work(number: int, path: str, lease: float, max_lease: float, urls: list[str]) -> None:
     """Work until SIGTERM, or until the demo is gone."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    if task is not None:
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
     ledger = LedgerClient(*await asyncio.open_unix_connection(path))
     try:
         await ledger.hello(number, os.getpid())
         async with Redlock(*urls, lease=lease, max_lease=max_lease) as redlock:
             worker = Worker(ledger, redlock, lease)
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
+            loop.add_signal_handler(signal.SIGTERM, worker.stop)
             await worker.run()
     except ConnectionError:
         pass  # the demo is gone

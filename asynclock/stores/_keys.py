@@ -22,10 +22,7 @@ class Keys(NamedTuple):
 
     hold: str
     fence: str
-    undone: str  # goes before the id
-
-    def tombstone(self, id: str) -> str:
-        return self.undone + id[:ID_LENGTH]
+    undone: str  # goes before the random part of an id, ID_LENGTH characters: the id's tombstone
 
 
 @lru_cache(maxsize=4096)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hiredis import pack_command
 
-from asynclock.stores._keys import keys
+from asynclock.stores._keys import ID_LENGTH, keys
 
 if TYPE_CHECKING:
     from asynclock._op import Op
@@ -46,8 +46,8 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
     return (
         at.hold,
         at.fence,
-        at.tombstone(op.id),
-        op.verb.value,
+        at.undone + op.id[:ID_LENGTH],
+        op.verb,
         op.id,
         _ms(op.lease),
         op.fence,
@@ -63,4 +63,4 @@ def _sha(script: str) -> str:
 
 
 def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
+    return int(seconds * 1000 + 0.5)
