@@ -270,7 +270,8 @@ def _extend(state: State, op: Op, now: float) -> Reply:
 
 
 def _release(state: State, op: Op, now: float) -> Reply:
-    state = _raised(state, op, now)
+    if state.fence < op.fence:
+        state = _raised(state, op, now)
     if op.tombstone:
         others = tuple(entry for entry in state.undone if entry.id != op.id)
         state = replace(state, undone=(*others, Entry(op.id, now + op.lease)))

@@ -62,6 +62,10 @@ class Proxy:
         self._wanted.append((part, event))
         return event
 
+    def forget_requests(self) -> None:
+        """Watch for none any more."""
+        self._wanted.clear()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_unix_connection(str(self._back))
         pair = (writer, server_writer)

@@ -14,7 +14,6 @@ from asynclock.cli import demo as show
 
 app = typer.Typer(
     name="asynclock",
-    help="Distributed locks for asyncio: leases over one Redis or a quorum of them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -23,8 +22,8 @@ app = typer.Typer(
 
 @app.callback()
 def main() -> None:
-    """A group, so that `demo` is a subcommand while it is the only one."""
-    main.__doc__ = None
+    """Distributed locks for asyncio: leases over one Redis or a quorum of them."""
+    # A callback makes typer keep `demo` a subcommand while it is the only one.
 
 
 def _finite(value: float) -> float:

@@ -17,38 +17,33 @@
 -- No shebang: under OOM a script with one is refused whole, and release and extend must go on.
 local hold, fence, undone = KEYS[1], KEYS[2], KEYS[3]
 local verb, id, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local holder = redis.call('GET', hold)
+local found = redis.call('MGET', hold, fence, undone)
+local holder, f = found[1], tonumber(found[2]) or 0
 
 if verb == 'acquire' then
-  if redis.call('EXISTS', undone) == 1 then return {-1} end
+  if found[3] then return {-1} end
   if holder and holder ~= id then return {0, redis.call('PTTL', hold), holder} end
-  local f = tonumber(redis.call('GET', fence)) or 0
   if f == 0 or not holder then
     local time = redis.call('TIME')
     local now = time[1] * 1000000 + time[2]
-    local seed = math.min(math.max(tonumber(ARGV[4]), now - 10000000), now + 10000000)
-    f = math.max(f + 1, seed)
+    f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), now - 10000000), now + 10000000))
     redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
   end
   -- Fence first, hold last: whatever fails between leaves nothing that blocks.
   if not holder then
-    redis.call('SET', hold, id, 'PX', lease)
+    if not redis.call('SET', hold, id, 'NX', 'PX', lease) then redis.call('GET', hold) end  -- no string: WRONGTYPE
   elseif redis.call('PTTL', hold) < lease then
     redis.call('PEXPIRE', hold, lease)
   end
   return {1, f}
 end
 
-local f = 0
-if ARGV[4] ~= '0' then
-  f = tonumber(redis.call('GET', fence)) or 0
-  if f >= tonumber(ARGV[4]) then
-    redis.call('PEXPIRE', fence, ARGV[5])
-  elseif not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then  -- pcall: OOM must not stop the rest
-    f = tonumber(ARGV[4])
-  end
+-- pcall below: OOM must not stop a release or an extend.
+if f < tonumber(ARGV[4]) then
+  if not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then f = tonumber(ARGV[4]) end
+elseif verb == 'extend' and ARGV[4] ~= '0' then
+  redis.call('PEXPIRE', fence, ARGV[5])
 end
-
 if verb == 'release' and ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
 if holder ~= id then return {0, redis.call('PTTL', hold), holder or ''} end
 if verb == 'extend' then

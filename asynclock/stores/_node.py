@@ -2,10 +2,12 @@
 
 1. Commands of one loop turn leave in one write; replies come back in the order of the commands, to a deque of sinks.
    No task, timer, lock or closure per command.
-2. A command that has no answer by its sink's deadline counts as no vote. Its place in the deque stays, so that a late
-   reply falls on it and nowhere else. One timer watches the earliest deadline.
-3. A server that has been silent for three times the deadline is down: its connection is dropped, commands fail at
-   once, and one task connects again with back-off. A broken stream is never used again.
+2. A command that has no answer by its sink's deadline, from a server that has been silent as long, counts as no vote.
+   (While replies come, it is we or the line who are slow: a thousand tasks at once are no outage. But there is an end
+   to that, too.) Its place in the deque stays, so that a late reply falls on it and nowhere else. One timer watches
+   the earliest deadline.
+3. A server that has been silent for three times as long is down: its connection is dropped, commands fail at once, and
+   one task connects again with back-off. A broken stream is never used again.
 4. A release that could not be delivered is owed, and goes first on the next connection. An id whose acquire was left
    unanswered on an earlier connection is released with a tombstone: that acquire may still sit in the server's socket.
 5. Nothing that could create a key is sent again (NOSCRIPT) once the release of its id was queued.
@@ -15,18 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import warnings
-from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
-
-import hiredis
 
 from asynclock._errors import ConfigError
 from asynclock._op import Facts, Verb
 from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of
 from asynclock.stores._keys import mark
+from asynclock.stores._link import Link, Once
 from asynclock.stores._wire import PLAIN_NO, PLAIN_YES, encode, encode_whole, pack
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ CONNECT_TIMEOUT = 5.0
 """For TCP, TLS and login together, in seconds, unless the user's settings are shorter."""
 
 _BACKOFF = (0.05, 2.0)  # seconds: first and longest pause between two attempts to connect
+_BACKLOG = 20  # so many node timeouts a command may wait behind others that are being answered
 _BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent again
 _HOPELESS = 5.0  # seconds between attempts where only the user can help
 
@@ -63,56 +65,6 @@ class Dialer(Protocol):
         """A new connection, not yet connected."""
 
 
-class Link(asyncio.Protocol):
-    """One connection, and who waits on it."""
-
-    def __init__(self, node: RedisNode, writer: asyncio.StreamWriter) -> None:
-        self.waiting: deque[Sink | _Once] = deque()
-        self.transport: Any = writer.transport
-        self._node = node
-        self._index = node.index
-        self._writer = writer  # else it would close the transport when collected
-        self._out: list[bytes] = []
-        self._reader = hiredis.Reader(replyError=ServerError)
-        self._call_soon = asyncio.get_running_loop().call_soon
-
-    def send(self, wire: bytes, sink: Sink | _Once) -> None:
-        if not self._out:
-            self._call_soon(self._flush)
-        self._out.append(wire)
-        self.waiting.append(sink)
-
-    def _flush(self) -> None:
-        if self._out:
-            self.transport.write(b"".join(self._out))
-            self._out.clear()
-
-    def data_received(self, data: bytes) -> None:
-        reader, take, index = self._reader, self.waiting.popleft, self._index
-        try:
-            reader.feed(data)
-            while (reply := reader.gets()) is not False:
-                sink = take()
-                if type(reply) is list:
-                    sink.answer(index, reply)
-                else:
-                    self._node.odd_reply(self, sink, reply)
-        except (hiredis.ProtocolError, IndexError) as error:
-            self._node.lost(self, ConnectionError(f"{self._node.label} broke the protocol: {error}"))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        why = exc or "it closed the connection"
-        self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))
-
-    def hang_up(self) -> None:
-        self._flush()
-        self.transport.close()
-
-    def abort(self) -> None:
-        self._out.clear()
-        self.transport.abort()
-
-
 class RedisNode:
     """See the module's rules."""
 
@@ -124,7 +76,7 @@ class RedisNode:
         self.facts: Facts | None = None
         self._dialer = dialer
         self._config = config
-        self._clock = config.clock
+        self.clock = config.clock
         self._link: Link | None = None
         self._mute_until = 0.0
         self._timer: Any = None
@@ -157,9 +109,9 @@ class RedisNode:
         if self._timer is None or sink.deadline < self._timer_at:
             self._arm(sink.deadline)
 
-    def odd_reply(self, link: Link, sink: Sink | _Once, reply: Any) -> None:
+    def odd_reply(self, link: Link, sink: Sink | Once, reply: Any) -> None:
         """All that is not the list of a script: a plain SET's answer, an error, the answers to a handshake."""
-        if isinstance(sink, _Once):
+        if isinstance(sink, Once):
             sink.answer(self.index, reply)
         elif reply is None or reply == b"OK":
             sink.answer(self.index, PLAIN_NO if reply is None else PLAIN_YES)
@@ -180,13 +132,13 @@ class RedisNode:
             case _:
                 if sink.op.verb is Verb.RELEASE:  # BUSY and the like: nothing was done, and soon it can be
                     self._owe(sink.op)
-                    self._clock.call_at(self._clock.now() + _BUSY_PAUSE, self._pay_debts)
+                    self.clock.call_at(self.clock.now() + _BUSY_PAUSE, self._pay_debts)
                 sink.fail(self.index, error, maybe=False)
 
-    def _ask(self, link: Link, *command: str) -> _Once:
+    def _ask(self, link: Link, *command: str) -> Once:
         """One command outside the votes."""
-        now = self._clock.now()
-        once = _Once(now, now + CONNECT_TIMEOUT)
+        now = self.clock.now()
+        once = Once(now, now + CONNECT_TIMEOUT)
         link.send(pack(*command), once)
         if self._timer is None:
             self._arm(once.deadline)
@@ -196,7 +148,7 @@ class RedisNode:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = when
-        self._timer = self._clock.call_at(when, self._watch)
+        self._timer = self.clock.call_at(when, self._watch)
 
     def _watch(self) -> None:
         """Rules 2 and 3: fail what is overdue; drop a server that has gone silent."""
@@ -204,19 +156,20 @@ class RedisNode:
         link = self._link
         if link is None or not link.waiting:
             return
-        now = self._clock.now()
+        now = self.clock.now()
         oldest = link.waiting[0]
-        silent_at = oldest.deadline + 2 * (oldest.deadline - oldest.sent)
-        if now >= silent_at:
-            self.lost(link, TimeoutError(f"{self.label} has been silent for {now - oldest.sent:.3g} s"))
+        limit = oldest.deadline - oldest.sent
+        if now - link.moved_at >= 3 * limit:
+            self.lost(link, TimeoutError(f"{self.label} has been silent for {now - link.moved_at:.3g} s"))
             return
-        overdue = [sink for sink in link.waiting if sink.deadline <= now]
-        later = min((sink.deadline for sink in link.waiting if sink.deadline > now), default=silent_at)
+        overdue = [sink for sink in link.waiting if is_overdue(sink, link.moved_at, now)]
+        later = min((sink.deadline for sink in link.waiting if sink.deadline > now), default=math.inf)
         for sink in overdue:
-            limit = sink.deadline - sink.sent
-            sink.fail(self.index, TimeoutError(f"{self.label} did not answer within {limit:.3g} s"), maybe=True)
+            after = now - sink.sent
+            sink.fail(self.index, TimeoutError(f"{self.label} did not answer within {after:.3g} s"), maybe=True)
         if self._link is link and self._timer is None:
-            self._arm(min(later, silent_at))
+            again = link.moved_at + (3 * limit if overdue else limit)
+            self._arm(max(min(later, again), now + 0.001))
 
     # -- the connection ------------------------------------------------------------------------------------------
 
@@ -239,10 +192,10 @@ class RedisNode:
         sinks = list(link.waiting)
         link.waiting.clear()
         for sink in sinks:
-            if isinstance(sink, _Once):
+            if isinstance(sink, Once):
                 continue
             if sink.op.verb is Verb.ACQUIRE:
-                self._orphans[sink.op.id] = self._clock.now() + sink.op.lease + 60.0
+                self._orphans[sink.op.id] = self.clock.now() + sink.op.lease + 60.0
             elif sink.op.verb is Verb.RELEASE:
                 self._owe(sink.op)
         for sink in sinks:
@@ -250,7 +203,7 @@ class RedisNode:
         self._reconnect()
 
     def _owe(self, op: Op) -> None:
-        self._owed.setdefault(op.id, (op, self._clock.now() + op.lease + 60.0))
+        self._owed.setdefault(op.id, (op, self.clock.now() + op.lease + 60.0))
 
     def _reconnect(self) -> None:
         if self._link is None and self.state is not NodeState.CLOSED and self._connecting is None:
@@ -341,7 +294,7 @@ class RedisNode:
         link = self._link
         if link is None:
             return
-        now = self._clock.now()
+        now = self.clock.now()
         self._orphans = {orphan: until for orphan, until in self._orphans.items() if until > now}
         owed, self._owed = self._owed, {}
         for op, until in owed.values():
@@ -368,12 +321,12 @@ class RedisNode:
         )
         # Somebody may have found the deployment new since this server started: then it bears its own mark.
         trusted = self.facts.mark == run_id and not self.facts.seen_other
-        self._mute_until = self._clock.now() + quarantine - uptime if self.facts.young and not trusted else 0.0
+        self._mute_until = self.clock.now() + quarantine - uptime if self.facts.young and not trusted else 0.0
         if not self.muted:
             self._leave_mark(link)
 
     def _muted(self, op: Op, sink: Sink) -> bool:
-        left = self._mute_until - self._clock.now()
+        left = self._mute_until - self.clock.now()
         if left <= 0:
             self.trust()
             return False
@@ -385,7 +338,7 @@ class RedisNode:
 
     @property
     def muted(self) -> bool:
-        return bool(self._mute_until) and self._mute_until > self._clock.now()
+        return bool(self._mute_until) and self._mute_until > self.clock.now()
 
     def trust(self) -> None:
         self._mute_until = 0.0
@@ -412,9 +365,9 @@ class RedisNode:
         if self._link is None:
             self._reconnect()
             raise self.error or ConnectionError(f"{self.label} is not connected")
-        began = self._clock.now()
+        began = self.clock.now()
         await self._ask(self._link, "PING").answer_of()
-        return self._clock.now() - began
+        return self.clock.now() - began
 
     async def aclose(self) -> None:
         self.state = NodeState.CLOSED
@@ -434,30 +387,10 @@ class RedisNode:
             link.waiting.clear()
 
 
-class _Once:
-    """Who awaits one command outside the votes: the handshake's, a ping."""
-
-    def __init__(self, sent: float, deadline: float) -> None:
-        self.sent = sent
-        self.deadline = deadline
-        self._answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def answer(self, index: int, reply: Any) -> None:
-        del index
-        if self._answer.done():
-            return
-        if isinstance(reply, Exception):
-            self._answer.set_exception(reply)
-            self._answer.exception()  # heard: nobody need fetch it
-        else:
-            self._answer.set_result(reply)
-
-    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
-        del maybe
-        self.answer(index, error)
-
-    async def answer_of(self) -> Any:
-        return await self._answer
+def is_overdue(sink: Sink | Once, moved_at: float, now: float) -> bool:
+    """Rule 2, where the link moved last at `moved_at`. Pure."""
+    limit = sink.deadline - sink.sent
+    return now >= sink.deadline and (now - moved_at >= limit or now >= sink.sent + _BACKLOG * limit)
 
 
 class _Debt:

@@ -1,0 +1,160 @@
+"""What the machine allows: asynclock's own commands with nothing around them.
+
+The same EVALSHA with the same script and arguments, from a protocol that only sends and counts: commands of one loop
+turn leave in one write, replies fall on a deque of callbacks. No lease, no watchdog, no timeout, no undo, no release on
+cancel: it is the bound to measure against, not a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from asynclock._op import Op, Verb
+from asynclock.locks.mutex import MUTEX
+from asynclock.stores._wire import encode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from benchmarks.servers import Server
+    from benchmarks.sides import Cycle
+
+LEASE = 30.0
+MEMORY = LEASE + 3600.0
+"""asynclock's defaults, so that the commands are the same to the byte count."""
+
+
+class Wire(asyncio.Protocol):
+    """One connection, and who hears each reply."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[Any], object]] = deque()
+        self._out: list[bytes] = []
+        self._reader = hiredis.Reader()
+        self._call_soon = asyncio.get_running_loop().call_soon
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def send(self, wire: bytes, hear: Callable[[Any], object]) -> None:
+        if not self._out:
+            self._call_soon(self._flush)
+        self._out.append(wire)
+        self._waiting.append(hear)
+
+    def _flush(self) -> None:
+        self.transport.write(b"".join(self._out))
+        self._out.clear()
+
+    def data_received(self, data: bytes) -> None:
+        reader, take = self._reader, self._waiting.popleft
+        reader.feed(data)
+        while (reply := reader.gets()) is not False:
+            take()(reply)
+
+
+class Vote:
+    """One op at all nodes: resolves its future with the greatest fence once a majority said yes."""
+
+    __slots__ = ("_fence", "_future", "_wanted")
+
+    def __init__(self, future: asyncio.Future[int], wanted: int) -> None:
+        self._future = future
+        self._wanted = wanted
+        self._fence = 0
+
+    def __call__(self, reply: Any) -> None:
+        if self._wanted == 0:
+            return
+        if type(reply) is not list or reply[0] != 1:
+            self._wanted = 0
+            self._future.set_exception(RuntimeError(f"the bare protocol was answered {reply!r}"))
+            return
+        if reply[1] > self._fence:
+            self._fence = reply[1]
+        self._wanted -= 1
+        if self._wanted == 0:
+            self._future.set_result(self._fence)
+
+
+@contextlib.asynccontextmanager
+async def bare(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """Cycles of the bare protocol over one node or several."""
+    loop = asyncio.get_running_loop()
+    wires = [(await loop.create_unix_connection(Wire, str(server.path)))[1] for server in servers]
+    load: tuple[Any, ...] = ("SCRIPT", "LOAD", MUTEX.script)
+    for wire in wires:
+        loaded: asyncio.Future[Any] = loop.create_future()
+        wire.send(hiredis.pack_command(load), loaded.set_result)
+        await loaded
+    try:
+        yield _one(wires[0]) if len(wires) == 1 else _many(wires)
+    finally:
+        for wire in wires:
+            wire.transport.close()
+
+
+def _one(wire: Wire) -> Cycle:
+    """A future per command is all that one node needs."""
+    new_future = asyncio.get_running_loop().create_future
+    make = _maker()
+
+    async def ask(op: Op) -> int:
+        future: asyncio.Future[Any] = new_future()
+        wire.send(encode(op, ""), future.set_result)
+        reply = await future
+        if type(reply) is not list or reply[0] != 1:
+            raise RuntimeError(f"the bare protocol was answered {reply!r}")
+        fence: int = reply[1]
+        return fence
+
+    async def cycle(i: int) -> None:
+        op = make(f"bare:{i}")
+        await ask(_release(op, await ask(op)))
+
+    return cycle
+
+
+def _many(wires: Sequence[Wire]) -> Cycle:
+    """A vote per command, the same one in each node's deque."""
+    new_future = asyncio.get_running_loop().create_future
+    make = _maker()
+    majority = len(wires) // 2 + 1
+
+    async def ask(op: Op) -> int:
+        future: asyncio.Future[int] = new_future()
+        vote, command = Vote(future, majority), encode(op, "")
+        for wire in wires:
+            wire.send(command, vote)
+        return await future
+
+    async def cycle(i: int) -> None:
+        op = make(f"bare:{i}")
+        await ask(_release(op, await ask(op)))
+
+    return cycle
+
+
+def _maker() -> Callable[[str], Op]:
+    """Makes acquires as asynclock does: a fresh random id that names its process and host."""
+    whoami = f"{os.getpid()}|{socket.gethostname().replace('|', '_')}"
+
+    def make(name: str) -> Op:
+        seed = int(time.time() * 1_000_000)
+        return Op(Verb.ACQUIRE, MUTEX, name, f"{secrets.token_hex(16)}|{seed}|{whoami}|", LEASE, seed, MEMORY)
+
+    return make
+
+
+def _release(op: Op, fence: int) -> Op:
+    return Op(Verb.RELEASE, op.kind, op.name, op.id, op.lease, fence, op.memory)

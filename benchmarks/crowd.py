@@ -1,0 +1,115 @@
+"""P9: very many tasks at once. Not how fast, but whether: errors, and connections at each server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from redis import Redis
+
+from benchmarks.goals import Verdict
+from benchmarks.servers import running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from benchmarks.sides import Cycle, Side
+
+HANG = 120.0
+"""A crowd that takes so many seconds has hung."""
+
+
+@dataclass(slots=True)
+class Crowd:
+    """What came of `tasks` tasks, each with a few cycles of its own free lock, all started in one loop turn."""
+
+    side: str
+    nodes: int
+    tasks: int
+    cycles: int = 0
+    wall: float = 0.0
+    errors: Counter[str] = field(default_factory=Counter)
+    logged: int = 0  # warnings of asynclock: releases without an answer, say
+    connections: int = 0  # at the server that has most, once the crowd is through: ordinary ones
+    subscriptions: int = 0  # and subscribed ones
+    opened: int = 0  # in all, at the server that saw most
+
+    def verdicts(self) -> list[Verdict]:
+        """No error, and no connection beyond one and one subscription per node."""
+        who = f"{self.side}, {self.nodes} node{'s' * (self.nodes > 1)}, {self.tasks} tasks"
+        few = self.connections <= 1 and self.subscriptions <= 1 and self.opened <= 2
+        told = f"{self.connections} + {self.subscriptions}, {self.opened} opened in all"
+        return [
+            Verdict(f"{who}: errors", "0", str(self.errors.total()), not self.errors),
+            Verdict(f"{who}: connections + subscriptions per node", "<= 1 + 1", told, few),
+        ]
+
+
+async def run(name: str, side: Side, nodes: int, tasks: int, each: int = 3) -> Crowd:
+    """One crowd on fresh servers."""
+    crowd = Crowd(name, nodes, tasks)
+    with running(nodes) as servers, _counting_warnings(crowd):
+        watchers = [Redis(unix_socket_path=str(server.path)) for server in servers]
+        before = [_opened(watcher) for watcher in watchers]
+        try:
+            async with side(servers) as cycle:
+                await _all_at_once(crowd, cycle, each)
+                _count_connections(crowd, watchers, before)
+        finally:
+            for watcher in watchers:
+                watcher.close()
+    return crowd
+
+
+@contextlib.contextmanager
+def _counting_warnings(crowd: Crowd) -> Iterator[None]:
+    """Thousands of them are counted, not printed."""
+
+    def count(record: logging.LogRecord) -> bool:
+        crowd.logged += record.levelno >= logging.WARNING
+        return False
+
+    log = logging.getLogger("asynclock")
+    log.addFilter(count)
+    try:
+        yield
+    finally:
+        log.removeFilter(count)
+
+
+async def _all_at_once(crowd: Crowd, cycle: Cycle, each: int) -> None:
+    async def work(i: int) -> None:
+        for _ in range(each):
+            try:
+                await cycle(i)
+            except Exception as error:  # whatever it is: it is counted
+                crowd.errors[type(error).__name__] += 1
+            else:
+                crowd.cycles += 1
+
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(HANG):
+            await asyncio.gather(*(work(i) for i in range(crowd.tasks)))
+    except TimeoutError:
+        crowd.errors["hung"] += 1
+    crowd.wall = time.perf_counter() - began
+
+
+def _count_connections(crowd: Crowd, watchers: Sequence[Redis], before: Sequence[int]) -> None:
+    for watcher, already in zip(watchers, before, strict=True):
+        clients: list[dict[str, Any]] = watcher.client_list()
+        subscribed = sum(any(int(client.get(key, 0)) for key in ("sub", "psub", "ssub")) for client in clients)
+        crowd.connections = max(crowd.connections, len(clients) - subscribed - 1)  # but for the watcher
+        crowd.subscriptions = max(crowd.subscriptions, subscribed)
+        crowd.opened = max(crowd.opened, _opened(watcher) - already)
+
+
+def _opened(watcher: Redis) -> int:
+    stats: dict[str, Any] = watcher.info("stats")
+    return int(stats["total_connections_received"])

@@ -1,0 +1,81 @@
+"""The tables."""
+
+from __future__ import annotations
+
+import math
+import sys
+from statistics import median
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from benchmarks.crowd import Crowd
+    from benchmarks.goals import Verdict
+    from benchmarks.runner import Runs
+
+console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
+
+_WORD = {True: "yes", False: "NO", None: "not judged"}
+
+
+def runs(title: str, each: Mapping[str, Runs]) -> None:
+    """One line per side; a side that failed says why."""
+    rows: list[tuple[str, ...]] = []
+    for name, its in each.items():
+        if its.error:
+            rows.append((name, "failed:", its.error))
+            continue
+        rate = its.median_of(lambda turn: turn.rate)
+        ours = its.median_of(lambda turn: turn.cpu_per_cycle)
+        servers = its.median_of(lambda turn: turn.server_cpu_per_cycle)
+        rows.append((name, f"{rate:,.0f}", *map(_time, (its.p(50), its.p(99), ours, servers))))
+    _print(title, ("side", "cycles/s", "p50", "p99", "client CPU per cycle", "servers' CPU per cycle"), rows)
+
+
+def crowds(title: str, each: Iterable[Crowd]) -> None:
+    rows: list[tuple[str, ...]] = []
+    for one in each:
+        errors = ", ".join(f"{count} {name}" for name, count in one.errors.items()) or "0"
+        cells = (
+            one.nodes,
+            one.tasks,
+            one.cycles,
+            f"{one.wall:.2f} s",
+            errors,
+            one.logged,
+            one.connections,
+            one.subscriptions,
+        )
+        rows.append((one.side, *map(str, cells), str(one.opened)))
+    heads = ("side", "nodes", "tasks", "cycles", "took", "errors", "logged", "connections", "subscriptions", "opened")
+    _print(title, heads, rows)
+
+
+def imports(title: str, seconds: Mapping[str, Sequence[float]]) -> None:
+    _print(title, ("module", "median import"), [(name, _time(median(took))) for name, took in seconds.items()])
+
+
+def verdicts(title: str, each: Iterable[Verdict]) -> None:
+    """The targets, and whether they are reached: median of the rounds' ratios (least to greatest)."""
+    rows = [(one.what, one.target, one.measured, _WORD[one.reached]) for one in each]
+    _print(title, ("target", "wanted", "measured", "reached"), rows)
+
+
+def _print(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = Table()
+    for index, head in enumerate(heads):
+        table.add_column(head, overflow="fold", justify="left" if index == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    console.print(f"\n{title}", style="bold")
+    console.print(table)
+
+
+def _time(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "-"
+    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:,.2f} ms"

@@ -1,0 +1,163 @@
+"""Sides side by side: short slices in turn, in one process and one run, so that what drifts drifts for all.
+
+A ratio is taken within each round, and the median over the rounds is what counts. Absolute figures of one run say
+little about another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+import time
+from array import array
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+from benchmarks.servers import running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from benchmarks.goals import Goal
+    from benchmarks.servers import Server
+    from benchmarks.sides import Cycle, Side
+
+HANG = 30.0
+"""A slice that takes so many seconds longer than it should has hung."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Who meets whom, on how many servers, with how many tasks; and what should come of it."""
+
+    title: str
+    servers: int
+    tasks: int
+    sides: Mapping[str, Side]
+    goals: Sequence[Goal]
+    apart: bool = False  # each side has servers of its own
+
+    def share(self, servers: Sequence[Server], index: int) -> Sequence[Server]:
+        """The servers of one side."""
+        return servers[index * self.servers : (index + 1) * self.servers] if self.apart else servers
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One side's turn in one round."""
+
+    wall: float
+    cpu: float  # of this process
+    server_cpu: float  # of all servers together
+    times: array[float]  # of each cycle, in seconds
+
+    @property
+    def rate(self) -> float:
+        return len(self.times) / self.wall
+
+    @property
+    def p50(self) -> float:
+        return median(self.times)
+
+    @property
+    def cpu_per_cycle(self) -> float:
+        return self.cpu / len(self.times)
+
+    @property
+    def server_cpu_per_cycle(self) -> float:
+        return self.server_cpu / len(self.times)
+
+
+@dataclass(slots=True)
+class Runs:
+    """All turns of one side; or what it died of."""
+
+    slices: list[Slice] = field(default_factory=list)
+    error: str = ""
+
+    def p(self, percent: int) -> float:
+        """A percentile of the cycles of all rounds, in seconds."""
+        times = array("d")
+        for each in self.slices:
+            times.extend(each.times)
+        return quantiles(times, n=100, method="inclusive")[percent - 1]
+
+    def median_of(self, measure: Callable[[Slice], float]) -> float:
+        return median(map(measure, self.slices))
+
+
+async def run(contest: Contest, rounds: int, seconds: float) -> dict[str, Runs]:
+    """Let the sides take turns, in another order each round; the first, unrecorded, warms up."""
+    runs = {name: Runs() for name in contest.sides}
+    count = contest.servers * (len(contest.sides) if contest.apart else 1)
+    with running(count) as servers:
+        async with contextlib.AsyncExitStack() as stack:
+            cycles = await _enter(contest, servers, stack, runs)
+            for number in range(rounds + 1):
+                for name in random.sample(list(cycles), len(cycles)):
+                    try:
+                        turn = await _slice(cycles[name], servers, contest.tasks, seconds)
+                    except Exception as error:  # a side may fail in any way: it is reported, the others go on
+                        runs[name].error = _told(error)
+                        del cycles[name]
+                        continue
+                    if number:
+                        runs[name].slices.append(turn)
+    return runs
+
+
+async def _enter(
+    contest: Contest, servers: Sequence[Server], stack: contextlib.AsyncExitStack, runs: Mapping[str, Runs]
+) -> dict[str, Cycle]:
+    cycles = {}
+    for index, (name, side) in enumerate(contest.sides.items()):
+        entered = side(contest.share(servers, index))
+        try:
+            cycles[name] = await entered.__aenter__()
+        except Exception as error:  # not installed, or does not work on this Python
+            runs[name].error = _told(error)
+        else:
+            stack.push_async_callback(_leave, entered, runs[name])
+    return cycles
+
+
+async def _leave(entered: AbstractAsyncContextManager[Cycle], its: Runs) -> None:
+    """A side that cannot even close is reported; it takes no other with it."""
+    try:
+        await entered.__aexit__(None, None, None)
+    except Exception as error:  # as above
+        its.error = its.error or f"closing: {_told(error)}"
+
+
+async def _slice(cycle: Cycle, servers: Sequence[Server], tasks: int, seconds: float) -> Slice:
+    """As many cycles as `tasks` tasks do in so many seconds."""
+    gc.collect()  # each side pays for its own garbage
+    await asyncio.sleep(0.01)  # what the last side left under way comes in
+    clock, times = time.perf_counter, array("d")
+    server_cpu, cpu, began = _cpu_of(servers), time.process_time(), clock()
+    end = began + seconds
+
+    async def work(i: int) -> None:
+        while (start := clock()) < end:
+            await cycle(i)
+            times.append(clock() - start)
+
+    async with asyncio.timeout(seconds + HANG), asyncio.TaskGroup() as group:
+        for i in range(tasks):
+            group.create_task(work(i))
+    return Slice(clock() - began, time.process_time() - cpu, _cpu_of(servers) - server_cpu, times)
+
+
+def _cpu_of(servers: Sequence[Server]) -> float:
+    return sum(server.cpu() for server in servers)
+
+
+def _told(error: BaseException) -> str:
+    """The error in a line; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {str(error) or 'no answer'}".splitlines()[0]

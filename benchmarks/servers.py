@@ -1,0 +1,56 @@
+"""Real servers, one unix socket each, from the embedded wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asynclock.stores import _valkey
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server process."""
+
+    path: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.path}"
+
+    def cpu(self) -> float:
+        """The CPU seconds it has used; NaN where the system does not tell (elsewhere than on Linux)."""
+        # The clock id of another process, as clock_getcpuclockid(3) makes it; /proc counts in steps of 10 ms only.
+        return time.clock_gettime((~self.process.pid << 3) | 2) if sys.platform == "linux" else math.nan
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def running(count: int) -> Iterator[list[Server]]:
+    """So many fresh servers; gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="asynclock-bench-") as folder:
+        paths = [Path(folder) / f"s{index}.sock" for index in range(count)]
+        processes = [_valkey.start(path) for path in paths]
+        try:
+            for path, process in zip(paths, processes, strict=True):
+                _valkey.wait_ready(path, process)
+            yield [Server(path, process) for path, process in zip(paths, processes, strict=True)]
+        finally:
+            _valkey.stop(processes)

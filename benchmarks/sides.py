@@ -1,0 +1,129 @@
+"""The contestants. Each is an async context manager over servers that yields `cycle(i)`: acquire and release the free
+lock of task i, once, or raise.
+
+Each is used as its own documentation does, with connections made beforehand, the same lease, and nothing that it
+could do without: no watchdog of aioredlock's, no extension, no metadata. asynclock alone runs with its watchdog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from asynclock import Redlock
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from benchmarks.servers import Server
+
+    Cycle = Callable[[int], Awaitable[None]]
+    Side = Callable[[Sequence[Server]], AbstractAsyncContextManager[Cycle]]
+
+LEASE = 30.0
+
+
+@contextlib.asynccontextmanager
+async def asynclock(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """`async with redlock(name)`: guarded, watched, with a fencing token."""
+    async with Redlock(*(server.url for server in servers), lease=LEASE) as redlock:
+
+        async def cycle(i: int) -> None:
+            async with redlock(f"asynclock:{i}"):
+                pass
+
+        yield cycle
+
+
+@contextlib.asynccontextmanager
+async def redis_py(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """`async with client.lock(name)` of redis-py, its default pool; the first server only, as that lock knows one."""
+    async with Redis.from_url(servers[0].url) as client:
+
+        async def cycle(i: int) -> None:
+            async with client.lock(f"redis-py:{i}", timeout=LEASE):
+                pass
+
+        yield cycle
+
+
+@contextlib.asynccontextmanager
+async def gathered(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """Redlock as people write it by hand: gather and wait_for over redis-py clients."""
+    async with _clients(servers) as clients:
+        free = clients[0].register_script(
+            "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+        )
+
+        async def vote(asked: Awaitable[Any]) -> bool:
+            try:
+                return bool(await asyncio.wait_for(asked, 1.0))
+            except (RedisError, OSError, TimeoutError):
+                return False
+
+        async def cycle(i: int) -> None:
+            name, token, began = f"gather:{i}", secrets.token_hex(16), time.monotonic()
+            px = int(LEASE * 1000)
+            votes = await asyncio.gather(*(vote(client.set(name, token, nx=True, px=px)) for client in clients))
+            left = LEASE - (time.monotonic() - began) - LEASE * 0.01 - 0.002
+            if sum(votes) <= len(clients) // 2 or left <= 0:
+                raise RuntimeError(f"the hand-written Redlock won {sum(votes)} of {len(clients)} for a free name")
+            await asyncio.gather(*(vote(free(keys=[name], args=[token], client=client)) for client in clients))
+
+        yield cycle
+
+
+@contextlib.asynccontextmanager
+async def pottery(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """pottery's AIORedlock."""
+    lock_type: Any = importlib.import_module("pottery").AIORedlock
+    async with _clients(servers) as clients:
+        masters = frozenset(clients)
+
+        async def cycle(i: int) -> None:
+            async with lock_type(key=f"pottery:{i}", masters=masters, auto_release_time=LEASE):
+                pass
+
+        yield cycle
+
+
+@contextlib.asynccontextmanager
+async def aioredlock(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """aioredlock over aioredis 1.3; its import needs distutils, which Python 3.12 no longer has."""
+    manager: Any = importlib.import_module("aioredlock").Aioredlock([str(server.path) for server in servers])
+    try:
+
+        async def cycle(i: int) -> None:
+            await manager.unlock(await manager.lock(f"aioredlock:{i}", lock_timeout=LEASE))
+
+        yield cycle
+    finally:
+        await manager.destroy()
+
+
+@contextlib.asynccontextmanager
+async def two_stopped(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """asynclock while the last two servers are frozen (SIGSTOP), which happens after it has connected and worked."""
+    async with asynclock(servers) as cycle:
+        await cycle(0)
+        for server in servers[-2:]:
+            server.freeze()
+        try:
+            yield cycle
+        finally:
+            for server in servers[-2:]:
+                server.thaw()
+
+
+@contextlib.asynccontextmanager
+async def _clients(servers: Sequence[Server]) -> AsyncIterator[list[Redis]]:
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(Redis.from_url(server.url)) for server in servers]
