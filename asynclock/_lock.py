@@ -47,7 +47,13 @@ class Lock:
 
     __slots__ = ("__weakref__", "_kind", "_name", "_session_of", "_settings", "_tenures")
 
-    def __init__(self, name: str, kind: Kind, settings: LockSettings, session_of: Callable[[asyncio.Task[Any] | None], Session]) -> None:
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        settings: LockSettings,
+        session_of: Callable[[asyncio.Task[Any] | None], Session],
+    ) -> None:
         self._name = name
         self._kind = kind
         self._settings = settings

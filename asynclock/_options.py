@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
 from asynclock._errors import ConfigError, brief
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Seconds: TypeAlias = float | timedelta
 

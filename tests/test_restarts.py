@@ -160,7 +160,9 @@ async def test_d7_an_operator_takes_the_key_away(five: list[Server], name: str, 
 async def test_d10_info_and_script_are_forbidden(five: list[Server], name: str) -> None:
     """One warning per node; locks work."""
     for each in five:
-        each.cli().acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info", "-script"])
+        each.cli().acl_setuser(
+            "app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info", "-script"]
+        )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         async with Redlock(*(each.url.replace("unix://", "unix://app:pw@") for each in five)) as redlock:
