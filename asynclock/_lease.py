@@ -18,7 +18,7 @@ import logging
 import math
 import warnings
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import ref
 
 from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupported, brief
@@ -30,7 +30,6 @@ from asynclock._watchdog import RENEW_BELOW, Due, due, retry_after
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from asynclock._lock import Lock
     from asynclock._options import LockSettings, Seconds
     from asynclock._session import Session
 
@@ -49,6 +48,13 @@ class Tenure(Enum):
 _OPEN = (Tenure.HELD, Tenure.UNKNOWN)
 
 
+class Recipe(Protocol):
+    """The Lock it was taken through."""
+
+    def forget(self, lease: Lease) -> None:
+        """The lease was given back."""
+
+
 class Lease:
     """One tenure of a lock. Never made by hand; belongs to its event loop."""
 
@@ -61,7 +67,7 @@ class Lease:
     def __init__(
         self,
         session: Session,
-        lock: Lock,
+        lock: Recipe,
         task: asyncio.Task[Any] | None,
         settings: LockSettings,
         grant: Ballot,
@@ -83,13 +89,15 @@ class Lease:
         self._waiters: list[asyncio.Future[None]] = []
         self._hold_until = math.inf if settings.max_hold is None else grant.sent + settings.max_hold
         # One ballot's grants all end alike, counted from its one send; a majority of them there is.
-        end = self._valid_until = grant.sent + settings.lease - drift(settings.lease)
+        end = grant.sent + settings.lease - drift(settings.lease)
+        self._valid_until = -math.inf
         self._ends = [-math.inf] * grant.nodes  # at each node, in our clock
         for index, vote in enumerate(grant.votes):
             if vote.__class__ is list and vote == [1, fence]:
                 self._ends[index] = end
             else:
                 self._count(grant, index)
+        self._valid_until = end
         grant.late = self._count
         self._renew_at = self._next_renewal()
         self.slot = 0

@@ -52,22 +52,12 @@ class Verdict(IntEnum):
 
 
 class Op:
-    """One request to every node. Only `undone`, `tombstone` and `wire` ever change."""
+    """One request to every node. Only `undone`, `wire` and `native` ever change."""
 
     __slots__ = (
-        "fence",
-        "id",
-        "kind",
-        "lease",
-        "memory",
-        "name",
-        "plain",
-        "rest",
-        "tombstone",
-        "undone",
-        "verb",
+        "fence", "id", "kind", "lease", "memory", "name", "native", "plain", "rest", "tombstone", "undone", "verb",
         "wire",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -94,6 +84,7 @@ class Op:
         self.tombstone = tombstone  # release: leave one, for an acquire that may still be on its way
         self.undone = False  # acquire: its undo or release was queued; it must not be sent again
         self.wire: bytes | None = None  # a store's encoding of it, made once for all nodes
+        self.native: bytes | None = None  # the same as a command of the server's own, where it has one
 
     def __repr__(self) -> str:
         return f"<Op {self.verb.value} {self.kind.name} {self.name!r}>"

@@ -129,8 +129,9 @@ async def test_fences_rise_over_nodes_that_disagree(five: list[Server], name: st
         async with redlock(name) as lease:
             fence = lease.fence
         key = f"asynclock~{{{name}}}fence"
-        for ahead in (10**7, 10**9, 10**12):
-            five[ahead % 3].cli().set(key, fence + ahead)
+        for ahead, nodes in ((10**7, five[:1]), (10**9, five[1:]), (10**10, five[2:4]), (10**12, five[3:])):
+            for each in nodes:
+                each.cli().set(key, fence + ahead)
             async with redlock(name) as lease:
                 granted = [int(each.cli().get(key) or 0) for each in five]  # type: ignore[arg-type]
                 assert sum(known >= lease.fence for known in granted) >= 3

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import random
@@ -28,7 +29,7 @@ from asynclock._op import Facts, Verb
 from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of
 from asynclock.stores._keys import mark
 from asynclock.stores._link import Link, Once
-from asynclock.stores._wire import PLAIN_NO, PLAIN_YES, encode, encode_whole, pack
+from asynclock.stores._wire import NATIVE_RELEASES, PLAIN_NO, PLAIN_YES, encode, encode_native, encode_whole, pack
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -79,6 +80,7 @@ class RedisNode:
         self.clock = config.clock
         self._link: Link | None = None
         self._mute_until = 0.0
+        self._native: tuple[str, ...] = ()  # the server's own release, if it has one and we may use it
         self._timer: Any = None
         self._timer_at = 0.0
         self._connecting: asyncio.Task[None] | None = None
@@ -104,10 +106,22 @@ class RedisNode:
             return
         if self._orphans and op.verb is Verb.RELEASE and op.id in self._orphans:
             link.send(encode_whole(op, self._config.prefix, tombstone=True), sink)
+        elif self._native and op.verb is Verb.RELEASE and (wire := self._native_wire(op)):
+            link.send(wire, sink)
         else:
             link.send(op.wire or encode(op, self._config.prefix), sink)
         if self._timer is None or sink.deadline < self._timer_at:
             self._arm(sink.deadline)
+
+    def _native_wire(self, op: Op) -> bytes | None:
+        return op.native or encode_native(op, self._config.prefix, self._native)
+
+    def native_reply(self, link: Link, sink: Sink | Once, deleted: int) -> None:
+        """The answer to a release by the server's own command; the script knows more where it deleted nothing."""
+        if deleted or isinstance(sink, Once):
+            sink.answer(self.index, PLAIN_YES)
+        else:
+            link.send(encode(sink.op, self._config.prefix), sink)
 
     def odd_reply(self, link: Link, sink: Sink | Once, reply: Any) -> None:
         """All that is not the list of a script: a plain SET's answer, an error, the answers to a handshake."""
@@ -124,6 +138,9 @@ class RedisNode:
         match fault_of(error):
             case Fault.RESEND if not sink.op.undone:
                 link.send(encode_whole(sink.op, self._config.prefix), sink)
+            case Fault.CONFIG if self._native and sink.op.native:  # an ACL that lets us run scripts, but not this
+                self._native = ()
+                link.send(encode(sink.op, self._config.prefix), sink)
             case Fault.CONFIG:
                 sink.fail(self.index, config_error(self.label, error), maybe=False)
             case Fault.RECONNECT:
@@ -262,10 +279,15 @@ class RedisNode:
         return link
 
     async def _handshake(self, link: Link) -> None:
+        natives = self._ask(link, "COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
         asked = [self._ask(link, "SCRIPT", "LOAD", kind.script) for kind in self._config.kinds]
         if self._config.quarantine is not None:
             asked += [self._ask(link, "INFO", "server"), self._ask(link, "GET", mark(self._config.prefix))]
         answers = await asyncio.gather(*(once.answer_of() for once in asked), return_exceptions=True)
+        self._native = ()
+        with contextlib.suppress(ServerError):  # COMMAND is forbidden: then scripts do all
+            there = await natives.answer_of()
+            self._native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
         for answer in answers:
             if isinstance(answer, ServerError):
                 self._soft_fail(answer)

@@ -1,0 +1,141 @@
+"""`asynclock demo`: real servers and processes, of which some are killed and frozen, and a verdict from the records."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asynclock._clock import now
+from asynclock._errors import ConfigError
+from asynclock.cli._chaos import Chaos
+from asynclock.cli._ledger import LedgerServer
+from asynclock.cli._picture import Picture, tell
+from asynclock.cli._records import figures, verdict
+from asynclock.cli._stage import LEASE, Stage, State
+from asynclock.stores import _valkey
+
+if TYPE_CHECKING:
+    from asynclock.cli._records import Run
+
+SHORTEST = 6.0
+LONGEST = 15.0
+_GRACE = 5.0  # seconds more for a machine that is slow to let the last blow be got over
+_GATHER = 8.0  # seconds for all processes to start
+_PARTING = 5.0  # seconds for the workers to end in peace; they need one only on a machine that has time for them
+_FRAME = 0.08
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def perform(nodes: int, workers: int, seconds: float, lively: bool) -> int:
+    """Run it all, tell the verdict, and answer the exit code. Nothing is left behind. Raises ConfigError."""
+    _valkey.binary()
+    with asyncio.Runner() as runner:
+        run, interrupted = runner.run(_until_signal(nodes, workers, seconds, lively))
+    if run is None:
+        tell(f"interrupted by {signal.Signals(interrupted).name}: no verdict, nothing is left behind", lively)
+        return 128 + interrupted
+    checks = verdict(run)
+    good = all(check.ok for check in checks)
+    tell("\nchecked in what this run recorded:", lively)
+    for check in checks:
+        tell(f"  {'ok  ' if check.ok else 'FAIL'} {check.text}", lively, "green" if check.ok else "bold red")
+    tell(f"figures: {figures(run)}", lively)
+    tell(f"verdict: {'the lock held' if good else 'NOT PROVEN'}", lively, "bold green" if good else "bold red")
+    return 0 if good else 1
+
+
+async def _until_signal(nodes: int, workers: int, seconds: float, lively: bool) -> tuple[Run | None, int]:
+    """The run, or the signal that ended it early. Once one has come, others cannot disturb the clearing up."""
+    loop = asyncio.get_running_loop()
+    playing = asyncio.ensure_future(_play(nodes, workers, seconds, lively))
+    came: list[int] = []
+
+    def stop(number: int) -> None:
+        came.append(number)
+        if len(came) == 1:
+            playing.cancel()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await playing, 0
+    except asyncio.CancelledError:
+        if not came:
+            raise
+        return None, came[0]
+
+
+async def _play(nodes: int, workers: int, seconds: float, lively: bool) -> Run:
+    with tempfile.TemporaryDirectory(prefix="asynclock-demo-") as folder, Stage(Path(folder), nodes, workers) as stage:
+        async with LedgerServer(stage.socket, stage.ledger, stage.meet) as server:
+            with Picture(stage, seconds, lively) as picture:
+                watching = asyncio.create_task(_watch(stage, picture))
+                acting = asyncio.create_task(_act(stage, server, seconds))
+                try:
+                    await asyncio.wait({watching, acting}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for task in (watching, acting):
+                        task.cancel()
+                    ended = await asyncio.gather(watching, acting, return_exceptions=True)
+                for error in ended:
+                    if isinstance(error, Exception):
+                        raise error
+                picture.draw()
+            if stage.run.accidents:
+                tell(stage.log.read_text(errors="replace"), lively)
+    stage.run.total = stage.ledger.total
+    return stage.run
+
+
+async def _watch(stage: Stage, picture: Picture) -> None:
+    while True:
+        stage.look()
+        picture.draw()
+        await asyncio.sleep(_FRAME)
+
+
+async def _act(stage: Stage, server: LedgerServer, seconds: float) -> None:
+    for node in stage.servers:
+        node.start()
+    for node in stage.servers:
+        await node.ready()
+    for worker in stage.workers:
+        stage.start(worker)
+    if not await _connected(stage, _GATHER):
+        raise ConfigError(f"the workers did not start: {stage.log.read_text(errors='replace')}")
+    stage.run.start = now()
+    server.go.set()
+    try:
+        async with asyncio.timeout(seconds + _GRACE):
+            await Chaos(stage, seconds).wreak()
+    except TimeoutError:
+        stage.run.accidents.append(f"not all of it could be done in {seconds + _GRACE:g} s")
+    await _part(stage)
+
+
+async def _connected(stage: Stage, limit: float) -> bool:
+    """Whether all workers that were not killed are there, after `limit` seconds at the most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit):
+            await stage.until(lambda: all(worker.connected or worker.state is State.KILLED for worker in stage.workers))
+            return True
+    return False
+
+
+async def _part(stage: Stage) -> None:
+    """End the workers in peace: each finishes its tenure. One that was started anew may still be on its way."""
+    await _connected(stage, 2 * LEASE)
+    for worker in stage.workers:
+        if worker.state is not State.KILLED:
+            worker.wake()
+            worker.end()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PARTING + LEASE):
+            await stage.until(lambda: all(worker.gone() and not worker.connected for worker in stage.workers))
+            return
+    stage.run.accidents.append("not all workers ended when they were told to")

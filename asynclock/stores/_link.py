@@ -1,0 +1,107 @@
+"""One connection to a Redis server, and who waits on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from asynclock.stores._faults import ServerError
+
+if TYPE_CHECKING:
+    from asynclock._op import Sink
+    from asynclock.stores._node import RedisNode
+
+CHUNK = 16
+"""So many commands of one loop turn leave together. All in one write would have the client wait while the server works
+and the server wait while the client does (docs/decisions.md)."""
+
+
+class Link(asyncio.Protocol):
+    """A deque of sinks, in the order in which their commands were written."""
+
+    def __init__(self, node: RedisNode, writer: asyncio.StreamWriter) -> None:
+        self.waiting: deque[Sink | Once] = deque()
+        self.transport: Any = writer.transport
+        self.moved_at = node.clock.now()  # when it last brought a reply, or was given something to do
+        self._node = node
+        self._index = node.index
+        self._now = node.clock.now
+        self._writer = writer  # else it would close the transport when collected
+        self._out: list[bytes] = []
+        self._reader = hiredis.Reader(replyError=ServerError)
+        self._call_soon = asyncio.get_running_loop().call_soon
+
+    def send(self, wire: bytes, sink: Sink | Once) -> None:
+        out = self._out
+        if not out:
+            self._call_soon(self._flush)
+        out.append(wire)
+        self.waiting.append(sink)
+        if len(out) == CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        out = self._out
+        if out:
+            if len(out) == len(self.waiting):
+                self.moved_at = self._now()
+            self.transport.write(b"".join(out))
+            out.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self.moved_at = self._now()
+        reader, take, index = self._reader, self.waiting.popleft, self._index
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                sink = take()
+                kind = type(reply)
+                if kind is list:
+                    sink.answer(index, reply)
+                elif kind is int:
+                    self._node.native_reply(self, sink, reply)
+                else:
+                    self._node.odd_reply(self, sink, reply)
+        except (hiredis.ProtocolError, IndexError) as error:
+            self._node.lost(self, ConnectionError(f"{self._node.label} broke the protocol: {error}"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = exc or "it closed the connection"
+        self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))
+
+    def hang_up(self) -> None:
+        self._flush()
+        self.transport.close()
+
+    def abort(self) -> None:
+        self._out.clear()
+        self.transport.abort()
+
+
+class Once:
+    """Who awaits one command outside the votes: the handshake's, a ping."""
+
+    def __init__(self, sent: float, deadline: float) -> None:
+        self.sent = sent
+        self.deadline = deadline
+        self._answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answer(self, index: int, reply: Any) -> None:
+        del index
+        if self._answer.done():
+            return
+        if isinstance(reply, Exception):
+            self._answer.set_exception(reply)
+            self._answer.exception()  # heard: nobody need fetch it
+        else:
+            self._answer.set_result(reply)
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        del maybe
+        self.answer(index, error)
+
+    async def answer_of(self) -> Any:
+        return await self._answer
