@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+RELEASE = (b"release", b"DELIFEQ", b"DELEX")
+"""How a release looks on its way: the script's, or the server's own."""
+
+
 class Proxy:
     """On a unix socket of its own. Requests always pass unless told; replies pass, are held, or are dropped."""
 
@@ -56,10 +60,10 @@ class Proxy:
             front.transport.abort()
             back.transport.abort()
 
-    def request(self, part: bytes) -> asyncio.Event:
-        """Set once a request that contains `part` has gone to the server."""
+    def request(self, *parts: bytes) -> asyncio.Event:
+        """Set once a request that contains one of these parts has gone to the server."""
         event = asyncio.Event()
-        self._wanted.append((part, event))
+        self._wanted.extend((part, event) for part in parts)
         return event
 
     def forget_requests(self) -> None:

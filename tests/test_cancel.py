@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from asynclock import LockLost, LockNotHeld, LockTimeout, Redlock
-from tests.proxy import Proxy, cancelled_at
+from tests.proxy import RELEASE, Proxy, cancelled_at
 from tests.servers import Server
 
 
@@ -41,7 +41,7 @@ async def test_a2_cancelled_during_release(server: Server, name: str) -> None:
     """The release completes all the same, and then the cancel goes on."""
     async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url) as redlock:
         lease = await redlock(name).acquire(timeout=None)
-        sent = proxy.request(b"release")
+        sent = proxy.request(*RELEASE)
         proxy.hold_replies()
         caller = asyncio.create_task(lease.release())
         await sent.wait()

@@ -15,7 +15,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
-from tests.proxy import Proxy
+from tests.proxy import RELEASE, Proxy
 from tests.servers import Server
 
 
@@ -114,7 +114,7 @@ async def test_c3_a_set_frozen_in_a_stopped_server(server: Server, proxy: Proxy,
             await caller
         proxy.cut()
         proxy.drop_requests = False
-        released = proxy.request(b"release")
+        released = proxy.request(*RELEASE)
         server.thaw()
         await back(redlock)
         assert released.is_set()
@@ -343,7 +343,7 @@ async def test_c16_noscript_after_the_undo_was_queued(server: Server, proxy: Pro
         while not server.cli().info("errorstats").get("errorstat_NOSCRIPT"):
             await asyncio.sleep(0)
         server.cli().script_load(script)
-        undone = proxy.request(b"release")
+        undone = proxy.request(*RELEASE)
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller

@@ -1,0 +1,63 @@
+"""A web service that charges an order once at a time, however many processes serve it. aiohttp.
+
+Start it, as many times as you like (each on a port of its own), and charge an order:
+
+    ASYNCLOCK_URLS=embedded: python examples/aiohttp_app.py --port 8000
+    curl -X POST http://127.0.0.1:8000/orders/42/charge
+"""
+
+import argparse
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from shop import Shop
+
+from asynclock import LockTimeout, QuorumUnavailable, redlock
+
+SHOP = web.AppKey("shop", Shop)
+
+
+async def charge(request: web.Request) -> web.Response:
+    """Charge the order; answers with the fencing token it was charged under."""
+    order_id = int(request.match_info["order_id"])
+    async with redlock(f"order:{order_id}") as lease:
+        await request.app[SHOP].charge(order_id, fence=lease.fence)
+    return web.json_response({"order": order_id, "fence": lease.fence})
+
+
+@web.middleware
+async def lock_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Held by somebody is a conflict, which the client may try again. Out of reach: nobody can be excluded now, so
+    nobody is charged."""
+    try:
+        return await handler(request)
+    except LockTimeout as error:
+        return web.json_response({"detail": str(error)}, status=409)
+    except QuorumUnavailable as error:
+        return web.json_response({"detail": str(error)}, status=503, headers={"Retry-After": "1"})
+
+
+async def lifespan(app: web.Application) -> AsyncIterator[None]:
+    """Connect before the first request; give back what is held, and hang up, after the last."""
+    with Shop() as app[SHOP]:
+        async with redlock:
+            yield
+
+
+def make_app() -> web.Application:
+    """The service."""
+    app = web.Application(middlewares=[lock_errors])
+    app.cleanup_ctx.append(lifespan)
+    app.router.add_post(r"/orders/{order_id:\d+}/charge", charge)
+    return app
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--wait", type=float, default=5.0, help="for an order that is being charged, in seconds")
+    args = parser.parse_args()
+    redlock.configure(timeout=args.wait)
+    # handler_cancellation: a client that hangs up ends its handler, and so gives the lock back.
+    web.run_app(make_app(), host="127.0.0.1", port=args.port, handler_cancellation=True)

@@ -1,0 +1,79 @@
+"""A web service that charges an order once at a time, however many processes serve it. FastAPI.
+
+Start it, as many times as you like (each on a port of its own), and charge an order:
+
+    ASYNCLOCK_URLS=embedded: python examples/fastapi_app.py --port 8000
+    curl -X POST http://127.0.0.1:8000/orders/42/charge
+"""
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from shop import Shop
+
+from asynclock import LockTimeout, QuorumUnavailable, redlock
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Connect before the first request; give back what is held, and hang up, after the last."""
+    with Shop() as app.state.shop:
+        async with redlock:
+            yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/orders/{order_id}/charge")
+async def charge(order_id: int, request: Request) -> Response:
+    """Charge the order; answers with the fencing token it was charged under."""
+    async with while_connected(request):
+        async with redlock(f"order:{order_id}") as lease:
+            await request.app.state.shop.charge(order_id, fence=lease.fence)
+        return JSONResponse({"order": order_id, "fence": lease.fence})
+    return Response(status_code=499)  # to nobody: the client has gone
+
+
+@asynccontextmanager
+async def while_connected(request: Request) -> AsyncIterator[None]:
+    """Cancel the body once the client hangs up. Without this, uvicorn lets a handler run on for nobody."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+    with anyio.CancelScope() as scope:
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watcher.cancel()
+
+
+@app.exception_handler(LockTimeout)
+async def busy(_: Request, error: Exception) -> Response:
+    """Somebody else was charging this order all the time: a conflict, which the client may try again."""
+    return JSONResponse({"detail": str(error)}, status_code=409)
+
+
+@app.exception_handler(QuorumUnavailable)
+async def out_of_reach(_: Request, error: Exception) -> Response:
+    """Nobody can be excluded now, so nobody is charged."""
+    return JSONResponse({"detail": str(error)}, status_code=503, headers={"Retry-After": "1"})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--wait", type=float, default=5.0, help="for an order that is being charged, in seconds")
+    args = parser.parse_args()
+    redlock.configure(timeout=args.wait)
+    uvicorn.run(app, port=args.port)

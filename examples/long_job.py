@@ -1,0 +1,49 @@
+"""A job that takes many leases' length and runs once at a time: the watchdog renews its lease every third of it.
+
+    ASYNCLOCK_URLS=embedded: python examples/long_job.py --lease 1 --seconds 4
+
+Exit code: 0 done; 1 the lease was lost on the way (or the servers are out of reach); 75 it runs elsewhere already.
+The lease is short so that after a crash (try kill -9) the next run need not wait long.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+
+from asynclock import Lease, LockLost, LockTimeout, redlock
+
+STEP = 0.1
+
+
+async def job(lease: Lease, seconds: float) -> None:
+    """Work, step by step. If the lease is lost, the step that runs then is cancelled."""
+    steps = max(1, round(seconds / STEP))
+    for step in range(1, steps + 1):
+        await asyncio.sleep(STEP)  # a step's work
+        print(f"{step / steps:4.0%}  token {lease.fence}, {lease.remaining:.2f} s of lease left", flush=True)
+
+
+async def main(name: str, seconds: float, length: float) -> int:
+    """Run the job under the lock; answers the exit code."""
+    async with redlock:
+        try:
+            async with redlock(name, lease=length, timeout=0) as lease:
+                await job(lease, seconds)
+        except LockTimeout:
+            print(f"{name} runs elsewhere", file=sys.stderr)
+            return os.EX_TEMPFAIL
+        except LockLost as lost:
+            print(f"stopped: {lost}", file=sys.stderr)
+            return 1
+    print("done")
+    return 0
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default="nightly", help="of the job's lock")
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long the job takes")
+    parser.add_argument("--lease", type=float, default=1.0, help="in seconds")
+    args = parser.parse_args()
+    sys.exit(asyncio.run(main(args.name, args.seconds, args.lease)))

@@ -1,0 +1,70 @@
+"""What the examples protect: a shop that must charge each order once at a time, and refuse a stale holder.
+
+The journal is a SQLite file that all processes of one machine share ($SHOP names it). Its order of entries is the
+order in which things happened, so anybody can check afterwards that no two charges of one order overlapped:
+
+    sqlite3 /tmp/asynclock-shop.sqlite "select * from journal where order_id = 42"
+"""
+
+import asyncio
+import os
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import Self
+
+JOURNAL = Path(os.environ.get("SHOP") or Path(tempfile.gettempdir(), "asynclock-shop.sqlite"))
+LATENCY = float(os.environ.get("SHOP_LATENCY", "0.002"))
+"""How long the payment provider takes, in seconds."""
+
+_TABLE = """CREATE TABLE IF NOT EXISTS journal (
+    entry INTEGER PRIMARY KEY, order_id INTEGER NOT NULL, fence INTEGER NOT NULL, what TEXT NOT NULL)"""
+# One statement, so that no other process gets between the look and the write.
+_WRITE = """INSERT INTO journal (order_id, fence, what) SELECT :order_id, :fence, :what
+    WHERE NOT EXISTS (SELECT 1 FROM journal WHERE order_id = :order_id AND fence > :fence)"""
+
+
+class StaleFence(Exception):
+    """A later holder of the lock has been here: whoever still writes with this token has lost its lease."""
+
+
+class Shop:
+    """The charges, and the rule that the fencing token is for: a token smaller than one seen before is refused."""
+
+    def __init__(self, path: Path = JOURNAL) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)  # its calls are short: no thread for them
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute(_TABLE)
+        self._db.execute("CREATE INDEX IF NOT EXISTS fences ON journal (order_id, fence)")
+
+    async def charge(self, order_id: int, *, fence: int) -> None:
+        """Charge the order. Raises StaleFence. A cancel on the way is written down, and nothing is charged."""
+        self.write(order_id, fence, "begin")
+        try:
+            await asyncio.sleep(LATENCY)  # the payment provider
+        except asyncio.CancelledError:
+            self.write(order_id, fence, "cancelled")
+            raise
+        self.write(order_id, fence, "charged")
+
+    def write(self, order_id: int, fence: int, what: str) -> None:
+        """Write an entry. Raises StaleFence."""
+        if not self._db.execute(_WRITE, {"order_id": order_id, "fence": fence, "what": what}).rowcount:
+            raise StaleFence(f"order {order_id}: fencing token {fence} is stale, nothing written")
+
+    def is_charged(self, order_id: int) -> bool:
+        """Whether it was charged, by whomever."""
+        return any(what == "charged" for _, what in self.journal(order_id))
+
+    def journal(self, order_id: int) -> list[tuple[int, str]]:
+        """The order's entries (fence, what), in the order in which they happened."""
+        return self._db.execute(
+            "SELECT fence, what FROM journal WHERE order_id = ? ORDER BY entry", (order_id,)
+        ).fetchall()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()

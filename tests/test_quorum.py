@@ -1,0 +1,226 @@
+"""What N answers amount to: counted by brute force, and walked through one vote at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
+from asynclock._op import Facts, Node, Op, Verb
+from asynclock._quorum import Ballot, Outcome, deployment_is_new, drift, tally, valid_until
+from asynclock.locks.mutex import MUTEX
+
+YES = [1, 42]
+NO = [0, 1_500, b"other"]
+UNDONE = [-1]
+BROKEN = ConnectionError("broken")
+
+
+# -- tally and valid_until ---------------------------------------------------------------------------------------------
+
+
+def counts(nodes: int) -> Iterator[tuple[int, int, int]]:
+    """All (yes, no, failed) that so many nodes can have come to."""
+    for yes, no, failed in itertools.product(range(nodes + 1), repeat=3):
+        if yes + no + failed <= nodes:
+            yield yes, no, failed
+
+
+def by_definition(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
+    """Look at each way in which the open votes may still fall."""
+    still_open = nodes - yes - no - failed
+    ends = [(yes + y, no + n) for y, n, f in counts(nodes) if y + n + f == still_open]
+    if 2 * yes > nodes:
+        return Outcome.WON
+    if all(2 * (y + n) <= nodes for y, n in ends):
+        return Outcome.UNREACHABLE
+    if all(2 * y <= nodes for y, _ in ends):
+        return Outcome.REFUSED
+    return None
+
+
+@pytest.mark.parametrize("nodes", range(1, 8))
+def test_tally_is_as_defined(nodes: int) -> None:
+    """WON with a majority of yes; else UNREACHABLE if no majority can answer; else REFUSED if none can say yes."""
+    for votes in counts(nodes):
+        assert tally(nodes, *votes) is by_definition(nodes, *votes), votes
+
+
+@pytest.mark.parametrize("nodes", range(1, 8))
+def test_a_ballot_with_all_votes_has_an_outcome(nodes: int) -> None:
+    """Nobody waits for votes that are all in."""
+    assert all(tally(nodes, *votes) for votes in counts(nodes) if sum(votes) == nodes)
+
+
+@pytest.mark.parametrize("nodes", range(1, 8))
+def test_valid_until_is_the_last_moment_of_a_majority(nodes: int) -> None:
+    """Until then a majority of the nodes keeps the hold, and after it none does."""
+    for ends in itertools.product([0.0, 1.0, 2.0], repeat=nodes):
+        until = valid_until(ends)
+        assert 2 * sum(end >= until for end in ends) > nodes
+        assert 2 * sum(end > until for end in ends) <= nodes
+
+
+def test_drift_grows_with_the_lease() -> None:
+    """1 % and 2 ms, as the Redlock page has it."""
+    assert [drift(lease) for lease in (0.0, 1.0, 30.0)] == pytest.approx([0.002, 0.012, 0.302])
+
+
+# -- ballots -----------------------------------------------------------------------------------------------------------
+
+
+def ballot(nodes: int = 3, everyone: bool = False) -> Ballot:
+    op = Op(Verb.ACQUIRE, MUTEX, "name", "id", 10.0)
+    return Ballot(op, nodes, 0.0, 1.0, everyone=everyone)
+
+
+def test_a_ballot_counts_as_tally_does() -> None:
+    """Whatever comes in whatever order: the outcome is tally's at the first moment that it has one."""
+    rng = random.Random(1)
+    for _ in range(500):
+        nodes = rng.randint(1, 7)
+        made = ballot(nodes)
+        expected: Outcome | None = None
+        for index in rng.sample(range(nodes), nodes):
+            if rng.random() < 0.3:
+                made.fail(index, BROKEN, maybe=rng.random() < 0.5)
+            else:
+                made.answer(index, rng.choice([YES, NO, UNDONE]))
+            expected = expected or tally(nodes, made.yes, made.no, made.failed)
+            assert made.outcome is expected
+
+
+def test_a_ballot_settles_once() -> None:
+    """on_settled is called with the outcome, and not by what comes behind it."""
+    heard: list[Outcome | None] = []
+    made = ballot()
+    made.on_settled = lambda settled: heard.append(settled.outcome)
+    for index in range(3):
+        made.answer(index, YES)
+    assert heard == [Outcome.WON]
+
+
+def test_votes_after_the_outcome_are_told() -> None:
+    """Stragglers go on behind it: counted, and heard by `late`."""
+    heard: list[int] = []
+    made = ballot()
+    made.late = lambda _, index: heard.append(index)
+    for index in range(3):
+        made.answer(index, YES)
+    assert (heard, made.yes, made.outcome) == ([2], 3, Outcome.WON)
+
+
+def test_a_vote_of_a_node_that_was_counted_out_is_dropped() -> None:
+    """It failed; what it says later changes neither counts nor traces, and nobody hears it."""
+    heard: list[int] = []
+    made = ballot()
+    made.late = lambda _, index: heard.append(index)
+    made.fail(0, BROKEN, maybe=True)
+    made.answer(0, YES)
+    assert (made.yes, made.failed, made.votes[0], heard) == (0, 1, BROKEN, [])
+
+
+@pytest.mark.parametrize("again", [YES, NO, BROKEN])
+def test_a_node_has_one_vote(again: list[object] | Exception) -> None:
+    """What it says twice counts once."""
+    made = ballot()
+    made.answer(0, YES)
+    if isinstance(again, Exception):
+        made.fail(0, again, maybe=True)
+    else:
+        made.answer(0, again)
+    assert (made.yes, made.no, made.failed, made.outcome) == (1, 0, 0, None)
+
+
+def test_traces_are_where_the_op_took_effect_or_may() -> None:
+    """Granted, unanswered and ambiguous; not where it was refused, undone, certainly not carried out or not asked."""
+    made = ballot(7)
+    made.leave_out({6})
+    made.answer(0, YES)
+    made.answer(1, NO)
+    made.answer(2, UNDONE)
+    made.fail(3, BROKEN, maybe=True)
+    made.fail(4, BROKEN, maybe=False)
+    assert made.traces() == [0, 3, 5]
+
+
+def test_what_votes_say() -> None:
+    """Fences of the grants, denials, and errors of who is silent."""
+    made = ballot(5)
+    made.answer(0, YES)
+    made.answer(1, NO)
+    made.answer(2, UNDONE)
+    made.fail(3, BROKEN, maybe=False)
+    assert made.fences() == [42]
+    assert made.denials() == [(1_500, b"other")]
+    assert [(index, type(error)) for index, error in made.errors()] == [(3, ConnectionError), (4, TimeoutError)]
+
+
+def test_a_ballot_of_everyone_waits_for_the_last() -> None:
+    """The outcome may be certain, but each node's word is wanted."""
+    made = ballot(everyone=True)
+    made.answer(0, YES)
+    made.answer(1, YES)
+    assert made.outcome is None
+    made.fail(2, BROKEN, maybe=True)
+    assert made.outcome is Outcome.WON
+
+
+@pytest.mark.parametrize(
+    ("votes", "outcome"),
+    [([], Outcome.UNREACHABLE), ([NO], Outcome.UNREACHABLE), ([YES, NO], Outcome.REFUSED)],
+)
+def test_a_ballot_that_expires(votes: list[list[object]], outcome: Outcome) -> None:
+    """Who has not answered counts as silent: without a majority of answers nobody has refused anything."""
+    made = ballot()
+    for index, vote in enumerate(votes):
+        made.answer(index, vote)
+    made.expire()
+    assert made.outcome is outcome
+
+
+def test_expiry_does_not_change_an_outcome() -> None:
+    """Certain is certain."""
+    made = ballot()
+    made.answer(0, YES)
+    made.answer(1, YES)
+    made.expire()
+    assert made.outcome is Outcome.WON
+
+
+async def test_whoever_waits_hears_the_outcome() -> None:
+    """At once where it is there already."""
+    made = ballot(1)
+    made.answer(0, NO)
+    assert await made.settled(asyncio.get_running_loop()) is Outcome.REFUSED
+
+
+# -- restarts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Known:
+    """As much of a node as deployment_is_new looks at."""
+
+    facts: Facts | None
+
+
+NEW = Facts("run", "", seen_other=False, young=True)
+KINDS: list[Facts | None] = [
+    None,
+    *(Facts("run", mark, other, young) for mark in ("", "run") for other in (False, True) for young in (False, True)),
+]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_deployment_is_new_only_where_all_that_answer_are(nodes: int) -> None:
+    """Young, unused, and the first that was met there: one that is not, and a restart is what it looks like."""
+    for facts in itertools.product(KINDS, repeat=nodes):
+        known = [each for each in facts if each is not None]
+        expected = known != [] and all(each == NEW for each in known)
+        assert deployment_is_new(cast(list[Node], [Known(each) for each in facts])) is expected

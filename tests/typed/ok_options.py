@@ -1,0 +1,31 @@
+"""Every option there is, of a client and of a lock, as numbers and as timedeltas."""
+
+from datetime import timedelta
+
+from asynclock import ClientOptions, LockOptions, Redlock
+
+client: ClientOptions = {
+    "prefix": "lock:",
+    "max_lease": 120,
+    "node_timeout": None,
+    "patience": 5.0,
+    "fence_memory": timedelta(hours=1),
+    "trust_restarts": False,
+    "lease": timedelta(seconds=90),
+}
+redlock = Redlock("valkey://a", **client)
+
+careful: LockOptions = {"max_hold": 60, "metadata": "nightly"}
+lock = redlock(
+    "order:42",
+    lease=10,
+    timeout=timedelta(minutes=1),
+    renew=False,
+    max_hold=None,
+    min_hold=0.5,
+    cancel_on_lost=False,
+    metadata="by hand",
+    fencing=True,
+)
+other = redlock("order:43", **careful)
+name: str = lock.name
