@@ -322,7 +322,7 @@ class Lease:
         if ballot.outcome is None:
             await self._session.finished(ballot)
         if ballot.no > ballot.nodes // 2:
-            raise LockLost(self.name, _who_took(ballot))
+            raise LockLost(self.name, ballot.who_took())
         if ballot.outcome is Outcome.UNREACHABLE:
             error = self._session.quorum.unavailable(ballot, self.name)
             log.warning("asynclock: released %s, which ends by itself: %s", brief(self.name), error)
@@ -349,7 +349,7 @@ class Lease:
             self._tenure = Tenure.HELD
             self._renew_at = self._next_renewal()
         elif ballot.no > ballot.nodes // 2:
-            self._lose(_who_took(ballot))
+            self._lose(ballot.who_took())
         else:
             self._tenure = Tenure.UNKNOWN
 
@@ -391,10 +391,6 @@ class Lease:
 
     def _end(self) -> float:
         return min(self._valid_until, self._hold_until)
-
-
-def _who_took(ballot: Ballot) -> Reason:
-    return "taken" if any(pttl != -2 for pttl, _ in ballot.denials()) else "broken"
 
 
 def _running_task() -> asyncio.Task[Any] | None:

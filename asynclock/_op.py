@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from asynclock._errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,7 +33,10 @@ if TYPE_CHECKING:
 CLOCK_SKEW = 10.0
 """How far a client's clock may pull a fence from the node's own, in seconds (c in docs/safety.md)."""
 
-RESTING = "asynclock~resting"
+RESERVED = "asynclock~"
+"""What all keys of ours but the holds begin with, after the prefix; names may not."""
+
+RESTING = f"{RESERVED}resting"
 """Who holds a name that was released before its min_hold."""
 
 
@@ -174,12 +179,19 @@ class Facts(NamedTuple):
     young: bool  # it started so lately that it may have forgotten holds
 
 
+class SameServer(ConfigError):
+    """This node is a server that another node is already: its one vote would count as two."""
+
+
 class Node(Protocol):
     """One server, as one event loop sees it."""
 
     label: str
-    error: Exception | None
-    facts: Facts | None
+    error: Exception | None  # why it cannot be asked now; None: it can
+
+    @property
+    def facts(self) -> Facts | None:
+        """What is known of its server, where restarts matter."""
 
     async def open(self) -> None:
         """Connect, or learn why not (`error`); never raises. Goes on trying behind the caller's back."""
@@ -207,6 +219,7 @@ class NodeConfig(NamedTuple):
     prefix: str
     kinds: tuple[Kind, ...]
     clock: Clock
+    servers: dict[str, str]  # run_id -> label, of all nodes of this client
     quarantine: float | None  # seconds for which a restarted server casts no vote; None: a node alone, do not ask
 
 
@@ -221,7 +234,8 @@ class Store(Protocol):
     def clock(self) -> Clock | None:
         """The clock its clients must use; None: the machine's."""
 
-    def open(self, config: NodeConfig) -> Node: ...
+    def open(self, config: NodeConfig) -> Node:
+        """Its node for one event loop; connects nothing yet."""
 
 
 def decide(kind: Kind, state: State, op: Op, now: float) -> Reply:
@@ -238,7 +252,7 @@ def decide(kind: Kind, state: State, op: Op, now: float) -> Reply:
 def _acquire(kind: Kind, state: State, op: Op, now: float) -> Reply:
     if not op.plain and any(entry.id == op.id for entry in state.undone):
         return Reply(Verdict.UNDONE, state)
-    mine = _hold_of(state, op.id)
+    mine = None if op.plain else _hold_of(state, op.id)
     if mine is None and not kind.admits(state, op):
         return Reply(Verdict.NO, state, holder=state.holds[0])
     if op.plain:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
 from asynclock._errors import ConfigError, brief
+from asynclock._op import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,11 +124,17 @@ def check_name(name: object) -> str:
         raise ConfigError(f"a lock's name is a str, not {type(name).__name__}: {hint}")
     if not name:
         raise ConfigError("a lock's name is empty: give what it protects, such as 'order:42'")
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise ConfigError(f"a lock's name must encode as UTF-8: {brief(name)} has a lone surrogate") from None
+    if name.startswith(RESERVED):
+        raise ConfigError(f"names that begin with {RESERVED!r} are taken: rename {brief(name)}")
+    _check_text("a lock's name", name)
     return name
+
+
+def _check_text(what: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} must encode as UTF-8: {brief(text)} has a lone surrogate") from None
 
 
 def seconds(option: str, value: object, *, zero: bool = False) -> float:
@@ -137,17 +144,35 @@ def seconds(option: str, value: object, *, zero: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{option} is a number of seconds or a timedelta, not {type(value).__name__}")
     bound = "0 or more" if zero else "more than 0"
+    try:
+        value = float(value)
+    except OverflowError:
+        value = math.inf
     if not math.isfinite(value):
         never = " (None is how to say: as long as it takes)" if option in _OPTIONAL else ""
         raise ConfigError(f"{option}={value} s is not finite: give {bound}{never}")
     if value < 0 or (value == 0 and not zero):
         raise ConfigError(f"{option}={value:g} s is out of range: give {bound}")
-    return float(value)
+    return value
+
+
+QUORUM_TIMEOUT = 0.05
+"""The default node_timeout where other nodes can answer, in seconds."""
+
+
+def node_timeout(client: ClientSettings, lock: LockSettings, nodes: int) -> float:
+    """When a node's silence counts as no vote, in seconds. Raises ConfigError."""
+    if client.node_timeout is None and nodes == 1:
+        return lock.lease / 10
+    timeout = QUORUM_TIMEOUT if client.node_timeout is None else client.node_timeout
+    if lock.lease < 3 * timeout - 1e-9:
+        check_node_timeout(lock, timeout)
+    return timeout
 
 
 def check_node_timeout(settings: LockSettings, node_timeout: float, name: str = "") -> None:
     """A lease must outlast three silent nodes, or no round could ever win in time."""
-    if settings.lease < 3 * node_timeout:
+    if settings.lease < 3 * node_timeout - 1e-9:  # 3 * 0.05 is a little more than 0.15
         raise ConfigError(
             f"lease={settings.lease:g} s is too short for node_timeout={node_timeout:g} s: "
             f"give a lease of at least {3 * node_timeout:g} s (three node timeouts)",
@@ -187,6 +212,8 @@ def _value(key: str, value: Any, known: frozenset[str], whose: str) -> Any:
         wanted = bool if key in _FLAGS else str
         if not isinstance(value, wanted):
             raise ConfigError(f"{key} is a {wanted.__name__}, not {type(value).__name__}")
+        if isinstance(value, str):
+            _check_text(key, value)
         return value
     if value is None and key in _OPTIONAL:
         return None

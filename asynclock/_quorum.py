@@ -19,8 +19,8 @@ import asyncio
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from asynclock._errors import ConfigError, QuorumUnavailable, brief
-from asynclock._op import Op, Verb
+from asynclock._errors import ConfigError, QuorumUnavailable, Reason, brief
+from asynclock._op import Op, SameServer, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -187,6 +187,10 @@ class Ballot:
             if vote is not None and not isinstance(vote, Exception) and vote[0] == 0
         ]
 
+    def who_took(self) -> Reason:
+        """Why a majority said that the hold is not ours."""
+        return "taken" if any(pttl != -2 for pttl, _ in self.denials()) else "broken"
+
 
 class Quorum:
     """The nodes of one client in one event loop."""
@@ -201,24 +205,17 @@ class Quorum:
         opening = {asyncio.ensure_future(node.open()) for node in self.nodes}
         pending = opening
         try:
-            while pending and sum(not node.error for node in self.nodes) - len(pending) < majority:
+            while pending and sum(node.error is None for node in self.nodes) < majority:
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if pending:  # a majority is up: the others get a moment, not the connect timeout
                 await asyncio.wait(pending, timeout=0.2)
         finally:
             for task in opening:
                 task.cancel()
-        self.check_doubles()
-        await self._judge_restarts()
-
-    def check_doubles(self) -> None:
-        """Raise ConfigError if two nodes are one server: its one vote would count as two."""
-        seen: dict[str, str] = {}
         for node in self.nodes:
-            run_id = node.facts.run_id if node.facts else ""
-            if run_id and run_id in seen:
-                raise ConfigError(f"{seen[run_id]} and {node.label} are the same server: name each server once")
-            seen[run_id] = node.label
+            if isinstance(node.error, SameServer):
+                raise node.error
+        await self._judge_restarts()
 
     async def _judge_restarts(self) -> None:
         """The delayed restart: a young server votes at once only where the whole deployment is new."""

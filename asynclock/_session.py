@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError
 from asynclock._op import NodeConfig
-from asynclock._options import LockSettings, check_node_timeout
+from asynclock._options import QUORUM_TIMEOUT, LockSettings, node_timeout
 from asynclock._quorum import Ballot, Outcome, Quorum
 from asynclock._watchdog import Watchdog
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from asynclock._op import Kind, Store
     from asynclock._options import ClientSettings
-
-QUORUM_TIMEOUT = 0.05
-"""The default node_timeout where other nodes can answer, in seconds."""
 
 _DRAW = 64
 """So many ids are drawn at once: a call into the system costs more than an id (docs/decisions.md)."""
@@ -46,9 +43,10 @@ class Session:
         self.closed = False
         self.ready = False
         quarantine = None if len(stores) == 1 else 0.0 if settings.trust_restarts else settings.max_lease + 1.0
+        servers: dict[str, str] = {}
         self.quorum = Quorum(
             [
-                store.open(NodeConfig(index, settings.prefix, tuple(kinds), self.clock, quarantine))
+                store.open(NodeConfig(index, settings.prefix, tuple(kinds), self.clock, servers, quarantine))
                 for index, store in enumerate(stores)
             ],
             self.clock,
@@ -68,9 +66,7 @@ class Session:
 
     def within(self, settings: LockSettings) -> float:
         """The node timeout of a lock, in seconds."""
-        if self.settings.node_timeout is not None:
-            return self.settings.node_timeout
-        return QUORUM_TIMEOUT if len(self.quorum.nodes) > 1 else settings.lease / 10
+        return node_timeout(self.settings, settings, len(self.quorum.nodes))
 
     def new_id(self, seed: int, metadata: str) -> str:
         """A fresh id: 128 random bits, then what an operator may read of its holder."""
@@ -81,7 +77,7 @@ class Session:
 
     async def open(self, settings: LockSettings, limit: float) -> None:
         """Connect at first use; wait for it at most `limit` seconds. Raises ConfigError."""
-        check_node_timeout(settings, self.within(settings))
+        self.within(settings)  # a lease that is too short for it is told before anything is tried
         if self.closed:
             raise ConfigError("this client was closed: enter it again (async with), or make a new one")
         if self._opening is None:
@@ -95,10 +91,10 @@ class Session:
                 opening.result()
 
     async def _open(self) -> None:
-        await self.quorum.open()
         if self._closer is None:
             self._closer = self._close_with_loop()
             await anext(self._closer)
+        await self.quorum.open()
         self.ready = True
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:

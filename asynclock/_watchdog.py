@@ -120,7 +120,7 @@ class Watchdog:
                 for known in self._wheel.pop(slot, ()):
                     self._look(known, now)
         finally:
-            if self._wheel and self._timer is None:
+            if self._wheel and (self._timer is None or min(self._wheel) < self._timer_slot):
                 self._arm(min(self._wheel))
 
     def _look(self, known: ref[Any], now: float) -> None:

@@ -12,7 +12,15 @@ from weakref import WeakSet
 from asynclock._errors import ConfigError
 from asynclock._info import Health, NodeHealth
 from asynclock._lock import Lock
-from asynclock._options import ClientOptions, ClientSettings, LockOptions, check_name, client_settings, lock_settings
+from asynclock._options import (
+    ClientOptions,
+    ClientSettings,
+    LockOptions,
+    check_name,
+    client_settings,
+    lock_settings,
+    node_timeout,
+)
 from asynclock._session import Session
 from asynclock.locks.mutex import MUTEX
 from asynclock.stores import store_for
@@ -64,6 +72,8 @@ class Redlock:
     def __call__(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
         """A mutex of that name. No I/O. Raises ConfigError."""
         settings = lock_settings(check_name(name), options, self._settings)
+        if self._stores and options:
+            node_timeout(self._settings, settings, len(self._stores))
         return Lock(name, MUTEX, settings, self._session)
 
     async def health(self) -> Health:
@@ -117,9 +127,11 @@ class Redlock:
 
     def _set(self, nodes: tuple[str | Redis | Store, ...], options: ClientOptions) -> None:
         settings = client_settings(options, self._settings)
-        if nodes:
-            self._stores = _stores(nodes)
+        stores = _stores(nodes) if nodes else self._stores
+        if stores:
+            node_timeout(settings, settings.lock, len(stores))
         self._settings = settings
+        self._stores = stores
 
     def _session(self, task: asyncio.Task[Any] | None = None) -> Session:
         """This loop's session (`task` runs in it: asking it is cheaper than asking the system); made at first use."""

@@ -30,6 +30,9 @@ ROOT = Path(__file__).parent.parent
 LOAD = 200
 
 _T = TypeVar("_T")
+Start = Callable[..., "Program"]
+Serve = Callable[..., list["Program"]]
+Journal = Callable[[int], list[tuple[int, str]]]
 _numbers = itertools.count()
 
 
@@ -110,7 +113,7 @@ def urls(request: pytest.FixtureRequest, shared_urls: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Starts examples that share one shop, and sees to it that they are gone afterwards."""
     programs: list[Program] = []
 
@@ -124,7 +127,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
 
 
 @pytest.fixture
-def serve(start: Callable[..., Program]) -> Callable[..., list[Program]]:
+def serve(start: Start) -> Serve:
     """Starts so many processes of one web app, and waits until they serve."""
 
     def serving(urls: list[str], example: str, count: int = 1, *, wait: float = 60.0, **env: str) -> list[Program]:
@@ -147,7 +150,7 @@ def order() -> int:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Callable[[int], list[tuple[int, str]]]:
+def journal(tmp_path: Path) -> Journal:
     """Reads the shop's entries about an order: (fence, what), in the order in which things happened."""
 
     def entries(order: int) -> list[tuple[int, str]]:
@@ -200,12 +203,7 @@ both_apps = pytest.mark.parametrize("example", ["fastapi_app.py", "aiohttp_app.p
 @both_apps
 @pytest.mark.parametrize("processes", [1, 2])
 def test_one_charge_at_a_time_and_none_is_lost(
-    serve: Callable[..., list[Program]],
-    journal: Callable[[int], list[tuple[int, str]]],
-    urls: list[str],
-    order: int,
-    example: str,
-    processes: int,
+    serve: Serve, journal: Journal, urls: list[str], order: int, example: str, processes: int
 ) -> None:
     """200 customers at once on one order, over one process and over two: each charge begins after the last one ended,
     under a greater token, and each customer is told their own."""
@@ -222,11 +220,7 @@ def test_one_charge_at_a_time_and_none_is_lost(
 
 @both_apps
 def test_a_client_that_hangs_up_gives_the_lock_back(
-    serve: Callable[..., list[Program]],
-    journal: Callable[[int], list[tuple[int, str]]],
-    urls: list[str],
-    order: int,
-    example: str,
+    serve: Serve, journal: Journal, urls: list[str], order: int, example: str
 ) -> None:
     """In the middle of a charge that would take an hour: the charge is cancelled and the name is free, long before
     the lease ends."""
@@ -243,11 +237,7 @@ def test_a_client_that_hangs_up_gives_the_lock_back(
 
 @both_apps
 def test_an_order_that_stays_busy_is_a_conflict(
-    serve: Callable[..., list[Program]],
-    journal: Callable[[int], list[tuple[int, str]]],
-    shared_urls: list[str],
-    order: int,
-    example: str,
+    serve: Serve, journal: Journal, shared_urls: list[str], order: int, example: str
 ) -> None:
     """LockTimeout is a 409: somebody else held the order all the time; nothing was charged."""
     (app,) = serve(shared_urls, example, wait=0.2)
@@ -263,11 +253,7 @@ def test_an_order_that_stays_busy_is_a_conflict(
 
 @both_apps
 def test_servers_out_of_reach_are_an_outage(
-    serve: Callable[..., list[Program]],
-    journal: Callable[[int], list[tuple[int, str]]],
-    server: Server,
-    order: int,
-    example: str,
+    serve: Serve, journal: Journal, server: Server, order: int, example: str
 ) -> None:
     """QuorumUnavailable is a 503 and charges nothing; the app serves again when the servers do."""
     (app,) = serve([server.url], example, wait=0.2)
@@ -282,12 +268,7 @@ def test_servers_out_of_reach_are_an_outage(
 # -- the worker ------------------------------------------------------------------------------------------------------
 
 
-def test_workers_do_each_job_once(
-    start: Callable[..., Program],
-    journal: Callable[[int], list[tuple[int, str]]],
-    urls: list[str],
-    order: int,
-) -> None:
+def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str], order: int) -> None:
     """Two workers, one list, both let loose at once after they found every job taken: no job is done twice, none is
     left."""
     orders = [order * 100 + i for i in range(30)]
@@ -309,12 +290,7 @@ def test_workers_do_each_job_once(
         assert sum(worker.said.count(f"order {each}: charged") for worker in workers) == 1
 
 
-def test_a_killed_workers_job_is_done_by_another(
-    start: Callable[..., Program],
-    journal: Callable[[int], list[tuple[int, str]]],
-    urls: list[str],
-    order: int,
-) -> None:
+def test_a_killed_workers_job_is_done_by_another(start: Start, journal: Journal, urls: list[str], order: int) -> None:
     """kill -9 in the middle of a job: whoever skipped it comes back to it, once the dead one's lease is over."""
     dies = start(urls, "worker.py", "--lease", "1", str(order), SHOP_LATENCY="3600")
     wait_for(lambda: (dies.process.poll() is not None) or began(journal, order), f"no job began: {dies.said}")
@@ -325,7 +301,25 @@ def test_a_killed_workers_job_is_done_by_another(
     assert [what for _, what in journal(order)] == ["begin", "begin", "charged"]
 
 
-def began(journal: Callable[[int], list[tuple[int, str]]], order: int) -> bool:
+def test_a_frozen_worker_is_refused_by_its_fence(
+    start: Start, journal: Journal, shared_urls: list[str], order: int
+) -> None:
+    """No lease can stop a process that sleeps in the middle of a charge. When it wakes, another has charged the order:
+    it fails, and the shop takes no entry under its old token."""
+    sleeper = start(shared_urls, "worker.py", "--lease", "1", str(order), SHOP_LATENCY="3600")
+    wait_for(lambda: (sleeper.process.poll() is not None) or began(journal, order), f"no job began: {sleeper.said}")
+    sleeper.process.send_signal(signal.SIGSTOP)
+    other = start(shared_urls, "worker.py", "--lease", "1", "--timeout", "0.1", str(order))
+    assert other.ends() == 0
+    sleeper.process.send_signal(signal.SIGCONT)
+    assert sleeper.ends() != 0
+    assert "LockLost" in sleeper.said
+    entries = journal(order)
+    assert [what for _, what in entries] == ["begin", "begin", "charged"]
+    assert entries[0][0] < entries[1][0] == entries[2][0]
+
+
+def began(journal: Journal, order: int) -> bool:
     """Whether a charge of it began; not before there is a shop."""
     with contextlib.suppress(sqlite3.OperationalError):
         return bool(journal(order))
@@ -335,7 +329,7 @@ def began(journal: Callable[[int], list[tuple[int, str]]], order: int) -> bool:
 # -- the long job ----------------------------------------------------------------------------------------------------
 
 
-def test_a_long_job_keeps_its_name_for_many_leases(start: Callable[..., Program], urls: list[str], name: str) -> None:
+def test_a_long_job_keeps_its_name_for_many_leases(start: Start, urls: list[str], name: str) -> None:
     """Four leases long: another process tries in vain until the job is done, and has the name as soon as it ends."""
     job = start(urls, "long_job.py", "--name", name, "--lease", "1", "--seconds", "4")
     job.says("%")
@@ -358,7 +352,7 @@ def test_a_long_job_keeps_its_name_for_many_leases(start: Callable[..., Program]
     assert job.said.count("%") == 40
 
 
-def test_a_killed_long_job_frees_its_name(start: Callable[..., Program], urls: list[str], name: str) -> None:
+def test_a_killed_long_job_frees_its_name(start: Start, urls: list[str], name: str) -> None:
     """kill -9: the name is taken until the lease is over, and free then."""
     job = start(urls, "long_job.py", "--name", name, "--lease", "1", "--seconds", "3600")
     job.says("%")
@@ -368,7 +362,7 @@ def test_a_killed_long_job_frees_its_name(start: Callable[..., Program], urls: l
     assert asyncio.run(take(urls, name, timeout=5)) is not None
 
 
-def test_a_long_job_runs_once_at_a_time(start: Callable[..., Program], urls: list[str], name: str) -> None:
+def test_a_long_job_runs_once_at_a_time(start: Start, urls: list[str], name: str) -> None:
     """A second run while the first is at it ends at once, and says so with its exit code."""
     job = start(urls, "long_job.py", "--name", name, "--seconds", "3600")
     job.says("%")
@@ -377,7 +371,7 @@ def test_a_long_job_runs_once_at_a_time(start: Callable[..., Program], urls: lis
     assert second.said == f"{name} runs elsewhere\n"
 
 
-def test_a_long_job_that_loses_its_lease_fails(start: Callable[..., Program], urls: list[str], name: str) -> None:
+def test_a_long_job_that_loses_its_lease_fails(start: Start, urls: list[str], name: str) -> None:
     """An operator deletes the key: the job stops in the middle, and its exit code says that it is not done."""
     job = start(urls, "long_job.py", "--name", name, "--lease", "1", "--seconds", "3600")
     job.says("%")

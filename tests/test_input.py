@@ -174,7 +174,13 @@ async def test_a_cluster_client() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["redis://me:sword/fish@a", "redis://:sword#fish@a", "redis:/me:swordfish@a", "me:swordfish@a:6379", "x://:swordfish@a"],
+    [
+        "redis://me:sword/fish@a",
+        "redis://:sword#fish@a",
+        "redis:/me:swordfish@a",
+        "me:swordfish@a:6379",
+        "x://:swordfish@a",
+    ],
 )
 def test_a_bad_url_does_not_tell_its_password(url: str) -> None:
     """Nor a part of it, where an odd character cut it in two."""

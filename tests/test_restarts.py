@@ -60,7 +60,7 @@ async def test_d3_a_rolling_restart_under_a_held_lease(five: list[Server], name:
         for each in five[:3]:
             each.restart()
             node = redlock._session().quorum.nodes[five.index(each)]
-            while node.error is not None or getattr(node, "muted", False) or not each.cli().exists(name):
+            while node.error is not None or getattr(node, "_on_probation", False) or not each.cli().exists(name):
                 assert lease.held
                 await asyncio.sleep(0.01)
         assert lease.held

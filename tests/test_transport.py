@@ -255,9 +255,7 @@ async def test_tls_with_a_client_certificate(tls: Tls, tmp_path: Path) -> None:
     own.private_key_pem.write_to_path(str(key))
     chain.write_bytes(b"".join(part.bytes() for part in own.cert_chain_pems))
     async with tls.serving(client_certificates=True):
-        await serves(
-            f"rediss://localhost:{tls.port}?ssl_ca_certs={tls.ca_file}&ssl_certfile={chain}&ssl_keyfile={key}"
-        )
+        await serves(f"rediss://localhost:{tls.port}?ssl_ca_certs={tls.ca_file}&ssl_certfile={chain}&ssl_keyfile={key}")
 
 
 async def test_c13_tls_with_another_ca(tls: Tls) -> None:

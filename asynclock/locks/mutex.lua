@@ -47,7 +47,7 @@ end
 if verb == 'release' and ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
 if holder ~= id then return {0, redis.call('PTTL', hold), holder or ''} end
 if verb == 'extend' then
-  if redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
+  if lease > 0 and redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
 elseif ARGV[6] == '0' then
   redis.call('DEL', hold)
 elseif redis.pcall('SET', hold, 'asynclock~resting', 'PX', ARGV[6]).err then

@@ -29,6 +29,9 @@ def store_for(node: str | Redis | Store) -> Store:
 def _by_url(url: str) -> Store:
     scheme, colon, _ = url.partition(":")
     scheme = scheme.lower()
+    shown = brief(url.rpartition("@")[2])  # never a password, wherever it was put
+    if "," in url:
+        raise ConfigError(f"{shown} names several nodes: give each as an argument of its own")
     if scheme == "embedded" and colon:
         from asynclock.stores.embedded import EmbeddedStore  # only where it is used
 
@@ -40,9 +43,9 @@ def _by_url(url: str) -> Store:
     if "://" in url and scheme in SCHEMES:
         return RedisStore(url)
     if "://" in url:
-        raise ConfigError(f"no store for the scheme {brief(scheme)}: there are {_ALL}")
+        raise ConfigError(f"no store for the scheme {brief(scheme.rpartition('@')[2])}: there are {_ALL}")
     raise ConfigError(
-        f"{brief(url)} is no url: a client takes servers, such as Redlock('redis://host:6379'); "
+        f"{shown} is no url: a client takes servers, such as Redlock('redis://host:6379'); "
         "a lock's name goes into the client's call, redlock('order:42')"
     )
 

@@ -51,6 +51,8 @@ class ServerError(Exception):
 def code_of(error: ServerError) -> str:
     """The error's code word; inside a script's error, that of its cause."""
     text = str(error)
+    if "ACL failure in script" in text or "can't run this command" in text:
+        return "NOPERM"
     head = text.partition(" ")[0]
     if head != "ERR":
         return head

@@ -8,10 +8,7 @@ from typing import NamedTuple
 
 from redis.crc import key_slot
 
-from asynclock._errors import ConfigError, brief
-
-RESERVED = "asynclock~"
-"""What all keys of ours but the holds begin with, after the prefix."""
+from asynclock._op import RESERVED
 
 ID_LENGTH = 32
 """The random part of an id, which names its tombstone."""
@@ -27,10 +24,8 @@ class Keys(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def keys(prefix: str, name: str) -> Keys:
-    """The keys of `name`. Raises ConfigError for a name that would be a key of another's bookkeeping."""
+    """The keys of `name`."""
     hold = prefix + name
-    if name.startswith(RESERVED):
-        raise ConfigError(f"names that begin with {RESERVED!r} are taken: rename {brief(name)}", name=name)
     where = _slot_mate(prefix, name, hold)
     return Keys(hold, f"{where}fence", f"{where}undone:")
 
@@ -50,7 +45,8 @@ def _slot_mate(prefix: str, name: str, hold: str) -> str:
         same = f"{prefix}{RESERVED}{name}:" if _tag(prefix) is not None else f"{prefix}{RESERVED}:{name}:"
         if key_slot(same.encode()) == key_slot(hold.encode()):
             return same
-    return f"{RESERVED}{{{_tag_for(key_slot(hold.encode()))}}}{hold}:"
+    ours = RESERVED if "{" in prefix else prefix + RESERVED
+    return f"{ours}{{{_tag_for(key_slot(hold.encode()))}}}{hold}:"
 
 
 def _tag(key: str) -> str | None:

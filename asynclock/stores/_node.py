@@ -25,16 +25,17 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._errors import ConfigError
-from asynclock._op import Facts, Verb
+from asynclock._op import Verb
 from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of
 from asynclock.stores._keys import mark
 from asynclock.stores._link import Link, Once
+from asynclock.stores._probation import Dialer, Probation
 from asynclock.stores._wire import NATIVE_RELEASES, PLAIN_NO, PLAIN_YES, encode, encode_native, encode_whole, pack
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-    from asynclock._op import NodeConfig, Op, Sink
+    from asynclock._op import Facts, NodeConfig, Op, Sink
 
 log = logging.getLogger("asynclock")
 
@@ -56,11 +57,8 @@ class NodeState(Enum):
     CLOSED = "closed"
 
 
-class Dialer(Protocol):
-    """Makes connections to one server, from the user's settings."""
-
-    label: str
-    run_id: str  # the server's, when last met; shared by all loops
+class Store(Dialer, Protocol):
+    """The store whose node this is: it makes connections to one server, from the user's settings."""
 
     async def dial(self) -> AbstractConnection:
         """A new connection, not yet connected."""
@@ -69,17 +67,17 @@ class Dialer(Protocol):
 class RedisNode:
     """See the module's rules."""
 
-    def __init__(self, dialer: Dialer, config: NodeConfig) -> None:
-        self.label = dialer.label
+    def __init__(self, store: Store, config: NodeConfig) -> None:
+        self.label = store.label
         self.index = config.position
         self.state = NodeState.NEW
-        self.error: Exception | None = None
-        self.facts: Facts | None = None
-        self._dialer = dialer
+        self.error: Exception | None = ConnectionError(f"{self.label} is not connected yet")
+        self._store = store
         self._config = config
         self.clock = config.clock
         self._link: Link | None = None
-        self._mute_until = 0.0
+        self._probation = Probation(store, config)
+        self._on_probation = False
         self._native: tuple[str, ...] = ()  # the server's own release, if it has one and we may use it
         self._timer: Any = None
         self._timer_at = 0.0
@@ -102,7 +100,7 @@ class RedisNode:
             self._reconnect()
             sink.fail(self.index, self.error or ConnectionError(f"{self.label} is not connected"), maybe=False)
             return
-        if self._mute_until and op.verb is not Verb.RELEASE and self._muted(op, sink):
+        if self._on_probation and op.verb is not Verb.RELEASE and self._muted(op, sink):
             return
         if self._orphans and op.verb is Verb.RELEASE and op.id in self._orphans:
             link.send(encode_whole(op, self._config.prefix, tombstone=True), sink)
@@ -251,7 +249,7 @@ class RedisNode:
             pause = min(2 * pause, longest)
 
     async def _open_link(self) -> None:
-        redis = await self._dialer.dial()
+        redis = await self._store.dial()
         link: Link | None = None
         try:
             async with asyncio.timeout(min(redis.socket_connect_timeout or CONNECT_TIMEOUT, CONNECT_TIMEOUT)):
@@ -267,6 +265,8 @@ class RedisNode:
         self._pay_debts()
         self.state = NodeState.UP
         self.error = None
+        if not self._on_probation:
+            self.trust()  # a server of age bears the mark of its use, so that its restart will show
 
     def _take_over(self, redis: AbstractConnection) -> Link:
         """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
@@ -294,7 +294,8 @@ class RedisNode:
             elif isinstance(answer, BaseException):
                 raise answer
         if self._config.quarantine is not None:
-            self._learn(link, *answers[-2:])
+            self._probation.learn(*answers[-2:])
+            self._on_probation = bool(self._probation.left)
 
     def _soft_fail(self, error: ServerError) -> None:
         """INFO, SCRIPT LOAD or the mark is forbidden here (managed Redis): locks work, checks do not."""
@@ -325,61 +326,31 @@ class RedisNode:
 
     # -- restarted servers ---------------------------------------------------------------------------------------
 
-    def _learn(self, link: Link, info: Any, used: Any) -> None:
-        """Who this server is, and until when it must be silent (the delayed restart of the Redlock page)."""
-        quarantine = self._config.quarantine or 0.0
-        told = dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
-        run_id = told.get("run_id", "")
-        uptime = float(told.get("uptime_in_seconds", "inf"))
-        known = self.facts
-        if known is not None and known.run_id == run_id:
-            return
-        before, self._dialer.run_id = self._dialer.run_id, run_id or self._dialer.run_id
-        self.facts = Facts(
-            run_id=run_id,
-            mark=used.decode(errors="replace") if isinstance(used, bytes) else "",
-            seen_other=bool(before) and before != run_id,
-            young=uptime < quarantine,
-        )
-        # Somebody may have found the deployment new since this server started: then it bears its own mark.
-        trusted = self.facts.mark == run_id and not self.facts.seen_other
-        self._mute_until = self.clock.now() + quarantine - uptime if self.facts.young and not trusted else 0.0
-        if not self.muted:
-            self._leave_mark(link)
+    @property
+    def facts(self) -> Facts | None:
+        return self._probation.facts
 
     def _muted(self, op: Op, sink: Sink) -> bool:
-        left = self._mute_until - self.clock.now()
-        if left <= 0:
+        if self._probation.over:
             self.trust()
             return False
+        left = self._probation.left
         error = ConnectionError(f"{self.label} restarted a short while ago and casts no vote for another {left:.0f} s")
-        if op.verb is Verb.EXTEND and self._link is not None:
+        if op.verb is Verb.EXTEND and self._link is not None:  # it may have kept the key, and shall go on to
             self._link.send(op.wire or encode(op, self._config.prefix), _Debt(op, sink.sent, sink.deadline))
         sink.fail(self.index, error, maybe=False)
         return True
 
-    @property
-    def muted(self) -> bool:
-        return bool(self._mute_until) and self._mute_until > self.clock.now()
-
     def trust(self) -> None:
-        self._mute_until = 0.0
-        if self._link is not None:
-            self._leave_mark(self._link)
-
-    def _leave_mark(self, link: Link) -> None:
-        if self.facts is not None and self.facts.mark != self.facts.run_id:
-            self._ask(link, "SET", mark(self._config.prefix), self.facts.run_id)
-            self.facts = self.facts._replace(mark=self.facts.run_id)
+        self._on_probation = False
+        used = self._probation.trust()
+        if used and self._link is not None:
+            self._ask(self._link, "SET", mark(self._config.prefix), used)
 
     async def look(self) -> None:
-        link, facts = self._link, self.facts
-        if link is None or facts is None or not self.muted or facts.seen_other:
-            return
-        used = await self._ask(link, "GET", mark(self._config.prefix)).answer_of()
-        if used == facts.run_id.encode():
-            self.facts = facts._replace(mark=facts.run_id)
-            self._mute_until = 0.0
+        if self._link is not None and self._on_probation:
+            self._probation.learn_mark(await self._ask(self._link, "GET", mark(self._config.prefix)).answer_of())
+            self._on_probation = bool(self._probation.left)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

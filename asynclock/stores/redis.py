@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -43,6 +45,10 @@ class RedisStore:
         self.run_id = ""
         self._pool = server.connection_pool if isinstance(server, Redis) else _pool(server)
         self.label = _label(self._pool)
+        try:
+            self._connection()
+        except TypeError as error:
+            raise ConfigError(f"{self.label}: redis-py does not know a setting of this url ({error})") from None
 
     def __repr__(self) -> str:
         return f"<RedisStore {self.label}>"
@@ -52,6 +58,13 @@ class RedisStore:
 
     async def dial(self) -> AbstractConnection:
         """A connection of our own, made as the user's pool would make it."""
+        for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+            file = self._pool.connection_kwargs.get(option)
+            if file and not Path(file).is_file():  # noqa: ASYNC240 - once per connection, and a local file
+                raise ConfigError(f"{self.label}: there is no file {file}: correct {option}")
+        return self._connection()
+
+    def _connection(self) -> AbstractConnection:
         theirs = self._pool.connection_kwargs
         ours = {key: value for key, value in theirs.items() if not key.startswith(("maint_", "orig_"))}
         ours |= {key: value for key, value in _SPEAK.items() if key in theirs or value is not None}
@@ -63,10 +76,17 @@ class RedisStore:
 
 def _pool(url: str) -> ConnectionPool:
     scheme, _, rest = url.partition("://")
+    how = f"write it as {scheme}://{'path' if scheme == 'unix' else 'host:port/db'}, user and secret percent-encoded"
     try:
-        return ConnectionPool.from_url(f"{SCHEMES[scheme.lower()]}://{rest}")
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"a {scheme} url could not be read ({error}): write it as {scheme}://host:port/db") from None
+        pool = ConnectionPool.from_url(f"{SCHEMES[scheme.lower()]}://{rest}")
+        parts = urlsplit(url)
+        db = parts.path.strip("/")
+        odd = not parts.path if scheme == "unix" else bool(db) and not db.isdigit()
+    except (ValueError, TypeError):  # their messages may show the password
+        raise ConfigError(f"a {scheme} url could not be read: {how}") from None
+    if odd:
+        raise ConfigError(f"a {scheme} url lacks its path, or its db is no number: {how}")
+    return pool
 
 
 def _label(pool: ConnectionPool) -> str:

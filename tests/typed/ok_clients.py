@@ -6,7 +6,9 @@ from asynclock import Redlock, Store
 from asynclock.stores.memory import MemoryStore
 
 store: Store = MemoryStore()
-of_clients = Redlock(Redis(host="a"), Redis(unix_socket_path="/run/b.sock", decode_responses=True), "unix:///run/c.sock")
+of_clients = Redlock(
+    Redis(host="a"), Redis(unix_socket_path="/run/b.sock", decode_responses=True), "unix:///run/c.sock"
+)
 of_a_store = Redlock(store)
 ready_later = Redlock()
 ready_later.configure("embedded:", prefix="app:")

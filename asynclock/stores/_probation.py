@@ -1,0 +1,87 @@
+"""Who a server is, and whether it may vote: the delayed restart of the Redlock page, and one vote per server.
+
+A server that restarted may have forgotten holds, so it casts no vote until every hold that it may have forgotten has
+ended. A deployment that is new has nothing to forget; the quorum decides that over all nodes (`trust`). First use
+leaves a mark on each server, its own run_id: whoever comes later finds a young server with its *own* mark, and knows
+that somebody found the deployment new since it started; an older mark, or none beside marked ones, means a restart.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asynclock._op import Facts, SameServer
+
+if TYPE_CHECKING:
+    from asynclock._op import NodeConfig
+
+
+class Dialer(Protocol):
+    """The store, which all loops share."""
+
+    label: str
+    run_id: str  # of the server last met there
+
+
+class Probation:
+    """What is known of one node's server."""
+
+    def __init__(self, dialer: Dialer, config: NodeConfig) -> None:
+        self.facts: Facts | None = None
+        self._dialer = dialer
+        self._servers = config.servers
+        self._quarantine = config.quarantine or 0.0
+        self._now = config.clock.now
+        self._silent_until = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds for which it still casts no vote."""
+        return self._silent_until and max(0.0, self._silent_until - self._now())
+
+    @property
+    def over(self) -> bool:
+        """Whether it was on probation, and has just served its time."""
+        return bool(self._silent_until) and not self.left
+
+    def learn(self, info: Any, mark: Any) -> None:
+        """From the answers to INFO and to GET mark, on a new connection. Raises SameServer."""
+        told = dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
+        run_id = told.get("run_id", "")
+        uptime = float(told.get("uptime_in_seconds", "inf"))
+        self._refuse_double(run_id)
+        if self.facts is not None and self.facts.run_id == run_id:
+            return
+        before, self._dialer.run_id = self._dialer.run_id, run_id or self._dialer.run_id
+        self.facts = Facts(
+            run_id=run_id,
+            mark=mark.decode(errors="replace") if isinstance(mark, bytes) else "",
+            seen_other=bool(before) and before != run_id,
+            young=uptime < self._quarantine,
+        )
+        trusted = not self.facts.young or (self.facts.mark == run_id and not self.facts.seen_other)
+        self._silent_until = 0.0 if trusted else self._now() + self._quarantine - uptime
+
+    def learn_mark(self, mark: Any) -> None:
+        """From a later look at the mark: whether somebody else found the deployment new meanwhile."""
+        facts = self.facts
+        if facts is not None and not facts.seen_other and mark == facts.run_id.encode():
+            self.facts = facts._replace(mark=facts.run_id)
+            self._silent_until = 0.0
+
+    def trust(self) -> str:
+        """Let it vote. Answers the mark that it has to be left, "" where it bears it."""
+        self._silent_until = 0.0
+        if self.facts is None or self.facts.mark == self.facts.run_id:
+            return ""
+        self.facts = self.facts._replace(mark=self.facts.run_id)
+        return self.facts.run_id
+
+    def _refuse_double(self, run_id: str) -> None:
+        """One server must not vote for two nodes, whenever it shows that it is one."""
+        label = self._dialer.label
+        other = self._servers.setdefault(run_id, label) if run_id else label
+        if other != label:
+            raise SameServer(f"{other} and {label} are the same server: name each server once")
+        for known in [known for known, whose in self._servers.items() if whose == label and known != run_id]:
+            del self._servers[known]
