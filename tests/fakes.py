@@ -24,6 +24,7 @@ class FakeClock:
     def __init__(self, now: float = 1_000.0, early: float = 0.0) -> None:
         self._now = now
         self._early = early
+        self._jumped = 0.0
         self._numbers = count()
         self._timers: list[tuple[float, int, FakeTimer]] = []
 
@@ -31,7 +32,11 @@ class FakeClock:
         return self._now
 
     def wall(self) -> float:
-        return 1_700_000_000.0 + self._now
+        return 1_700_000_000.0 + self._jumped + self._now
+
+    def jump_wall(self, seconds: float) -> None:
+        """Set the wall clock forward or back; `now` does not hear of it."""
+        self._jumped += seconds
 
     def call_at(self, when: float, callback: Callable[[], object]) -> FakeTimer:
         timer = FakeTimer(callback)
