@@ -6,7 +6,7 @@ import asyncio
 import types
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Proxy:
     def url(self) -> str:
         return f"unix://{self.path}"
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._serve, str(self.path))
         return self
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from asynclock import ConfigError, Redlock
-from asynclock.stores._faults import _HINTS
 from asynclock._options import check_name
+from asynclock.stores._faults import _HINTS
 from asynclock.stores._keys import ID_LENGTH, RESERVED, Keys, keys, mark
 from tests.servers import Server, Servers
 

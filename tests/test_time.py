@@ -28,7 +28,7 @@ async def test_b1_a_loop_blocked_longer_than_the_lease(redlock: Redlock, name: s
     """`held` is False at the next read, before any timer could run; nobody renews what is over."""
     lease = await redlock(name, lease=0.2).acquire(timeout=None)
     assert lease.held
-    time.sleep(0.25)  # noqa: ASYNC251 - to block the loop is what this test is about
+    time.sleep(0.25)  # to block the loop is what this test is about
     assert not lease.held
     assert lease.remaining == 0.0
     with pytest.raises(LockLost):
@@ -43,7 +43,7 @@ async def test_b1_the_deadline_is_checked_before_renewing(server: Server, name: 
         lease = await redlock(name, lease=0.2).acquire(timeout=None)
         server.cli().persist(name)
         extends = server.cli().info("commandstats").get("cmdstat_pexpire", {"calls": 0})["calls"]
-        time.sleep(0.25)  # noqa: ASYNC251 - as above
+        time.sleep(0.25)  # to block the loop is what this test is about
         assert await lease.wait_lost() is True
         assert server.cli().info("commandstats").get("cmdstat_pexpire", {"calls": 0})["calls"] == extends
         server.cli().delete(name)
