@@ -353,6 +353,22 @@ async def test_c16_noscript_after_the_undo_was_queued(server: Server, proxy: Pro
         assert not server.cli().exists(name)
 
 
+async def test_c18_the_same_id_is_granted_twice(server: Server, name: str) -> None:
+    """Asked again after a lost reply, the node gives the same fence, and the key's end moves with the answer."""
+    async with Redlock(server.url, lease=2.0) as redlock:
+        session = redlock._session()
+        op = redlock(name)._attempt(session)
+        first = session.quorum.ask(op, 1.0)
+        await first.settled(session.loop)
+        while server.cli().pttl(name) > 1900:
+            await asyncio.sleep(0.005)
+        again = session.quorum.ask(op, 1.0)
+        await again.settled(session.loop)
+        assert again.fences() == first.fences()
+        assert server.cli().pttl(name) > 1950
+        session.undo(again)
+
+
 async def test_p9_one_connection_however_many_tasks(server: Server, name: str) -> None:
     """Five thousand tasks at once are no error and no second connection."""
     async with Redlock(server.url) as redlock:

@@ -20,6 +20,8 @@ class Keys(NamedTuple):
     hold: str
     fence: str
     undone: str  # goes before the random part of an id, ID_LENGTH characters: the id's tombstone
+    packed: bytes  # hold and fence as a command has them
+    undone_bytes: bytes
 
 
 @lru_cache(maxsize=4096)
@@ -27,7 +29,9 @@ def keys(prefix: str, name: str) -> Keys:
     """The keys of `name`."""
     hold = prefix + name
     where = _slot_mate(prefix, name, hold)
-    return Keys(hold, f"{where}fence", f"{where}undone:")
+    fence, undone = f"{where}fence", f"{where}undone:"
+    packed = b"".join(b"$%d\r\n%b\r\n" % (len(key), key) for key in (hold.encode(), fence.encode()))
+    return Keys(hold, fence, undone, packed, undone.encode())
 
 
 def mark(prefix: str) -> str:

@@ -1,0 +1,44 @@
+"""How an Op becomes bytes."""
+
+from __future__ import annotations
+
+from hashlib import sha1
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynclock._op import Op, Verb
+from asynclock.locks.mutex import MUTEX
+from asynclock.stores import _wire
+
+texts = st.text(st.characters(codec="utf-8"))
+
+
+@given(
+    verb=st.sampled_from(Verb),
+    name=texts,
+    prefix=texts,
+    random=st.sampled_from(["", "0123456789abcdef" * 2]),
+    metadata=texts,
+    lease=st.floats(0.0, 3600.0),
+    fence=st.integers(0, 2**53),
+    rest=st.floats(0.0, 10.0),
+    tombstone=st.booleans(),
+)
+def test_the_fast_encoding_is_the_plain_one(
+    verb: Verb,
+    name: str,
+    prefix: str,
+    random: str,
+    metadata: str,
+    lease: float,
+    fence: int,
+    rest: float,
+    tombstone: bool,
+) -> None:
+    """Byte for byte what hiredis packs of the same words."""
+    op = Op(verb, MUTEX, name, random + metadata, lease, fence, lease + 60, rest=rest, tombstone=tombstone)
+    sha = sha1(MUTEX.script.encode()).hexdigest()
+    plain = _wire.pack("EVALSHA", sha, 3, *_wire._arguments(op, prefix, tombstone))
+    assert _wire.encode(op, prefix) == plain
+    assert op.wire == plain
