@@ -37,8 +37,8 @@ def test_the_fast_encoding_is_the_plain_one(
     tombstone: bool,
 ) -> None:
     """Byte for byte what hiredis packs of the same words."""
-    id = random and f"{random}|{metadata}"  # "" is the id of a mere look
-    op = Op(verb, MUTEX, name, id, lease, fence, lease + 60, rest=rest, tombstone=tombstone)
+    whole = random and f"{random}|{metadata}"  # "" is the id of a mere look
+    op = Op(verb, MUTEX, name, whole, lease, fence, lease + 60, rest=rest, tombstone=tombstone)
     sha = sha1(MUTEX.script.encode()).hexdigest()
     plain = _wire.pack("EVALSHA", sha, 3, *_wire._arguments(op, prefix, tombstone))
     assert _wire.encode(op, prefix) == plain
