@@ -35,12 +35,12 @@ def encode(op: Op, prefix: str) -> bytes:
     else:
         # The same as pack("EVALSHA", sha, 3, *_arguments(...)), in a third of its time: what repeats is kept packed.
         at = keys(prefix, op.name)
-        id = op.id.encode()
-        random = id[:ID_LENGTH]
+        whole = op.id.encode()
+        random = whole[:ID_LENGTH]
         fence = b"%d" % op.fence
         op.wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b" % (
             *(_head(op.kind.script), at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random),
-            *(_bulks(op.verb), len(id), id, _bulks(_ms(op.lease)), len(fence), fence),
+            *(_bulks(op.verb), len(whole), whole, _bulks(_ms(op.lease)), len(fence), fence),
             _bulks(_ms(op.memory), _ms(op.rest), int(op.tombstone)),
         )
     return op.wire
