@@ -53,19 +53,7 @@ class SystemClock:
 SYSTEM = SystemClock()
 
 
-def _wake(sleeper: asyncio.Future[None]) -> None:
+def wake(sleeper: asyncio.Future[None]) -> None:
+    """End a wait for a future, if it still waits."""
     if not sleeper.done():
         sleeper.set_result(None)
-
-
-async def sleep_until(clock: Clock, when: float) -> None:
-    """Return once `clock` has reached `when`."""
-    if clock.now() >= when:
-        await asyncio.sleep(0)
-        return
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    timer = clock.call_at(when, functools.partial(_wake, done))
-    try:
-        await done
-    finally:
-        timer.cancel()

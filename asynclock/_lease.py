@@ -4,8 +4,8 @@ The rules:
 
 1. `held` and `remaining` read the clock; no flag is trusted. Unknown is not lost: a renewal without an answer leaves
    the lease as it is until its validity runs out. A majority that says "not yours" is a loss at once.
-2. The task inside `async with` is cancelled on a loss, with the arithmetic of asyncio.timeout: what it cancelled it
-   uncancels, and LockLost takes the place of the CancelledError. A cancel from outside, before or after, wins.
+2. The task inside `async with` is cancelled on a loss, and LockLost takes the place of the CancelledError; a cancel
+   from outside, before or after, wins (`_block.py`).
 3. A block that ends after its lease did raises LockLost, unless it raises something of its own.
 4. Renewal stops before the release is sent. A release is sent before anything is awaited, and waited for whoever
    cancels.
@@ -21,6 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import ref
 
+from asynclock._block import Block
 from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupported, brief
 from asynclock._op import Op, Verb
 from asynclock._options import lock_settings
@@ -59,9 +60,9 @@ class Lease:
     """One tenure of a lock. Never made by hand; belongs to its event loop."""
 
     __slots__ = (
-        "__weakref__", "_block", "_cancelled", "_cancelling", "_ends", "_fence", "_grant", "_hold_until", "_lock",
-        "_reason", "_renew_at", "_session", "_settings", "_since", "_tenure", "_valid_until", "_waiters", "own", "slot",
-        "taker", "task",
+        "__weakref__", "_ballot", "_block", "_ends", "_fence", "_grant", "_healed", "_hold_until", "_lock", "_reason",
+        "_renew_at", "_session", "_settings", "_since", "_tenure", "_valid_until", "_waiters", "own", "slot", "taker",
+        "task",
     )  # fmt: skip
 
     def __init__(
@@ -79,13 +80,13 @@ class Lease:
         self._lock = ref(lock)
         self._settings = settings
         self._grant = grant.op
+        self._ballot = grant
+        self._healed: set[int] = set()
         self._fence = fence
         self._since = grant.sent
         self._reason: Reason = "expired"
         self._tenure = Tenure.HELD
-        self._block: asyncio.Task[Any] | None = None  # the task inside `async with`
-        self._cancelling = 0  # its count of cancels when it entered
-        self._cancelled = False  # we cancelled it
+        self._block: Block | None = None  # the body that it guards
         self._waiters: list[asyncio.Future[None]] = []
         self._hold_until = math.inf if settings.max_hold is None else grant.sent + settings.max_hold
         # One ballot's grants all end alike, counted from its one send; a majority of them there is.
@@ -98,7 +99,7 @@ class Lease:
             else:
                 self._count(grant, index)
         self._valid_until = end
-        grant.late = self._count
+        grant.tell_late(self._count)
         self._renew_at = self._next_renewal()
         self.slot = 0
         self.own = ref(self)
@@ -156,6 +157,11 @@ class Lease:
         return self._tenure is Tenure.LOST
 
     @property
+    def open(self) -> bool:
+        """Whether it was neither given back nor lost, as far as we were told."""
+        return self._tenure in _OPEN
+
+    @property
     def entered(self) -> bool:
         """Whether it guards a block now."""
         return self._block is not None
@@ -204,20 +210,21 @@ class Lease:
 
     def guard(self, task: asyncio.Task[Any] | None) -> None:
         """From here to `__aexit__` the task is cancelled if the lease is lost."""
-        self._block = self.task = task
-        self._cancelling = task.cancelling() if task else 0
+        self._block = Block(task)
+        self.task = task
 
     async def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
     ) -> None:
         """Release. Raises LockLost if it was lost meanwhile; the body's own exception goes first."""
         block, self._block = self._block, None
-        ours = self._cancelled and await self._take_cancel_back(block, e)
+        ours = block is not None and await block.leave(e)
         self._look_at_clock()
-        if self._tenure is Tenure.RELEASED:  # by hand, inside
-            return
         try:
-            await self._give_back()
+            if self._tenure is Tenure.RELEASED:  # by hand, inside
+                self._forget()
+            else:
+                await self._give_back()
         except LockLost as lost:
             if e is None or ours:
                 raise lost from e
@@ -243,13 +250,20 @@ class Lease:
         return min(self._renew_at, self._valid_until, self._hold_until)
 
     def close(self) -> None:
-        """Its client closes: send the release; whoever thinks it holds is told."""
+        """Its client closes, or it never began: send the release; whoever thinks it holds is told."""
         if self._tenure in _OPEN:
             self._lose("closed")
             self._session.loosen(self._ask(Verb.RELEASE, self._settings.lease))
 
+    def __reduce__(self) -> str:
+        raise TypeError("a Lease belongs to its event loop: it can be neither pickled nor copied")
+
     def __del__(self) -> None:
-        if getattr(self, "_tenure", None) in _OPEN and self.held:
+        if getattr(self, "_tenure", None) not in _OPEN:
+            return
+        if self._session.held.get(self.name) is self.own:
+            del self._session.held[self.name]
+        if self.held:
             warnings.warn(
                 f"the lease of {brief(self.name)} was dropped while held: release it, or use `async with`; "
                 f"it ends by itself in {self.remaining:.3g} s",
@@ -261,13 +275,8 @@ class Lease:
     def _lose(self, reason: Reason) -> None:
         self._reason = reason
         self._end_as(Tenure.LOST)
-        block = self._block
-        if block is None or not self._settings.cancel_on_lost or block.done() or block is _running_task():
-            return
-        if block.cancelling() > self._cancelling:  # somebody else cancels it already: theirs wins
-            return
-        self._cancelled = True
-        block.cancel()
+        if self._block is not None and self._settings.cancel_on_lost:
+            self._block.interrupt()
 
     def _end_as(self, tenure: Tenure) -> None:
         self._tenure = tenure
@@ -290,29 +299,12 @@ class Lease:
             return LockNotHeld(f"{brief(self.name)} was given back already", name=self.name)
         return LockLost(self.name, "max_hold" if self._session.clock.now() >= self._hold_until else self._reason)
 
-    async def _take_cancel_back(self, block: asyncio.Task[Any] | None, e: BaseException | None) -> bool:
-        """Rule 2. True: `e` is the cancel that we sent, and nobody else's."""
-        self._cancelled = False
-        if block is None or block is not asyncio.current_task():
-            return False
-        if e is None:
-            # The body ended in the very turn in which it was cancelled: on 3.11 and 3.12 the CancelledError is still
-            # to come, and must not come after the block.
-            try:
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                if block.uncancel() > self._cancelling:
-                    raise
-                return True
-        return block.uncancel() <= self._cancelling and isinstance(e, asyncio.CancelledError)
-
     async def _give_back(self) -> None:
         """Release, and tell what became of it. Raises LockLost."""
         lost = self._tenure is Tenure.LOST
         if not lost:
             self._end_as(Tenure.RELEASED)
-        if (lock := self._lock()) is not None:
-            lock.forget(self)
+        self._forget()
         if self._session.closed:
             raise self._ended()
         ballot = self._ask(Verb.RELEASE, self._settings.lease)
@@ -327,6 +319,10 @@ class Lease:
             error = self._session.quorum.unavailable(ballot, self.name)
             log.warning("asynclock: released %s, which ends by itself: %s", brief(self.name), error)
 
+    def _forget(self) -> None:
+        if (lock := self._lock()) is not None:
+            lock.forget(self)
+
     # -- asking the nodes ----------------------------------------------------------------------------------------
 
     def _ask(self, verb: Verb, length: float) -> Ballot:
@@ -337,14 +333,21 @@ class Lease:
         grant.undone = True
         if self._settings.min_hold:
             op.rest = max(0.0, self._since + self._settings.min_hold - session.clock.now())
-        return session.quorum.ask(op, session.within(self._settings))
+        return session.quorum.ask(op, session.within(self._settings), only=self._where())
+
+    def _where(self) -> list[int] | None:
+        """The nodes that may have the hold; None: all. (A dead node must not be owed a release for each lock.)"""
+        if not self._ballot.failed:
+            return None
+        mine = {*self._ballot.traces(), *self._healed}
+        return [index for index, end in enumerate(self._ends) if index in mine or end > -math.inf]
 
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal or an extend is decided."""
         if self._tenure not in _OPEN:
             return
         self._count_all(ballot)
-        ballot.late = self._count
+        ballot.tell_late(self._count)
         if ballot.outcome is Outcome.WON:
             self._tenure = Tenure.HELD
             self._renew_at = self._next_renewal()
@@ -363,11 +366,16 @@ class Lease:
         if self._tenure not in _OPEN or vote is None or isinstance(vote, Exception):
             return
         op = ballot.op
-        if vote[0] == 1:
-            end = ballot.sent + op.lease - drift(op.lease)
-            if end > self._ends[index]:
-                self._ends[index] = end
-                self._valid_until = valid_until(self._ends)
+        end = ballot.sent + op.lease - drift(op.lease)
+        if vote[0] == 1 and end > self._ends[index]:
+            self._ends[index] = end
+            self._valid_until = valid_until(self._ends)
+        elif vote[0] == 0 and op.verb is Verb.EXTEND:  # the node has forgotten us: its word counts no more
+            self._ends[index] = -math.inf
+            self._valid_until = valid_until(self._ends)
+            session = self._session
+            session.watchdog.forget(self)
+            session.watchdog.watch(self, min(self._renew_at, max(self._valid_until, session.clock.now())))
         if self._grant.plain:
             return
         if op.verb is Verb.ACQUIRE and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self._fence):
@@ -381,6 +389,8 @@ class Lease:
         grant, session = self._grant, self._session
         lease = grant.lease if verb is Verb.ACQUIRE else 0.0
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self._fence, grant.memory)
+        if verb is Verb.ACQUIRE:
+            self._healed.add(index)
         op.undone = True  # a heal is never sent twice: the release may have overtaken it
         now = session.clock.now()
         ballot = Ballot(op, len(session.quorum.nodes), now, now + session.within(self._settings))
@@ -391,10 +401,3 @@ class Lease:
 
     def _end(self) -> float:
         return min(self._valid_until, self._hold_until)
-
-
-def _running_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None

@@ -17,7 +17,6 @@ import math
 import random
 from typing import TYPE_CHECKING, Any, overload
 
-from asynclock._clock import sleep_until
 from asynclock._errors import ConfigError, LockNotHeld, LockTimeout, SelfDeadlock, brief
 from asynclock._lease import Lease
 from asynclock._op import Op, Verb
@@ -45,7 +44,7 @@ class Lock:
     """A name and how to hold it. Making one does no I/O; any number of tasks may share it, each tenure being its own
     `Lease`. After Redlock (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/)."""
 
-    __slots__ = ("__weakref__", "_kind", "_name", "_session_of", "_settings", "_tenures")
+    __slots__ = ("__weakref__", "_kind", "_name", "_purge_at", "_session_of", "_settings", "_tenures")
 
     def __init__(
         self,
@@ -59,6 +58,7 @@ class Lock:
         self._settings = settings
         self._session_of = session_of
         self._tenures: dict[asyncio.Task[Any] | None, list[Lease]] = {}  # by the task that took it
+        self._purge_at = 64  # so many tasks, and those that are gone and hold nothing are forgotten
 
     def __repr__(self) -> str:
         return f"<Lock {self._kind.name} {brief(self._name)}>"
@@ -90,11 +90,7 @@ class Lock:
             self._check_deadlock(session, task)
         lease = await self._wait(session, task, wait)
         if lease is not None:
-            mine = self._tenures.get(task)
-            if mine is None:
-                self._tenures[task] = [lease]
-            else:
-                mine.append(lease)
+            self._remember(lease)
         return lease
 
     async def release(self) -> None:
@@ -133,19 +129,29 @@ class Lock:
     # -- tenures -------------------------------------------------------------------------------------------------
 
     def forget(self, lease: Lease) -> None:
-        """The tenure was given back."""
+        """The tenure was given back; a block that it guards still has to find it at its end."""
         leases = self._tenures.get(lease.taker)
-        if leases and lease in leases:
+        if leases and lease in leases and not lease.entered:
             leases.remove(lease)
             if not leases:
                 del self._tenures[lease.taker]
+
+    def _remember(self, lease: Lease) -> None:
+        self._tenures.setdefault(lease.taker, []).append(lease)
+        if len(self._tenures) > self._purge_at:
+            ended = [
+                each for task, leases in self._tenures.items() if _is_gone(task) for each in leases if not each.open
+            ]
+            for each in ended:
+                self.forget(each)
+            self._purge_at = 64 + 2 * len(self._tenures)
 
     def _taken(self) -> Lease:
         """What this task took last; else the one open tenure whose task is gone (a fixture's)."""
         mine = self._tenures.get(asyncio.current_task())
         if mine:
             return mine[-1]
-        gone = [lease for task, leases in self._tenures.items() if task is None or task.done() for lease in leases]
+        gone = [each for task, leases in self._tenures.items() if _is_gone(task) for each in leases if each.open]
         if len(gone) == 1:
             return gone[0]
         raise LockNotHeld(f"this task does not hold {brief(self._name)} through this Lock", name=self._name)
@@ -175,6 +181,7 @@ class Lock:
         while True:
             ballot = session.quorum.ask(self._attempt(session), within)
             give_up = pace.give_up if pace else ballot.sent + wait if wait else None
+            session.attempts.add(ballot)
             try:
                 outcome = await self._settled(session, ballot, give_up)
                 if outcome is Outcome.WON and (lease := await self._won(session, task, ballot)):
@@ -182,6 +189,8 @@ class Lock:
             except BaseException:
                 session.undo(ballot)
                 raise
+            finally:
+                session.attempts.discard(ballot)
             session.undo(ballot)
             pace = pace or _Pace(ballot.sent, wait, session.settings.patience)
             now = session.clock.now()
@@ -194,7 +203,7 @@ class Lock:
                 again = pace.after_refusal(now, _soonest(ballot))
                 if again is None:
                     return None
-            await sleep_until(session.clock, again)
+            await session.sleep_until(again)
             if pace.over(again):
                 return None
 
@@ -215,12 +224,15 @@ class Lock:
     async def _settled(self, session: Session, ballot: Ballot, give_up: float | None) -> Outcome:
         """The ballot's outcome; where the caller's timeout comes before the nodes', that ends it."""
         if give_up is None or give_up >= ballot.deadline:
-            return await ballot.settled(session.loop)
-        timer = session.clock.call_at(give_up, ballot.expire)
-        try:
-            return await ballot.settled(session.loop)
-        finally:
-            timer.cancel()
+            outcome = await ballot.settled(session.loop)
+        else:
+            timer = session.clock.call_at(give_up, ballot.expire)
+            try:
+                outcome = await ballot.settled(session.loop)
+            finally:
+                timer.cancel()
+        session.check_open()
+        return outcome
 
     async def _won(self, session: Session, task: asyncio.Task[Any] | None, ballot: Ballot) -> Lease | None:
         """The lease of a ballot that was won: None where its validity or its fence did not make it."""
@@ -228,8 +240,12 @@ class Lock:
         fence = max(fences)
         if fences.count(fence) <= ballot.nodes // 2 and not await self._witnessed(session, ballot, fence):
             return None
+        session.check_open()
         lease = Lease(session, self, task, self._settings, ballot, fence)
-        return lease if lease.held else None
+        if lease.held:
+            return lease
+        lease.close()
+        return None
 
     async def _witnessed(self, session: Session, ballot: Ballot, fence: int) -> bool:
         """A second round, where the counters differed: raise F to the token on a majority that holds for us."""
@@ -238,6 +254,10 @@ class Lock:
         confirm = session.quorum.ask(raised, ballot.deadline - ballot.sent)
         won = await confirm.settled(session.loop) is Outcome.WON
         return won and sum(f >= fence for f in confirm.fences()) > ballot.nodes // 2
+
+
+def _is_gone(task: asyncio.Task[Any] | None) -> bool:
+    return task is None or task.done()
 
 
 class _Pace:

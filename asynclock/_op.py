@@ -89,7 +89,7 @@ class Op:
         self.tombstone = tombstone  # release: leave one, for an acquire that may still be on its way
         self.undone = False  # acquire: its undo or release was queued; it must not be sent again
         self.wire: bytes | None = None  # a store's encoding of it, made once for all nodes
-        self.native: bytes | None = None  # the same as a command of the server's own, where it has one
+        self.native: tuple[tuple[str, ...], bytes] | None = None  # the same as a command of the server's own, and which
 
     def __repr__(self) -> str:
         return f"<Op {self.verb.value} {self.kind.name} {self.name!r}>"

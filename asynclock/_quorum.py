@@ -133,12 +133,24 @@ class Ballot:
         if self.outcome is not None:
             if self.late is not None:
                 self.late(self, index)
+                if self.complete:
+                    self.late = None  # whom it told is free to go
             return
-        if self._everyone and self.yes + self.no + self.failed < self.nodes:
+        if self._everyone and not self.complete:
             return
         outcome = tally(self.nodes, self.yes, self.no, self.failed)
         if outcome is not None:
             self._settle(outcome)
+
+    @property
+    def complete(self) -> bool:
+        """Whether each node has answered or failed."""
+        return self.yes + self.no + self.failed == self.nodes
+
+    def tell_late(self, late: Callable[[Ballot, int], object]) -> None:
+        """Tell of each vote that is still to come."""
+        if not self.complete:
+            self.late = late
 
     def expire(self) -> None:
         """Whoever asked can wait no longer; what has not answered counts as silent."""
@@ -207,8 +219,11 @@ class Quorum:
         try:
             while pending and sum(node.error is None for node in self.nodes) < majority:
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            if pending:  # a majority is up: the others get a moment, not the connect timeout
-                await asyncio.wait(pending, timeout=0.2)
+            if pending:
+                # A majority is up, so the others get a moment only. But whether a deployment is new hangs on every node
+                # that can answer: the one that is late may bear the mark.
+                moment = None if deployment_is_new(self.nodes) else 0.2
+                await asyncio.wait(pending, timeout=moment)
         finally:
             for task in opening:
                 task.cancel()

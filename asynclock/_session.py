@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import secrets
 import socket
 from typing import TYPE_CHECKING, Any
 
-from asynclock._clock import SYSTEM
+from asynclock._clock import SYSTEM, wake
 from asynclock._errors import ConfigError
 from asynclock._op import NodeConfig
 from asynclock._options import QUORUM_TIMEOUT, LockSettings, node_timeout
@@ -54,7 +55,10 @@ class Session:
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own
         self._opening: asyncio.Task[None] | None = None
+        self.attempts: set[Ballot] = set()  # acquires under way
+        self._sleepers: set[asyncio.Future[None]] = set()  # acquires between two attempts
         self._loose: set[Ballot] = set()  # undos that nobody awaits
+        self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
 
     def check(self) -> None:
@@ -63,6 +67,23 @@ class Session:
             raise ConfigError("this Lease was taken before a fork: it belongs to the parent process; acquire anew here")
         if asyncio.get_running_loop() is not self.loop:
             raise ConfigError("this Lease belongs to another event loop: use it there, or acquire anew here")
+
+    def check_open(self) -> None:
+        """Raise ConfigError once the client was closed."""
+        if self.closed:
+            raise ConfigError("this client was closed: enter it again (async with), or make a new one")
+
+    async def sleep_until(self, when: float) -> None:
+        """Sleep until the clock says `when`; a client that closes wakes all. Raises ConfigError then."""
+        sleeper = self.loop.create_future()
+        self._sleepers.add(sleeper)
+        timer = self.clock.call_at(when, functools.partial(wake, sleeper))
+        try:
+            await sleeper
+        finally:
+            timer.cancel()
+            self._sleepers.discard(sleeper)
+        self.check_open()
 
     def within(self, settings: LockSettings) -> float:
         """The node timeout of a lock, in seconds."""
@@ -78,8 +99,7 @@ class Session:
     async def open(self, settings: LockSettings, limit: float) -> None:
         """Connect at first use; wait for it at most `limit` seconds. Raises ConfigError."""
         self.within(settings)  # a lease that is too short for it is told before anything is tried
-        if self.closed:
-            raise ConfigError("this client was closed: enter it again (async with), or make a new one")
+        self.check_open()
         if self._opening is None:
             self._opening = self.loop.create_task(self._open(), name="asynclock open")
         opening = self._opening
@@ -87,6 +107,7 @@ class Session:
         if opening.done():
             if self._opening is opening:
                 self._opening = None
+            self.check_open()
             if not opening.cancelled():
                 opening.result()
 
@@ -102,7 +123,8 @@ class Session:
         try:
             yield
         finally:
-            await self.aclose()
+            if self._closing is None:
+                await self.aclose()
 
     def undo(self, ballot: Ballot) -> None:
         """Take an attempt back behind the caller's back; `aclose` waits for it."""
@@ -138,10 +160,13 @@ class Session:
 
     async def aclose(self) -> None:
         """Give back all that is held, wait for what is on its way, hang up. Leases still held are lost ("closed")."""
-        if self.closed:
-            return
-        self.closed = True
-        self.ready = False
+        if self._closing is None:
+            self.closed = True
+            self.ready = False
+            self._closing = self.loop.create_task(self._close(), name="asynclock close")
+        await asyncio.shield(self._closing)  # whoever cancels, it comes to its end
+
+    async def _close(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})
@@ -149,10 +174,16 @@ class Session:
         for lease in leases:
             lease.close()
         self.watchdog.stop()
-        for ballot in list(self._loose):
-            await self.finished(ballot)
+        for ballot in list(self.attempts):
+            ballot.expire()
+        for sleeper in list(self._sleepers):
+            wake(sleeper)
+        while self.attempts or self._sleepers:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
+            await asyncio.sleep(0)
+        while self._loose:
+            await self.finished(next(iter(self._loose)))
         await asyncio.gather(*(node.aclose() for node in self.quorum.nodes))
         closer, self._closer = self._closer, None
         if closer is not None:
-            with contextlib.suppress(RuntimeError):  # it is what called us
+            with contextlib.suppress(RuntimeError):  # it runs: it is what closes us
                 await closer.aclose()

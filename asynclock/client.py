@@ -110,8 +110,9 @@ class Redlock:
     async def __aenter__(self) -> Self:
         """Connect. Raises ConfigError, QuorumUnavailable."""
         loop = asyncio.get_running_loop()
-        if (closed := self._sessions.get(loop)) is not None and closed.closed:
-            del self._sessions[loop]
+        with self._guard:
+            if (closed := self._sessions.get(loop)) is not None and closed.closed:
+                del self._sessions[loop]
         session = self._session()
         await session.open(self._settings.lock, self._settings.patience)
         if (outage := session.quorum.outage()) is not None:

@@ -226,7 +226,9 @@ async def test_c10_nodes_that_accept_and_say_nothing(five: list[Server], name: s
         listener.bind(str(folder / f"mute{i}"))
         listener.listen()
         mute.append(listener)
-    urls = [each.url for each in five[:3]] + [f"unix://{listener.getsockname()}" for listener in mute]
+    urls = [each.url for each in five[:3]] + [
+        f"unix://{listener.getsockname()}?socket_connect_timeout=0.5" for listener in mute
+    ]
     async with asyncio.timeout(4), Redlock(*urls) as redlock, redlock(name) as lease:
         assert lease.held
         health = await redlock.health()

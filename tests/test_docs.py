@@ -30,7 +30,7 @@ def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path) -> None:
     """As it stands, in a fresh interpreter, without a warning."""
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", snippet],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        env={**os.environ, "ASYNCLOCK_EMBEDDED_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=60,

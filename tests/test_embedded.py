@@ -82,7 +82,7 @@ class Box:
         self._programs.append(
             subprocess.Popen(
                 [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + textwrap.dedent(program), *args],
-                env={"PYTHONPATH": str(REPO), "PATH": os.defpath, "XDG_RUNTIME_DIR": str(self.runtime)},
+                env={"PYTHONPATH": str(REPO), "PATH": os.defpath, "ASYNCLOCK_EMBEDDED_DIR": str(self.runtime)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -66,6 +66,11 @@ def fault_of(error: ServerError) -> Fault:
     return _CODES.get(code_of(error), Fault.DOWN)
 
 
+def is_about(error: ServerError, commands: tuple[tuple[str, ...], ...]) -> bool:
+    """Whether it is one of these commands that is unknown or forbidden."""
+    return any(command[0].lower() in str(error).lower() for command in commands)
+
+
 def config_error(label: str, error: Exception) -> ConfigError:
     """Which node refuses, why, and what to do."""
     code = code_of(ServerError(str(error)))

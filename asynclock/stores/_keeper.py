@@ -11,8 +11,13 @@ from asynclock.stores import _valkey
 
 
 def keep(folder: Path) -> None:
-    """Serve until nobody holds `users`."""
+    """Serve until nobody holds `users`. Two keepers would be two servers: the second gives way."""
     path = folder / "valkey.sock"
+    alive = (folder / "alive").open("w")
+    try:
+        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
     server = _valkey.start(path)
     try:
         with (folder / "users").open("w") as users:

@@ -11,12 +11,15 @@ import hiredis
 from asynclock.stores._faults import ServerError
 
 if TYPE_CHECKING:
-    from asynclock._op import Sink
+    from asynclock._op import Op, Sink
     from asynclock.stores._node import RedisNode
 
 CHUNK = 16
 """So many commands of one loop turn leave together. All in one write would have the client wait while the server works
 and the server wait while the client does (docs/decisions.md)."""
+
+
+_BACKLOG = 20  # so many node timeouts a command may wait behind others that are being answered
 
 
 class Link(asyncio.Protocol):
@@ -39,6 +42,8 @@ class Link(asyncio.Protocol):
         if not out:
             self._call_soon(self._flush)
         out.append(wire)
+        if not self.waiting:
+            self.moved_at = self._now()
         self.waiting.append(sink)
         if len(out) == CHUNK:
             self._flush()
@@ -105,3 +110,22 @@ class Once:
 
     async def answer_of(self) -> Any:
         return await self._answer
+
+
+class Debt:
+    """A sink for what nobody waits for."""
+
+    def __init__(self, op: Op, sent: float, deadline: float) -> None:
+        self.op = op
+        self.sent = sent
+        self.deadline = deadline
+
+    def answer(self, index: int, reply: Any) -> None: ...
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...
+
+
+def is_overdue(sink: Sink | Once, moved_at: float, now: float) -> bool:
+    """Rule 2, where the link moved last at `moved_at`. Pure."""
+    limit = sink.deadline - sink.sent
+    return now >= sink.deadline and (now - moved_at >= limit or now >= sink.sent + _BACKLOG * limit)

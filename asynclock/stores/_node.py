@@ -25,17 +25,17 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._errors import ConfigError
-from asynclock._op import Verb
-from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of
+from asynclock._op import Op, Verb
+from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of, is_about
 from asynclock.stores._keys import mark
-from asynclock.stores._link import Link, Once
+from asynclock.stores._link import Debt, Link, Once, is_overdue
 from asynclock.stores._probation import Dialer, Probation
 from asynclock.stores._wire import NATIVE_RELEASES, PLAIN_NO, PLAIN_YES, encode, encode_native, encode_whole, pack
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-    from asynclock._op import Facts, NodeConfig, Op, Sink
+    from asynclock._op import Facts, NodeConfig, Sink
 
 log = logging.getLogger("asynclock")
 
@@ -43,8 +43,8 @@ CONNECT_TIMEOUT = 5.0
 """For TCP, TLS and login together, in seconds, unless the user's settings are shorter."""
 
 _BACKOFF = (0.05, 2.0)  # seconds: first and longest pause between two attempts to connect
-_BACKLOG = 20  # so many node timeouts a command may wait behind others that are being answered
 _BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent again
+_LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
 _HOPELESS = 5.0  # seconds between attempts where only the user can help
 
 
@@ -81,6 +81,7 @@ class RedisNode:
         self._native: tuple[str, ...] = ()  # the server's own release, if it has one and we may use it
         self._timer: Any = None
         self._timer_at = 0.0
+        self._second_look = False
         self._connecting: asyncio.Task[None] | None = None
         self._met = asyncio.Event()  # the first attempt to connect has ended, well or not
         self._owed: dict[str, tuple[Op, float]] = {}
@@ -112,7 +113,9 @@ class RedisNode:
             self._arm(sink.deadline)
 
     def _native_wire(self, op: Op) -> bytes | None:
-        return op.native or encode_native(op, self._config.prefix, self._native)
+        if op.native is not None and op.native[0] == self._native:
+            return op.native[1]
+        return encode_native(op, self._config.prefix, self._native)
 
     def native_reply(self, link: Link, sink: Sink | Once, deleted: int) -> None:
         """The answer to a release by the server's own command; the script knows more where it deleted nothing."""
@@ -136,7 +139,7 @@ class RedisNode:
         match fault_of(error):
             case Fault.RESEND if not sink.op.undone:
                 link.send(encode_whole(sink.op, self._config.prefix), sink)
-            case Fault.CONFIG if self._native and sink.op.native:  # an ACL that lets us run scripts, but not this
+            case Fault.CONFIG if is_about(error, NATIVE_RELEASES):  # an ACL that lets us run scripts, but not this
                 self._native = ()
                 link.send(encode(sink.op, self._config.prefix), sink)
             case Fault.CONFIG:
@@ -172,6 +175,11 @@ class RedisNode:
         if link is None or not link.waiting:
             return
         now = self.clock.now()
+        if now - self._timer_at > _LATE and not self._second_look:
+            self._second_look = True  # the loop was blocked: what came meanwhile is read first
+            self._arm(now + 0.001)
+            return
+        self._second_look = False
         oldest = link.waiting[0]
         limit = oldest.deadline - oldest.sent
         if now - link.moved_at >= 3 * limit:
@@ -218,7 +226,13 @@ class RedisNode:
         self._reconnect()
 
     def _owe(self, op: Op) -> None:
-        self._owed.setdefault(op.id, (op, self.clock.now() + op.lease + 60.0))
+        """Keep a release that could not be delivered; at the longest while the hold it undoes may live."""
+        now = self.clock.now()
+        while self._owed and next(iter(self._owed.values()))[1] <= now:
+            del self._owed[next(iter(self._owed))]
+        if op.id not in self._owed:
+            owed = Op(op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, op.rest, tombstone=True)
+            self._owed[op.id] = owed, now + op.lease + 60.0
 
     def _reconnect(self) -> None:
         if self._link is None and self.state is not NodeState.CLOSED and self._connecting is None:
@@ -322,7 +336,9 @@ class RedisNode:
         owed, self._owed = self._owed, {}
         for op, until in owed.values():
             if until > now:
-                link.send(encode_whole(op, self._config.prefix, tombstone=True), _Debt(op, now, now + CONNECT_TIMEOUT))
+                link.send(encode(op, self._config.prefix), Debt(op, now, now + CONNECT_TIMEOUT))
+        if link.waiting and self._timer is None:
+            self._arm(now + CONNECT_TIMEOUT)
 
     # -- restarted servers ---------------------------------------------------------------------------------------
 
@@ -337,7 +353,7 @@ class RedisNode:
         left = self._probation.left
         error = ConnectionError(f"{self.label} restarted a short while ago and casts no vote for another {left:.0f} s")
         if op.verb is Verb.EXTEND and self._link is not None:  # it may have kept the key, and shall go on to
-            self._link.send(op.wire or encode(op, self._config.prefix), _Debt(op, sink.sent, sink.deadline))
+            self._link.send(op.wire or encode(op, self._config.prefix), Debt(op, sink.sent, sink.deadline))
         sink.fail(self.index, error, maybe=False)
         return True
 
@@ -378,22 +394,3 @@ class RedisNode:
             for sink in link.waiting:
                 sink.fail(self.index, self.error, maybe=True)
             link.waiting.clear()
-
-
-def is_overdue(sink: Sink | Once, moved_at: float, now: float) -> bool:
-    """Rule 2, where the link moved last at `moved_at`. Pure."""
-    limit = sink.deadline - sink.sent
-    return now >= sink.deadline and (now - moved_at >= limit or now >= sink.sent + _BACKLOG * limit)
-
-
-class _Debt:
-    """A sink for what nobody waits for."""
-
-    def __init__(self, op: Op, sent: float, deadline: float) -> None:
-        self.op = op
-        self.sent = sent
-        self.deadline = deadline
-
-    def answer(self, index: int, reply: Any) -> None: ...
-
-    def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...

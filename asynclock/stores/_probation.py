@@ -21,6 +21,7 @@ class Dialer(Protocol):
 
     label: str
     run_id: str  # of the server last met there
+    replaced: tuple[str, float]  # the server that was met in place of another, and when, on the clock
 
 
 class Probation:
@@ -53,14 +54,21 @@ class Probation:
         if self.facts is not None and self.facts.run_id == run_id:
             return
         before, self._dialer.run_id = self._dialer.run_id, run_id or self._dialer.run_id
+        if run_id and before not in ("", run_id):
+            self._dialer.replaced = run_id, self._now()
+        replacement, since = self._dialer.replaced
         self.facts = Facts(
             run_id=run_id,
             mark=mark.decode(errors="replace") if isinstance(mark, bytes) else "",
-            seen_other=bool(before) and before != run_id,
+            seen_other=bool(run_id) and replacement == run_id,
             young=uptime < self._quarantine,
         )
-        trusted = not self.facts.young or (self.facts.mark == run_id and not self.facts.seen_other)
-        self._silent_until = 0.0 if trusted else self._now() + self._quarantine - uptime
+        if self.facts.seen_other:  # whatever its age: it may be a replica that lagged behind the one before
+            self._silent_until = since + self._quarantine
+        elif self.facts.young and self.facts.mark != run_id:
+            self._silent_until = self._now() + self._quarantine - uptime
+        else:
+            self._silent_until = 0.0
 
     def learn_mark(self, mark: Any) -> None:
         """From a later look at the mark: whether somebody else found the deployment new meanwhile."""

@@ -57,7 +57,7 @@ def wait_ready(path: Path, server: subprocess.Popen[bytes] | None = None, limit:
         if server is not None and server.poll() is not None:
             raise ConfigError(f"the embedded server did not start (exit code {server.returncode}): check {path.parent}")
         if time.monotonic() > deadline:
-            raise ConfigError(f"the embedded server did not answer within {limit:g} s: check {path.parent}")
+            raise ConnectionError(f"the embedded server did not answer within {limit:g} s: look at {path.parent}")
         time.sleep(0.002)
 
 

@@ -53,8 +53,9 @@ def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None
     """
     if op.rest or op.tombstone:
         return None
-    op.native = pack(command[0], prefix + op.name, *command[1:], op.id)
-    return op.native
+    wire = pack(command[0], prefix + op.name, *command[1:], op.id)
+    op.native = command, wire
+    return wire
 
 
 def encode_whole(op: Op, prefix: str, *, tombstone: bool = False) -> bytes:

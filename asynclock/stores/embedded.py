@@ -1,10 +1,11 @@
 """`embedded:`, one server for all of a user's processes on one machine, with nothing to install or start.
 
-Its private folder holds three files besides the socket:
+Its private folder (in /tmp, or in $ASYNCLOCK_EMBEDDED_DIR) holds three files besides the socket:
 
     door    who starts or finds the server holds it exclusively, for that long
     users   each process that uses the server holds it shared, for life; the kernel lets go when a process dies
-    keeper  the process that started the server waits for `users` to be free, then ends the server and itself
+    alive   the keeper, the process that started the server, holds it exclusively as long as that server may live; it
+            waits for `users` to be free, then ends the server and itself
 
 `embedded:name` is another server, apart from the first.
 """
@@ -18,7 +19,6 @@ import re
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,14 @@ _using: dict[Path, int] = {}  # folder -> our shared hold of its `users`: a desc
 _guard = threading.Lock()
 
 
+def _renew_guard() -> None:
+    global _guard  # noqa: PLW0603 - a lock that another thread held at the fork stays locked in the child
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_guard)
+
+
 class EmbeddedStore:
     """A server of the user's own; started by whoever comes first, gone when the last process leaves."""
 
@@ -50,6 +58,7 @@ class EmbeddedStore:
         if not re.fullmatch(r"[\w.-]{1,32}", name):
             raise ConfigError(f"{url!r}: an embedded server's name is of letters, digits, '.', '_' and '-'")
         self.run_id = ""
+        self.replaced = "", 0.0
         self.label = f"embedded:{name}"
         self._name = name
 
@@ -76,9 +85,21 @@ def running(name: str) -> Path:
             users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(users, fcntl.LOCK_SH)  # waits where a keeper is just ending its server
             _using[folder] = users
-        if not _valkey.answers(path):
+        if _is_kept(folder):
+            _valkey.wait_ready(path)  # a server that is slow to answer is no reason to start a second
+        else:
             _keep(folder, path)
     return path
+
+
+def _is_kept(folder: Path) -> bool:
+    """Whether a keeper lives, and so its server may."""
+    with (folder / "alive").open("w") as alive:
+        try:
+            fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False
 
 
 def _keep(folder: Path, path: Path) -> None:
@@ -96,10 +117,11 @@ def _keep(folder: Path, path: Path) -> None:
 
 def _folder(name: str) -> Path:
     """A folder that is this user's alone; a socket's path must be short."""
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    # Not $TMPDIR or $ASYNCLOCK_EMBEDDED_DIR: a login shell, cron and sudo differ in those, and would exclude nobody.
+    base = Path(os.environ.get("ASYNCLOCK_EMBEDDED_DIR", "/tmp"))  # noqa: S108 - checked below
     folder = base / f"asynclock-{os.getuid()}-{name}"
     folder.mkdir(mode=0o700, exist_ok=True)
     known = folder.lstat()
     if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid() or known.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not this user's private folder: remove it, or set XDG_RUNTIME_DIR")
+        raise ConfigError(f"{folder} is not this user's private folder: remove it, or set ASYNCLOCK_EMBEDDED_DIR")
     return folder

@@ -43,6 +43,7 @@ class RedisStore:
 
     def __init__(self, server: str | Redis) -> None:
         self.run_id = ""
+        self.replaced = "", 0.0
         self._pool = server.connection_pool if isinstance(server, Redis) else _pool(server)
         self.label = _label(self._pool)
         try:
