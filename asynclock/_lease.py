@@ -131,12 +131,16 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether it is ours now, by the clock."""
-        return self._tenure in _OPEN and self._session.clock.now() < self._end() and not self._session.forked
+        return (
+            self._tenure in _OPEN
+            and self._session.clock.now() < min(self._valid_until, self._hold_until)
+            and not self._session.forked
+        )
 
     @property
     def remaining(self) -> float:
         """Seconds of validity left; 0.0 once ended."""
-        return max(0.0, self._end() - self._session.clock.now()) if self.held else 0.0
+        return max(0.0, min(self._valid_until, self._hold_until) - self._session.clock.now()) if self.held else 0.0
 
     def ensure_held(self) -> None:
         """Raise LockLost or LockNotHeld unless it is ours now."""
@@ -291,7 +295,7 @@ class Lease:
     def _look_at_clock(self) -> None:
         """A loop that was blocked beyond the lease finds out here, before any timer runs."""
         now = self._session.clock.now()
-        if self._tenure in _OPEN and now >= self._end():
+        if self._tenure in _OPEN and now >= min(self._valid_until, self._hold_until):
             self._lose("max_hold" if now >= self._hold_until else "expired")
 
     def _ended(self) -> LockLost | LockNotHeld:
@@ -398,6 +402,3 @@ class Lease:
 
     def _next_renewal(self) -> float:
         return self._valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf
-
-    def _end(self) -> float:
-        return min(self._valid_until, self._hold_until)

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from asynclock import LockLost, LockNotHeld, LockTimeout, Redlock
+from asynclock import ConfigError, LockLost, LockNotHeld, LockTimeout, Redlock
 from tests.proxy import RELEASE, Proxy, cancelled_at
 from tests.servers import Server
 
@@ -382,3 +382,95 @@ async def test_a16_cancel_at_every_await(make: Callable[..., Redlock], name: str
         pytest.fail("it never came to an end")
     assert index > 0
     assert asyncio.all_tasks() == before
+
+
+async def test_a12_released_by_hand_inside_the_block(redlock: Redlock, name: str) -> None:
+    """The end of the block has nothing left to do, and does not get in the way of the body's exception."""
+    async with redlock(name) as lease:
+        await lease.release()
+    lock = redlock(name)
+    with pytest.raises(KeyError):
+        async with lock:
+            await lock.release()
+            raise KeyError("mine")
+    assert await is_free(redlock, name)
+
+
+async def test_a14_a_block_that_gave_back_early_ends_nobody_elses(redlock: Redlock, name: str) -> None:
+    """One Lock, two tasks: the end of the first block leaves the second task's tenure alone."""
+    lock = redlock(name)
+    inside, ended = asyncio.Event(), asyncio.Event()
+
+    async def second() -> None:
+        async with lock as lease:
+            inside.set()
+            await ended.wait()
+            assert lease.held
+            assert not await is_free(redlock, name)
+
+    async with lock as lease:
+        await lease.release()
+        task = asyncio.create_task(second())
+        await inside.wait()
+    ended.set()
+    await task
+
+
+async def test_a14_a_lost_tenure_of_a_task_that_is_gone_is_no_second(redlock: Redlock, name: str) -> None:
+    """`release` finds the one tenure that is open, though an older one was lost."""
+    lock = redlock(name, lease=1.0, max_hold=0.5)
+
+    async def take() -> Any:
+        return await lock.acquire(timeout=None)
+
+    lost = await asyncio.create_task(take())
+    assert await lost.wait_lost()
+    open_one = await asyncio.create_task(take())
+    await lock.release()
+    assert not open_one.held
+
+
+async def test_a8_an_inner_timeout_cannot_swallow_the_loss(redlock: Redlock, name: str) -> None:
+    """The loss comes while a timeout inside the body is under way: the body is cancelled all the same."""
+    with pytest.raises(LockLost):
+        async with redlock(name, max_hold=0.1) as lease:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        try:
+                            await asyncio.Event().wait()
+                        finally:
+                            while lease.held:  # clean-up that lasts beyond the lease
+                                await asyncio.sleep(0)
+
+
+async def test_a4_a_client_that_closes_ends_its_acquires(make: Callable[..., Redlock], name: str) -> None:
+    """Whoever waits is told at once, and what was on its way leaves no key."""
+    client, other = make(), make()
+    async with other(name):
+        waiting = [asyncio.create_task(client(name).acquire()) for _ in range(5)]
+        fresh = [asyncio.create_task(client(f"{name}:{i}").acquire()) for i in range(5)]
+        await asyncio.sleep(0)
+        await client.aclose()
+        results = await asyncio.gather(*waiting, *fresh, return_exceptions=True)
+    assert all(isinstance(each, ConfigError) or (each is not None and not each.held) for each in results)
+    for i in range(5):
+        assert await is_free(other, f"{name}:{i}")
+
+
+async def test_a4_a_cancelled_aclose_still_closes(server: Server, name: str) -> None:
+    """The cancel goes on, and so does the closing."""
+    async with Proxy(server.path.with_suffix(".p"), server.path) as proxy:
+        client = Redlock(proxy.url)
+        lease = await client(name).acquire(timeout=None)
+        proxy.hold_replies()
+        closing = asyncio.create_task(client.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        proxy.let_go()
+        await client.aclose()
+        assert not lease.held
+        assert not server.cli().exists(name)
+        assert client._session().quorum.nodes[0].state.value == "closed"  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -98,7 +99,7 @@ async def test_c2_a_clients_retry_policy_is_off(server: Server, proxy: Proxy, na
         proxy.drop_replies = False
         await back(redlock)
         calls = server.cli().info("commandstats")["cmdstat_evalsha"]["calls"]
-        assert calls == before + 1  # the undo goes whole, as EVAL
+        assert calls == before + 2  # the acquire, and its undo
         await gone(server, name)
 
 
@@ -381,3 +382,40 @@ async def test_p9_one_connection_however_many_tasks(server: Server, name: str) -
 
         await asyncio.gather(*(cycle(i) for i in range(5000)))
         assert server.cli().info("clients")["connected_clients"] <= 2  # ours, and this question's
+
+
+async def test_releases_go_as_scripts_where_the_servers_own_is_forbidden(server: Server, name: str) -> None:
+    """A user who may run scripts and not DELIFEQ: each of many releases at once arrives."""
+    server.cli().acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-delifeq"])
+    async with Redlock(server.url.replace("unix://", "unix://app:pw@")) as redlock:
+        leases = [await redlock(f"{name}:{i}").acquire(timeout=None) for i in range(5)]
+        await asyncio.gather(*(lease.release() for lease in leases))
+        assert not server.cli().keys(f"{name}*")
+
+
+async def test_a_dead_node_is_owed_nothing_that_never_reached_it(five: list[Server], name: str) -> None:
+    """However many locks are taken while a node is away, it finds no backlog of releases when it comes back."""
+    async with Redlock(*(each.url for each in five[:3])) as redlock:
+        five[0].kill()
+        node: Any = redlock._session().quorum.nodes[0]
+        while node.error is None:
+            await asyncio.sleep(0)
+        for i in range(50):
+            async with redlock(f"{name}:{i}"):
+                pass
+        assert not node._owed
+
+
+async def test_a_blocked_loop_is_no_outage(five: list[Server], name: str) -> None:
+    """A task that blocks the loop for several node timeouts costs no connection and no vote."""
+    async with Redlock(*(each.url for each in five[:3]), lease=5.0) as redlock:
+        links = [node._link for node in redlock._session().quorum.nodes]  # type: ignore[attr-defined]
+        for _ in range(5):
+            async with redlock(name):
+                time.sleep(0.3)
+                await asyncio.sleep(0)
+            lease = await redlock(name).acquire(timeout=0)
+            assert lease is not None
+            time.sleep(0.2)
+            await lease.release()
+        assert links == [node._link for node in redlock._session().quorum.nodes]  # type: ignore[attr-defined]

@@ -174,3 +174,60 @@ async def test_d10_info_and_script_are_forbidden(five: list[Server], name: str) 
     said = [str(each.message) for each in caught if each.category is RuntimeWarning]
     assert len(said) == 5
     assert all("forbids" in text and "pw" not in text for text in said)
+
+
+async def test_a_second_loop_remembers_that_servers_were_replaced(five: list[Server], name: str) -> None:
+    """All nodes restart empty under a client that knew them: it waits, and so does its next session."""
+    nodes = five[:3]
+    redlock = client(nodes)
+    async with redlock, redlock(name):
+        pass
+    for each in nodes:
+        each.restart()
+    for _ in range(2):
+        async with redlock:
+            with pytest.raises(QuorumUnavailable, match="casts no vote"):
+                await redlock(name).acquire(timeout=0)
+
+
+async def test_a_node_that_forgot_the_hold_counts_no_more(five: list[Server], name: str) -> None:
+    """A majority was never lost at once, but node by node: the lease ends with what the rest can vouch for."""
+    async with client(five[:3], lease=1.5) as redlock:
+        lease = await redlock(name).acquire(timeout=None)
+        five[2].freeze()
+        left = lease.remaining
+        while lease.remaining <= left:  # a renewal on the other two
+            left = lease.remaining
+            await asyncio.sleep(0.005)
+        five[0].freeze()
+        five[1].cli().delete(name)
+        before = asyncio.get_running_loop().time()
+        assert await lease.wait_lost() is True
+        assert five[1].cli().exists(name) == 0
+        assert (
+            asyncio.get_running_loop().time() - before < 1.0
+        )  # it does not stand for a whole lease on a word withdrawn
+        for each in (five[0], five[2]):
+            each.thaw()
+
+
+async def test_a_slow_node_may_know_that_the_deployment_is_not_new(five: list[Server], name: str) -> None:
+    """A majority restarted, and the node that bears the mark is slow to answer: nobody votes for a new client."""
+    nodes = five[:3]
+    async with client(nodes) as holder:
+        lease = await holder(name, renew=False).acquire(timeout=None)
+        for each in nodes[1:]:
+            each.restart()
+        nodes[0].freeze()
+        rival = client(nodes)
+        waiting = asyncio.create_task(rival(name).acquire(timeout=3))
+        while rival._session().quorum.nodes[1].facts is None or rival._session().quorum.nodes[2].facts is None:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        nodes[0].thaw()
+        with pytest.raises(QuorumUnavailable):
+            await waiting
+        assert lease.held
+        await rival.aclose()
+        with pytest.raises(LockLost):
+            await lease.release()
