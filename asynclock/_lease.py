@@ -1,4 +1,5 @@
-"""Lease: one tenure, from the grant to its end, and how its end is told.
+"""Lease: one tenure, from the grant to its end, and how its end is told. Its fencing token is after
+https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
 
 The rules:
 
@@ -52,8 +53,7 @@ _OPEN = (Tenure.HELD, Tenure.UNKNOWN)
 class Recipe(Protocol):
     """The Lock it was taken through."""
 
-    def forget(self, lease: Lease) -> None:
-        """The lease was given back."""
+    def forget(self, lease: Lease) -> None: ...
 
 
 class Lease:
@@ -118,10 +118,7 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """The fencing token: greater than those of all holds before it. Raises Unsupported with fencing=False.
-
-        After https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
-        """
+        """The fencing token, greater than those of all holds before it. Raises Unsupported with fencing=False."""
         if self._grant.plain:
             raise Unsupported(
                 f"{brief(self.name)} has no fencing token: it was made with fencing=False", name=self.name
@@ -388,8 +385,7 @@ class Lease:
             self._tell(index, Verb.ACQUIRE)
 
     def _tell(self, index: int, verb: Verb) -> None:
-        """One node has to learn the token (extend), or lost the key and is healed (acquire); it counts from the next
-        round, so nobody hears its answer."""
+        """One node has to learn the token (extend), or is healed (acquire): it counts from the next round on."""
         grant, session = self._grant, self._session
         lease = grant.lease if verb is Verb.ACQUIRE else 0.0
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self._fence, grant.memory)

@@ -125,6 +125,7 @@ async def clustered(servers: Servers) -> Server:
     return server
 
 
+@pytest.mark.xdist_group("cluster")  # its bus has one port
 async def test_d8_weird_names_on_a_cluster(servers: Servers) -> None:
     """A cluster's node refuses keys in two slots; ours are in one."""
     server = await clustered(servers)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import IO
 
 from asynclock.stores import _valkey
 
@@ -19,13 +22,15 @@ def keep(folder: Path) -> None:
     except OSError:
         return
     server = _valkey.start(path)
-    try:
-        with (folder / "users").open("w") as users:
-            fcntl.flock(users, fcntl.LOCK_EX)  # granted when the last process that uses it has ended
-            _valkey.stop([server])
-            path.unlink(missing_ok=True)
-    finally:
-        _valkey.stop([server])
+    users = (folder / "users").open("w")
+    threading.Thread(target=_end_with_the_last, args=(users, server), daemon=True).start()
+    server.wait()  # however it ended: a user finds `alive` free once we are gone, and starts another
+    path.unlink(missing_ok=True)
+
+
+def _end_with_the_last(users: IO[str], server: subprocess.Popen[bytes]) -> None:
+    fcntl.flock(users, fcntl.LOCK_EX)  # granted when the last process that uses it has ended; whoever comes now waits
+    server.kill()
 
 
 if __name__ == "__main__":
