@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from asynclock.stores import _valkey
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 def keep(folder: Path) -> None:
