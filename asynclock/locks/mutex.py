@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from os.path import splitext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asynclock._op import Op, State
 
 
+with open(splitext(__file__)[0] + ".lua", encoding="utf-8") as file:  # pathlib would double the time to import us
+    _SCRIPT = file.read()
+
+
 class Mutex:
     """Let in whoever finds nobody."""
 
     name = "mutex"
-    script = Path(__file__).with_suffix(".lua").read_text("utf-8")
+    script = _SCRIPT
 
     def admits(self, state: State, op: Op) -> bool:
         del op

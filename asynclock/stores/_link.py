@@ -19,7 +19,7 @@ CHUNK = 16
 and the server wait while the client does (docs/decisions.md)."""
 
 
-_BACKLOG = 20  # so many node timeouts a command may wait behind others that are being answered
+_BACKLOG = 5.0  # so many seconds a command may wait behind others that are being answered
 
 
 class Link(asyncio.Protocol):
@@ -128,4 +128,4 @@ class Debt:
 def is_overdue(sink: Sink | Once, moved_at: float, now: float) -> bool:
     """Rule 2, where the link moved last at `moved_at`. Pure."""
     limit = sink.deadline - sink.sent
-    return now >= sink.deadline and (now - moved_at >= limit or now >= sink.sent + _BACKLOG * limit)
+    return now >= sink.deadline and (now - moved_at >= limit or now >= sink.deadline + _BACKLOG)

@@ -6,8 +6,8 @@
    (While replies come, it is we or the line who are slow: a thousand tasks at once are no outage. But there is an end
    to that, too.) Its place in the deque stays, so that a late reply falls on it and nowhere else. One timer watches
    the earliest deadline.
-3. A server that has been silent for three times as long is down: its connection is dropped, commands fail at once, and
-   one task connects again with back-off. A broken stream is never used again.
+3. A server that has been silent for three times as long, and half a second, is down: its connection is dropped,
+   commands fail at once, and one task connects again with back-off. A broken stream is never used again.
 4. A release that could not be delivered is owed, and goes first on the next connection. An id whose acquire was left
    unanswered on an earlier connection is released with a tombstone: that acquire may still sit in the server's socket.
 5. Nothing that could create a key is sent again (NOSCRIPT) once the release of its id was queued.
@@ -44,6 +44,7 @@ CONNECT_TIMEOUT = 5.0
 
 _BACKOFF = (0.05, 2.0)  # seconds: first and longest pause between two attempts to connect
 _BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent again
+_SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
 _LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
 _HOPELESS = 5.0  # seconds between attempts where only the user can help
 
@@ -182,7 +183,8 @@ class RedisNode:
         self._second_look = False
         oldest = link.waiting[0]
         limit = oldest.deadline - oldest.sent
-        if now - link.moved_at >= 3 * limit:
+        patience = max(3 * limit, _SILENCE)
+        if now - link.moved_at >= patience:
             self.lost(link, TimeoutError(f"{self.label} has been silent for {now - link.moved_at:.3g} s"))
             return
         overdue = [sink for sink in link.waiting if is_overdue(sink, link.moved_at, now)]
@@ -191,7 +193,7 @@ class RedisNode:
             after = now - sink.sent
             sink.fail(self.index, TimeoutError(f"{self.label} did not answer within {after:.3g} s"), maybe=True)
         if self._link is link and self._timer is None:
-            again = link.moved_at + (3 * limit if overdue else limit)
+            again = link.moved_at + (patience if overdue else limit)
             self._arm(max(min(later, again), now + 0.001))
 
     # -- the connection ------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from os.path import isfile
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -61,7 +61,7 @@ class RedisStore:
         """A connection of our own, made as the user's pool would make it."""
         for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
             file = self._pool.connection_kwargs.get(option)
-            if file and not Path(file).is_file():  # noqa: ASYNC240 - once per connection, and a local file
+            if file and not isfile(file):  # noqa: ASYNC240 - once per connection, and local
                 raise ConfigError(f"{self.label}: there is no file {file}: correct {option}")
         return self._connection()
 
