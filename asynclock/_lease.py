@@ -53,16 +53,16 @@ _OPEN = (Tenure.HELD, Tenure.UNKNOWN)
 class Recipe(Protocol):
     """The Lock it was taken through."""
 
-    def forget(self, lease: Lease) -> None: ...
+    def _forget(self, lease: Lease) -> None: ...
 
 
 class Lease:
     """One tenure of a lock. Never made by hand; belongs to its event loop."""
 
     __slots__ = (
-        "__weakref__", "_ballot", "_block", "_ends", "_fence", "_grant", "_healed", "_hold_until", "_lock", "_reason",
-        "_renew_at", "_session", "_settings", "_since", "_tenure", "_valid_until", "_waiters", "own", "slot", "taker",
-        "task",
+        "__weakref__", "_ballot", "_block", "_ends", "_fence", "_grant", "_healed", "_hold_until", "_lock", "_own",
+        "_reason", "_renew_at", "_session", "_settings", "_since", "_slot", "_taker", "_task", "_tenure",
+        "_valid_until", "_waiters",
     )  # fmt: skip
 
     def __init__(
@@ -74,8 +74,8 @@ class Lease:
         grant: Ballot,
         fence: int,
     ) -> None:
-        self.taker = task
-        self.task = task  # the taker, then whoever entered it
+        self._taker = task
+        self._task = task  # the taker, then whoever entered it
         self._session = session
         self._lock = ref(lock)
         self._settings = settings
@@ -101,9 +101,9 @@ class Lease:
         self._valid_until = end
         grant.tell_late(self._count)
         self._renew_at = self._next_renewal()
-        self.slot = 0
-        self.own = ref(self)
-        session.held[self.name] = self.own
+        self._slot = 0
+        self._own = ref(self)
+        session.held[self.name] = self._own
         session.watchdog.watch(self, min(self._renew_at, end, self._hold_until))
 
     def __repr__(self) -> str:
@@ -158,12 +158,12 @@ class Lease:
         return self._tenure is Tenure.LOST
 
     @property
-    def open(self) -> bool:
+    def _open(self) -> bool:
         """Whether it was neither given back nor lost, as far as we were told."""
         return self._tenure in _OPEN
 
     @property
-    def entered(self) -> bool:
+    def _entered(self) -> bool:
         """Whether it guards a block now."""
         return self._block is not None
 
@@ -206,13 +206,13 @@ class Lease:
         if self._tenure is Tenure.LOST:
             await self._give_back()
         self.ensure_held()
-        self.guard(asyncio.current_task())
+        self._guard(asyncio.current_task())
         return self
 
-    def guard(self, task: asyncio.Task[Any] | None) -> None:
+    def _guard(self, task: asyncio.Task[Any] | None) -> None:
         """From here to `__aexit__` the task is cancelled if the lease is lost."""
         self._block = Block(task)
-        self.task = task
+        self._task = task
 
     async def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
@@ -234,7 +234,7 @@ class Lease:
 
     # -- its end -------------------------------------------------------------------------------------------------
 
-    def look(self, now: float) -> float | None:
+    def _look(self, now: float) -> float | None:
         """The watchdog's look: renew what is due, deliver what is over."""
         if self._tenure not in _OPEN:
             return None
@@ -250,7 +250,7 @@ class Lease:
                 self._ask(Verb.EXTEND, self._settings.lease)
         return min(self._renew_at, self._valid_until, self._hold_until)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Its client closes, or it never began: send the release; whoever thinks it holds is told."""
         if self._tenure in _OPEN:
             self._lose("closed")
@@ -262,7 +262,7 @@ class Lease:
     def __del__(self) -> None:
         if getattr(self, "_tenure", None) not in _OPEN:
             return
-        if self._session.held.get(self.name) is self.own:
+        if self._session.held.get(self.name) is self._own:
             del self._session.held[self.name]
         if self.held:
             warnings.warn(
@@ -283,7 +283,7 @@ class Lease:
         self._tenure = tenure
         session = self._session
         session.watchdog.forget(self)
-        if session.held.get(self.name) is self.own:
+        if session.held.get(self.name) is self._own:
             del session.held[self.name]
         for waiter in self._waiters:
             if not waiter.done():
@@ -322,7 +322,7 @@ class Lease:
 
     def _forget(self) -> None:
         if (lock := self._lock()) is not None:
-            lock.forget(self)
+            lock._forget(self)
 
     # -- asking the nodes ----------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ class Lock:
         lease = await self.acquire()
         if lease is None:
             raise LockTimeout(f"{brief(self._name)} was held by somebody else all the time", name=self._name)
-        lease.guard(lease.taker)
+        lease._guard(lease._taker)
         return lease
 
     async def __aexit__(
@@ -128,22 +128,22 @@ class Lock:
 
     # -- tenures -------------------------------------------------------------------------------------------------
 
-    def forget(self, lease: Lease) -> None:
+    def _forget(self, lease: Lease) -> None:
         """The tenure was given back; a block that it guards still has to find it at its end."""
-        leases = self._tenures.get(lease.taker)
-        if leases and lease in leases and not lease.entered:
+        leases = self._tenures.get(lease._taker)
+        if leases and lease in leases and not lease._entered:
             leases.remove(lease)
             if not leases:
-                del self._tenures[lease.taker]
+                del self._tenures[lease._taker]
 
     def _remember(self, lease: Lease) -> None:
-        self._tenures.setdefault(lease.taker, []).append(lease)
+        self._tenures.setdefault(lease._taker, []).append(lease)
         if len(self._tenures) > self._purge_at:
             ended = [
-                each for task, leases in self._tenures.items() if _is_gone(task) for each in leases if not each.open
+                each for task, leases in self._tenures.items() if _is_gone(task) for each in leases if not each._open
             ]
             for each in ended:
-                self.forget(each)
+                self._forget(each)
             self._purge_at = 64 + 2 * len(self._tenures)
 
     def _taken(self) -> Lease:
@@ -151,7 +151,7 @@ class Lock:
         mine = self._tenures.get(asyncio.current_task())
         if mine:
             return mine[-1]
-        gone = [each for task, leases in self._tenures.items() if _is_gone(task) for each in leases if each.open]
+        gone = [each for task, leases in self._tenures.items() if _is_gone(task) for each in leases if each._open]
         if len(gone) == 1:
             return gone[0]
         raise LockNotHeld(f"this task does not hold {brief(self._name)} through this Lock", name=self._name)
@@ -159,14 +159,14 @@ class Lock:
     def _entered(self) -> Lease:
         """Whose block ends here; another task than the one that entered may end it (a fixture, an async generator)."""
         for lease in reversed(self._tenures.get(asyncio.current_task(), ())):
-            if lease.entered:
+            if lease._entered:
                 return lease
-        others = [lease for leases in self._tenures.values() for lease in leases if lease.entered]
+        others = [lease for leases in self._tenures.values() for lease in leases if lease._entered]
         return others[0] if len(others) == 1 else self._taken()
 
     def _check_deadlock(self, session: Session, task: asyncio.Task[Any] | None) -> None:
         mine = session.held[self._name]()
-        if mine is not None and mine.task is task and mine.held:
+        if mine is not None and mine._task is task and mine.held:
             raise SelfDeadlock(
                 f"this task holds {brief(self._name)} already and would wait for itself: "
                 "pass the Lease on instead of acquiring again",
@@ -244,7 +244,7 @@ class Lock:
         lease = Lease(session, self, task, self._settings, ballot, fence)
         if lease.held:
             return lease
-        lease.close()
+        lease._close()
         return None
 
     async def _witnessed(self, session: Session, ballot: Ballot, fence: int) -> bool:

@@ -172,7 +172,7 @@ class Session:
             await asyncio.wait({self._opening})
         leases: list[Any] = list(self.watchdog)
         for lease in leases:
-            lease.close()
+            lease._close()
         self.watchdog.stop()
         for ballot in list(self.attempts):
             ballot.expire()

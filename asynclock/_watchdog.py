@@ -59,10 +59,10 @@ def retry_after(lease: float) -> float:
 class Watched(Protocol):
     """What the watchdog looks at."""
 
-    slot: int
-    own: ref[Any]  # a reference to itself, made once
+    _slot: int
+    _own: ref[Any]  # a reference to itself, made once
 
-    def look(self, now: float) -> float | None:
+    def _look(self, now: float) -> float | None:
         """Do what is due; answer when to look again (None: never)."""
 
 
@@ -83,22 +83,22 @@ class Watchdog:
     def watch(self, watched: Watched, when: float) -> None:
         """Look at it at `when`, at the latest one tick later."""
         slot = int(when / TICK) + 1
-        watched.slot = slot
+        watched._slot = slot
         spoke = self._wheel.get(slot)
         if spoke is None:
-            self._wheel[slot] = {watched.own}
+            self._wheel[slot] = {watched._own}
             if self._timer is None or slot < self._timer_slot:
                 self._arm(slot)
         else:
-            spoke.add(watched.own)
+            spoke.add(watched._own)
 
     def forget(self, watched: Watched) -> None:
         """Stop looking at it; harmless for one that is not watched."""
-        spoke = self._wheel.get(watched.slot)
+        spoke = self._wheel.get(watched._slot)
         if spoke is not None:
-            spoke.discard(watched.own)
+            spoke.discard(watched._own)
             if not spoke:
-                del self._wheel[watched.slot]
+                del self._wheel[watched._slot]
 
     def stop(self) -> None:
         self._wheel.clear()
@@ -128,7 +128,7 @@ class Watchdog:
         if watched is None:
             return
         try:
-            again = watched.look(now)
+            again = watched._look(now)
         except Exception:
             log.exception("asynclock: the watchdog failed on %r and will try again", watched)
             again = now + 0.05

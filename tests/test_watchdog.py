@@ -23,12 +23,12 @@ class Watched:
     """Notes when it is looked at; wants to be looked at again after each of `pauses`."""
 
     def __init__(self, *pauses: float | Exception) -> None:
-        self.slot = 0
-        self.own: ref[Any] = ref(self)
+        self._slot = 0
+        self._own: ref[Any] = ref(self)
         self.looks: list[float] = []
         self._pauses = list(pauses)
 
-    def look(self, now: float) -> float | None:
+    def _look(self, now: float) -> float | None:
         self.looks.append(now)
         pause = self._pauses.pop(0) if self._pauses else None
         if isinstance(pause, Exception):
