@@ -81,7 +81,7 @@ class Lease:
         self._settings = settings
         self._grant = grant.op
         self._ballot = grant
-        self._healed: set[int] = set()
+        self._healed = 0  # bit i: node i lost the key and was given it again
         self._fence = fence
         self._since = grant.sent
         self._reason: Reason = "expired"
@@ -340,8 +340,8 @@ class Lease:
         """The nodes that may have the hold; None: all. (A dead node must not be owed a release for each lock.)"""
         if not self._ballot.failed:
             return None
-        mine = {*self._ballot.traces(), *self._healed}
-        return [index for index, end in enumerate(self._ends) if index in mine or end > -math.inf]
+        granted = self._ballot.traces()
+        return [i for i, end in enumerate(self._ends) if i in granted or self._healed >> i & 1 or end > -math.inf]
 
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal or an extend is decided."""
@@ -390,7 +390,7 @@ class Lease:
         lease = grant.lease if verb is Verb.ACQUIRE else 0.0
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self._fence, grant.memory)
         if verb is Verb.ACQUIRE:
-            self._healed.add(index)
+            self._healed |= 1 << index
         op.undone = True  # a heal is never sent twice: the release may have overtaken it
         now = session.clock.now()
         ballot = Ballot(op, len(session.quorum.nodes), now, now + session.within(self._settings))
