@@ -5,7 +5,8 @@ The rules:
 1. A majority is N // 2 + 1 of the *configured* nodes. Each node has one vote per ballot: yes, no, or none (it failed,
    timed out, or restarted lately). A vote that comes after its node was counted out is dropped.
 2. A ballot is settled as soon as its outcome is certain: WON with a majority of yes, UNREACHABLE once so many nodes
-   cast no vote that no majority can answer, REFUSED once a majority of yes is impossible. Stragglers go on behind it.
+   cast no vote that no majority can answer, REFUSED once a majority has answered and a majority of yes is impossible
+   ("held" is never said of nodes that are out of reach). Stragglers go on behind it.
 3. An attempt that did not become a lease is undone on every node where its id may be or come to be: where it was
    granted, where the answer is out, where it is ambiguous. On each node the undo is queued before the next attempt.
 4. The fencing token T is the greatest of the grants. It counts once a majority of nodes are witnesses: their F >= T
@@ -49,7 +50,7 @@ def tally(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
         return Outcome.WON
     if failed > nodes - majority:
         return Outcome.UNREACHABLE
-    if nodes - no - failed < majority:
+    if nodes - no - failed < majority <= yes + no:
         return Outcome.REFUSED
     return None
 

@@ -39,6 +39,7 @@ class Server:
 
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # it may run on for a moment
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)

@@ -39,14 +39,15 @@ def by_definition(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
         return Outcome.WON
     if all(2 * (y + n) <= nodes for y, n in ends):
         return Outcome.UNREACHABLE
-    if all(2 * y <= nodes for y, _ in ends):
+    if 2 * (yes + no) > nodes and all(2 * y <= nodes for y, _ in ends):
         return Outcome.REFUSED
     return None
 
 
 @pytest.mark.parametrize("nodes", range(1, 8))
 def test_tally_is_as_defined(nodes: int) -> None:
-    """WON with a majority of yes; else UNREACHABLE if no majority can answer; else REFUSED if none can say yes."""
+    """WON with a majority of yes; else UNREACHABLE if no majority can answer; else REFUSED if one has, and none
+    can say yes: what two of five say is no refusal while the others may be out of reach."""
     for votes in counts(nodes):
         assert tally(nodes, *votes) is by_definition(nodes, *votes), votes
 
