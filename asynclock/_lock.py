@@ -299,7 +299,7 @@ class _Pace:
 
 def _connect_limit(wait: float | None, session: Session) -> float:
     """How long a first use may wait for connections: a `timeout=0` needs some, too."""
-    return session.settings.patience if wait is None else wait or min(1.0, session.settings.patience)
+    return wait or session.settings.patience
 
 
 def _soonest(ballot: Ballot) -> float:
