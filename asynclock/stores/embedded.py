@@ -20,6 +20,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _using: dict[Path, int] = {}  # folder -> our shared hold of its `users`: a descriptor kept until this process ends
 _guard = threading.Lock()
+_START_LIMIT = 10.0  # seconds
 
 
 def _renew_guard() -> None:
@@ -85,10 +87,14 @@ def running(name: str) -> Path:
             users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(users, fcntl.LOCK_SH)  # waits where a keeper is just ending its server
             _using[folder] = users
-        if _is_kept(folder):
-            _valkey.wait_ready(path)  # a server that is slow to answer is no reason to start a second
-        else:
-            _keep(folder, path)
+        give_up = time.monotonic() + _START_LIMIT
+        while not _valkey.answers(path):
+            if not _is_kept(folder):
+                _keep(folder, path)
+            elif time.monotonic() > give_up:  # a server that is slow to answer is no reason to start a second
+                raise ConnectionError(f"the embedded server does not answer: look at {folder}")
+            else:  # it is stalled, or its keeper is just dying
+                time.sleep(0.01)
     return path
 
 
