@@ -21,8 +21,8 @@ from asynclock._errors import (
 from asynclock._info import Health, NodeHealth
 from asynclock._lease import Lease
 from asynclock._lock import Lock
-from asynclock._op import Store
 from asynclock._options import ClientOptions, LockOptions
+from asynclock._ports import Store
 from asynclock.client import Redlock, redlock
 
 __all__ = [

@@ -24,14 +24,16 @@ from weakref import ref
 
 from asynclock._block import Block
 from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupported, brief
-from asynclock._op import Op, Verb
-from asynclock._options import lock_settings
+from asynclock._line import may_pass
+from asynclock._op import Op, Queueing, Serve, Verb
+from asynclock._options import lock_settings, same_terms
 from asynclock._quorum import Ballot, Outcome, drift, valid_until
 from asynclock._watchdog import RENEW_BELOW, Due, due, retry_after
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from asynclock._line import Stander
     from asynclock._options import LockSettings, Seconds
     from asynclock._session import Session
 
@@ -47,7 +49,17 @@ class Tenure(Enum):
     RELEASED = "released"
 
 
+_QUIET = {serve: Queueing(serve) for serve in Serve}
+_CONTENDED = {serve: Queueing(serve, contended=True) for serve in Serve}
+
 _OPEN = (Tenure.HELD, Tenure.UNKNOWN)
+
+
+_HOLD = (
+    *("_ballot", "_contended", "_ends", "_grant", "_healed", "_renew_at", "_session", "_token", "_tripped"),
+    "_valid_until",
+)
+"""What goes over to the next tenure of a hold."""
 
 
 class Recipe(Protocol):
@@ -60,9 +72,9 @@ class Lease:
     """One tenure of a lock. Never made by hand; belongs to its event loop."""
 
     __slots__ = (
-        "__weakref__", "_ballot", "_block", "_ends", "_fence", "_grant", "_healed", "_hold_until", "_lock", "_own",
-        "_reason", "_renew_at", "_session", "_settings", "_since", "_slot", "_taker", "_task", "_tenure",
-        "_valid_until", "_waiters",
+        "__weakref__", "_ballot", "_block", "_contended", "_ends", "_fence", "_grant", "_healed", "_hold_until",
+        "_lock", "_own", "_reason", "_renew_at", "_session", "_settings", "_since", "_slot", "_taker", "_task",
+        "_tenure", "_token", "_tripped", "_valid_until", "_waiters",
     )  # fmt: skip
 
     def __init__(
@@ -72,7 +84,8 @@ class Lease:
         task: asyncio.Task[Any] | None,
         settings: LockSettings,
         grant: Ballot,
-        fence: int,
+        token: int,
+        contended: bool = False,
     ) -> None:
         self._taker = task
         self._task = task  # the taker, then whoever entered it
@@ -82,7 +95,10 @@ class Lease:
         self._grant = grant.op
         self._ballot = grant
         self._healed = 0  # bit i: node i lost the key and was given it again
-        self._fence = fence
+        self._token = token  # the last of the span that came with the hold; all that nodes hear of
+        self._fence = token + 1 - grant.op.queueing.span
+        self._contended = contended  # somebody waits for it elsewhere, as far as we know
+        self._tripped = session.clock.now()  # the last round trip that passing it on counts from
         self._since = grant.sent
         self._reason: Reason = "expired"
         self._tenure = Tenure.HELD
@@ -94,7 +110,7 @@ class Lease:
         self._valid_until = -math.inf
         self._ends = [-math.inf] * grant.nodes  # at each node, in our clock
         for index, vote in enumerate(grant.votes):
-            if vote.__class__ is list and vote == [1, fence]:
+            if vote.__class__ is list and vote == [1, token]:
                 self._ends[index] = end
             else:
                 self._count(grant, index)
@@ -119,7 +135,7 @@ class Lease:
     @property
     def fence(self) -> int:
         """The fencing token, greater than those of all holds before it. Raises Unsupported with fencing=False."""
-        if self._grant.plain:
+        if not self._settings.fencing:
             raise Unsupported(
                 f"{brief(self.name)} has no fencing token: it was made with fencing=False", name=self.name
             )
@@ -264,6 +280,8 @@ class Lease:
             return
         if self._session.held.get(self.name) is self._own:
             del self._session.held[self.name]
+            if self.name in self._session.lines and not self._session.loop.is_closed():
+                self._session.loop.call_soon_threadsafe(self._session.next_in_line, self.name)
         if self.held:
             warnings.warn(
                 f"the lease of {brief(self.name)} was dropped while held: release it, or use `async with`; "
@@ -276,6 +294,7 @@ class Lease:
     def _lose(self, reason: Reason) -> None:
         self._reason = reason
         self._end_as(Tenure.LOST)
+        self._session.next_in_line(self.name)
         if self._block is not None and self._settings.cancel_on_lost:
             self._block.interrupt()
 
@@ -303,12 +322,16 @@ class Lease:
     async def _give_back(self) -> None:
         """Release, and tell what became of it. Raises LockLost."""
         lost = self._tenure is Tenure.LOST
+        if not lost and self._pass_on():
+            self._forget()
+            return
         if not lost:
             self._end_as(Tenure.RELEASED)
         self._forget()
         if self._session.closed:
             raise self._ended()
         ballot = self._ask(Verb.RELEASE, self._settings.lease)
+        self._session.next_in_line(self.name)  # who asks behind it, in one write
         if lost:
             self._session.loosen(ballot)
             raise self._ended()
@@ -320,6 +343,55 @@ class Lease:
             error = self._session.quorum.unavailable(ballot, self.name)
             log.warning("asynclock: released %s, which ends by itself: %s", brief(self.name), error)
 
+    def _pass_on(self) -> bool:
+        """Make the next in the local line the holder, if it may be (`_line.py`)."""
+        session = self._session
+        line = session.lines.get(self.name)
+        heir = line.first() if line is not None and line.asker is None and not session.closed else None
+        if line is None or heir is None or not self.held or not same_terms(self._settings, heir.settings):
+            return False
+        left = self._token - self._fence
+        if not may_pass(session.clock.now(), self._tripped, self._valid_until, self._settings.lease, left):
+            return False
+        line.pop(session.lines)
+        self._end_as(Tenure.RELEASED)
+        heir.take(self._inherited(heir))
+        return True
+
+    def _inherited(self, heir: Stander) -> Lease:
+        """The next tenure of the same hold, with the next fence of its span."""
+        lease = object.__new__(Lease)
+        for slot in _HOLD:
+            setattr(lease, slot, getattr(self, slot))
+        settings, session = heir.settings, self._session
+        lease._taker = lease._task = heir.task
+        lease._lock = ref(heir.lock)
+        lease._settings = settings
+        lease._fence = self._fence + 1
+        lease._since = session.clock.now()
+        lease._hold_until = math.inf if settings.max_hold is None else lease._since + settings.max_hold
+        lease._reason = "expired"
+        lease._tenure = Tenure.HELD
+        lease._block = None
+        lease._waiters = []
+        lease._slot = 0
+        lease._own = ref(lease)
+        lease._ballot.tell_late(lease._count)
+        session.held[lease.name] = lease._own
+        session.watchdog.watch(lease, min(lease._renew_at, lease._valid_until, lease._hold_until))
+        return lease
+
+    def _hand_back(self) -> None:
+        """Whoever it was passed to is gone: on to the next, or back."""
+        if self._tenure in _OPEN and not self._pass_on():
+            self._end_as(Tenure.RELEASED)
+            self._session.loosen(self._ask(Verb.RELEASE, self._settings.lease))
+            self._session.next_in_line(self.name)
+
+    def _waited_for(self, id: str) -> None:
+        """A server says that somebody waits for the hold of that id."""
+        self._contended = self._contended or self._grant.id.startswith(id)
+
     def _forget(self) -> None:
         if (lock := self._lock()) is not None:
             lock._forget(self)
@@ -328,10 +400,12 @@ class Lease:
 
     def _ask(self, verb: Verb, length: float) -> Ballot:
         grant, session = self._grant, self._session
-        op = Op(verb, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self._fence, grant.memory)
+        op = Op(verb, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self._token, grant.memory)
+        serve = session.quorum.serve
         if verb is Verb.EXTEND:
             return session.quorum.ask(op, session.within(self._settings), on_settled=self._renewed)
         grant.undone = True
+        op.queueing = _CONTENDED[serve] if self._contended or grant.plain else _QUIET[serve]
         if self._settings.min_hold:
             op.rest = max(0.0, self._since + self._settings.min_hold - session.clock.now())
         return session.quorum.ask(op, session.within(self._settings), only=self._where())
@@ -379,7 +453,7 @@ class Lease:
             session.watchdog.watch(self, min(self._renew_at, max(self._valid_until, session.clock.now())))
         if self._grant.plain:
             return
-        if op.verb is Verb.ACQUIRE and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self._fence):
+        if op.verb is Verb.ACQUIRE and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self._token):
             self._tell(index, Verb.EXTEND)
         elif op.verb is Verb.EXTEND and vote[0] == 0 and vote[1] == -2 and ballot.outcome is Outcome.WON:
             self._tell(index, Verb.ACQUIRE)
@@ -388,7 +462,7 @@ class Lease:
         """One node has to learn the token (extend), or is healed (acquire): it counts from the next round on."""
         grant, session = self._grant, self._session
         lease = grant.lease if verb is Verb.ACQUIRE else 0.0
-        op = Op(verb, grant.kind, grant.name, grant.id, lease, self._fence, grant.memory)
+        op = Op(verb, grant.kind, grant.name, grant.id, lease, self._token, grant.memory)
         if verb is Verb.ACQUIRE:
             self._healed |= 1 << index
         op.undone = True  # a heal is never sent twice: the release may have overtaken it

@@ -1,43 +1,51 @@
 """The rule that all kinds and stores share, without I/O: what is asked, what is answered, and how a node decides.
 
-    Op       what one node is asked: acquire, extend or release, for one id
-    State    what one node knows of one name: holds, fence, tombstones
-    decide   (kind, state, op, now) -> Reply, which carries the state after
+    Op       what one node is asked: acquire, extend, release or wait, for one id
+    State    what one node knows of one name: holds, fence, tombstones, and who waits (`_state.py`)
+    decide   (kind, state, op, now) -> Reply, which carries the state after and whom to tell
 
 The rules, as decide and each kind's .lua keep them:
 
 1. An id that was undone (its tombstone is there) is refused for ever: its acquire comes too late.
 2. An id that holds already is answered the same again, and its end moves with the answer (never back).
-3. A new hold gets the fence max(F + 1, P), P being the client's clock clamped to the node's own +- CLOCK_SKEW:
-   counters of all nodes agree without talking, and a counter that was lost starts above all it ever gave.
+3. A new hold gets the fences up to F := max(F + 1, P) + span - 1, P being the client's clock clamped to the node's own
+   +- CLOCK_SKEW: counters of all nodes agree without talking, and one that was lost starts above all it ever gave.
 4. Extend is for the owner alone and never brings a key back.
-5. Release takes away the hold of its id and no other.
+5. Release takes away the hold and the ticket of its id and no other's.
 6. F is raised to the token that extend and release carry, whoever holds: a node that missed it catches up.
+7. Who is refused and will wait leaves a ticket: a lease that waits. The queue is in the order of the tickets' order
+   keys, which are the same at every node and in every renewal.
+8. Who frees the name, or finds it free and may not enter, serves the queue: its first ticket that is fresh, and whose
+   client listens, is told (over N nodes) or made the holder and told (at a node alone). What is found stale or deaf
+   on the way goes; its owner, if it lives, renews it in its old place.
+9. A hold that somebody waits for is marked, so that the server's own compare-and-delete does not take it away unheard.
 
 Times are in seconds; `now` is the node's own Unix time. A store turns them into its own units at its edge.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from asynclock._errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asynclock._clock import Clock
+from asynclock._state import Entry, Notice, Reply, State, Ticket, Verdict, is_ours
 
 CLOCK_SKEW = 10.0
-"""How far a client's clock may pull a fence from the node's own, in seconds (c in docs/safety.md)."""
+"""How far a client's clock may pull a fence or an order key from the node's own, in seconds (c in docs/safety.md)."""
 
 RESERVED = "asynclock~"
-"""What all keys of ours but the holds begin with, after the prefix; names may not."""
+"""What all keys of ours but the holds begin with, after the prefix, and our channels; names may not."""
 
 RESTING = f"{RESERVED}resting"
 """Who holds a name that was released before its min_hold."""
+
+MARK = "+"
+"""Goes before the id of a hold that somebody waits for (rule 9)."""
+
+SERVED = 64
+"""So many tickets at most are looked at to serve one."""
 
 
 class Verb(StrEnum):
@@ -45,23 +53,43 @@ class Verb(StrEnum):
 
     ACQUIRE = "acquire"
     EXTEND = "extend"
-    RELEASE = "release"  # serves release, and the undo of an attempt
+    RELEASE = "release"  # serves release, the undo of an attempt, and a waiter's leaving
+    WAIT = "wait"  # renew a ticket, and look
 
 
-class Verdict(IntEnum):
-    """What a node answers; its value opens the reply on the wire."""
+class Serve(IntEnum):
+    """What becomes of the next in the queue where an op leaves the name free."""
 
-    YES = 1
-    NO = 0
-    UNDONE = -1
+    NOBODY = 0
+    WAKE = 1
+    GRANT = 2
+
+
+@dataclass(slots=True, eq=False)
+class Queueing:
+    """How an op deals with those who wait. Many ops share one, so only `wire` ever changes."""
+
+    serve: Serve = Serve.NOBODY
+    fair: bool = False  # acquire: enter only as the first of the queue
+    span: int = 1  # so many fences are wanted
+    waiter: str = ""  # whose ticket it is; "": the op's own id
+    number: int = 0  # which sending of the ticket this is, from 1; 0: leave none
+    fresh: float = 0.0  # seconds for which the ticket may be served
+    order: int = 0  # its order key, in us; 0: the node's own clock says
+    contended: bool = False  # release: somebody waits, as far as we know
+    wire: bytes = field(default=b"", init=False)  # a store's encoding of it
+
+
+ALONE = Queueing()
+"""An op that leaves no ticket and serves nobody."""
 
 
 class Op:
-    """One request to every node. Only `undone`, `wire` and `native` ever change."""
+    """One request to every node. Only `undone`, `queueing`, `fence`, `wire` and `native` ever change."""
 
     __slots__ = (
-        "fence", "id", "kind", "lease", "memory", "name", "native", "plain", "rest", "tombstone", "undone", "verb",
-        "wire",
+        "fence", "id", "kind", "lease", "memory", "name", "native", "plain", "queueing", "rest", "tombstone", "undone",
+        "verb", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +104,7 @@ class Op:
         rest: float = 0.0,
         plain: bool = False,
         tombstone: bool = False,
+        queueing: Queueing = ALONE,
     ) -> None:
         self.verb = verb
         self.kind = kind
@@ -85,62 +114,15 @@ class Op:
         self.fence = fence  # acquire: P, the client's clock in us; else the token T, or 0 where there is none yet
         self.memory = memory  # seconds that F outlives its last write
         self.rest = rest  # release: seconds that the name stays taken (min_hold)
-        self.plain = plain  # acquire: without fence and tombstone
+        self.plain = plain  # acquire: without fence, tombstone and ticket
         self.tombstone = tombstone  # release: leave one, for an acquire that may still be on its way
-        self.undone = False  # acquire: its undo or release was queued; it must not be sent again
+        self.queueing = queueing
+        self.undone = False  # acquire, wait: its undo or release was queued; it must not be sent again
         self.wire: bytes | None = None  # a store's encoding of it, made once for all nodes
         self.native: tuple[tuple[str, ...], bytes] | None = None  # the same as a command of the server's own, and which
 
     def __repr__(self) -> str:
         return f"<Op {self.verb.value} {self.kind.name} {self.name!r}>"
-
-
-class Entry(NamedTuple):
-    """A hold, or a tombstone: an id and when it ends (None: never)."""
-
-    id: str
-    ends: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What one node knows of one name."""
-
-    holds: tuple[Entry, ...] = ()
-    fence: int = 0
-    fence_ends: float = 0.0
-    undone: tuple[Entry, ...] = ()
-
-    def at(self, now: float) -> State:
-        """The same at `now`: what has ended is gone."""
-        return State(
-            _alive(self.holds, now),
-            self.fence if self.fence_ends > now else 0,
-            self.fence_ends if self.fence_ends > now else 0.0,
-            _alive(self.undone, now),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A node's answer, and its state after."""
-
-    verdict: Verdict
-    state: State
-    fence: int = 0
-    holder: Entry | None = None
-
-    def wire(self, now: float) -> list[Any]:
-        """As the scripts answer: [1, fence], [0, pttl in ms, holder] or [-1]; pttl -1: no expiry, -2: nobody."""
-        match self.verdict:
-            case Verdict.YES:
-                return [1, self.fence]
-            case Verdict.UNDONE:
-                return [-1]
-        if self.holder is None:
-            return [0, -2, b""]
-        ends = self.holder.ends
-        return [0, -1 if ends is None else round((ends - now) * 1000), self.holder.id.encode()]
 
 
 class Kind(Protocol):
@@ -149,6 +131,10 @@ class Kind(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def fair(self) -> bool:
+        """Whether it enters in the order of the queue only."""
+
+    @property
     def script(self) -> str:
         """Its rule as a Redis script; docs and tests hold it against `decide`."""
 
@@ -156,159 +142,217 @@ class Kind(Protocol):
         """Whether one more hold may stand beside those there are (all alive, none of this id)."""
 
 
-class Sink(Protocol):
-    """Who awaits the answers to one op. It is called once per node, from the loop, and never awaits."""
-
-    op: Op
-    sent: float
-    deadline: float
-
-    def answer(self, index: int, reply: Sequence[Any]) -> None:
-        """Node `index` answered; `reply` is as Reply.wire makes it."""
-
-    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
-        """Node `index` casts no vote; `maybe`: it may still carry the op out."""
+Hears: TypeAlias = Callable[[str], bool | None]
+"""Whether anybody listens to the channel of a tag; None: we may not publish there."""
 
 
-class Facts(NamedTuple):
-    """What a node says of its server, where restarts matter."""
-
-    run_id: str
-    mark: str  # the run_id under which the node was first used; "" where nobody used it
-    seen_other: bool  # this client has met another server there
-    young: bool  # it started so lately that it may have forgotten holds
-
-
-class SameServer(ConfigError):
-    """This node is a server that another node is already: its one vote would count as two."""
-
-
-class Node(Protocol):
-    """One server, as one event loop sees it."""
-
-    label: str
-    error: Exception | None  # why it cannot be asked now; None: it can
-
-    @property
-    def facts(self) -> Facts | None:
-        """What is known of its server, where restarts matter."""
-
-    async def open(self) -> None:
-        """Connect, or learn why not (`error`); never raises. Goes on trying behind the caller's back."""
-
-    def send(self, op: Op, sink: Sink) -> None:
-        """Ask; never awaits and never raises: the sink hears the answer, or that there is none, by its deadline."""
-
-    def trust(self) -> None:
-        """Let a young server vote: the quorum found the deployment new."""
-
-    async def look(self) -> None:
-        """Read again whether somebody else found the deployment new."""
-
-    async def ping(self) -> float:
-        """Seconds for one round trip; raises what is wrong."""
-
-    async def aclose(self) -> None:
-        """Send what is queued, then hang up."""
-
-
-class NodeConfig(NamedTuple):
-    """What a store needs to know of its client to open a node."""
-
-    position: int
-    prefix: str
-    kinds: tuple[Kind, ...]
-    clock: Clock
-    servers: dict[str, str]  # run_id -> label, of all nodes of this client
-    quarantine: float | None  # seconds for which a restarted server casts no vote; None: a node alone, do not ask
-
-
-class Store(Protocol):
-    """A place where locks are kept; shared by all event loops, and opened in each."""
-
-    @property
-    def label(self) -> str:
-        """For messages; without a password."""
-
-    @property
-    def clock(self) -> Clock | None:
-        """The clock its clients must use; None: the machine's."""
-
-    def open(self, config: NodeConfig) -> Node:
-        """Its node for one event loop; connects nothing yet."""
-
-
-def decide(kind: Kind, state: State, op: Op, now: float) -> Reply:
+def decide(kind: Kind, state: State, op: Op, now: float, hears: Hears = lambda tag: True) -> Reply:
     """The answer of a node in `state` to `op` at `now`. Pure: it is the memory store, and the oracle of the scripts."""
-    state = state.at(now)
+    desk = _Desk(kind, state.at(now), op, now, hears)
     match op.verb:
         case Verb.ACQUIRE:
-            return _acquire(kind, state, op, now)
+            return desk.acquire()
         case Verb.EXTEND:
-            return _extend(state, op, now)
-    return _release(state, op, now)
+            return desk.extend()
+        case Verb.RELEASE:
+            return desk.release()
+    return desk.wait()
 
 
-def _acquire(kind: Kind, state: State, op: Op, now: float) -> Reply:
-    if not op.plain and any(entry.id == op.id for entry in state.undone):
-        return Reply(Verdict.UNDONE, state)
-    mine = None if op.plain else _hold_of(state, op.id)
-    if mine is None and not kind.admits(state, op):
-        return Reply(Verdict.NO, state, holder=state.holds[0])
-    if op.plain:
-        return Reply(Verdict.YES, _with_hold(state, op.id, now + op.lease))
-    if mine is None or not state.fence:
-        seed = min(max(op.fence, _us(now - CLOCK_SKEW)), _us(now + CLOCK_SKEW))
-        fence = max(state.fence + 1, seed)
-        state = replace(state, fence=fence, fence_ends=now + op.memory)
-    return Reply(Verdict.YES, _with_hold(state, op.id, now + op.lease), state.fence)
+class _Desk:
+    """Where one op is decided."""
+
+    def __init__(self, kind: Kind, state: State, op: Op, now: float, hears: Hears) -> None:
+        self.kind = kind
+        self.state = state
+        self.op = op
+        self.now = now
+        self.hears = hears
+        self.waiter = op.queueing.waiter or op.id
+        self.order = 0
+        self.notices: list[Notice] = []
+
+    # -- the verbs -----------------------------------------------------------------------------------------------
+
+    def acquire(self) -> Reply:
+        op, queueing = self.op, self.op.queueing
+        if not op.plain and self._is_undone():
+            return Reply(Verdict.UNDONE, self.state)
+        if not op.plain and self._mine() is not None:
+            if not self.state.fence:
+                self._next_fences(op.fence, op.memory, queueing.span)
+            self._hold(op.id, self.now + op.lease)
+            return self._yes()
+        enters = self.kind.admits(self.state, op)
+        if op.plain:
+            if not enters:
+                return self._no(self.state.holds[0])
+            self._hold(op.id, self.now + op.lease)
+            return Reply(Verdict.YES, self.state)
+        if enters and queueing.fair and self.state.queue:
+            if queueing.number:
+                self._enqueue()
+            enters = self._serve(until=self.waiter)
+        elif not enters and queueing.number:
+            self._enqueue()
+        if not enters:
+            return self._no(next(iter(self.state.holds), None))
+        self._drop(self.waiter)
+        self._next_fences(op.fence, op.memory, queueing.span)
+        self._hold(op.id, self.now + op.lease)
+        self._put(marked=bool(self.state.queue))
+        return self._yes()
+
+    def extend(self) -> Reply:
+        op = self.op
+        if op.fence:
+            self._raise(op.fence, op.memory)
+        if self._mine() is None:
+            return self._no(next(iter(self.state.holds), None))
+        if op.lease:
+            self._hold(op.id, self.now + op.lease)
+        return self._yes()
+
+    def release(self) -> Reply:
+        op, queueing = self.op, self.op.queueing
+        if self.state.fence < op.fence:
+            self._raise(op.fence, op.memory)
+        if op.tombstone:
+            others = tuple(entry for entry in self.state.undone if entry.id != op.id)
+            self._put(undone=(*others, Entry(op.id, self.now + op.lease)))
+        found = next(iter(self.state.holds), None)
+        mine = self._mine() is not None
+        if mine:
+            rest = (Entry(RESTING, self.now + op.rest),) if op.rest > 0 else ()
+            others = tuple(entry for entry in self.state.holds if entry.id != op.id)
+            self._put(holds=(*others, *rest), marked=False)
+        self._drop(op.id)
+        fence = self.state.fence
+        if mine and op.rest > 0:
+            self._tell_rest()
+        elif not self.state.holds:
+            self._serve()
+        if queueing.number:
+            self._enqueue()
+        if mine:
+            return Reply(Verdict.YES, self.state, fence, notices=tuple(self.notices))
+        return self._no(found)
+
+    def wait(self) -> Reply:
+        if self._is_undone():
+            return Reply(Verdict.UNDONE, self.state)
+        self._enqueue()
+        if not self.state.holds:
+            self._serve(until=self.waiter)
+        return self._no(next(iter(self.state.holds), None))
+
+    # -- the queue -----------------------------------------------------------------------------------------------
+
+    def _enqueue(self) -> None:
+        """Leave, or renew, the ticket (rule 7); mark the hold that it waits for (rule 9)."""
+        op, queueing = self.op, self.op.queueing
+        order = queueing.order or _us(self.now)
+        if queueing.number == 1:
+            order = _clamped(order, self.now)
+        ends = self.now + op.lease
+        others = [each for each in self.state.queue if each.id != self.waiter]
+        mine = Ticket(order, self.waiter, queueing.number, self.now + queueing.fresh, ends, queueing.span)
+        self._put(queue=tuple(sorted([*others, mine])), queue_ends=max(self.state.queue_ends, ends))
+        self.order = order
+        if self.state.holds and not self.state.marked and is_ours(self.state.holds[0].id):
+            self._put(marked=True)
+            self._tell(Notice(self.state.holds[0].id, 0))
+
+    def _drop(self, id: str) -> None:
+        """A ticket goes."""
+        queue = tuple(each for each in self.state.queue if each.id != id)
+        self._put(queue=queue, queue_ends=self.state.queue_ends if queue else 0.0)
+
+    def _serve(self, until: str = "") -> bool:
+        """Serve the next (rule 8). True: it is the turn of `until`, or of whoever has no ticket: nobody is left."""
+        serve = self.op.queueing.serve
+        if not serve:
+            return False
+        for _ in range(SERVED):
+            if not self.state.queue or self.state.queue[0].id == until:
+                return True
+            head = self.state.queue[0]
+            if head.fresh > self.now:
+                heard = self._wake(head) if serve is Serve.WAKE else self._grant(head)
+                if heard is not False:
+                    return False
+            self._drop(head.id)
+        return False
+
+    def _wake(self, head: Ticket) -> bool | None:
+        return self._tell(Notice(head.id, head.number))
+
+    def _grant(self, head: Ticket) -> bool | None:
+        """Make it the holder until its ticket's end, and tell it; what nobody hears is taken back."""
+        before = self.state
+        self._drop(head.id)
+        self._next_fences(None, self.op.memory, head.span)
+        self._put(holds=(Entry(head.id, head.ends),), marked=True)
+        heard = self._tell(Notice(head.id, head.number, self.state.fence))
+        if not heard:
+            fence, ends = self.state.fence, self.state.fence_ends
+            self.state = replace(before, fence=fence, fence_ends=ends)
+        return heard
+
+    def _tell_rest(self) -> None:
+        """The head learns when the name will be free."""
+        if self.state.queue:
+            head = self.state.queue[0]
+            self._tell(Notice(head.id, head.number, 0, round(self.op.rest * 1000)))
+
+    def _tell(self, notice: Notice) -> bool | None:
+        heard = self.hears(notice.tag)
+        if heard:
+            self.notices.append(notice)
+        return heard
+
+    # -- holds and fence -----------------------------------------------------------------------------------------
+
+    def _mine(self) -> Entry | None:
+        return next((entry for entry in self.state.holds if entry.id == self.op.id), None)
+
+    def _is_undone(self) -> bool:
+        return any(entry.id == self.op.id for entry in self.state.undone)
+
+    def _hold(self, id: str, ends: float) -> None:
+        mine = self._mine()
+        if mine is not None and mine.ends is not None:
+            ends = max(ends, mine.ends)  # never shorter
+        others = tuple(entry for entry in self.state.holds if entry.id != id)
+        self._put(holds=(*others, Entry(id, ends)))
+
+    def _next_fences(self, seed: int | None, memory: float, span: int) -> None:
+        """Rule 3. Who is granted unasked has no clock at hand: the node's serves (None)."""
+        p = _us(self.now) if seed is None else _clamped(seed, self.now)
+        self._put(fence=max(self.state.fence + 1, p) + span - 1, fence_ends=self.now + memory)
+
+    def _raise(self, token: int, memory: float) -> None:
+        """F up to the token that the op carries, and kept for as long again."""
+        self._put(fence=max(self.state.fence, token), fence_ends=self.now + memory)
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def _put(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def _yes(self) -> Reply:
+        return Reply(Verdict.YES, self.state, self.state.fence, notices=tuple(self.notices))
+
+    def _no(self, holder: Entry | None) -> Reply:
+        ids = [each.id for each in self.state.queue]
+        waits = self.op.queueing.number and self.op.verb in (Verb.ACQUIRE, Verb.WAIT)
+        rank = ids.index(self.waiter) if waits and self.waiter in ids else -1
+        order = self.order if rank >= 0 else 0
+        return Reply(Verdict.NO, self.state, holder=holder, rank=rank, order=order, notices=tuple(self.notices))
 
 
-def _extend(state: State, op: Op, now: float) -> Reply:
-    state = _raised(state, op, now)
-    mine = _hold_of(state, op.id)
-    if mine is None:
-        return Reply(Verdict.NO, state, holder=next(iter(state.holds), None))
-    if op.lease:
-        state = _with_hold(state, op.id, now + op.lease)
-    return Reply(Verdict.YES, state, state.fence)
-
-
-def _release(state: State, op: Op, now: float) -> Reply:
-    if state.fence < op.fence:
-        state = _raised(state, op, now)
-    if op.tombstone:
-        others = tuple(entry for entry in state.undone if entry.id != op.id)
-        state = replace(state, undone=(*others, Entry(op.id, now + op.lease)))
-    mine = _hold_of(state, op.id)
-    if mine is None:
-        return Reply(Verdict.NO, state, holder=next(iter(state.holds), None))
-    rest = (Entry(RESTING, now + op.rest),) if op.rest > 0 else ()
-    others = tuple(entry for entry in state.holds if entry.id != op.id)
-    return Reply(Verdict.YES, replace(state, holds=(*others, *rest)), state.fence)
-
-
-def _raised(state: State, op: Op, now: float) -> State:
-    """F up to the token that the op carries, and kept for as long again."""
-    if not op.fence:
-        return state
-    return replace(state, fence=max(state.fence, op.fence), fence_ends=now + op.memory)
-
-
-def _with_hold(state: State, id: str, ends: float) -> State:
-    mine = _hold_of(state, id)
-    if mine is not None and mine.ends is not None:
-        ends = max(ends, mine.ends)  # never shorter
-    others = tuple(entry for entry in state.holds if entry.id != id)
-    return replace(state, holds=(*others, Entry(id, ends)))
-
-
-def _hold_of(state: State, id: str) -> Entry | None:
-    return next((entry for entry in state.holds if entry.id == id), None)
-
-
-def _alive(entries: tuple[Entry, ...], now: float) -> tuple[Entry, ...]:
-    return tuple(entry for entry in entries if entry.ends is None or entry.ends > now)
+def _clamped(us: int, now: float) -> int:
+    return min(max(us, _us(now - CLOCK_SKEW)), _us(now + CLOCK_SKEW))
 
 
 def _us(now: float) -> int:

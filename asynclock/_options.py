@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
@@ -115,6 +115,11 @@ def lock_settings(name: str, options: Mapping[str, Any], client: ClientSettings)
     lock = _replace(client.lock, _checked(options, _LOCK, "lock"))
     _check_lock(lock, client, name)
     return lock
+
+
+def same_terms(a: LockSettings, b: LockSettings) -> bool:
+    """Whether a hold taken under `a` may go on under `b`."""
+    return not a.min_hold and (a is b or replace(a, timeout=None) == replace(b, timeout=None))
 
 
 def check_name(name: object) -> str:

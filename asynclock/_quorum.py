@@ -17,17 +17,19 @@ The rules:
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, QuorumUnavailable, Reason, brief
-from asynclock._op import Op, SameServer, Verb
+from asynclock._op import ALONE, Op, Queueing, Serve, Verb
+from asynclock._ports import SameServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from asynclock._clock import Clock
-    from asynclock._op import Node
+    from asynclock._ports import Node
 
 DRIFT = 0.01
 """Clocks of servers and ours may run this much faster or slower (of the lease) ..."""
@@ -72,8 +74,8 @@ class Ballot:
     """One op asked of all nodes; the sink of their answers. Whoever awaits it may be cancelled: it goes on."""
 
     __slots__ = (
-        "_everyone", "_maybe", "_waiter", "deadline", "failed", "late", "no", "nodes", "on_settled", "op", "outcome",
-        "sent", "votes", "yes",
+        "_certain", "_everyone", "_maybe", "_waiter", "deadline", "failed", "late", "no", "nodes", "on_settled", "op",
+        "outcome", "sent", "votes", "yes",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +86,7 @@ class Ballot:
         deadline: float,
         on_settled: Callable[[Ballot], object] | None = None,
         everyone: bool = False,
+        certain: bool = False,
     ) -> None:
         self.op = op
         self.nodes = nodes
@@ -97,6 +100,7 @@ class Ballot:
         self.on_settled = on_settled
         self.late: Callable[[Ballot, int], object] | None = None  # hears each vote that comes after the outcome
         self._everyone = everyone  # settle only when each node has answered or failed
+        self._certain = certain  # a refusal is certain once one holder is known to have a majority, or all have spoken
         self._maybe = 0  # bit i: node i cast no vote, yet may carry the op out
         self._waiter: asyncio.Future[None] | None = None
 
@@ -140,6 +144,8 @@ class Ballot:
         if self._everyone and not self.complete:
             return
         outcome = tally(self.nodes, self.yes, self.no, self.failed)
+        if outcome is Outcome.REFUSED and self._certain and not self.complete and self.holder() is None:
+            return
         if outcome is not None:
             self._settle(outcome)
 
@@ -182,6 +188,10 @@ class Ballot:
             if vote is None or (self._maybe >> i & 1 if isinstance(vote, Exception) else vote[0] == 1)
         ]
 
+    def let_in(self) -> list[int]:
+        """The nodes that said yes."""
+        return [i for i, vote in enumerate(self.votes) if isinstance(vote, list) and vote[0] == 1]
+
     def fences(self) -> list[int]:
         """F of each node that said yes."""
         return [vote[1] for vote in self.votes if vote is not None and not isinstance(vote, Exception) and vote[0] == 1]
@@ -199,6 +209,24 @@ class Ballot:
             for vote in self.votes
             if vote is not None and not isinstance(vote, Exception) and vote[0] == 0
         ]
+
+    def holder(self) -> tuple[bytes, int] | None:
+        """Who holds it on a majority of the nodes, and for how many ms at least (-1: for ever); None: nobody does."""
+        majority = self.nodes // 2 + 1
+        denials = self.denials()
+        for holder in {whose for pttl, whose in denials if pttl != -2}:
+            ends = sorted((pttl if pttl >= 0 else 2**53 for pttl, whose in denials if whose == holder), reverse=True)
+            if len(ends) >= majority:
+                return holder, -1 if ends[majority - 1] == 2**53 else ends[majority - 1]
+        return None
+
+    def free(self) -> int:
+        """How many nodes say that nobody holds it."""
+        return sum(pttl == -2 for pttl, _ in self.denials())
+
+    def ranks(self) -> list[int]:
+        """Where our ticket stands at the nodes that keep one, the best first."""
+        return sorted(vote[3] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and vote[3] >= 0)
 
     def who_took(self) -> Reason:
         """Why a majority said that the hold is not ours."""
@@ -256,11 +284,12 @@ class Quorum:
         *,
         on_settled: Callable[[Ballot], object] | None = None,
         everyone: bool = False,
+        certain: bool = False,
         only: Sequence[int] | None = None,
     ) -> Ballot:
         """Send `op` to all nodes at once, or to `only` these; each has `within` seconds to answer."""
         sent = self.clock.now()
-        ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone)
+        ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain)
         if only is not None:
             ballot.leave_out(set(range(len(self.nodes))) - set(only))
         for index, node in enumerate(self.nodes):
@@ -268,14 +297,31 @@ class Quorum:
                 node.send(op, ballot)
         return ballot
 
-    def undo(self, ballot: Ballot, within: float) -> Ballot | None:
-        """Take an attempt back wherever it left a trace or may yet (rule 3); nobody need wait for it."""
-        ballot.op.undone = True
+    @property
+    def serve(self) -> Serve:
+        """What a release does for the next who waits: over N nodes no single one can let it in."""
+        return Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
+
+    @property
+    def listens(self) -> bool:
+        """Whether notices come from a majority."""
+        if len(self.nodes) == 1:
+            return self.nodes[0].listens
+        return sum(node.listens for node in self.nodes) > len(self.nodes) // 2
+
+    def undo(self, ballot: Ballot, within: float, ticket: Queueing = ALONE) -> Ballot | None:
+        """Take an attempt back wherever it left a trace or may yet (rule 3), putting `ticket` in its place; nobody
+        need wait for it. It serves the queue only if the attempt had, or may have had, a majority: of a minority
+        nobody waits for."""
+        op = ballot.op
+        op.undone = True
         traces = ballot.traces()
         if not traces:
             return None
-        op = ballot.op
-        return self.ask(Op(Verb.RELEASE, op.kind, op.name, op.id, op.lease), within, everyone=True, only=traces)
+        if len(traces) > len(self.nodes) // 2:
+            ticket = replace(ticket, serve=self.serve)
+        undo = Op(Verb.RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket)
+        return self.ask(undo, within, everyone=True, only=traces)
 
     def unavailable(self, ballot: Ballot, name: str) -> ConfigError | QuorumUnavailable:
         """Why a ballot was UNREACHABLE."""

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import secrets
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from asynclock._clock import SYSTEM, wake
+from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError
-from asynclock._op import NodeConfig
+from asynclock._op import ALONE, Kind, Queueing
 from asynclock._options import QUORUM_TIMEOUT, LockSettings, node_timeout
+from asynclock._ports import NodeConfig
 from asynclock._quorum import Ballot, Outcome, Quorum
+from asynclock._state import ID_LENGTH, TAG_LENGTH
 from asynclock._watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
     from weakref import ref
 
-    from asynclock._op import Kind, Store
+    from asynclock._line import Line
     from asynclock._options import ClientSettings
+    from asynclock._ports import Store
+
+class Wait(Protocol):
+    """An acquire under way (`_wait.py`)."""
+
+    def called(self, index: int, number: int, fence: int, left: int) -> None:
+        """Node `index` calls, as a Notice says."""
+
+    def renew_soon(self) -> None:
+        """Send the ticket again."""
+
+    def interrupt(self) -> None:
+        """The client closes."""
+
 
 _DRAW = 64
 """So many ids are drawn at once: a call into the system costs more than an id (docs/decisions.md)."""
@@ -40,6 +55,10 @@ class Session:
         self.clock = clocks[0] if clocks else SYSTEM
         self.watchdog = Watchdog(self.clock)
         self.held: dict[str, ref[Any]] = {}  # name -> the Lease that this loop has
+        self.lines: dict[str, Line] = {}  # name -> who stands in line for it here
+        self.tag = secrets.token_hex(TAG_LENGTH // 2)
+        self.waits: set[Wait] = set()  # acquires under way
+        self.waiting: dict[str, Wait] = {}  # random part of an id -> whose ticket it is
         self.forked = False
         self.closed = False
         self.ready = False
@@ -47,7 +66,7 @@ class Session:
         servers: dict[str, str] = {}
         self.quorum = Quorum(
             [
-                store.open(NodeConfig(index, settings.prefix, tuple(kinds), self.clock, servers, quarantine))
+                store.open(NodeConfig(index, settings.prefix, tuple(kinds), self.clock, self, servers, quarantine))
                 for index, store in enumerate(stores)
             ],
             self.clock,
@@ -55,8 +74,6 @@ class Session:
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own
         self._opening: asyncio.Task[None] | None = None
-        self.attempts: set[Ballot] = set()  # acquires under way
-        self._sleepers: set[asyncio.Future[None]] = set()  # acquires between two attempts
         self._loose: set[Ballot] = set()  # undos that nobody awaits
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
@@ -73,28 +90,44 @@ class Session:
         if self.closed:
             raise ConfigError("this client was closed: enter it again (async with), or make a new one")
 
-    async def sleep_until(self, when: float) -> None:
-        """Sleep until the clock says `when`; a client that closes wakes all. Raises ConfigError then."""
-        sleeper = self.loop.create_future()
-        self._sleepers.add(sleeper)
-        timer = self.clock.call_at(when, functools.partial(wake, sleeper))
-        try:
-            await sleeper
-        finally:
-            timer.cancel()
-            self._sleepers.discard(sleeper)
-        self.check_open()
-
     def within(self, settings: LockSettings) -> float:
         """The node timeout of a lock, in seconds."""
         return node_timeout(self.settings, settings, len(self.quorum.nodes))
 
     def new_id(self, seed: int, metadata: str) -> str:
-        """A fresh id: 128 random bits, then what an operator may read of its holder."""
+        """A fresh id: our tag and 80 random bits, then what an operator may read of its holder. The bar says that we
+        hear, and say, who waits; a client that cannot writes another sign (`is_ours`)."""
         if not self._random:
-            drawn = secrets.token_hex(16 * _DRAW)
-            self._random = [drawn[i : i + 32] for i in range(0, len(drawn), 32)]
-        return f"{self._random.pop()}|{seed}|{self._whoami}|{metadata}"
+            length = ID_LENGTH - TAG_LENGTH
+            drawn = secrets.token_hex(length // 2 * _DRAW)
+            bar = "|" if self.quorum.listens else "!"
+            self._random = [f"{self.tag}{drawn[i : i + length]}{bar}" for i in range(0, len(drawn), length)]
+        return f"{self._random.pop()}{seed}|{self._whoami}|{metadata}"
+
+    # -- notices -------------------------------------------------------------------------------------------------
+
+    def heard(self, index: int, notice: bytes) -> None:
+        """A node has something to tell (Notice.wire)."""
+        whose, number, fence, left, key = notice.decode().split(" ", 4)
+        wait = self.waiting.get(whose)
+        if wait is not None:
+            wait.called(index, int(number), int(fence), int(left))
+        elif number == "0" and (held := self.held.get(key[len(self.settings.prefix) :])) and (lease := held()):
+            lease._waited_for(whose)
+
+    def listening(self, index: int) -> None:
+        """A node listens again: what it had to tell meanwhile is lost, so all tickets are sent anew."""
+        del index
+        for wait in list(self.waiting.values()):
+            wait.renew_soon()
+
+    def next_in_line(self, name: str) -> None:
+        """Its lease here has ended: the next who stands in line asks."""
+        line = self.lines.get(name)
+        if line is not None and line.asker is None and not self.closed:
+            line.next(self.lines)
+
+    # -- opening and undoing -------------------------------------------------------------------------------------
 
     async def open(self, settings: LockSettings, limit: float) -> None:
         """Connect at first use; wait for it at most `limit` seconds. Raises ConfigError."""
@@ -126,9 +159,9 @@ class Session:
             if self._closing is None:
                 await self.aclose()
 
-    def undo(self, ballot: Ballot) -> None:
+    def undo(self, ballot: Ballot, ticket: Queueing = ALONE) -> None:
         """Take an attempt back behind the caller's back; `aclose` waits for it."""
-        undo = self.quorum.undo(ballot, max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT))
+        undo = self.quorum.undo(ballot, max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT), ticket)
         if undo is not None:
             self.loosen(undo)
 
@@ -174,11 +207,9 @@ class Session:
         for lease in leases:
             lease._close()
         self.watchdog.stop()
-        for ballot in list(self.attempts):
-            ballot.expire()
-        for sleeper in list(self._sleepers):
-            wake(sleeper)
-        while self.attempts or self._sleepers:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
+        for wait in list(self.waits):
+            wait.interrupt()
+        while self.waits:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
             await asyncio.sleep(0)
         while self._loose:
             await self.finished(next(iter(self._loose)))

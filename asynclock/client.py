@@ -22,7 +22,7 @@ from asynclock._options import (
     node_timeout,
 )
 from asynclock._session import Session
-from asynclock.locks.mutex import MUTEX
+from asynclock.locks.mutex import FAIR, MUTEX
 from asynclock.stores import store_for
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from asynclock._op import Store
+    from asynclock._ports import Store
 
 URLS = "ASYNCLOCK_URLS"
 """Where a client without nodes looks: urls, comma-separated."""
@@ -69,12 +69,14 @@ class Redlock:
             raise ConfigError("configure() comes before the first use of a client: this one is in use")
         self._set(nodes, options)
 
-    def __call__(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
-        """A mutex of that name. No I/O. Raises ConfigError."""
+    def __call__(self, name: str, /, *, fair: bool = False, **options: Unpack[LockOptions]) -> Lock:
+        """A mutex of that name; `fair`: in order of arrival. No I/O. Raises ConfigError."""
+        if not isinstance(fair, bool):
+            raise ConfigError(f"fair is True or False, not {type(fair).__name__}")
         settings = lock_settings(check_name(name), options, self._settings)
         if self._stores and options:
             node_timeout(self._settings, settings, len(self._stores))
-        return Lock(name, MUTEX, settings, self._session)
+        return Lock(name, FAIR if fair else MUTEX, settings, self._session)
 
     async def health(self) -> Health:
         """How each node does. Never raises."""

@@ -22,7 +22,8 @@ import redis
 
 from asynclock._op import Entry, Kind, Op, Reply, State, Verb, decide
 from asynclock.locks.mutex import MUTEX
-from asynclock.stores._keys import ID_LENGTH, keys
+from asynclock._state import ID_LENGTH
+from asynclock.stores._keys import keys
 from asynclock.stores._wire import PLAIN_NO, PLAIN_YES, encode_whole
 
 NAME = "agreed"

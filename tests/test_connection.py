@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
+from asynclock._op import Op, Verb
 from tests.proxy import RELEASE, Proxy
 from tests.servers import Server
 
@@ -361,7 +362,8 @@ async def test_c18_the_same_id_is_granted_twice(server: Server, name: str) -> No
     """Asked again after a lost reply, the node gives the same fence, and the key's end moves with the answer."""
     async with Redlock(server.url, lease=2.0) as redlock:
         session = redlock._session()
-        op = redlock(name)._attempt(session)
+        seed = int(session.clock.wall() * 1_000_000)
+        op = Op(Verb.ACQUIRE, redlock(name)._kind, name, session.new_id(seed, ""), 2.0, seed, 60.0)
         first = session.quorum.ask(op, 1.0)
         await first.settled(session.loop)
         while server.cli().pttl(name) > 1900:

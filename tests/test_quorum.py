@@ -11,7 +11,8 @@ from typing import cast
 
 import pytest
 
-from asynclock._op import Facts, Node, Op, Verb
+from asynclock._op import Op, Verb
+from asynclock._ports import Facts, Node
 from asynclock._quorum import Ballot, Outcome, deployment_is_new, drift, tally, valid_until
 from asynclock.locks.mutex import MUTEX
 

@@ -116,7 +116,9 @@ async def test_b6_extend_after_the_deadline(name: str) -> None:
         await lease.extend()
     assert store.state(name).holds == ()
     kind = redlock(name)._kind
-    assert store.decide(name, Op(Verb.EXTEND, kind, name, "x" * 32, 30.0, memory=60.0))[0] == 0
+    replies: list[list[object]] = []
+    store.decide(name, Op(Verb.EXTEND, kind, name, "x" * 32, 30.0, memory=60.0), replies.append)
+    assert replies[0][0] == 0
     assert store.state(name).holds == ()
     await redlock.aclose()
 

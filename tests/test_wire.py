@@ -7,7 +7,7 @@ from hashlib import sha1
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynclock._op import Op, Verb
+from asynclock._op import Op, Queueing, Serve, Verb
 from asynclock.locks.mutex import MUTEX
 from asynclock.stores import _wire
 
@@ -24,6 +24,16 @@ texts = st.text(st.characters(codec="utf-8"))
     fence=st.integers(0, 2**53),
     rest=st.floats(0.0, 10.0),
     tombstone=st.booleans(),
+    queueing=st.builds(
+        Queueing,
+        st.sampled_from(Serve),
+        st.booleans(),
+        st.integers(1, 16),
+        texts,
+        st.integers(0, 1000),
+        st.floats(0.0, 60.0),
+        st.integers(0, 2**53),
+    ),
 )
 def test_the_fast_encoding_is_the_plain_one(
     verb: Verb,
@@ -35,11 +45,12 @@ def test_the_fast_encoding_is_the_plain_one(
     fence: int,
     rest: float,
     tombstone: bool,
+    queueing: Queueing,
 ) -> None:
     """Byte for byte what hiredis packs of the same words."""
     whole = random and f"{random}|{metadata}"  # "" is the id of a mere look
-    op = Op(verb, MUTEX, name, whole, lease, fence, lease + 60, rest=rest, tombstone=tombstone)
+    op = Op(verb, MUTEX, name, whole, lease, fence, lease + 60, rest=rest, tombstone=tombstone, queueing=queueing)
     sha = sha1(MUTEX.script.encode()).hexdigest()
-    plain = _wire.pack("EVALSHA", sha, 3, *_wire._arguments(op, prefix, tombstone))
+    plain = _wire.pack("EVALSHA", sha, 5, *_wire._arguments(op, prefix, tombstone))
     assert _wire.encode(op, prefix) == plain
     assert op.wire == plain

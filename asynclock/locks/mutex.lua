@@ -1,56 +1,170 @@
--- mutex: one holder per name; its hold is a lease with a fencing token.
+-- mutex: one holder per name; its hold is a lease with a fencing token. Who waits stands in a queue, and is served.
 --
--- KEYS  1 hold    string: the holder's id; PX: what is left of its lease
---       2 fence   string: F, the highest token this node knows of for the name
---       3 undone  string: the tombstone of this id; where it is, the id is never granted (again)
--- ARGV  1 verb    acquire, extend or release
---       2 id      of the attempt, and of the hold once granted
---       3 lease   ms; 0 in an extend: only look, and raise F
---       4 fence   acquire: P, the client's clock in us; else the token T, 0 where there is none yet
---       5 memory  ms that F outlives its last write
---       6 rest    release: ms that the name stays taken (min_hold)
---       7 tomb    release: 1 leaves the tombstone, for an acquire that may still be on its way
--- returns {1, F}             yes
---         {0, pttl, holder}  no: somebody else holds it, for pttl ms (-1: no end); pttl -2: nobody
---         {-1}               no: this id was undone
+-- KEYS  1 hold     string: the holder's id, after a '+' where somebody waits for it; PX: what is left of its lease
+--       2 fence    string: F, the highest token this node knows of for the name
+--       3 queue    sorted set: who waits, by order key
+--       4 tickets  hash: random part of a waiter's id -> number, fresh until, ends (Unix ms), span
+--       5 undone   string: the tombstone of this id; where it is, the id is never granted (again)
+-- ARGV  1 verb     acquire, extend, release, or wait: renew a ticket, and look
+--       2 id       of the attempt, and of the hold once granted
+--       3 lease    ms; 0 in an extend: only look, and raise F
+--       4 fence    acquire: P, the client's clock in us; else the token T, 0 where there is none yet
+--       5 memory   ms that F outlives its last write
+--       6 rest     release: ms that the name stays taken (min_hold)
+--       7 tomb     release: 1 leaves the tombstone, for an acquire that may still be on its way
+--       8 serve    what becomes of the next in the queue: 0 nothing, 1 is woken, 2 is made the holder
+--       9 fair     acquire: 1 enters only as the first of the queue
+--      10 span     acquire: so many fences are wanted
+--      11 waiter   whose ticket it is; '' the id's own
+--      12 number   of this sending of the ticket; 0: leave none
+--      13 fresh    ms for which the ticket may be served
+--      14 order    its order key, us; 0: this server's clock says
+-- returns {1, F}                          yes; with a span its fences end at F
+--         {0, pttl, holder, rank, order}  no: somebody else holds it, for pttl ms (-1: no end); pttl -2: nobody
+--         {-1}                            no: this id was undone
 --
 -- No shebang: under OOM a script with one is refused whole, and release and extend must go on.
-local hold, fence, undone = KEYS[1], KEYS[2], KEYS[3]
-local verb, id, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local hold, fence, queue, tickets, undone = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local verb, id, lease, span = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[10])
 local found = redis.call('MGET', hold, fence, undone)
-local holder, f = found[1], tonumber(found[2]) or 0
+local holder, f, marked = found[1], tonumber(found[2]) or 0, false
+if holder and string.byte(holder) == 43 then holder, marked = string.sub(holder, 2), true end
 
-if verb == 'acquire' then
-  if found[3] then return {-1} end
-  if holder and holder ~= id then return {0, redis.call('PTTL', hold), holder} end
-  if f == 0 or not holder then
-    local time = redis.call('TIME')
-    local now = time[1] * 1000000 + time[2]
-    f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), now - 10000000), now + 10000000))
-    redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
+if verb == 'extend' then
+  -- pcall here and below: OOM must not stop an extend or a release.
+  if f < tonumber(ARGV[4]) then
+    if not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then f = tonumber(ARGV[4]) end
+  elseif ARGV[4] ~= '0' then
+    redis.call('PEXPIRE', fence, ARGV[5])
   end
-  -- Fence first, hold last: whatever fails between leaves nothing that blocks.
-  if not holder then
-    if not redis.call('SET', hold, id, 'NX', 'PX', lease) then redis.call('GET', hold) end  -- no string: WRONGTYPE
-  elseif redis.call('PTTL', hold) < lease then
-    redis.call('PEXPIRE', hold, lease)
-  end
+  if holder ~= id then return {0, redis.call('PTTL', hold), holder or '', -1, 0} end
+  if lease > 0 and redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
   return {1, f}
 end
 
--- pcall below: OOM must not stop a release or an extend.
-if f < tonumber(ARGV[4]) then
-  if not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then f = tonumber(ARGV[4]) end
-elseif verb == 'extend' and ARGV[4] ~= '0' then
-  redis.call('PEXPIRE', fence, ARGV[5])
+if verb ~= 'release' and found[3] then return {-1} end
+local waiter, waited, enter = ARGV[11] ~= '' and ARGV[11] or id, false, verb == 'acquire' and holder == id
+if verb == 'acquire' and not holder then
+  waited = redis.call('EXISTS', queue) == 1
+  enter = not waited or ARGV[9] == '0'
 end
-if verb == 'release' and ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
-if holder ~= id then return {0, redis.call('PTTL', hold), holder or ''} end
-if verb == 'extend' then
-  if lease > 0 and redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
-elseif ARGV[6] == '0' then
-  redis.call('DEL', hold)
-elseif redis.pcall('SET', hold, 'asynclock~resting', 'PX', ARGV[6]).err then
-  redis.call('PEXPIRE', hold, ARGV[6])  -- OOM: the name rests under its old id
+
+if not enter then
+  local time = redis.call('TIME')
+  local us, order = time[1] * 1000000 + time[2], 0
+  local now = math.floor(us / 1000)
+
+  -- So many heard it; false: no permission to publish.
+  local function tell(to, number, token, left)
+    local told = string.format('%s %s %.0f %s ', string.sub(to, 1, 32), number, token, left) .. hold
+    local heard = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), told)
+    return type(heard) == 'number' and heard
+  end
+
+  local function drop(who)
+    redis.call('ZREM', queue, who)
+    redis.call('HDEL', tickets, string.sub(who, 1, 32))
+  end
+
+  local function enqueue()
+    if ARGV[12] == '0' then return end
+    order = tonumber(ARGV[14])
+    if order == 0 then order = us end
+    if ARGV[12] == '1' then order = math.min(math.max(order, us - 10000000), us + 10000000) end
+    local ticket = string.format('%s %.0f %.0f %s', ARGV[12], now + ARGV[13], now + lease, span)
+    redis.call('ZADD', queue, string.format('%.0f', order), waiter)
+    redis.call('HSET', tickets, string.sub(waiter, 1, 32), ticket)
+    if redis.call('PTTL', queue) < lease then
+      redis.call('PEXPIRE', queue, lease)
+      redis.call('PEXPIRE', tickets, lease)
+    end
+    if holder and not marked and string.match(holder, '^%x+()|') == 33 then  -- ours: it will serve, if it knows
+      redis.call('SET', hold, '+' .. holder, 'KEEPTTL')
+      tell(holder, 0, 0, -1)
+    end
+  end
+
+  -- True: the head was told (or may not be); false: it is stale or deaf, so the next.
+  local function served(head)
+    local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32)) or '0 0 0 0'
+    local number, fresh, ends, wants = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
+    if tonumber(fresh) <= now then return false end
+    if ARGV[8] == '1' then return tell(head, number, 0, -1) ~= 0 end
+    local top = math.max(f + 1, us) + wants - 1
+    if redis.pcall('SET', fence, string.format('%.0f', top), 'PX', ARGV[5]).err then return true end
+    f = top
+    if redis.pcall('SET', hold, '+' .. head, 'PX', ends - now).err then return true end
+    local heard = tell(head, number, f, -1)
+    if heard and heard > 0 then
+      drop(head)
+      holder, marked = head, true
+    else
+      redis.call('DEL', hold)  -- what nobody was told is taken back
+    end
+    return heard ~= 0
+  end
+
+  -- True: it is the turn of `whose`, or nobody is left.
+  local function serve(whose)
+    if ARGV[8] == '0' then return false end
+    for _ = 1, 64 do
+      local head = redis.call('ZRANGE', queue, 0, 0)[1]
+      if not head or head == whose then return true end
+      if served(head) then return false end
+      drop(head)
+    end
+    return false
+  end
+
+  if verb == 'release' then
+    -- pcall: OOM must not stop it.
+    if f < tonumber(ARGV[4]) and not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then f = tonumber(ARGV[4]) end
+    if ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
+    local reply = {0, redis.call('PTTL', hold), holder or '', -1, 0}
+    drop(id)
+    if holder == id then
+      reply = {1, f}
+      if ARGV[6] == '0' then
+        redis.call('DEL', hold)
+        holder = false
+      else
+        if redis.pcall('SET', hold, 'asynclock~resting', 'PX', ARGV[6]).err then
+          redis.call('PEXPIRE', hold, ARGV[6])  -- OOM: the name rests under its old id
+        end
+        holder = 'asynclock~resting'
+        local head = redis.call('ZRANGE', queue, 0, 0)[1]
+        local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
+        if ticket then tell(head, string.match(ticket, '%S+'), 0, ARGV[6]) end
+      end
+    end
+    if not holder then serve() end
+    enqueue()
+    return reply
+  end
+
+  enqueue()
+  enter = not holder and serve(waiter) and verb == 'acquire'
+  if not enter then
+    local rank = ARGV[12] ~= '0' and redis.call('ZRANK', queue, waiter) or -1
+    return {0, redis.call('PTTL', hold), holder or '', rank, order}
+  end
+end
+
+-- Fence first, hold last: whatever fails between leaves nothing that blocks.
+if f == 0 or not holder then
+  local time = redis.call('TIME')
+  local us = time[1] * 1000000 + time[2]
+  f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), us - 10000000), us + 10000000)) + span - 1
+  redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
+end
+if holder then
+  if redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
+else
+  if waited then
+    redis.call('ZREM', queue, waiter)
+    redis.call('HDEL', tickets, string.sub(waiter, 1, 32))
+    if redis.call('EXISTS', queue) == 1 then id = '+' .. id end
+  end
+  if not redis.call('SET', hold, id, 'NX', 'PX', lease) then redis.call('GET', hold) end  -- no string: WRONGTYPE
 end
 return {1, f}

@@ -6,7 +6,8 @@ from os.path import splitext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asynclock._op import Op, State
+    from asynclock._op import Op
+    from asynclock._state import State
 
 
 with open(splitext(__file__)[0] + ".lua", encoding="utf-8") as file:  # pathlib would double the time to import us
@@ -19,9 +20,15 @@ class Mutex:
     name = "mutex"
     script = _SCRIPT
 
+    def __init__(self, fair: bool = False) -> None:
+        self.fair = fair
+
     def admits(self, state: State, op: Op) -> bool:
         del op
         return not state.holds
 
 
 MUTEX = Mutex()
+
+FAIR = Mutex(fair=True)
+"""The same, in order of arrival: who finds others waiting lets the first of them in."""

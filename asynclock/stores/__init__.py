@@ -10,7 +10,7 @@ from asynclock._errors import ConfigError, brief
 from asynclock.stores.redis import SCHEMES, RedisStore
 
 if TYPE_CHECKING:
-    from asynclock._op import Store
+    from asynclock._ports import Store
 
 _ALL = ", ".join([*SCHEMES, "embedded", "memory"])
 

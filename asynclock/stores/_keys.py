@@ -10,17 +10,16 @@ from redis.crc import key_slot
 
 from asynclock._op import RESERVED
 
-ID_LENGTH = 32
-"""The random part of an id, which names its tombstone."""
-
 
 class Keys(NamedTuple):
     """hold is exactly prefix + name; the others stand beside it."""
 
     hold: str
     fence: str
+    queue: str
+    tickets: str
     undone: str  # goes before the random part of an id, ID_LENGTH characters: the id's tombstone
-    packed: bytes  # hold and fence as a command has them
+    packed: bytes  # all but the tombstone, as a command has them
     undone_bytes: bytes
 
 
@@ -29,9 +28,9 @@ def keys(prefix: str, name: str) -> Keys:
     """The keys of `name`."""
     hold = prefix + name
     where = _slot_mate(prefix, name, hold)
-    fence, undone = f"{where}fence", f"{where}undone:"
-    packed = b"".join(b"$%d\r\n%b\r\n" % (len(key), key) for key in (hold.encode(), fence.encode()))
-    return Keys(hold, fence, undone, packed, undone.encode())
+    fixed = hold, f"{where}fence", f"{where}queue", f"{where}tickets"
+    packed = b"".join(b"$%d\r\n%b\r\n" % (len(key), key) for key in map(str.encode, fixed))
+    return Keys(*fixed, f"{where}undone:", packed, f"{where}undone:".encode())
 
 
 def mark(prefix: str) -> str:
@@ -63,3 +62,8 @@ def _tag(key: str) -> str | None:
 def _tag_for(slot: int) -> str:
     """A tag in `slot`, for the odd name (such as 'a}b') that cannot serve as one; 16,384 tries on average, 6 ms."""
     return next(str(n) for n in count() if key_slot(b"%d" % n) == slot)
+
+
+def channel(tag: str) -> str:
+    """Where a client listens; the same on every node, whatever the prefix."""
+    return f"{RESERVED}{tag}"

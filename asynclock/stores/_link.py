@@ -11,7 +11,8 @@ import hiredis
 from asynclock.stores._faults import ServerError
 
 if TYPE_CHECKING:
-    from asynclock._op import Op, Sink
+    from asynclock._op import Op
+    from asynclock._ports import Sink
     from asynclock.stores._node import RedisNode
 
 CHUNK = 16
@@ -62,14 +63,15 @@ class Link(asyncio.Protocol):
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not False:
-                sink = take()
                 kind = type(reply)
                 if kind is list:
-                    sink.answer(index, reply)
+                    take().answer(index, reply)
+                elif kind is hiredis.PushNotification and reply[0] != b"subscribe":
+                    self._node.pushed(reply)
                 elif kind is int:
-                    self._node.native_reply(self, sink, reply)
-                else:
-                    self._node.odd_reply(self, sink, reply)
+                    self._node.native_reply(self, take(), reply)
+                else:  # the acknowledgement of a subscription, too: it comes in the place of its command's reply
+                    self._node.odd_reply(self, take(), reply)
         except (hiredis.ProtocolError, IndexError) as error:
             self._node.lost(self, ConnectionError(f"{self._node.label} broke the protocol: {error}"))
 

@@ -10,7 +10,10 @@
    commands fail at once, and one task connects again with back-off. A broken stream is never used again.
 4. A release that could not be delivered is owed, and goes first on the next connection. An id whose acquire was left
    unanswered on an earlier connection is released with a tombstone: that acquire may still sit in the server's socket.
-5. Nothing that could create a key is sent again (NOSCRIPT) once the release of its id was queued.
+5. Nothing that could create a key or a ticket is sent again (NOSCRIPT) once the release of its id was queued.
+6. Notices to those who wait come as RESP3 pushes on the same connection, from a subscription that is acknowledged
+   before the connection serves anybody. So a notice never overtakes a reply, and a connection that lives, listens.
+   Where a server or its ACL forbids that, the node works without: its waiters poll.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._errors import ConfigError
-from asynclock._op import Op, Verb
+from asynclock._op import Op, Queueing, Serve, Verb
 from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of, is_about
-from asynclock.stores._keys import mark
+from asynclock.stores._keys import channel, mark
 from asynclock.stores._link import Debt, Link, Once, is_overdue
 from asynclock.stores._probation import Dialer, Probation
 from asynclock.stores._wire import NATIVE_RELEASES, PLAIN_NO, PLAIN_YES, encode, encode_native, encode_whole, pack
@@ -35,7 +38,7 @@ from asynclock.stores._wire import NATIVE_RELEASES, PLAIN_NO, PLAIN_YES, encode,
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-    from asynclock._op import Facts, NodeConfig, Sink
+    from asynclock._ports import Facts, NodeConfig, Sink
 
 log = logging.getLogger("asynclock")
 
@@ -47,6 +50,9 @@ _BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent 
 _SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
 _LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
 _HOPELESS = 5.0  # seconds between attempts where only the user can help
+
+
+_SERVING = {serve: Queueing(serve, contended=True) for serve in Serve}  # of what is owed: it puts no ticket back
 
 
 class NodeState(Enum):
@@ -72,6 +78,7 @@ class RedisNode:
         self.label = store.label
         self.index = config.position
         self.state = NodeState.NEW
+        self.listens = False
         self.error: Exception | None = ConnectionError(f"{self.label} is not connected yet")
         self._store = store
         self._config = config
@@ -135,6 +142,11 @@ class RedisNode:
             self._server_error(link, sink, reply)
         else:
             self.lost(link, ConnectionError(f"{self.label} answered out of step"))
+
+    def pushed(self, push: Any) -> None:
+        """A notice came."""
+        if push[0] == b"message":
+            self._config.ear.heard(self.index, push[2])
 
     def _server_error(self, link: Link, sink: Sink, error: ServerError) -> None:
         match fault_of(error):
@@ -211,6 +223,7 @@ class RedisNode:
             link.waiting.clear()
             return
         self._link = None
+        self.listens = False
         self.error = error
         if self.state is not NodeState.CLOSED:
             self.state = NodeState.DOWN
@@ -219,7 +232,7 @@ class RedisNode:
         for sink in sinks:
             if isinstance(sink, Once):
                 continue
-            if sink.op.verb is Verb.ACQUIRE:
+            if sink.op.verb in (Verb.ACQUIRE, Verb.WAIT):
                 self._orphans[sink.op.id] = self.clock.now() + sink.op.lease + 60.0
             elif sink.op.verb is Verb.RELEASE:
                 self._owe(sink.op)
@@ -234,6 +247,7 @@ class RedisNode:
             del self._owed[next(iter(self._owed))]
         if op.id not in self._owed:
             owed = Op(op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, op.rest, tombstone=True)
+            owed.queueing = _SERVING[op.queueing.serve]
             self._owed[op.id] = owed, now + op.lease + 60.0
 
     def _reconnect(self) -> None:
@@ -283,6 +297,8 @@ class RedisNode:
         self.error = None
         if not self._on_probation:
             self.trust()  # a server of age bears the mark of its use, so that its restart will show
+        if self.listens:
+            self._config.ear.listening(self.index)
 
     def _take_over(self, redis: AbstractConnection) -> Link:
         """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
@@ -312,6 +328,16 @@ class RedisNode:
         if self._config.quarantine is not None:
             self._probation.learn(*answers[-2:])
             self._on_probation = bool(self._probation.left)
+        await self._listen(link)
+
+    async def _listen(self, link: Link) -> None:
+        """Rule 6."""
+        try:
+            await self._ask(link, "HELLO", "3").answer_of()
+            await self._ask(link, "SUBSCRIBE", channel(self._config.ear.tag)).answer_of()
+            self.listens = True
+        except ServerError as error:
+            log.warning("asynclock: %s sends no notices (%s): who waits for a lock there polls", self.label, error)
 
     def _soft_fail(self, error: ServerError) -> None:
         """INFO, SCRIPT LOAD or the mark is forbidden here (managed Redis): locks work, checks do not."""

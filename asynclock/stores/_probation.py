@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asynclock._op import Facts, SameServer
+from asynclock._ports import Facts, SameServer
 
 if TYPE_CHECKING:
-    from asynclock._op import NodeConfig
+    from asynclock._ports import NodeConfig
 
 
 class Dialer(Protocol):

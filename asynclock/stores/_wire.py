@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from hiredis import pack_command
 
-from asynclock.stores._keys import ID_LENGTH, keys
+from asynclock._state import ID_LENGTH
+from asynclock.stores._keys import keys
 
 if TYPE_CHECKING:
-    from asynclock._op import Op
+    from asynclock._op import Op, Queueing
 
 NATIVE_RELEASES = (("DELIFEQ",), ("DELEX", "IFEQ"))
 """What servers call it, with what stands between key and value: Valkey 9, Redis 8.4."""
@@ -38,20 +39,41 @@ def encode(op: Op, prefix: str) -> bytes:
         whole = op.id.encode()
         random = whole[:ID_LENGTH]
         fence = b"%d" % op.fence
-        op.wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b" % (
+        op.wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
             *(_head(op.kind.script), at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random),
             *(_bulks(op.verb), len(whole), whole, _bulks(_ms(op.lease)), len(fence), fence),
             _bulks(_ms(op.memory), _ms(op.rest), int(op.tombstone)),
+            op.queueing.wire or _pack_queueing(op.queueing),
         )
     return op.wire
 
 
-def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None:
-    """A plain release as the server's own compare-and-delete, a tenth of a script's cost; None: it takes the script.
+def _pack_queueing(queueing: Queueing) -> bytes:
+    """Its words; packed once, for many ops share it."""
+    words = [str(word).encode() for word in _words(queueing)]
+    queueing.wire = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return queueing.wire
 
-    It does not carry the token: a majority of witnesses knows that since the acquire.
+
+def _words(queueing: Queueing) -> tuple[str | int, ...]:
+    return (
+        int(queueing.serve),
+        int(queueing.fair),
+        queueing.span,
+        queueing.waiter,
+        queueing.number,
+        max(1, _ms(queueing.fresh)),
+        queueing.order,
+    )
+
+
+def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None:
+    """A release as the server's own compare-and-delete, a tenth of a script's cost; None: it takes the script.
+
+    It finds nothing where the hold is marked: the script then serves who waits. It does not carry the token: a majority
+    of witnesses knows that since the acquire.
     """
-    if op.rest or op.tombstone:
+    if op.rest or op.tombstone or op.queueing.number or op.queueing.contended:
         return None
     wire = pack(command[0], prefix + op.name, *command[1:], op.id)
     op.native = command, wire
@@ -62,7 +84,7 @@ def encode_whole(op: Op, prefix: str, *, tombstone: bool = False) -> bytes:
     """The op as an EVAL, for a server that may not know the script."""
     if op.plain:
         return encode(op, prefix)
-    return pack("EVAL", op.kind.script, 3, *_arguments(op, prefix, op.tombstone or tombstone))
+    return pack("EVAL", op.kind.script, 5, *_arguments(op, prefix, op.tombstone or tombstone))
 
 
 def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
@@ -70,6 +92,8 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
     return (
         at.hold,
         at.fence,
+        at.queue,
+        at.tickets,
         at.undone + op.id[:ID_LENGTH],
         op.verb,
         op.id,
@@ -78,14 +102,15 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
         _ms(op.memory),
         _ms(op.rest),
         1 if tombstone else 0,
+        *_words(op.queueing),
     )
 
 
 @lru_cache(maxsize=64)
 def _head(script: str) -> bytes:
-    """An EVALSHA of 13 words with three keys, up to the first key."""
+    """An EVALSHA of 22 words with five keys, up to the first key."""
     sha = sha1(script.encode()).hexdigest()  # noqa: S324 - Redis names scripts so
-    return b"*13\r\n" + _bulks("EVALSHA", sha, 3)
+    return b"*22\r\n" + _bulks("EVALSHA", sha, 5)
 
 
 @lru_cache(maxsize=1024)

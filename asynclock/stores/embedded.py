@@ -35,7 +35,7 @@ from asynclock.stores._node import CONNECT_TIMEOUT, RedisNode
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-    from asynclock._op import NodeConfig
+    from asynclock._ports import NodeConfig
 
 _using: dict[Path, int] = {}  # folder -> our shared hold of its `users`: a descriptor kept until this process ends
 _guard = threading.Lock()

@@ -8,10 +8,13 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM, Clock
-from asynclock._op import Op, Reply, State, decide
+from asynclock._op import Op, decide
+from asynclock._state import Reply, State
 
 if TYPE_CHECKING:
-    from asynclock._op import Facts, NodeConfig, Sink
+    from collections.abc import Callable
+
+    from asynclock._ports import Ear, Facts, NodeConfig, Sink
 
 
 class MemoryStore:
@@ -25,6 +28,7 @@ class MemoryStore:
         self._time = clock or SYSTEM
         self._epoch = self._time.wall() - self._time.now()  # wall clocks jump; what counts leases must not
         self._states: dict[str, State] = {}
+        self._ears: dict[str, tuple[asyncio.AbstractEventLoop, Ear, int]] = {}  # by tag
         self._guard = threading.Lock()
 
     def __repr__(self) -> str:
@@ -41,15 +45,31 @@ class MemoryStore:
         """What is known of a key (prefix + name) now."""
         return self._states.get(key, State()).at(self.now())
 
-    def decide(self, key: str, op: Op) -> list[object]:
+    def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
+        """`answer` is called inside: so no notice overtakes it."""
         with self._guard:
             now = self.now()
-            reply: Reply = decide(op.kind, self._states.get(key, State()), op, now)
+            reply: Reply = decide(op.kind, self._states.get(key, State()), op, now, self._hears)
             if reply.state == State():
                 self._states.pop(key, None)
             else:
                 self._states[key] = reply.state
-            return reply.wire(now)
+            answer(reply.wire(now))
+            for notice in reply.notices:
+                loop, ear, index = self._ears[notice.tag]
+                loop.call_soon_threadsafe(ear.heard, index, notice.wire(key))
+
+    def listen(self, ear: Ear, index: int) -> None:
+        with self._guard:
+            self._ears = {tag: its for tag, its in self._ears.items() if not its[0].is_closed()}
+            self._ears[ear.tag] = asyncio.get_running_loop(), ear, index
+
+    def hush(self, ear: Ear) -> None:
+        with self._guard:
+            self._ears.pop(ear.tag, None)
+
+    def _hears(self, tag: str) -> bool:
+        return tag in self._ears and not self._ears[tag][0].is_closed()
 
 
 class MemoryNode:
@@ -63,12 +83,16 @@ class MemoryNode:
         self._store = store
         self._index = config.position
         self._prefix = config.prefix
+        self._ear = config.ear
+        self.listens = False
 
-    async def open(self) -> None: ...
+    async def open(self) -> None:
+        self._store.listen(self._ear, self._index)
+        self.listens = True
 
     def send(self, op: Op, sink: Sink) -> None:
-        reply = self._store.decide(self._prefix + op.name, op)
-        asyncio.get_running_loop().call_soon(sink.answer, self._index, reply)
+        later = asyncio.get_running_loop().call_soon
+        self._store.decide(self._prefix + op.name, op, lambda reply: later(sink.answer, self._index, reply))
 
     def trust(self) -> None: ...
 
@@ -77,4 +101,6 @@ class MemoryNode:
     async def ping(self) -> float:
         return 0.0
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        self.listens = False
+        self._store.hush(self._ear)

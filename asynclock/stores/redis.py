@@ -16,7 +16,7 @@ from asynclock.stores._node import CONNECT_TIMEOUT, RedisNode
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-    from asynclock._op import NodeConfig
+    from asynclock._ports import NodeConfig
 
 SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
 """The url schemes served here, and what redis-py calls them."""
