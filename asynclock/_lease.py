@@ -25,17 +25,16 @@ from weakref import ref
 from asynclock._block import Block
 from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupported, brief
 from asynclock._line import may_pass
-from asynclock._op import Op, Queueing, Serve, Verb
 from asynclock._options import lock_settings, same_terms
-from asynclock._quorum import Ballot, Outcome, drift, valid_until
-from asynclock._watchdog import RENEW_BELOW, Due, due, retry_after
+from asynclock._quorum import Outcome
+from asynclock._watchdog import Due, due, retry_after
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from asynclock._line import Stander
+    from asynclock._hold import Hold
     from asynclock._options import LockSettings, Seconds
-    from asynclock._session import Session
+    from asynclock._quorum import Ballot
 
 log = logging.getLogger("asynclock")
 
@@ -49,17 +48,7 @@ class Tenure(Enum):
     RELEASED = "released"
 
 
-_QUIET = {serve: Queueing(serve) for serve in Serve}
-_CONTENDED = {serve: Queueing(serve, contended=True) for serve in Serve}
-
 _OPEN = (Tenure.HELD, Tenure.UNKNOWN)
-
-
-_HOLD = (
-    *("_ballot", "_contended", "_ends", "_grant", "_healed", "_renew_at", "_session", "_token", "_tripped"),
-    "_valid_until",
-)
-"""What goes over to the next tenure of a hold."""
 
 
 class Recipe(Protocol):
@@ -72,55 +61,35 @@ class Lease:
     """One tenure of a lock. Never made by hand; belongs to its event loop."""
 
     __slots__ = (
-        "__weakref__", "_ballot", "_block", "_contended", "_ends", "_fence", "_grant", "_healed", "_hold_until",
-        "_lock", "_own", "_reason", "_renew_at", "_session", "_settings", "_since", "_slot", "_taker", "_task",
-        "_tenure", "_token", "_tripped", "_valid_until", "_waiters",
+        "__weakref__", "_block", "_fence", "_hold", "_hold_until", "_lock", "_own", "_reason", "_session", "_settings",
+        "_since", "_slot", "_taker", "_task", "_tenure", "_waiters",
     )  # fmt: skip
 
     def __init__(
         self,
-        session: Session,
+        hold: Hold,
         lock: Recipe,
         task: asyncio.Task[Any] | None,
         settings: LockSettings,
-        grant: Ballot,
-        token: int,
-        contended: bool = False,
+        fence: int,
+        since: float,
     ) -> None:
+        self._hold = hold
+        self._session = session = hold.session
+        self._lock = ref(lock)
         self._taker = task
         self._task = task  # the taker, then whoever entered it
-        self._session = session
-        self._lock = ref(lock)
         self._settings = settings
-        self._grant = grant.op
-        self._ballot = grant
-        self._healed = 0  # bit i: node i lost the key and was given it again
-        self._token = token  # the last of the span that came with the hold; all that nodes hear of
-        self._fence = token + 1 - grant.op.queueing.span
-        self._contended = contended  # somebody waits for it elsewhere, as far as we know
-        self._tripped = session.clock.now()  # the last round trip that passing it on counts from
-        self._since = grant.sent
+        self._fence = fence
+        self._since = since
+        self._hold_until = math.inf if settings.max_hold is None else since + settings.max_hold
         self._reason: Reason = "expired"
         self._tenure = Tenure.HELD
         self._block: Block | None = None  # the body that it guards
         self._waiters: list[asyncio.Future[None]] = []
-        self._hold_until = math.inf if settings.max_hold is None else grant.sent + settings.max_hold
-        # One ballot's grants all end alike, counted from its one send; a majority of them there is.
-        end = grant.sent + settings.lease - drift(settings.lease)
-        self._valid_until = -math.inf
-        self._ends = [-math.inf] * grant.nodes  # at each node, in our clock
-        for index, vote in enumerate(grant.votes):
-            if vote.__class__ is list and vote == [1, token]:
-                self._ends[index] = end
-            else:
-                self._count(grant, index)
-        self._valid_until = end
-        grant.tell_late(self._count)
-        self._renew_at = self._next_renewal()
         self._slot = 0
-        self._own = ref(self)
-        session.held[self.name] = self._own
-        session.watchdog.watch(self, min(self._renew_at, end, self._hold_until))
+        self._own = hold.tenure = session.held[hold.op.name] = ref(self)
+        session.watchdog.watch(self, min(hold.renew_at, hold.valid_until, self._hold_until))
 
     def __repr__(self) -> str:
         return f"<Lease {brief(self.name)} {self._tenure.value}, {self.remaining:.3g} s left>"
@@ -130,7 +99,7 @@ class Lease:
     @property
     def name(self) -> str:
         """The lock's name."""
-        return self._grant.name
+        return self._hold.op.name
 
     @property
     def fence(self) -> int:
@@ -144,16 +113,16 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether it is ours now, by the clock."""
-        return (
-            self._tenure in _OPEN
-            and self._session.clock.now() < min(self._valid_until, self._hold_until)
-            and not self._session.forked
-        )
+        return self._tenure in _OPEN and self._session.clock.now() < self._ends and not self._session.forked
 
     @property
     def remaining(self) -> float:
         """Seconds of validity left; 0.0 once ended."""
-        return max(0.0, min(self._valid_until, self._hold_until) - self._session.clock.now()) if self.held else 0.0
+        return max(0.0, self._ends - self._session.clock.now()) if self.held else 0.0
+
+    @property
+    def _ends(self) -> float:
+        return min(self._hold.valid_until, self._hold_until)
 
     def ensure_held(self) -> None:
         """Raise LockLost or LockNotHeld unless it is ours now."""
@@ -196,7 +165,7 @@ class Lease:
         length = self._settings.lease
         if lease is not None:
             length = lock_settings(self.name, {"lease": lease, "min_hold": 0}, self._session.settings).lease
-        ballot = self._ask(Verb.EXTEND, length)
+        ballot = self._hold.extend(length)
         outcome = await ballot.settled(self._session.loop)
         if self._tenure not in _OPEN:
             raise self._ended()
@@ -254,7 +223,8 @@ class Lease:
         """The watchdog's look: renew what is due, deliver what is over."""
         if self._tenure not in _OPEN:
             return None
-        match due(now, self._valid_until, self._renew_at, self._hold_until):
+        hold = self._hold
+        match due(now, hold.valid_until, hold.renew_at, self._hold_until):
             case Due.MAX_HOLD:
                 self._lose("max_hold")
                 return None
@@ -262,15 +232,15 @@ class Lease:
                 self._lose("expired")
                 return None
             case Due.RENEWAL:
-                self._renew_at = now + retry_after(self._settings.lease)
-                self._ask(Verb.EXTEND, self._settings.lease)
-        return min(self._renew_at, self._valid_until, self._hold_until)
+                hold.renew_at = now + retry_after(self._settings.lease)
+                hold.extend(self._settings.lease)
+        return min(hold.renew_at, self._ends)
 
     def _close(self) -> None:
         """Its client closes, or it never began: send the release; whoever thinks it holds is told."""
         if self._tenure in _OPEN:
             self._lose("closed")
-            self._session.loosen(self._ask(Verb.RELEASE, self._settings.lease))
+            self._session.loosen(self._release())
 
     def __reduce__(self) -> str:
         raise TypeError("a Lease belongs to its event loop: it can be neither pickled nor copied")
@@ -278,6 +248,7 @@ class Lease:
     def __del__(self) -> None:
         if getattr(self, "_tenure", None) not in _OPEN:
             return
+        self._hold.over = True
         if self._session.held.get(self.name) is self._own:
             del self._session.held[self.name]
             if self.name in self._session.lines and not self._session.loop.is_closed():
@@ -293,6 +264,7 @@ class Lease:
 
     def _lose(self, reason: Reason) -> None:
         self._reason = reason
+        self._hold.over = True
         self._end_as(Tenure.LOST)
         self._session.next_in_line(self.name)
         if self._block is not None and self._settings.cancel_on_lost:
@@ -311,7 +283,7 @@ class Lease:
     def _look_at_clock(self) -> None:
         """A loop that was blocked beyond the lease finds out here, before any timer runs."""
         now = self._session.clock.now()
-        if self._tenure in _OPEN and now >= min(self._valid_until, self._hold_until):
+        if self._tenure in _OPEN and now >= self._ends:
             self._lose("max_hold" if now >= self._hold_until else "expired")
 
     def _ended(self) -> LockLost | LockNotHeld:
@@ -330,7 +302,7 @@ class Lease:
         self._forget()
         if self._session.closed:
             raise self._ended()
-        ballot = self._ask(Verb.RELEASE, self._settings.lease)
+        ballot = self._release()
         self._session.next_in_line(self.name)  # who asks behind it, in one write
         if lost:
             self._session.loosen(ballot)
@@ -350,125 +322,37 @@ class Lease:
         heir = line.first() if line is not None and line.asker is None and not session.closed else None
         if line is None or heir is None or not self.held or not same_terms(self._settings, heir.settings):
             return False
-        left = self._token - self._fence
-        if not may_pass(session.clock.now(), self._tripped, self._valid_until, self._settings.lease, left):
+        hold = self._hold
+        left = hold.token - self._fence
+        if not may_pass(session.clock.now(), hold.tripped, hold.valid_until, self._settings.lease, left):
             return False
         line.pop(session.lines)
         self._end_as(Tenure.RELEASED)
-        heir.take(self._inherited(heir))
+        heir.take(Lease(hold, heir.lock, heir.task, heir.settings, self._fence + 1, session.clock.now()))
         return True
-
-    def _inherited(self, heir: Stander) -> Lease:
-        """The next tenure of the same hold, with the next fence of its span."""
-        lease = object.__new__(Lease)
-        for slot in _HOLD:
-            setattr(lease, slot, getattr(self, slot))
-        settings, session = heir.settings, self._session
-        lease._taker = lease._task = heir.task
-        lease._lock = ref(heir.lock)
-        lease._settings = settings
-        lease._fence = self._fence + 1
-        lease._since = session.clock.now()
-        lease._hold_until = math.inf if settings.max_hold is None else lease._since + settings.max_hold
-        lease._reason = "expired"
-        lease._tenure = Tenure.HELD
-        lease._block = None
-        lease._waiters = []
-        lease._slot = 0
-        lease._own = ref(lease)
-        lease._ballot.tell_late(lease._count)
-        session.held[lease.name] = lease._own
-        session.watchdog.watch(lease, min(lease._renew_at, lease._valid_until, lease._hold_until))
-        return lease
 
     def _hand_back(self) -> None:
         """Whoever it was passed to is gone: on to the next, or back."""
         if self._tenure in _OPEN and not self._pass_on():
             self._end_as(Tenure.RELEASED)
-            self._session.loosen(self._ask(Verb.RELEASE, self._settings.lease))
+            self._session.loosen(self._release())
             self._session.next_in_line(self.name)
-
-    def _waited_for(self, id: str) -> None:
-        """A server says that somebody waits for the hold of that id."""
-        self._contended = self._contended or self._grant.id.startswith(id)
 
     def _forget(self) -> None:
         if (lock := self._lock()) is not None:
             lock._forget(self)
 
-    # -- asking the nodes ----------------------------------------------------------------------------------------
-
-    def _ask(self, verb: Verb, length: float) -> Ballot:
-        grant, session = self._grant, self._session
-        op = Op(verb, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self._token, grant.memory)
-        serve = session.quorum.serve
-        if verb is Verb.EXTEND:
-            return session.quorum.ask(op, session.within(self._settings), on_settled=self._renewed)
-        grant.undone = True
-        op.queueing = _CONTENDED[serve] if self._contended or grant.plain else _QUIET[serve]
+    def _release(self) -> Ballot:
+        rest = 0.0
         if self._settings.min_hold:
-            op.rest = max(0.0, self._since + self._settings.min_hold - session.clock.now())
-        return session.quorum.ask(op, session.within(self._settings), only=self._where())
-
-    def _where(self) -> list[int] | None:
-        """The nodes that may have the hold; None: all. (A dead node must not be owed a release for each lock.)"""
-        if not self._ballot.failed:
-            return None
-        granted = self._ballot.traces()
-        return [i for i, end in enumerate(self._ends) if i in granted or self._healed >> i & 1 or end > -math.inf]
+            rest = max(0.0, self._since + self._settings.min_hold - self._session.clock.now())
+        return self._hold.release(rest)
 
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal or an extend is decided."""
-        if self._tenure not in _OPEN:
-            return
-        self._count_all(ballot)
-        ballot.tell_late(self._count)
         if ballot.outcome is Outcome.WON:
             self._tenure = Tenure.HELD
-            self._renew_at = self._next_renewal()
         elif ballot.no > ballot.nodes // 2:
             self._lose(ballot.who_took())
         else:
             self._tenure = Tenure.UNKNOWN
-
-    def _count_all(self, ballot: Ballot) -> None:
-        for index in range(ballot.nodes):
-            self._count(ballot, index)
-
-    def _count(self, ballot: Ballot, index: int) -> None:
-        """What a node's vote means for the lease: its end there, or a token or a key that the node has to learn."""
-        vote = ballot.votes[index]
-        if self._tenure not in _OPEN or vote is None or isinstance(vote, Exception):
-            return
-        op = ballot.op
-        end = ballot.sent + op.lease - drift(op.lease)
-        if vote[0] == 1 and end > self._ends[index]:
-            self._ends[index] = end
-            self._valid_until = valid_until(self._ends)
-        elif vote[0] == 0 and op.verb is Verb.EXTEND:  # the node has forgotten us: its word counts no more
-            self._ends[index] = -math.inf
-            self._valid_until = valid_until(self._ends)
-            session = self._session
-            session.watchdog.forget(self)
-            session.watchdog.watch(self, min(self._renew_at, max(self._valid_until, session.clock.now())))
-        if self._grant.plain:
-            return
-        if op.verb is Verb.ACQUIRE and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self._token):
-            self._tell(index, Verb.EXTEND)
-        elif op.verb is Verb.EXTEND and vote[0] == 0 and vote[1] == -2 and ballot.outcome is Outcome.WON:
-            self._tell(index, Verb.ACQUIRE)
-
-    def _tell(self, index: int, verb: Verb) -> None:
-        """One node has to learn the token (extend), or is healed (acquire): it counts from the next round on."""
-        grant, session = self._grant, self._session
-        lease = grant.lease if verb is Verb.ACQUIRE else 0.0
-        op = Op(verb, grant.kind, grant.name, grant.id, lease, self._token, grant.memory)
-        if verb is Verb.ACQUIRE:
-            self._healed |= 1 << index
-        op.undone = True  # a heal is never sent twice: the release may have overtaken it
-        now = session.clock.now()
-        ballot = Ballot(op, len(session.quorum.nodes), now, now + session.within(self._settings))
-        session.quorum.nodes[index].send(op, ballot)
-
-    def _next_renewal(self) -> float:
-        return self._valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf

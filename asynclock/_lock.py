@@ -10,8 +10,9 @@ from asynclock._errors import LockNotHeld, LockTimeout, SelfDeadlock, brief
 from asynclock._line import SPAN
 from asynclock._op import Op, Queueing, Verb
 from asynclock._options import seconds
+from asynclock._pace import FRESH
 from asynclock._quorum import Outcome
-from asynclock._wait import FRESH, Wait
+from asynclock._wait import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from asynclock._options import ClientSettings
     from asynclock._ports import Store
 
+
 class Wait(Protocol):
     """An acquire under way (`_wait.py`)."""
 
@@ -113,7 +114,7 @@ class Session:
         if wait is not None:
             wait.called(index, int(number), int(fence), int(left))
         elif number == "0" and (held := self.held.get(key[len(self.settings.prefix) :])) and (lease := held()):
-            lease._waited_for(whose)
+            lease._hold.waited_for(whose)
 
     def listening(self, index: int) -> None:
         """A node listens again: what it had to tell meanwhile is lost, so all tickets are sent anew."""

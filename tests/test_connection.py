@@ -408,7 +408,7 @@ async def test_a_dead_node_is_owed_nothing_that_never_reached_it(five: list[Serv
         for i in range(50):
             async with redlock(f"{name}:{i}"):
                 pass
-        assert not node._owed
+        assert not node._debts
 
 
 async def test_a_blocked_loop_is_no_outage(five: list[Server], name: str) -> None:

@@ -35,9 +35,9 @@ _CODES = {
 _HINTS = {
     "NOAUTH": "give user and password in the url",
     "WRONGPASS": "check user and password in the url",
-    "NOPERM": "let the ACL user run eval, evalsha, script|load, mget, get, set, exists, pttl, pexpire, del, time, zadd, "
-    "zrem, zrange, zrank, hget, hset and hdel on keys that begin with the client's prefix; and hello, subscribe and "
-    "publish on the channels asynclock~*",
+    "NOPERM": "let the ACL user run eval, evalsha, script|load, mget, get, set, exists, pttl, pexpire, del, time, "
+    "zadd, zrem, zrange, zrank, hget, hset and hdel on keys that begin with the client's prefix; and hello, subscribe "
+    "and publish on the channels asynclock~*",
     "WRONGTYPE": "the key is in use as something else: rename the lock or set a prefix",
     "MOVED": "one node of a cluster was named: use independent servers",
     "ASK": "one node of a cluster was named: use independent servers",

@@ -23,12 +23,12 @@ import contextlib
 import logging
 import math
 import random
-import warnings
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._errors import ConfigError
-from asynclock._op import Op, Queueing, Serve, Verb
+from asynclock._op import Op, Verb
+from asynclock.stores._debts import Debts
 from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of, is_about
 from asynclock.stores._keys import channel, mark
 from asynclock.stores._link import Debt, Link, Once, is_overdue
@@ -50,9 +50,6 @@ _BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent 
 _SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
 _LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
 _HOPELESS = 5.0  # seconds between attempts where only the user can help
-
-
-_SERVING = {serve: Queueing(serve, contended=True) for serve in Serve}  # of what is owed: it puts no ticket back
 
 
 class NodeState(Enum):
@@ -92,9 +89,7 @@ class RedisNode:
         self._second_look = False
         self._connecting: asyncio.Task[None] | None = None
         self._met = asyncio.Event()  # the first attempt to connect has ended, well or not
-        self._owed: dict[str, tuple[Op, float]] = {}
-        self._orphans: dict[str, float] = {}
-        self._warned = False
+        self._debts = Debts()
 
     def __repr__(self) -> str:
         return f"<RedisNode {self.label} {self.state.value}>"
@@ -105,13 +100,13 @@ class RedisNode:
         link = self._link
         if link is None:
             if op.verb is Verb.RELEASE:
-                self._owe(op)
+                self._debts.owe(op, self.clock.now())
             self._reconnect()
             sink.fail(self.index, self.error or ConnectionError(f"{self.label} is not connected"), maybe=False)
             return
         if self._on_probation and op.verb is not Verb.RELEASE and self._muted(op, sink):
             return
-        if self._orphans and op.verb is Verb.RELEASE and op.id in self._orphans:
+        if op.verb is Verb.RELEASE and self._debts.needs_tombstone(op.id):
             link.send(encode_whole(op, self._config.prefix, tombstone=True), sink)
         elif self._native and op.verb is Verb.RELEASE and (wire := self._native_wire(op)):
             link.send(wire, sink)
@@ -162,7 +157,7 @@ class RedisNode:
                 self.lost(link, ConnectionError(f"{self.label}: {error}"))
             case _:
                 if sink.op.verb is Verb.RELEASE:  # BUSY and the like: nothing was done, and soon it can be
-                    self._owe(sink.op)
+                    self._debts.owe(sink.op, self.clock.now())
                     self.clock.call_at(self.clock.now() + _BUSY_PAUSE, self._pay_debts)
                 sink.fail(self.index, error, maybe=False)
 
@@ -233,22 +228,12 @@ class RedisNode:
             if isinstance(sink, Once):
                 continue
             if sink.op.verb in (Verb.ACQUIRE, Verb.WAIT):
-                self._orphans[sink.op.id] = self.clock.now() + sink.op.lease + 60.0
+                self._debts.orphan(sink.op, self.clock.now())
             elif sink.op.verb is Verb.RELEASE:
-                self._owe(sink.op)
+                self._debts.owe(sink.op, self.clock.now())
         for sink in sinks:
             sink.fail(self.index, error, maybe=True)
         self._reconnect()
-
-    def _owe(self, op: Op) -> None:
-        """Keep a release that could not be delivered; at the longest while the hold it undoes may live."""
-        now = self.clock.now()
-        while self._owed and next(iter(self._owed.values()))[1] <= now:
-            del self._owed[next(iter(self._owed))]
-        if op.id not in self._owed:
-            owed = Op(op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, op.rest, tombstone=True)
-            owed.queueing = _SERVING[op.queueing.serve]
-            self._owed[op.id] = owed, now + op.lease + 60.0
 
     def _reconnect(self) -> None:
         if self._link is None and self.state is not NodeState.CLOSED and self._connecting is None:
@@ -322,7 +307,7 @@ class RedisNode:
             self._native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
         for answer in answers:
             if isinstance(answer, ServerError):
-                self._soft_fail(answer)
+                self._probation.cannot_check(answer)
             elif isinstance(answer, BaseException):
                 raise answer
         if self._config.quarantine is not None:
@@ -339,32 +324,14 @@ class RedisNode:
         except ServerError as error:
             log.warning("asynclock: %s sends no notices (%s): who waits for a lock there polls", self.label, error)
 
-    def _soft_fail(self, error: ServerError) -> None:
-        """INFO, SCRIPT LOAD or the mark is forbidden here (managed Redis): locks work, checks do not."""
-        if fault_of(error) is Fault.CONFIG and "NOAUTH" in str(error):
-            raise config_error(self.label, error)
-        if str(error).partition(" ")[0] in {"LOADING", "MASTERDOWN", "READONLY"}:
-            raise ConnectionError(f"{self.label}: {error}")
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{self.label} forbids what the check for restarted or doubled servers needs ({error}); "
-                "locks work, but such a server is not noticed",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
     def _pay_debts(self) -> None:
         """Rule 4. On a new connection before anything else is sent: what the server still has to forget."""
         link = self._link
         if link is None:
             return
         now = self.clock.now()
-        self._orphans = {orphan: until for orphan, until in self._orphans.items() if until > now}
-        owed, self._owed = self._owed, {}
-        for op, until in owed.values():
-            if until > now:
-                link.send(encode(op, self._config.prefix), Debt(op, now, now + CONNECT_TIMEOUT))
+        for op in self._debts.pay(now):
+            link.send(encode(op, self._config.prefix), Debt(op, now, now + CONNECT_TIMEOUT))
         if link.waiting and self._timer is None:
             self._arm(now + CONNECT_TIMEOUT)
 

@@ -8,9 +8,11 @@ that somebody found the deployment new since it started; an older mark, or none 
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._ports import Facts, SameServer
+from asynclock.stores._faults import Fault, ServerError, config_error, fault_of
 
 if TYPE_CHECKING:
     from asynclock._ports import NodeConfig
@@ -34,6 +36,7 @@ class Probation:
         self._quarantine = config.quarantine or 0.0
         self._now = config.clock.now
         self._silent_until = 0.0
+        self._warned = False
 
     @property
     def left(self) -> float:
@@ -84,6 +87,21 @@ class Probation:
             return ""
         self.facts = self.facts._replace(mark=self.facts.run_id)
         return self.facts.run_id
+
+    def cannot_check(self, error: ServerError) -> None:
+        """INFO, SCRIPT LOAD or the mark is forbidden here (managed Redis): locks work, checks do not."""
+        if fault_of(error) is Fault.CONFIG and "NOAUTH" in str(error):
+            raise config_error(self._dialer.label, error)
+        if str(error).partition(" ")[0] in {"LOADING", "MASTERDOWN", "READONLY"}:
+            raise ConnectionError(f"{self._dialer.label}: {error}")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._dialer.label} forbids what the check for restarted or doubled servers needs ({error}); "
+                "locks work, but such a server is not noticed",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _refuse_double(self, run_id: str) -> None:
         """One server must not vote for two nodes, whenever it shows that it is one."""

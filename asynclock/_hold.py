@@ -1,0 +1,166 @@
+"""Hold: what the nodes keep under one id, from grant to release. Tasks of this process may have it in turn, each
+by a Lease of its own (`_line.py`); here is what their tenures share.
+
+The rules:
+
+1. At each node it ends with the last send that the node answered with yes; it ends where it has lost a majority.
+2. A node that says it does not hold for us counts no more, at once. One that lost its key is given it again after a
+   round that had its majority without that node, and counts from the next.
+3. A node that missed the token is told it, behind everybody's back.
+4. Once a release is queued nothing follows that could bring the key back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+from asynclock._op import Op, Queueing, Serve, Verb
+from asynclock._quorum import Ballot, Outcome, drift, valid_until
+from asynclock._watchdog import RENEW_BELOW, Watched
+
+if TYPE_CHECKING:
+    from weakref import ref
+
+    from asynclock._options import LockSettings
+    from asynclock._session import Session
+
+_QUIET = {serve: Queueing(serve) for serve in Serve}
+_CONTENDED = {serve: Queueing(serve, contended=True) for serve in Serve}
+
+
+class Tenant(Watched, Protocol):
+    """The Lease that has it now."""
+
+    def _renewed(self, ballot: Ballot) -> None:
+        """A renewal, or an extend, is decided."""
+
+
+class Hold:
+    """Made of the ballot that won it. Times are seconds of the client's clock."""
+
+    __slots__ = (
+        "_ballot", "_ends", "_healed", "_settings", "contended", "op", "over", "renew_at", "session", "tenure", "token",
+        "tripped", "valid_until",
+    )  # fmt: skip
+
+    def __init__(
+        self, session: Session, settings: LockSettings, grant: Ballot, token: int, contended: bool = False
+    ) -> None:
+        self.session = session
+        self.op = grant.op
+        self.token = token  # the last of the span that came with it; all that nodes hear of
+        self.contended = contended  # somebody waits for it elsewhere, as far as we know
+        self.tripped = session.clock.now()  # the last round trip that passing it on counts from
+        self.over = False  # given back, or lost
+        self.tenure: ref[Tenant] | None = None  # whose it is now
+        self._settings = settings
+        self._ballot = grant
+        self._healed = 0  # bit i: node i lost the key and was given it again
+        # One ballot's grants all end alike, counted from its one send; a majority of them there is.
+        end = grant.sent + settings.lease - drift(settings.lease)
+        self.valid_until = -math.inf
+        self._ends = [-math.inf] * grant.nodes  # at each node
+        for index, vote in enumerate(grant.votes):
+            if vote.__class__ is list and vote == [1, token]:
+                self._ends[index] = end
+            else:
+                self.count(grant, index)
+        self.valid_until = end
+        self.renew_at = self._next_renewal()
+        grant.tell_late(self.count)
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    def waited_for(self, id: str) -> None:
+        """A server says that somebody waits for the hold of that id."""
+        self.contended = self.contended or self.op.id.startswith(id)
+
+    # -- asking the nodes ----------------------------------------------------------------------------------------
+
+    def extend(self, length: float) -> Ballot:
+        """Let it end `length` seconds from now, or later. Whose it is then hears the outcome."""
+        return self.session.quorum.ask(self._op(Verb.EXTEND, length), self._within, on_settled=self._extended)
+
+    def release(self, rest: float = 0.0) -> Ballot:
+        """Give it back; the name stays taken for another `rest` seconds."""
+        self.over = True
+        self.op.undone = True
+        op = self._op(Verb.RELEASE, self._settings.lease)
+        serve = self.session.quorum.serve
+        op.queueing = _CONTENDED[serve] if self.contended or self.op.plain else _QUIET[serve]
+        op.rest = rest
+        return self.session.quorum.ask(op, self._within, only=self._where())
+
+    def _op(self, verb: Verb, length: float) -> Op:
+        grant = self.op
+        return Op(verb, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self.token, grant.memory)
+
+    @property
+    def _within(self) -> float:
+        return self.session.within(self._settings)
+
+    def _where(self) -> list[int] | None:
+        """The nodes that may have it; None: all. (A dead node must not be owed a release for each lock.)"""
+        if not self._ballot.failed:
+            return None
+        granted = self._ballot.traces()
+        return [i for i, end in enumerate(self._ends) if i in granted or self._healed >> i & 1 or end > -math.inf]
+
+    # -- counting their votes ------------------------------------------------------------------------------------
+
+    def _extended(self, ballot: Ballot) -> None:
+        """A renewal was decided; nodes that have not answered may yet."""
+        if self.over:
+            return
+        for index in range(ballot.nodes):
+            self.count(ballot, index)
+        ballot.tell_late(self.count)
+        if ballot.outcome is Outcome.WON:
+            self.renew_at = self._next_renewal()
+        if self.tenure is not None and (lease := self.tenure()) is not None:
+            lease._renewed(ballot)
+
+    def count(self, ballot: Ballot, index: int) -> None:
+        """What a node's vote means: its end there, or a token or a key that the node has to learn."""
+        vote = ballot.votes[index]
+        if self.over or vote is None or isinstance(vote, Exception):
+            return
+        op = ballot.op
+        end = ballot.sent + op.lease - drift(op.lease)
+        if vote[0] == 1 and end > self._ends[index]:
+            self._ends[index] = end
+            self.valid_until = valid_until(self._ends)
+        elif vote[0] == 0 and op.verb is Verb.EXTEND:
+            self._forgotten_by(index)
+        if self.op.plain:
+            return
+        if op.verb is Verb.ACQUIRE and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self.token):
+            self._tell(index, Verb.EXTEND)
+        elif op.verb is Verb.EXTEND and vote[0] == 0 and vote[1] == -2 and ballot.outcome is Outcome.WON:
+            self._tell(index, Verb.ACQUIRE)
+
+    def _forgotten_by(self, index: int) -> None:
+        """Rule 2. The lease may end sooner by that than the watchdog was told."""
+        self._ends[index] = -math.inf
+        self.valid_until = valid_until(self._ends)
+        lease = self.tenure() if self.tenure is not None else None
+        if lease is not None:
+            self.session.watchdog.forget(lease)
+            self.session.watchdog.watch(lease, min(self.renew_at, max(self.valid_until, self.session.clock.now())))
+
+    def _tell(self, index: int, verb: Verb) -> None:
+        """One node has to learn the token (extend), or is healed (acquire): it counts from the next round on."""
+        grant, session = self.op, self.session
+        lease = grant.lease if verb is Verb.ACQUIRE else 0.0
+        op = Op(verb, grant.kind, grant.name, grant.id, lease, self.token, grant.memory)
+        if verb is Verb.ACQUIRE:
+            self._healed |= 1 << index
+        op.undone = True  # a heal is never sent twice: the release may have overtaken it
+        now = session.clock.now()
+        session.quorum.nodes[index].send(op, Ballot(op, len(session.quorum.nodes), now, now + self._within))
+
+    def _next_renewal(self) -> float:
+        return self.valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf

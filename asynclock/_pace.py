@@ -1,0 +1,77 @@
+"""When a waiter asks next, unless it is called before. Pure, but for jitter: a fleet shall not march in step."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import NamedTuple
+
+from asynclock._options import QUORUM_TIMEOUT
+
+HEADS = 3
+"""So many of the queue look when the holder's lease ends, since a dead holder calls nobody."""
+
+RENEW = 1 / 3
+"""A ticket is renewed after this share of its life ..."""
+FRESH = 1 / 2
+"""... and served up to this one."""
+
+_STRANGER = (0.05, 0.25)  # seconds between two looks at the hold of somebody who calls nobody
+_PAUSE = (0.002, 0.25)  # the same where no notices come: the first pause, doubled up to the last
+_OUTAGE_PAUSE = (0.02, 0.5)  # the same while a majority is out of reach
+_SPLIT = (0.0005, 0.25)  # between two tries after split votes: at least, and at most
+
+
+class Look(NamedTuple):
+    """When to ask next, unless somebody calls; and what."""
+
+    at: float
+    only: bool = False  # renew the ticket, and see; else try
+
+
+def next_look(now: float, sent: float, lease: float, rank: int, left: int, ours: bool) -> Look:
+    """When to ask next, the ticket having been sent at `sent` and stood at `rank`, and the holder having `left` ms
+    (-1: for ever; -2: there is none)."""
+    renewal = sent + lease * RENEW * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
+    if rank < HEADS and not (ours and left >= 0) and left != -2:
+        return Look(min(renewal, now + random.uniform(*_STRANGER)))  # noqa: S311 - jitter
+    end = now + (left + 1) / 1000 + max(0, rank - HEADS + 1) * 0.002
+    if left >= 0 and end < renewal:
+        return Look(end)
+    return Look(renewal, only=True)
+
+
+def after_split(now: float, rtt: float, rank: int, splits: int) -> Look:
+    """When to try again, the votes having been split `splits` times in a row; the first in the queue goes first."""
+    pause = min(round_trip(rtt) * (1 + min(rank, 8)) * 2 ** min(splits - 1, 8), _SPLIT[1])
+    return Look(now + pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+
+
+def round_trip(rtt: float) -> float:
+    """Seconds to wait for what should come within a round trip."""
+    return min(max(rtt, _SPLIT[0]), QUORUM_TIMEOUT)
+
+
+class Pace:
+    """The same where nobody calls: pauses that grow."""
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._no_longer: float | None = None  # when an outage has lasted too long
+        self._pause = _PAUSE[0]
+        self._outage_pause = _OUTAGE_PAUSE[0]
+
+    def after_refusal(self, now: float, soonest: float = math.inf) -> Look:
+        """`soonest` is how many seconds from now a holder's lease may end."""
+        self._no_longer = None
+        pause = min(self._pause * random.uniform(0.5, 1.0), soonest)  # noqa: S311 - jitter
+        self._pause = min(2 * self._pause, _PAUSE[1])
+        return Look(now + pause)
+
+    def after_outage(self, now: float, give_up: float) -> Look | None:
+        """None: not again."""
+        self._no_longer = self._no_longer or now + self._patience
+        limit = self._no_longer if give_up == math.inf else give_up
+        pause = self._outage_pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+        self._outage_pause = min(2 * self._outage_pause, _OUTAGE_PAUSE[1])
+        return Look(min(now + pause, limit)) if now < limit else None

@@ -1,0 +1,245 @@
+"""What one acquire sends and takes back: attempts, tickets, and their undoing. When it does so, `_wait.py` says.
+
+The rules:
+
+1. What an attempt was granted becomes a Lease or is undone; there is no third way. So is a ticket: it is taken back,
+   and passes on what reached it meanwhile.
+2. At a node alone waiter and attempt have one id, spent by its release. Over N nodes each attempt has a fresh id,
+   undone before the next begins, and the ticket one of its own; an attempt that is let in at some nodes only is undone
+   there and gets its ticket back.
+3. A lease counts once a majority are witnesses of its fencing token, and while it has validity left.
+4. The number of a ticket tells when it was sent: a grant says which one became the hold, and validity counts from then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asynclock._hold import Hold
+from asynclock._lease import Lease
+from asynclock._op import Op, Queueing, Verb
+from asynclock._options import QUORUM_TIMEOUT
+from asynclock._pace import FRESH
+from asynclock._quorum import Ballot, Outcome
+from asynclock._state import ID_LENGTH
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from asynclock._op import Kind, Serve
+    from asynclock._options import LockSettings
+    from asynclock._session import Session, Wait
+
+_NUMBERS = 8
+"""So many sendings of a ticket are remembered: a grant by an older one is no more fresh."""
+
+
+class Recipe(Protocol):
+    """The Lock that is acquired."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def _kind(self) -> Kind: ...
+    @property
+    def _span(self) -> int: ...
+    def _without_ticket(self, serve: Serve, span: int) -> Queueing: ...
+    def _first_ticket(self, serve: Serve, timeout: float | None) -> Queueing: ...
+    def _forget(self, lease: Lease) -> None: ...
+
+
+class Tries:
+    """Made for one acquire."""
+
+    __slots__ = (
+        "_give_up", "_grant", "_lock", "_order", "_quorum", "_sends", "_session", "_settings", "_span", "_task",
+        "_ticket", "_timeout", "_wait", "ballot", "number", "op",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        session: Session,
+        lock: Recipe,
+        settings: LockSettings,
+        task: asyncio.Task[Any] | None,
+        wait: Wait,
+        timeout: float | None,
+        give_up: float,
+    ) -> None:
+        self._session = session
+        self._quorum = session.quorum
+        self._lock = lock
+        self._settings = settings
+        self._task = task
+        self._wait = wait  # who is called
+        self._timeout = timeout
+        self._give_up = give_up
+        self.op: Op | None = None  # of the last try
+        self.ballot: Ballot | None = None  # of the last try; None once it was undone or became a lease
+        self.number = 0  # of the last ticket; 0: none was left
+        self._ticket = ""  # its id, where that is one of its own
+        self._order = 0  # its order key
+        self._span = 1
+        self._sends: dict[int, float] = {}  # number of a ticket -> when it was sent
+        self._grant: tuple[int, int] | None = None
+
+    # -- sending -------------------------------------------------------------------------------------------------
+
+    def send(self, *, refused: bool, looks: bool, behind: bool) -> Ballot:
+        """A try: an attempt; or with `looks`, where we wait already, a mere renewal of the ticket. `behind`: others of
+        this process stand in line behind us. At a node alone one Op serves for all tries of an id, so that its release
+        ends them all (`undone`)."""
+        session, settings, quorum = self._session, self._settings, self._quorum
+        seed = int(session.clock.wall() * 1_000_000)
+        alone = len(quorum.nodes) == 1
+        if self.op is None or not alone:
+            self.op = Op(
+                Verb.ACQUIRE, self._lock._kind, self._lock.name, session.new_id(seed, settings.metadata),
+                settings.lease, seed, settings.lease + session.settings.fence_memory,
+            )  # fmt: skip
+            # Fences for who stands behind us; fixed with the id, for a grant may come for any of its tickets.
+            self._span = self._lock._span if behind else 1
+        else:
+            self.op.fence = seed
+            self.op.wire = None
+        op = self.op
+        op.plain = not settings.fencing and not refused
+        if self._timeout != 0 and (alone or refused) and not op.plain and quorum.listens:
+            self._order = self._order or (0 if alone else seed)
+            op.queueing = self._new_ticket(alone)
+            if looks and not alone:
+                op.verb, op.id = Verb.WAIT, self._ticket
+        else:
+            op.queueing = self._lock._without_ticket(quorum.serve, self._span)
+        renewal = op.verb is Verb.WAIT
+        self.ballot = quorum.ask(op, session.within(settings), everyone=renewal, certain=self.number > 0)
+        return self.ballot
+
+    def _new_ticket(self, alone: bool) -> Queueing:
+        """The next sending of our ticket."""
+        self.number += 1
+        settings, serve = self._settings, self._quorum.serve
+        if alone and self.number == 1 and not self._order and self._span == 1:
+            return self._lock._first_ticket(serve, self._timeout)
+        if not alone and not self._ticket:
+            self._ticket = self._session.new_id(self._order, settings.metadata)
+            self._session.waiting[self._ticket[:ID_LENGTH]] = self._wait
+        left = max(self._give_up - self._session.clock.now(), 0.001)
+        fresh = min(settings.lease * FRESH, left)
+        return Queueing(serve, self._lock._kind.fair, self._span, self._ticket, self.number, fresh, self._order)
+
+    def stands(self, sent: float, order: int) -> None:
+        """A node alone keeps the ticket that was sent then, and may grant it."""
+        assert self.op is not None  # noqa: S101 - it was sent
+        self._order = order
+        self._sends = {number: when for number, when in self._sends.items() if number > self.number - _NUMBERS}
+        self._sends[self.number] = sent
+        self._session.waiting[self.op.id[:ID_LENGTH]] = self._wait
+
+    # -- what was won --------------------------------------------------------------------------------------------
+
+    async def won(self, ballot: Ballot, contended: bool) -> Lease | None:
+        """The lease of a ballot that was won: None where its validity or its fence did not make it."""
+        fences = ballot.fences()
+        top = max(fences)
+        if fences.count(top) <= ballot.nodes // 2 and not await self._witnessed(ballot, top):
+            return None
+        self._session.check_open()
+        return self._begun(ballot, top, contended)
+
+    async def _witnessed(self, ballot: Ballot, top: int) -> bool:
+        """A second round, where the counters differed: raise F to the token on a majority that holds for us."""
+        op = ballot.op
+        raised = Op(Verb.EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
+        confirm = self._quorum.ask(raised, ballot.deadline - ballot.sent)
+        won = await confirm.settled(self._session.loop) is Outcome.WON
+        return won and sum(f >= top for f in confirm.fences()) > ballot.nodes // 2
+
+    def _begun(self, ballot: Ballot, top: int, contended: bool) -> Lease | None:
+        settings = self._settings
+        hold = Hold(self._session, settings, ballot, top, contended)
+        lease = Lease(hold, self._lock, self._task, settings, top + 1 - ballot.op.queueing.span, ballot.sent)
+        self.ballot = None
+        if lease.held:
+            return lease
+        lease._close()
+        self.spend()
+        return None
+
+    def told(self, number: int, top: int) -> None:
+        """A notice: our ticket of that number became the hold, with the fences up to `top`."""
+        self._grant = number, top
+
+    @property
+    def granted(self) -> bool:
+        """Whether we were told so, and have not looked yet."""
+        return self._grant is not None
+
+    def grant(self) -> Lease | None:
+        """The lease that we were told of, if its ticket is one that we sent lately."""
+        if self._grant is None or self.op is None:
+            return None
+        number, top = self._grant
+        self._grant = None
+        sent = self._sends.get(number)
+        if sent is None:
+            return None
+        ballot = Ballot(self.op, 1, sent, sent)
+        ballot.answer(0, [1, top])
+        return self._begun(ballot, top, contended=True)
+
+    # -- taking back ---------------------------------------------------------------------------------------------
+
+    def undo(self, ballot: Ballot) -> None:
+        """Give an attempt over N nodes back; where it was let in, its ticket takes its place again."""
+        self.ballot = None
+        sent = ballot.op.queueing
+        if sent.number:
+            again = Queueing(span=sent.span, waiter=sent.waiter, number=sent.number, fresh=sent.fresh, order=sent.order)
+            self._session.undo(ballot, again)
+        else:
+            self._session.undo(ballot)
+
+    def leave(self) -> None:
+        """Undo the try under way, take the tickets back, pass on what reached us; the next try has another id.
+        Callable twice."""
+        ballot, op = self.ballot, self.op
+        self.ballot = None
+        if op is not None and self.number and not self._ticket:  # alone: one id for all
+            op.undone = True
+            self._release(op.id)
+        elif ballot is not None and ballot.op.verb is Verb.ACQUIRE:
+            self._session.undo(ballot)
+        self.withdraw()
+        self.spend()
+
+    def withdraw(self, won: Ballot | None = None) -> None:
+        """No ticket of ours stays at any node, and nobody calls us any more. Where we were let in none is left."""
+        if self._ticket:
+            self._session.waiting.pop(self._ticket[:ID_LENGTH], None)
+            if self.op is not None:
+                self.op.undone = self.op.undone or self.op.verb is Verb.WAIT
+            let_in = [] if won is None else won.let_in()
+            self._release(self._ticket, [i for i in range(len(self._quorum.nodes)) if i not in let_in])
+            self._ticket = ""
+        elif self.op is not None and self.number:
+            self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
+
+    def spend(self) -> None:
+        """The next try has another id."""
+        if self.op is not None:
+            self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
+        self.op = self.ballot = None
+        self.number = 0
+        self._sends.clear()
+        self._grant = None
+
+    def _release(self, id: str, where: Sequence[int] | None = None) -> None:
+        if where == []:
+            return
+        settings, session = self._settings, self._session
+        memory = settings.lease + session.settings.fence_memory
+        queueing = Queueing(self._quorum.serve, contended=True)
+        op = Op(Verb.RELEASE, self._lock._kind, self._lock.name, id, settings.lease, 0, memory, queueing=queueing)
+        session.loosen(self._quorum.ask(op, max(session.within(settings), QUORUM_TIMEOUT), everyone=True, only=where))
