@@ -303,7 +303,7 @@ class Lease:
         if self._session.closed:
             raise self._ended()
         ballot = self._release()
-        self._session.next_in_line(self.name)  # who asks behind it, in one write
+        self._session.next_in_line(self.name, self._hold.contended)  # who asks behind it, in one write
         if lost:
             self._session.loosen(ballot)
             raise self._ended()

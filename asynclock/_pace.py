@@ -16,7 +16,7 @@ RENEW = 1 / 3
 FRESH = 1 / 2
 """... and served up to this one."""
 
-_STRANGER = (0.05, 0.25)  # seconds between two looks at the hold of somebody who calls nobody
+_GLANCE = (0.05, 0.25)  # seconds between two looks at the hold of somebody who calls nobody
 _PAUSE = (0.002, 0.25)  # the same where no notices come: the first pause, doubled up to the last
 _OUTAGE_PAUSE = (0.02, 0.5)  # the same while a majority is out of reach
 _SPLIT = (0.0005, 0.25)  # between two tries after split votes: at least, and at most
@@ -34,11 +34,16 @@ def next_look(now: float, sent: float, lease: float, rank: int, left: int, ours:
     (-1: for ever; -2: there is none)."""
     renewal = sent + lease * RENEW * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
     if rank < HEADS and not (ours and left >= 0) and left != -2:
-        return Look(min(renewal, now + random.uniform(*_STRANGER)))  # noqa: S311 - jitter
+        return Look(min(renewal, glance(now).at))
     end = now + (left + 1) / 1000 + max(0, rank - HEADS + 1) * 0.002
     if left >= 0 and end < renewal:
         return Look(end)
     return Look(renewal, only=True)
+
+
+def glance(now: float) -> Look:
+    """When to try, though most likely somebody calls before."""
+    return Look(now + random.uniform(*_GLANCE))  # noqa: S311 - jitter
 
 
 def after_split(now: float, rtt: float, rank: int, splits: int) -> Look:

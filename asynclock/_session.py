@@ -122,11 +122,11 @@ class Session:
         for wait in list(self.waiting.values()):
             wait.renew_soon()
 
-    def next_in_line(self, name: str) -> None:
-        """Its lease here has ended: the next who stands in line asks."""
+    def next_in_line(self, name: str, contended: bool = False) -> None:
+        """Its lease here has ended: the next who stands in line asks; where it is `contended`, behind others."""
         line = self.lines.get(name)
         if line is not None and line.asker is None and not self.closed:
-            line.next(self.lines)
+            line.next(self.lines, contended)
 
     # -- opening and undoing -------------------------------------------------------------------------------------
 

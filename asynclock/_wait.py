@@ -25,8 +25,8 @@ from asynclock._clock import wake
 from asynclock._errors import ConfigError
 from asynclock._lease import Lease
 from asynclock._line import Line
-from asynclock._op import Verb
-from asynclock._pace import Look, Pace, after_split, next_look, round_trip
+from asynclock._op import RESTING, Verb
+from asynclock._pace import Look, Pace, after_split, glance, next_look, round_trip
 from asynclock._quorum import Ballot, Outcome
 from asynclock._state import ID_LENGTH
 from asynclock._tries import Recipe, Tries
@@ -139,7 +139,9 @@ class Wait:
         assert self._turn is not None  # noqa: S101 - only who stands is given something
         self._turn.set_result(lease)
 
-    def ask(self) -> None:
+    def ask(self, contended: bool) -> None:
+        if contended and len(self._quorum.nodes) > 1:  # not ahead of who was called: with a ticket, behind him
+            self._refused = self._looks = True
         self._try()
         self._started = True
         self.ask_alone()
@@ -255,7 +257,7 @@ class Wait:
         if self.lock._kind.fair and rank > 0 and free:
             return next_look(now, ballot.sent, self.settings.lease, rank, -2, ours=True)
         if ballot.op.verb is Verb.WAIT and free:
-            return Look(now)
+            return Look(now) if rank == 0 else glance(now)  # who is before us was called
         self._splits += 1
         return after_split(now, self._rtt, rank, self._splits)
 
@@ -329,8 +331,9 @@ class Wait:
 
 
 def _hears(holder: bytes) -> bool:
-    """Whether a holder is told that somebody waits, and serves him (Session.new_id)."""
-    return holder[ID_LENGTH : ID_LENGTH + 1] == b"|"
+    """Whether a holder is told that somebody waits, and serves him (Session.new_id); a name that rests (min_hold) ends
+    on time."""
+    return holder[ID_LENGTH : ID_LENGTH + 1] == b"|" or holder == RESTING.encode()
 
 
 def _soonest(ballot: Ballot) -> float:
