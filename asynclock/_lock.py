@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import TYPE_CHECKING, Any, overload
 
 from asynclock._errors import LockNotHeld, LockTimeout, SelfDeadlock, brief
-from asynclock._line import SPAN
-from asynclock._op import Op, Queueing, Verb
+from asynclock._op import Op, Verb
 from asynclock._options import seconds
-from asynclock._pace import FRESH
 from asynclock._quorum import Outcome
 from asynclock._wait import Wait
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from asynclock._lease import Lease
-    from asynclock._op import Kind, Serve
+    from asynclock._op import Kind
     from asynclock._options import LockSettings, Seconds
     from asynclock._session import Session
 
@@ -31,8 +28,7 @@ class Lock:
     `Lease`. After Redlock (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/)."""
 
     __slots__ = (
-        "__weakref__", "_kind", "_name", "_no_ticket", "_purge_at", "_session_of", "_settings", "_tenures",
-        "_ticket",
+        "__weakref__", "_kind", "_name", "_purge_at", "_session_of", "_settings", "_tenures",
     )  # fmt: skip
 
     def __init__(
@@ -47,8 +43,6 @@ class Lock:
         self._settings = settings
         self._session_of = session_of
         self._tenures: dict[asyncio.Task[Any] | None, list[Lease]] = {}  # by the task that took it
-        self._no_ticket: Queueing | None = None
-        self._ticket: Queueing | None = None
         self._purge_at = 64  # so many tasks, and those that are gone and hold nothing are forgotten
 
     def __repr__(self) -> str:
@@ -163,27 +157,6 @@ class Lock:
                 "pass the Lease on instead of acquiring again",
                 name=self._name,
             )
-
-    # -- how its tries deal with those who wait -------------------------------------------------------------------
-
-    @property
-    def _span(self) -> int:
-        """How many fences a grant needs where others of this process stand in line, to whom it may be passed on."""
-        return 1 if self._kind.fair or self._settings.min_hold else SPAN
-
-    def _without_ticket(self, serve: Serve, span: int) -> Queueing:
-        """A try that leaves none."""
-        known = self._no_ticket
-        if known is None or known.serve is not serve or known.span != span:
-            known = self._no_ticket = Queueing(serve, self._kind.fair, span)
-        return known
-
-    def _first_ticket(self, serve: Serve, timeout: float | None) -> Queueing:
-        """The ticket that the first try at a node alone brings along."""
-        fresh = min(self._settings.lease * FRESH, timeout or math.inf)
-        if self._ticket is None or self._ticket.fresh != fresh or self._ticket.serve is not serve:
-            self._ticket = Queueing(serve, self._kind.fair, number=1, fresh=fresh)
-        return self._ticket
 
 
 def _is_gone(task: asyncio.Task[Any] | None) -> bool:

@@ -13,10 +13,12 @@ The rules:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._hold import Hold
 from asynclock._lease import Lease
+from asynclock._line import SPAN
 from asynclock._op import Op, Queueing, Verb
 from asynclock._options import QUORUM_TIMEOUT
 from asynclock._pace import FRESH
@@ -42,11 +44,19 @@ class Recipe(Protocol):
     def name(self) -> str: ...
     @property
     def _kind(self) -> Kind: ...
-    @property
-    def _span(self) -> int: ...
-    def _without_ticket(self, serve: Serve, span: int) -> Queueing: ...
-    def _first_ticket(self, serve: Serve, timeout: float | None) -> Queueing: ...
     def _forget(self, lease: Lease) -> None: ...
+
+
+@lru_cache(maxsize=256)  # shared by many ops: a store encodes it once
+def _without_ticket(serve: Serve, fair: bool, span: int) -> Queueing:
+    """A try that leaves none."""
+    return Queueing(serve, fair, span)
+
+
+@lru_cache(maxsize=256)
+def _first_ticket(serve: Serve, fair: bool, fresh: float) -> Queueing:
+    """What the first try at a node alone brings along."""
+    return Queueing(serve, fair, number=1, fresh=fresh)
 
 
 class Tries:
@@ -99,7 +109,8 @@ class Tries:
                 settings.lease, seed, settings.lease + session.settings.fence_memory,
             )  # fmt: skip
             # Fences for who stands behind us; fixed with the id, for a grant may come for any of its tickets.
-            self._span = self._lock._span if behind else 1
+            passes = behind and not self._lock._kind.fair and not settings.min_hold
+            self._span = SPAN if passes else 1
         else:
             self.op.fence = seed
             self.op.wire = None
@@ -111,31 +122,32 @@ class Tries:
             if looks and not alone:
                 op.verb, op.id = Verb.WAIT, self._ticket
         else:
-            op.queueing = self._lock._without_ticket(quorum.serve, self._span)
+            op.queueing = _without_ticket(quorum.serve, self._lock._kind.fair, self._span)
         renewal = op.verb is Verb.WAIT
-        self.ballot = quorum.ask(op, session.within(settings), everyone=renewal, certain=self.number > 0)
-        return self.ballot
+        self.ballot = ballot = quorum.ask(op, session.within(settings), everyone=renewal, certain=self.number > 0)
+        if alone and op.queueing.number:  # now: the notice may come in one read with the answer, before any task runs
+            session.waiting[op.id[:ID_LENGTH]] = self._wait
+            self._sends[self.number] = ballot.sent
+        return ballot
 
     def _new_ticket(self, alone: bool) -> Queueing:
         """The next sending of our ticket."""
         self.number += 1
         settings, serve = self._settings, self._quorum.serve
+        fresh = settings.lease * FRESH
         if alone and self.number == 1 and not self._order and self._span == 1:
-            return self._lock._first_ticket(serve, self._timeout)
+            return _first_ticket(serve, self._lock._kind.fair, min(fresh, self._timeout or fresh))
         if not alone and not self._ticket:
             self._ticket = self._session.new_id(self._order, settings.metadata)
             self._session.waiting[self._ticket[:ID_LENGTH]] = self._wait
         left = max(self._give_up - self._session.clock.now(), 0.001)
-        fresh = min(settings.lease * FRESH, left)
-        return Queueing(serve, self._lock._kind.fair, self._span, self._ticket, self.number, fresh, self._order)
+        fair, fresh = self._lock._kind.fair, min(fresh, left)
+        return Queueing(serve, fair, self._span, self._ticket, self.number, fresh, self._order)
 
-    def stands(self, sent: float, order: int) -> None:
-        """A node alone keeps the ticket that was sent then, and may grant it."""
-        assert self.op is not None  # noqa: S101 - it was sent
+    def stands(self, order: int) -> None:
+        """A node alone keeps the ticket, in that place."""
         self._order = order
         self._sends = {number: when for number, when in self._sends.items() if number > self.number - _NUMBERS}
-        self._sends[self.number] = sent
-        self._session.waiting[self.op.id[:ID_LENGTH]] = self._wait
 
     # -- what was won --------------------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ class Wait:
     """See the module. Made for one acquire."""
 
     __slots__ = (
-        "_calls", "_give_up", "_line", "_looks", "_pace", "_quorum", "_refused", "_rtt", "_session", "_splits",
+        "_calls", "_give_up", "_line", "_looks", "_paces", "_quorum", "_refused", "_rtt", "_session", "_splits",
         "_started", "_timeout", "_timer", "_tries", "_turn", "_waker", "lock", "settings", "task",
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ class Wait:
         self._timeout = timeout
         self._give_up = session.clock.now() + timeout if timeout else math.inf
         self._tries = Tries(session, lock, settings, task, self, timeout, self._give_up)
-        self._pace = Pace(session.settings.patience)
+        self._paces: Pace | None = None
         self._line: Line | None = None
         self._turn: asyncio.Future[Lease | bool] | None = None  # while it stands in line
         self._waker: asyncio.Future[None] | None = None  # while it waits to be called
@@ -200,6 +200,12 @@ class Wait:
         self._give_up = min(self._give_up, self._session.clock.now())  # a timer may come early by a clock tick
         ballot.expire()
 
+    @property
+    def _pace(self) -> Pace:
+        """Made where it is needed: most acquires win at once."""
+        self._paces = self._paces or Pace(self._session.settings.patience)
+        return self._paces
+
     # -- what a refusal, or silence, means -----------------------------------------------------------------------
 
     def _lost(self, ballot: Ballot, outcome: Outcome) -> Look | None:
@@ -238,7 +244,7 @@ class Wait:
                 self._tries.spend()
                 return Look(now)
             return self._pace.after_refusal(now, (left + 1) / 1000 if left >= 0 else math.inf)
-        self._tries.stands(ballot.sent, order[0])
+        self._tries.stands(order[0])
         return next_look(now, ballot.sent, self.settings.lease, rank, left, _hears(holder))
 
     def _refused_by_many(self, ballot: Ballot, now: float) -> Look:
