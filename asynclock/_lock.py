@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings, Seconds
     from asynclock._session import Session
 
-_UNSET: Any = object()
+UNSET: Any = object()
 
 
 class Lock:
@@ -57,13 +57,13 @@ class Lock:
     async def acquire(self, *, timeout: None) -> Lease: ...
     @overload
     async def acquire(self, *, timeout: Seconds = ...) -> Lease | None: ...
-    async def acquire(self, *, timeout: Seconds | None = _UNSET) -> Lease | None:
+    async def acquire(self, *, timeout: Seconds | None = UNSET) -> Lease | None:
         """Wait for the lock, at most `timeout` seconds (None: as long as it takes; 0: try once; unset: the lock's).
 
         Answers a Lease, or None: somebody else held it all that time. Raises QuorumUnavailable while a majority is
         out of reach, SelfDeadlock where this task would wait for itself, ConfigError where a server refuses to serve.
         """
-        if timeout is _UNSET:
+        if timeout is UNSET:
             wait = self._settings.timeout
         else:
             wait = None if timeout is None else seconds("timeout", timeout, zero=True)
@@ -71,12 +71,15 @@ class Lock:
         session = self._session_of(task)
         if not session.ready:
             await session.open(self._settings, _connect_limit(wait, session))
-        if wait != 0 and self._name in session.held:
-            self._check_deadlock(session, task)
-        lease = await Wait(session, self, self._settings, task, wait).run()
+        lease = await self._take(session, task, wait)
         if lease is not None:
             self._remember(lease)
         return lease
+
+    async def _take(self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None) -> Lease | None:
+        if timeout != 0 and self._name in session.held:
+            self._check_deadlock(session, task)
+        return await Wait(session, self, self._settings, task, timeout).run()
 
     async def release(self) -> None:
         """Give back what this task took through this lock; or, of a task that is gone, its one open tenure.

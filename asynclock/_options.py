@@ -12,7 +12,7 @@ from asynclock._errors import ConfigError, brief
 from asynclock._op import RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Hashable, Mapping
 
 Seconds: TypeAlias = float | timedelta
 
@@ -230,3 +230,18 @@ def _replace(settings: _Settings, changes: Mapping[str, Any]) -> _Settings:
     if not changes:
         return settings
     return type(settings)(**{f: changes.get(f, getattr(settings, f)) for f in settings.__slots__})
+
+
+def check_flag(option: str, value: object) -> None:
+    """True or False, and nothing that only looks so."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{option} is True or False, not {type(value).__name__}")
+
+
+def check_owner(owner: Hashable) -> Hashable:
+    """Who may enter a reentrant lock again: anything that can be told from others by hash and ==."""
+    try:
+        hash(owner)
+    except TypeError:
+        raise ConfigError(f"owner is something hashable, such as a str, not {type(owner).__name__}") from None
+    return owner

@@ -19,7 +19,7 @@ from asynclock._state import ID_LENGTH, TAG_LENGTH
 from asynclock._watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Hashable, Sequence
     from weakref import ref
 
     from asynclock._line import Line
@@ -57,6 +57,7 @@ class Session:
         self.watchdog = Watchdog(self.clock)
         self.held: dict[str, ref[Any]] = {}  # name -> the Lease that this loop has
         self.lines: dict[str, Line] = {}  # name -> who stands in line for it here
+        self.entering: dict[tuple[str, Hashable], asyncio.Future[None]] = {}  # first entries of owners, under way
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
         self.waits: set[Wait] = set()  # acquires under way
         self.waiting: dict[str, Wait] = {}  # random part of an id -> whose ticket it is

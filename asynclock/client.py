@@ -16,16 +16,21 @@ from asynclock._options import (
     ClientOptions,
     ClientSettings,
     LockOptions,
+    LockSettings,
+    check_flag,
     check_name,
+    check_owner,
     client_settings,
     lock_settings,
     node_timeout,
 )
 from asynclock._session import Session
 from asynclock.locks.mutex import FAIR, MUTEX
+from asynclock.locks.reentrant import ReentrantLock
 from asynclock.stores import store_for
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
     from types import TracebackType
 
     from redis.asyncio import Redis
@@ -69,14 +74,32 @@ class Redlock:
             raise ConfigError("configure() comes before the first use of a client: this one is in use")
         self._set(nodes, options)
 
-    def __call__(self, name: str, /, *, fair: bool = False, **options: Unpack[LockOptions]) -> Lock:
-        """A mutex of that name; `fair`: in order of arrival. No I/O. Raises ConfigError."""
-        if not isinstance(fair, bool):
-            raise ConfigError(f"fair is True or False, not {type(fair).__name__}")
+    def __call__(
+        self,
+        name: str,
+        /,
+        *,
+        fair: bool = False,
+        reentrant: bool = False,
+        owner: Hashable | None = None,
+        **options: Unpack[LockOptions],
+    ) -> Lock:
+        """A mutex of that name. `fair`: in order of arrival. `reentrant`: its owner, the task or `owner`, may
+        enter again. No I/O. Raises ConfigError."""
+        check_flag("fair", fair)
+        check_flag("reentrant", reentrant)
+        kind, settings = FAIR if fair else MUTEX, self._lock_settings(name, options)
+        if reentrant:
+            return ReentrantLock(name, kind, settings, self._session, check_owner(owner))
+        if owner is not None:
+            raise ConfigError("an owner is of a reentrant lock: say reentrant=True")
+        return Lock(name, kind, settings, self._session)
+
+    def _lock_settings(self, name: str, options: LockOptions) -> LockSettings:
         settings = lock_settings(check_name(name), options, self._settings)
         if self._stores and options:
             node_timeout(self._settings, settings, len(self._stores))
-        return Lock(name, FAIR if fair else MUTEX, settings, self._session)
+        return settings
 
     async def health(self) -> Health:
         """How each node does. Never raises."""

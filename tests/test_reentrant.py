@@ -1,0 +1,152 @@
+"""What a reentrant mutex promises, on every deployment and both loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from asynclock import ConfigError, LockLost, LockNotHeld, Redlock, SelfDeadlock
+
+
+async def test_e8_entering_again_keeps_the_fence(redlock: Redlock, name: str) -> None:
+    """Through any Lock of the name, at any depth: the same hold, the same token, no round trip."""
+    async with redlock(name, reentrant=True) as outer:
+        async with redlock(name, reentrant=True) as inner:
+            again = await redlock(name, reentrant=True).acquire(timeout=0)
+            assert again is not None
+            assert outer.fence == inner.fence == again.fence
+            await again.release()
+            assert inner.held
+        assert outer.held
+        assert not inner.held
+    assert not await redlock(name).locked()
+
+
+async def test_e8_free_only_when_all_is_given_back(make: Callable[..., Redlock], name: str) -> None:
+    """As many releases as acquires; another client gets it then, with a greater token."""
+    lock, other = make()(name, reentrant=True), make()(name)
+    first = await lock.acquire(timeout=None)
+    await lock.acquire()
+    await lock.release()
+    assert await other.acquire(timeout=0) is None
+    assert first.held
+    await lock.release()
+    with pytest.raises(LockNotHeld):
+        await lock.release()
+    async with other as lease:
+        assert lease.fence > first.fence
+
+
+async def test_e7_a_child_task_is_not_the_owner(redlock: Redlock, name: str) -> None:
+    """It waits like everybody, and is let in once the parent has left."""
+    order: list[str] = []
+
+    async def child() -> None:
+        async with redlock(name, reentrant=True):
+            order.append("child")
+
+    async with redlock(name, reentrant=True):
+        assert await asyncio.create_task(redlock(name, reentrant=True).acquire(timeout=0)) is None
+        waiting = asyncio.create_task(child())
+        async with redlock(name, reentrant=True):
+            order.append("parent")
+    await waiting
+    assert order == ["parent", "child"]
+
+
+async def test_e7_a_named_owner_may_be_many_tasks(redlock: Redlock, name: str) -> None:
+    """Tasks that name one owner are in together, and have one token; another owner is not."""
+    inside = asyncio.Barrier(3)
+
+    async def worker() -> int:
+        async with redlock(name, reentrant=True, owner="us") as lease:
+            await inside.wait()
+            assert await redlock(name, reentrant=True, owner="them").acquire(timeout=0) is None
+            await inside.wait()
+            return lease.fence
+
+    assert len(set(await asyncio.gather(worker(), worker(), worker()))) == 1
+    assert not await redlock(name).locked()
+
+
+async def test_a_plain_lock_of_the_name_excludes_its_owner(redlock: Redlock, name: str) -> None:
+    """Who holds it, and waits through a lock that is not reentrant, would wait for itself; and the other way round."""
+    async with redlock(name, reentrant=True):
+        with pytest.raises(SelfDeadlock):
+            await redlock(name).acquire()
+    async with redlock(name):
+        with pytest.raises(SelfDeadlock):
+            await redlock(name, reentrant=True).acquire()
+
+
+async def test_a_loss_ends_every_block_of_the_owner(redlock: Redlock, name: str) -> None:
+    """Two tasks of one owner are both cancelled, nested blocks once each; no cancel is left over."""
+    inside = asyncio.Event()
+    over = 0
+
+    async def worker(enter: int) -> None:
+        nonlocal over
+        with pytest.raises(LockLost) as caught:
+            async with redlock(name, reentrant=True, owner="us", max_hold=0.3):
+                for _ in range(enter):
+                    await redlock(name, reentrant=True, owner="us").acquire()
+                inside.set()
+                await asyncio.Event().wait()
+        assert caught.value.reason == "max_hold"
+        task = asyncio.current_task()
+        assert task is not None
+        assert not task.cancelling()
+        over += 1
+
+    async def nested() -> None:
+        nonlocal over
+        await inside.wait()
+        with pytest.raises(LockLost):
+            async with redlock(name, reentrant=True, owner="us"):
+                async with redlock(name, reentrant=True, owner="us"):
+                    await asyncio.Event().wait()
+        over += 1
+
+    await asyncio.gather(worker(0), nested())
+    assert over == 2
+    async with redlock(name, timeout=5):
+        pass
+
+
+async def test_cancelled_while_an_owner_enters(redlock: Redlock, name: str) -> None:
+    """Whoever of an owner's tasks is cancelled, the others get in."""
+    async with redlock(name):
+        tasks = [asyncio.create_task(redlock(name, reentrant=True, owner="us").acquire(timeout=None)) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        await asyncio.wait({tasks[0]})
+    leases = await asyncio.gather(*tasks[1:])
+    assert leases[0].fence == leases[1].fence
+    for lease in leases:
+        await lease.release()
+    assert not await redlock(name).locked()
+
+
+async def test_an_entry_counts_against_its_timeout(redlock: Redlock, name: str) -> None:
+    """Also while another task of the owner is asking."""
+    async with redlock(name):
+        lock = redlock(name, reentrant=True, owner="us")
+        waiting = asyncio.create_task(lock.acquire())
+        await asyncio.sleep(0)
+        assert await asyncio.create_task(lock.acquire(timeout=0.05)) is None
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+def test_bad_owners_are_refused() -> None:
+    """With a hint."""
+    client = Redlock("redis://nowhere")
+    with pytest.raises(ConfigError, match="reentrant=True"):
+        client("a", owner="us")
+    with pytest.raises(ConfigError, match="hashable"):
+        client("a", reentrant=True, owner=[])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="reentrant is True or False"):
+        client("a", reentrant="yes")  # type: ignore[arg-type]
