@@ -8,6 +8,7 @@ async with redlock("order:42") as lease:
     await charge(fence=lease.fence)
 """
 
+from asynclock._decorators import Skipped
 from asynclock._errors import (
     ConfigError,
     LockError,
@@ -40,6 +41,7 @@ __all__ = [
     "QuorumUnavailable",
     "Redlock",
     "SelfDeadlock",
+    "Skipped",
     "Store",
     "Unsupported",
     "redlock",

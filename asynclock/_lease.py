@@ -62,8 +62,8 @@ class Lease:
     """One tenure of a lock. Never made by hand; belongs to its event loop."""
 
     __slots__ = (
-        "__weakref__", "_block", "_fence", "_hold", "_hold_until", "_lock", "_own", "_owner", "_reason", "_session",
-        "_settings", "_since", "_slot", "_taker", "_task", "_tenure", "_waiters",
+        "__weakref__", "_block", "_fence", "_hold", "_hold_until", "_lock", "_own", "_owner", "_reason", "_rest",
+        "_session", "_settings", "_since", "_slot", "_taker", "_task", "_tenure", "_waiters",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +85,7 @@ class Lease:
         self._since = since
         self._hold_until = math.inf if settings.max_hold is None else since + settings.max_hold
         self._reason: Reason = "expired"
+        self._rest = 0.0  # seconds that the name shall stay taken after its release
         self._tenure = Tenure.HELD
         self._block: Block | None = None  # the body that it guards
         self._waiters: list[asyncio.Future[None]] = []
@@ -346,7 +347,7 @@ class Lease:
         session = self._session
         line = session.lines.get(self.name)
         heir = line.first() if line is not None and line.asker is None and not session.closed else None
-        if line is None or heir is None or not self.held or not same_terms(self._settings, heir.settings):
+        if line is None or heir is None or self._rest or not self.held or not same_terms(self._settings, heir.settings):
             return False
         hold = self._hold
         left = hold.token - self._fence
@@ -369,9 +370,9 @@ class Lease:
             lock._forget(self)
 
     def _release(self) -> Ballot:
-        rest = 0.0
+        rest = self._rest
         if self._settings.min_hold:
-            rest = max(0.0, self._since + self._settings.min_hold - self._session.clock.now())
+            rest = max(rest, self._since + self._settings.min_hold - self._session.clock.now())
         return self._hold.release(rest)
 
     def _renewed(self, ballot: Ballot) -> None:

@@ -91,6 +91,10 @@ class Lock:
 
     async def locked(self) -> bool:
         """Whether anybody holds it, on a majority of the nodes. Raises QuorumUnavailable."""
+        return await self._holder() is not None
+
+    async def _holder(self) -> str | None:
+        """The id of who holds it on a majority of the nodes."""
         session = self._session_of(None)
         if not session.ready:
             await session.open(self._settings, _connect_limit(None, session))
@@ -98,8 +102,8 @@ class Lock:
         ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
         if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
             raise session.quorum.unavailable(ballot, self._name)
-        holders = [holder for pttl, holder in ballot.denials() if pttl != -2]
-        return any(holders.count(holder) > len(session.quorum.nodes) // 2 for holder in holders)
+        found = ballot.holder()
+        return None if found is None else found[0].decode(errors="replace")
 
     async def __aenter__(self) -> Lease:
         """Wait and guard the body. Raises LockTimeout where `acquire` answers None, and what acquire raises."""

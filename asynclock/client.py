@@ -6,9 +6,10 @@ import asyncio
 import os
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
+from asynclock import _decorators
 from asynclock._errors import ConfigError
 from asynclock._info import Health, NodeHealth
 from asynclock._lock import Lock
@@ -23,6 +24,7 @@ from asynclock._options import (
     client_settings,
     lock_settings,
     node_timeout,
+    seconds,
 )
 from asynclock._session import Session
 from asynclock.locks.mutex import FAIR, MUTEX
@@ -30,12 +32,18 @@ from asynclock.locks.reentrant import ReentrantLock
 from asynclock.stores import store_for
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Awaitable, Callable, Coroutine, Hashable
     from types import TracebackType
 
     from redis.asyncio import Redis
 
+    from asynclock._decorators import Skipped
+    from asynclock._lease import Lease
+    from asynclock._options import Seconds
     from asynclock._ports import Store
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 URLS = "ASYNCLOCK_URLS"
 """Where a client without nodes looks: urls, comma-separated."""
@@ -100,6 +108,31 @@ class Redlock:
         if self._stores and options:
             node_timeout(self._settings, settings, len(self._stores))
         return settings
+
+    async def lead(self, name: str, main: Callable[[Lease], Awaitable[_R]], /, **options: Unpack[LockOptions]) -> _R:
+        """Run `main(lease)` while elected among all who call this with that name: cancelled on a loss of that lease,
+        and run again once elected again. Its result or exception ends it. Raises LockTimeout, ConfigError; an outage
+        is ridden out, unless there is a timeout."""
+        if not callable(main):
+            raise ConfigError(f"main is a coroutine function that takes the lease, not {type(main).__name__}")
+        return await _decorators.lead(self(name, **options), main)
+
+    def synchronized(
+        self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
+    ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R]]]:
+        """Decorate a coroutine function: each call runs under a lock named after its arguments ("order:{order_id}", or
+        what a function of the same arguments answers). Raises ConfigError, TypeError where it decorates; a call
+        raises what `async with` does, and TypeError for a value that names nothing."""
+        self._lock_settings("synchronized", options)  # a bad option is told here
+        return _decorators.synchronized(name, lambda named: self(named, **options))
+
+    def once(
+        self, name: str | Callable[..., str], /, *, within: Seconds
+    ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R | Skipped]]]:
+        """Decorate a coroutine function: over the whole fleet it completes at most once in `within` seconds for the
+        same name. Other calls answer Skipped.RUNNING or Skipped.DONE; a run that raised or died may be run again."""
+        length, patience = seconds("within", within), self._settings.patience
+        return _decorators.once(name, self, length, patience)
 
     async def health(self) -> Health:
         """How each node does. Never raises."""

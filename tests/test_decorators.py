@@ -1,0 +1,334 @@
+"""What synchronized, once and lead promise, on every deployment and both loops."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import AsyncIterator, Callable
+from datetime import date
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from asynclock import ConfigError, Lease, LockLost, LockTimeout, Redlock, Skipped
+from asynclock._template import namer
+
+
+class Colour(enum.Enum):
+    """Of which a name may be made."""
+
+    RED = "#f00"
+
+
+class Shop:
+    """With a method to guard."""
+
+    def __init__(self, client: Redlock, prefix: str) -> None:
+        self.id = 7
+        self.inside = 0
+
+        @client.synchronized(f"{prefix}:{{shop.id}}:{{order_id}}")
+        async def charge(shop: Shop, order_id: int, *, fee: int = 1) -> int:
+            shop.inside += 1
+            assert shop.inside == 1
+            await asyncio.sleep(0)
+            shop.inside -= 1
+            return order_id + fee
+
+        self.charge = charge
+
+
+# -- synchronized ----------------------------------------------------------------------------------------------------
+
+
+async def test_one_call_at_a_time(redlock: Redlock, name: str) -> None:
+    """Of the same name; with its result, its defaults and its keywords."""
+    shop = Shop(redlock, name)
+    assert await asyncio.gather(*(shop.charge(shop, 1) for _ in range(10))) == [2] * 10
+    assert await shop.charge(shop, order_id=1, fee=2) == 3
+    assert shop.charge.__name__ == "charge"
+    assert not await redlock(f"{name}:7:1").locked()
+
+
+async def test_calls_of_other_names_run_side_by_side(redlock: Redlock, name: str) -> None:
+    """Only the same arguments exclude each other."""
+    both = asyncio.Barrier(2)
+
+    @redlock.synchronized(name + ":{n}")
+    async def meet(n: int) -> None:
+        await both.wait()
+
+    await asyncio.gather(meet(1), meet(2))
+
+
+async def test_a_call_waits_no_longer_than_it_is_told(redlock: Redlock, name: str) -> None:
+    """LockTimeout, as from `async with`; and a function may make the name."""
+
+    @redlock.synchronized(lambda n: f"{name}:{n}", timeout=0)
+    async def work(n: int) -> None:
+        async with asyncio.timeout(5):
+            with pytest.raises(LockTimeout):
+                await asyncio.create_task(work(n))
+
+    await work(1)
+
+
+NAMES: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
+    ("order:{a}", (42,), {}, "order:42"),
+    ("order:{a}", (), {"a": "x"}, "order:x"),
+    ("order:{b}", (1,), {}, "order:2"),
+    ("{rest[0]}-{a}", (1, 2, 9), {}, "9-1"),
+    ("{more[k]}", (1,), {"k": 5}, "5"),
+    ("{a}:{b}", ("x:y", "z"), {}, "x%3Ay:z"),
+    ("{a}:{b}", ("x", "y:z"), {}, "x:y%3Az"),
+    ("{a}--{b}", ("x-", "y"), {}, "x%2D--y"),
+    ("{a}", ("100%",), {}, "100%25"),
+    ("{a}", ("größe",), {}, "größe"),
+    ("{a}é{b}", ("é", "x"), {}, "%C3%A9éx"),
+    ("{{{a}}}", (1,), {}, "{1}"),
+    ("{a}", (UUID(int=1),), {}, "00000000-0000-0000-0000-000000000001"),
+    ("day {a}", (date(2026, 1, 2),), {}, "day 2026-01-02"),
+    ("{a}", (Colour.RED,), {}, "RED"),
+    ("{a.year}", (date(2026, 1, 2),), {}, "2026"),
+]
+
+
+@pytest.mark.parametrize(("template", "args", "kwargs", "wanted"), NAMES)
+def test_names_are_made_of_arguments(template: str, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> None:
+    """Defaults count; separators inside values are escaped, so that two calls never share a name by accident."""
+
+    async def function(a: object, b: object = 2, *rest: object, **more: object) -> None: ...
+
+    assert namer(template, function)(*args, **kwargs) == wanted
+
+
+@pytest.mark.parametrize("value", [1.5, None, object(), b"x", ["x"], {}])
+def test_values_that_name_nothing_are_refused(value: object) -> None:
+    """No object's address, and no float's rounding, gets into a name."""
+
+    async def function(a: object) -> None: ...
+
+    with pytest.raises(TypeError, match="does not name a lock"):
+        namer("x:{a}", function)(value)
+
+
+@pytest.mark.parametrize(
+    ("template", "match"),
+    [
+        ("order:{id}", "'id'"),
+        ("order:{}", "''"),
+        ("order:{a!r}", "without"),
+        ("order:{a:>3}", "without"),
+        ("order:{a}{b}", "between"),
+        ("order:{a", "no template"),
+        (17, "template"),
+    ],
+)
+def test_a_template_that_does_not_fit_is_refused_when_it_decorates(template: Any, match: str) -> None:
+    """Not at the first call, at night."""
+    client = Redlock("redis://nowhere")
+
+    async def function(a: int, b: int) -> None: ...
+
+    with pytest.raises(ConfigError, match=match):
+        client.synchronized(template)(function)
+    with pytest.raises(ConfigError, match=match):
+        client.once(template, within=60)(function)
+
+
+def test_only_coroutine_functions_can_be_guarded() -> None:
+    """A generator's body would run when nobody holds anything."""
+    client = Redlock("redis://nowhere")
+
+    def plain() -> None: ...
+
+    async def stream() -> AsyncIterator[int]:
+        yield 1
+
+    async def fine() -> None: ...
+
+    bad: list[Any] = [plain, stream, classmethod(fine), staticmethod(fine), 17]  # type: ignore[arg-type]
+    for function in bad:
+        for decorate in (client.synchronized("x"), client.once("x", within=1)):
+            with pytest.raises(TypeError):
+                decorate(function)
+    with pytest.raises(ConfigError, match="lease"):
+        client.synchronized("x", lease=-1)
+    with pytest.raises(ConfigError, match="within"):
+        client.once("x", within=0)
+
+
+# -- once ------------------------------------------------------------------------------------------------------------
+
+
+async def test_it_completes_once(make: Callable[..., Redlock], name: str) -> None:
+    """Over all clients: ten calls at once are one run, and later calls are told that it is done."""
+    runs = 0
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    def mail_of(client: Redlock) -> Callable[[int], Any]:
+        @client.once(name + ":{n}", within=60)
+        async def mail(n: int) -> str:
+            nonlocal runs
+            runs += 1
+            started.set()
+            await go_on.wait()
+            return f"sent {n}"
+
+        return mail
+
+    clients = [mail_of(make()) for _ in range(3)]
+    first = asyncio.create_task(clients[0](1))
+    await started.wait()
+    assert await asyncio.gather(*(mail(1) for mail in clients)) == [Skipped.RUNNING] * 3
+    go_on.set()
+    assert await first == "sent 1"
+    assert await asyncio.gather(*(mail(1) for mail in clients)) == [Skipped.DONE] * 3
+    assert runs == 1
+    assert await clients[1](2) == "sent 2"
+
+
+async def test_a_run_that_raised_may_be_run_again(redlock: Redlock, name: str) -> None:
+    """It did not complete."""
+    fail = True
+
+    @redlock.once(name, within=60)
+    async def work() -> int:
+        if fail:
+            raise ValueError("no")
+        return 1
+
+    with pytest.raises(ValueError, match="no"):
+        await work()
+    fail = False
+    assert await work() == 1
+    assert await work() is Skipped.DONE
+
+
+async def test_a_run_that_was_cancelled_may_be_run_again(redlock: Redlock, name: str) -> None:
+    """The same goes for one that is cancelled."""
+    started = asyncio.Event()
+    stay = True
+
+    @redlock.once(name, within=60)
+    async def work() -> int:
+        started.set()
+        if stay:
+            await asyncio.Event().wait()
+        return 1
+
+    task = asyncio.create_task(work())
+    await started.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    stay = False
+    assert await work() == 1
+
+
+async def test_it_may_run_again_after_its_time(redlock: Redlock, name: str) -> None:
+    """`within` is counted from the end of the run."""
+
+    @redlock.once(name, within=0.05)
+    async def work() -> int:
+        return 1
+
+    assert await work() == 1
+    async with asyncio.timeout(20):
+        while await work() is Skipped.DONE:
+            await asyncio.sleep(0.01)
+
+
+async def test_many_calls_at_once_are_one_run(make: Callable[..., Redlock], name: str) -> None:
+    """Also where their votes are split: somebody runs, and nobody is told of a run that there is not."""
+    for attempt in range(5):
+        outcomes: list[object] = []
+
+        async def call(client: Redlock, attempt: int = attempt, outcomes: list[object] = outcomes) -> None:
+            @client.once(f"{name}:{attempt}", within=60)
+            async def work() -> int:
+                await asyncio.sleep(0)
+                return 1
+
+            outcomes.append(await work())
+
+        clients = [make() for _ in range(4)]
+        await asyncio.gather(*(client.health() for client in clients))
+        await asyncio.gather(*(call(client) for client in clients))
+        assert outcomes.count(1) == 1
+
+
+# -- lead ------------------------------------------------------------------------------------------------------------
+
+
+async def test_one_leads_and_its_result_ends_it(make: Callable[..., Redlock], name: str) -> None:
+    """While it leads nobody else does; each leader's result is its caller's."""
+    leading = 0
+
+    async def main(lease: Lease) -> int:
+        nonlocal leading
+        leading += 1
+        assert leading == 1
+        assert lease.held
+        await asyncio.sleep(0)
+        leading -= 1
+        return lease.fence
+
+    fences = await asyncio.gather(*(make().lead(name, main) for _ in range(3)))
+    assert len(set(fences)) == 3
+
+
+async def test_a_leader_that_lost_its_lease_campaigns_again(make: Callable[..., Redlock], name: str) -> None:
+    """It is cancelled, and runs again with a greater token."""
+    fences: list[int] = []
+
+    async def main(lease: Lease) -> str:
+        fences.append(lease.fence)
+        if len(fences) == 1:
+            await asyncio.Event().wait()
+        return "done"
+
+    assert await make().lead(name, main, max_hold=0.3) == "done"
+    assert len(fences) == 2
+    assert fences[0] < fences[1]
+
+
+async def test_what_main_raises_ends_it(redlock: Redlock, name: str) -> None:
+    """Also a LockLost of another lease than its own."""
+
+    async def main(lease: Lease) -> None:
+        raise LockLost("another", "expired")
+
+    with pytest.raises(LockLost) as caught:
+        await redlock.lead(name, main)
+    assert caught.value.name == "another"
+    assert not await redlock(name).locked()
+
+
+async def test_a_campaign_may_have_an_end(make: Callable[..., Redlock], name: str) -> None:
+    """With a timeout somebody else's reign is not waited for."""
+
+    async def main(lease: Lease) -> None:
+        raise AssertionError("led")
+
+    async with make()(name):
+        with pytest.raises(LockTimeout):
+            await make().lead(name, main, timeout=0.05)
+    with pytest.raises(ConfigError, match="main"):
+        await make().lead(name, 17)  # type: ignore[arg-type]
+
+
+async def test_a_cancelled_leader_leaves(redlock: Redlock, name: str) -> None:
+    """From outside: it does not campaign again."""
+    led = asyncio.Event()
+
+    async def main(lease: Lease) -> None:
+        led.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(redlock.lead(name, main))
+    await led.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert not await redlock(name).locked()
