@@ -19,7 +19,7 @@ from asynclock._errors import (
     SelfDeadlock,
     Unsupported,
 )
-from asynclock._info import Health, NodeHealth
+from asynclock._info import Health, Holder, LockInfo, NodeHealth, Waiter
 from asynclock._lease import Lease
 from asynclock._lock import Lock
 from asynclock._options import ClientOptions, LockOptions
@@ -30,9 +30,11 @@ __all__ = [
     "ClientOptions",
     "ConfigError",
     "Health",
+    "Holder",
     "Lease",
     "Lock",
     "LockError",
+    "LockInfo",
     "LockLost",
     "LockNotHeld",
     "LockOptions",
@@ -44,5 +46,6 @@ __all__ = [
     "Skipped",
     "Store",
     "Unsupported",
+    "Waiter",
     "redlock",
 ]

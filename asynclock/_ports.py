@@ -36,6 +36,15 @@ class Facts(NamedTuple):
     young: bool  # it started so lately that it may have forgotten holds
 
 
+class View(NamedTuple):
+    """What one node knows of one name, as an operator wants it."""
+
+    type: str  # how the holds are kept: "string", "zset" or "none"; another program's may be anything
+    holds: tuple[tuple[str, float | None], ...]  # (id, seconds left; None: for ever)
+    fence: int
+    waiters: tuple[tuple[int, str], ...]  # (order key, id), the first in the queue first
+
+
 class SameServer(ConfigError):
     """This node is a server that another node is already: its one vote would count as two."""
 
@@ -77,6 +86,13 @@ class Node(Protocol):
 
     async def ping(self) -> float:
         """Seconds for one round trip; raises what is wrong."""
+
+    async def view(self, name: str) -> View:
+        """What it knows of a name; raises what is wrong."""
+
+    async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
+        """Some of the names that are held and begin so, and the cursor for more; "0" begins and ends. Raises what is
+        wrong."""
 
     async def aclose(self) -> None:
         """Send what is queued, then hang up."""

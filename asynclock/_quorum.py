@@ -26,7 +26,7 @@ from asynclock._op import ALONE, Op, Queueing, Serve, Verb
 from asynclock._ports import SameServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from asynclock._clock import Clock
     from asynclock._ports import Node
@@ -326,6 +326,11 @@ class Quorum:
     def unavailable(self, ballot: Ballot, name: str) -> ConfigError | QuorumUnavailable:
         """Why a ballot was UNREACHABLE."""
         return self._outage({self.nodes[i].label: error for i, error in ballot.errors()}, name)
+
+    def unheard(self, errors: Mapping[int, BaseException], name: str) -> ConfigError | QuorumUnavailable:
+        """The same of a question that is no ballot."""
+        told = {self.nodes[i].label: e if isinstance(e, Exception) else Exception(repr(e)) for i, e in errors.items()}
+        return self._outage(told, name)
 
     def outage(self) -> ConfigError | QuorumUnavailable | None:
         """Why no ballot could be won now, if so."""

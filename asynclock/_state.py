@@ -15,6 +15,7 @@ ID_LENGTH = 32
 
 TAG_LENGTH = 12
 
+_MADE = re.compile(r"[0-9a-fA-F]{32}[|!]")
 _OURS = re.compile(r"[0-9a-fA-F]{32}\|")
 
 
@@ -120,6 +121,11 @@ class Reply:
 def is_ours(id: str) -> bool:
     """Whether a holder is of our own kind and can be heard of: it serves the queue when it releases."""
     return _OURS.match(id) is not None
+
+
+def is_ours_or_mute(id: str) -> bool:
+    """Whether a client of ours made the id: one that hears, or one that could not."""
+    return _MADE.match(id) is not None
 
 
 def _alive(entries: Sequence[Entry], now: float) -> tuple[Entry, ...]:

@@ -9,9 +9,9 @@ import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
-from asynclock import _decorators
+from asynclock import _admin, _decorators
 from asynclock._errors import ConfigError
-from asynclock._info import Health, NodeHealth
+from asynclock._info import Health, Holder, LockInfo, NodeHealth
 from asynclock._lock import Lock
 from asynclock._options import (
     ClientOptions,
@@ -32,7 +32,7 @@ from asynclock.locks.reentrant import ReentrantLock
 from asynclock.stores import store_for
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Hashable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
     from types import TracebackType
 
     from redis.asyncio import Redis
@@ -137,9 +137,7 @@ class Redlock:
     async def health(self) -> Health:
         """How each node does. Never raises."""
         try:
-            session = self._session()
-            if not session.ready:
-                await session.open(self._settings.lock, self._settings.patience)
+            session = await self._opened()
         except ConfigError as error:
             labels = [store.label for store in self._stores]
             return Health(False, tuple(NodeHealth(label, False, None, str(error)) for label in labels))
@@ -152,6 +150,24 @@ class Redlock:
             for node, ping in zip(nodes, pings, strict=True)
         )
         return Health(sum(node.ok for node in health) > len(nodes) // 2, health)
+
+    async def inspect(self, name: str, /) -> LockInfo:
+        """Who holds `name` and who waits for it, as a majority of the nodes sees it. Raises QuorumUnavailable."""
+        session = await self._opened()
+        return await _admin.inspect(session, check_name(name))
+
+    async def holders(self, prefix: str = "", /) -> AsyncIterator[Holder]:
+        """All that is held of the names that begin with `prefix`, found by SCAN: on a database that others share, give
+        one, or their keys are shown as well. Raises QuorumUnavailable."""
+        session = await self._opened()
+        async for holder in _admin.holders(session, prefix):
+            yield holder
+
+    async def _opened(self) -> Session:
+        session = self._session()
+        if not session.ready:
+            await session.open(self._settings.lock, self._settings.patience)
+        return session
 
     async def release_all(self) -> None:
         """Give back all that this client holds in this loop."""

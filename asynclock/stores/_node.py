@@ -24,7 +24,7 @@ import logging
 import math
 import random
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError
 from asynclock._op import Op, Verb
@@ -33,12 +33,13 @@ from asynclock.stores._faults import Fault, ServerError, config_error, connect_e
 from asynclock.stores._keys import channel, mark
 from asynclock.stores._link import Debt, Link, Once, is_overdue
 from asynclock.stores._probation import Dialer, Probation
+from asynclock.stores._views import names, view
 from asynclock.stores._wire import NATIVE_RELEASES, PLAIN_NO, PLAIN_YES, encode, encode_native, encode_whole, pack
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
-    from asynclock._ports import Facts, NodeConfig, Sink
+    from asynclock._ports import Facts, NodeConfig, Sink, View
 
 log = logging.getLogger("asynclock")
 
@@ -61,17 +62,10 @@ class NodeState(Enum):
     CLOSED = "closed"
 
 
-class Store(Dialer, Protocol):
-    """The store whose node this is: it makes connections to one server, from the user's settings."""
-
-    async def dial(self) -> AbstractConnection:
-        """A new connection, not yet connected."""
-
-
 class RedisNode:
     """See the module's rules."""
 
-    def __init__(self, store: Store, config: NodeConfig) -> None:
+    def __init__(self, store: Dialer, config: NodeConfig) -> None:
         self.label = store.label
         self.index = config.position
         self.state = NodeState.NEW
@@ -346,10 +340,10 @@ class RedisNode:
             self.trust()
             return False
         left = self._probation.left
-        error = ConnectionError(f"{self.label} restarted a short while ago and casts no vote for another {left:.0f} s")
         if op.verb is Verb.EXTEND and self._link is not None:  # it may have kept the key, and shall go on to
             self._link.send(op.wire or encode(op, self._config.prefix), Debt(op, sink.sent, sink.deadline))
-        sink.fail(self.index, error, maybe=False)
+        why = f"{self.label} restarted a short while ago and casts no vote for another {left:.0f} s"
+        sink.fail(self.index, ConnectionError(why), maybe=False)
         return True
 
     def trust(self) -> None:
@@ -363,15 +357,26 @@ class RedisNode:
             self._probation.learn_mark(await self._ask(self._link, "GET", mark(self._config.prefix)).answer_of())
             self._on_probation = bool(self._probation.left)
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- what operators ask --------------------------------------------------------------------------------------
 
-    async def ping(self) -> float:
+    async def _run(self, *command: str) -> Any:
         if self._link is None:
             self._reconnect()
             raise self.error or ConnectionError(f"{self.label} is not connected")
+        return await self._ask(self._link, *command).answer_of()
+
+    async def ping(self) -> float:
         began = self.clock.now()
-        await self._ask(self._link, "PING").answer_of()
+        await self._run("PING")
         return self.clock.now() - began
+
+    async def view(self, name: str) -> View:
+        return await view(self._run, self._config.prefix, name)
+
+    async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
+        return await names(self._run, self._config.prefix, begin, cursor)
+
+    # -- the end -------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
         self.state = NodeState.CLOSED

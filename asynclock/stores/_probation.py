@@ -15,15 +15,20 @@ from asynclock._ports import Facts, SameServer
 from asynclock.stores._faults import Fault, ServerError, config_error, fault_of
 
 if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
     from asynclock._ports import NodeConfig
 
 
 class Dialer(Protocol):
-    """The store, which all loops share."""
+    """The store whose node it is, which all loops share: it makes connections to one server."""
 
     label: str
     run_id: str  # of the server last met there
     replaced: tuple[str, float]  # the server that was met in place of another, and when, on the clock
+
+    async def dial(self) -> AbstractConnection:
+        """A new connection from the user's settings, not yet connected."""
 
 
 class Probation:

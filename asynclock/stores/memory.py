@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM, Clock
 from asynclock._op import Op, decide
+from asynclock._ports import View
 from asynclock._state import Reply, State
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ class MemoryStore:
     def state(self, key: str) -> State:
         """What is known of a key (prefix + name) now."""
         return self._states.get(key, State()).at(self.now())
+
+    def held(self, prefix: str, begin: str) -> list[str]:
+        """The names that are held and begin so."""
+        with self._guard:
+            keys = [key for key in self._states if key.startswith(prefix + begin)]
+            return [key[len(prefix) :] for key in keys if self.state(key).holds]
 
     def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
         """`answer` is called inside: so no notice overtakes it."""
@@ -100,6 +107,19 @@ class MemoryNode:
 
     async def ping(self) -> float:
         return 0.0
+
+    async def view(self, name: str) -> View:
+        state, now = self._store.state(self._prefix + name), self._store.now()
+        return View(
+            "string" if state.holds else "none",
+            tuple((each.id, None if each.ends is None else each.ends - now) for each in state.holds),
+            state.fence,
+            tuple((each.order, each.id) for each in state.queue),
+        )
+
+    async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
+        del cursor
+        return "0", self._store.held(self._prefix, begin)
 
     async def aclose(self) -> None:
         self.listens = False

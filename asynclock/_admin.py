@@ -1,0 +1,128 @@
+"""What operators ask of a client: who holds a name, who waits for it, which names are held."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock._info import Holder, LockInfo, Waiter
+from asynclock._op import RESTING
+from asynclock._ports import View
+from asynclock._state import ID_LENGTH, is_ours_or_mute
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from asynclock._ports import Node
+    from asynclock._session import Session
+
+_KINDS = {"none": "", "string": "mutex"}
+
+
+class Tag(NamedTuple):
+    """What an id tells of its owner; nothing of its random part, which is a secret."""
+
+    host: str = ""
+    pid: int = 0
+    since: float = 0.0
+    metadata: str = ""
+
+
+def tag_of(id: str) -> Tag:
+    """Pure; an id of another program's tells nothing."""
+    if id == RESTING:
+        return Tag(metadata="(resting)")
+    seed, pid, host, metadata = [*id[ID_LENGTH + 1 :].split("|", 3), "", "", "", ""][:4]
+    if not is_ours_or_mute(id) or not seed.isdigit() or not pid.isdigit():
+        return Tag()
+    return Tag(host, int(pid), int(seed) / 1_000_000, metadata)
+
+
+async def inspect(session: Session, name: str) -> LockInfo:
+    """Ask every node. Raises QuorumUnavailable."""
+    nodes = session.quorum.nodes
+    views = await _views(session, name)
+    known = [view for view in views if isinstance(view, View)]
+    majority = len(nodes) // 2 + 1
+    if len(known) < majority:
+        raise session.quorum.unheard({i: v for i, v in enumerate(views) if not isinstance(v, View)}, name)
+    kinds = Counter(_KINDS.get(view.type, view.type) for view in known)
+    return LockInfo(
+        name,
+        kinds.most_common(1)[0][0],
+        max(view.fence for view in known),
+        merged_holders(name, known, majority),
+        merged_waiters(known),
+        {node.label: _told(view) for node, view in zip(nodes, views, strict=True)},
+    )
+
+
+async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
+    """Each hold of each name that begins so, once; a name that is taken or freed meanwhile may be missed."""
+    seen: set[str] = set()
+    for node in session.quorum.nodes:
+        cursor = "0"
+        while node.error is None:
+            try:
+                cursor, found = await node.names(begin, cursor)
+            except Exception:  # the others are asked; a majority must answer in `inspect`
+                break
+            for name in found:
+                if name not in seen:
+                    seen.add(name)
+                    for holder in (await inspect(session, name)).holders:
+                        yield holder
+            if cursor == "0":
+                break
+    if (outage := session.quorum.outage()) is not None:
+        raise outage
+
+
+def merged_holders(name: str, views: Sequence[View], majority: int) -> tuple[Holder, ...]:
+    """Who holds it on a majority, and until the majority-th latest end. Pure."""
+    ends: dict[str, list[float | None]] = {}
+    for view in views:
+        for whose, left in view.holds:
+            ends.setdefault(whose, []).append(left)
+    found: list[Holder] = []
+    for whose, lefts in ends.items():
+        if len(lefts) >= majority:
+            left = sorted((math.inf if left is None else left for left in lefts), reverse=True)[majority - 1]
+            until = None if left == math.inf else left
+            tag = tag_of(whose)
+            found.append(Holder(name, tag.host, tag.pid, tag.since, until, tag.metadata))
+    return tuple(sorted(found, key=lambda holder: holder.since))
+
+
+def merged_waiters(views: Sequence[View]) -> tuple[Waiter, ...]:
+    """Each ticket once, in the order in which it is served. Pure."""
+    tickets = sorted({ticket for view in views for ticket in view.waiters})
+    tags = [tag_of(whose) for _, whose in tickets]
+    return tuple(Waiter(tag.host, tag.pid, tag.since) for tag in tags)
+
+
+async def _views(session: Session, name: str) -> list[View | BaseException]:
+    async def ask(node: Node) -> View:
+        async with asyncio.timeout(1.0):
+            return await node.view(name)
+
+    return await asyncio.gather(*(ask(node) for node in session.quorum.nodes), return_exceptions=True)
+
+
+def _told(view: View | BaseException) -> str:
+    if isinstance(view, BaseException):
+        return str(view) or repr(view)
+    if not view.holds:
+        held = "free"
+    else:
+        whose = [_whose(*hold) for hold in view.holds]
+        held = "held by " + ", ".join(whose)
+    return f"{held}; {len(view.waiters)} wait; fence {view.fence}"
+
+
+def _whose(id: str, left: float | None) -> str:
+    tag = tag_of(id)
+    who = f"{tag.host}:{tag.pid}" if tag.host else tag.metadata or "another program"
+    return f"{who} for ever (no expiry)" if left is None else f"{who} for {left:.3g} s"

@@ -1,0 +1,21 @@
+-- inspect: what this server knows of one name, whatever kind it is of. Writes nothing.
+--
+-- KEYS  1 hold, 2 fence, 3 queue
+-- returns {type of hold, [holder, ms left or -1 for ever]..., F or '', [waiter, order key]...}, each list flat
+local holds, kind = {}, redis.call('TYPE', KEYS[1]).ok
+if kind == 'string' then
+  local holder = redis.call('GETRANGE', KEYS[1], 0, 1023)
+  if string.byte(holder) == 43 then holder = string.sub(holder, 2) end
+  holds = {holder, redis.call('PTTL', KEYS[1])}
+elseif kind == 'zset' then
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local found = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
+  for i = 1, #found, 2 do
+    if tonumber(found[i + 1]) > now then
+      holds[#holds + 1] = found[i]
+      holds[#holds + 1] = found[i + 1] - now
+    end
+  end
+end
+return {kind, holds, redis.call('GET', KEYS[2]) or '', redis.call('ZRANGE', KEYS[3], 0, -1, 'WITHSCORES')}
