@@ -8,13 +8,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._info import Holder, LockInfo, Waiter
-from asynclock._op import RESTING
+from asynclock._op import RESTING, Op, Queueing, Verb
 from asynclock._ports import View
+from asynclock._quorum import Outcome
 from asynclock._state import ID_LENGTH, is_ours_or_mute
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from asynclock._op import Kind
     from asynclock._ports import Node
     from asynclock._session import Session
 
@@ -101,6 +103,17 @@ def merged_waiters(views: Sequence[View]) -> tuple[Waiter, ...]:
     tickets = sorted({ticket for view in views for ticket in view.waiters})
     tags = [tag_of(whose) for _, whose in tickets]
     return tuple(Waiter(tag.host, tag.pid, tag.since) for tag in tags)
+
+
+async def break_lock(session: Session, name: str, kind: Kind) -> bool:
+    """Take the hold away on every node that can be reached; each tells the holder, and serves who waits. Raises
+    QuorumUnavailable."""
+    memory = session.settings.lock.lease + session.settings.fence_memory
+    op = Op(Verb.BREAK, kind, name, "", 0.0, memory=memory, queueing=Queueing(session.quorum.serve))
+    ballot = session.quorum.ask(op, session.within(session.settings.lock), everyone=True)
+    if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
+        raise session.quorum.unavailable(ballot, name)
+    return ballot.yes > 0
 
 
 async def _views(session: Session, name: str) -> list[View | BaseException]:

@@ -104,6 +104,11 @@ class Hold:
         """Let it end `length` seconds from now, or later. Whose it is then hears the outcome."""
         return self.session.quorum.ask(self._op(Verb.EXTEND, length), self._within, on_settled=self._extended)
 
+    def check(self) -> None:
+        """Ask whether it is ours still: a server says that it is not."""
+        if not self.over:
+            self.extend(0.0)
+
     def release(self, rest: float = 0.0) -> Ballot:
         """Give it back; the name stays taken for another `rest` seconds."""
         self.over = True
@@ -157,7 +162,7 @@ class Hold:
             self._forgotten_by(index)
         if self.op.plain:
             return
-        if op.verb is Verb.ACQUIRE and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self.token):
+        if op.verb in (Verb.ACQUIRE, Verb.ADOPT) and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self.token):
             self._tell(index, Verb.EXTEND)
         elif op.verb is Verb.EXTEND and vote[0] == 0 and vote[1] == -2 and ballot.outcome is Outcome.WON:
             self._tell(index, Verb.ACQUIRE)

@@ -24,6 +24,7 @@ from weakref import ref
 
 from asynclock._block import Block
 from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupported, brief
+from asynclock._handle import handle_of
 from asynclock._line import may_pass
 from asynclock._options import lock_settings, same_terms
 from asynclock._quorum import Outcome
@@ -47,9 +48,11 @@ class Tenure(Enum):
     UNKNOWN = "unknown"  # held, but the last renewal had no answer
     LOST = "lost"
     RELEASED = "released"
+    DETACHED = "detached"  # given away
 
 
 _OPEN = (Tenure.HELD, Tenure.UNKNOWN)
+_GIVEN = (Tenure.RELEASED, Tenure.DETACHED)
 
 
 class Recipe(Protocol):
@@ -180,9 +183,25 @@ class Lease:
         """Give it back; sent before anything is awaited. Raises LockLost, LockNotHeld; an outage is logged."""
         self._session.check()
         self._look_at_clock()
-        if self._tenure is Tenure.RELEASED:
+        if self._tenure in _GIVEN:
             raise self._ended()
         await self._give_back()
+
+    async def detach(self, *, lease: Seconds | None = None) -> str:
+        """End this tenure without freeing the name. The answer is a secret: who gives it to `adopt`, once, before the
+        hold ends, `lease` seconds from now (default: the lock's lease) or later, has it. The block ends in peace.
+
+        Raises LockLost, LockNotHeld, QuorumUnavailable (it is still ours), ConfigError.
+        """
+        if len(self._hold.tenures) > 1:
+            raise ConfigError(f"{brief(self.name)} was entered more than once: leave the inner blocks before detach()")
+        await self.extend(lease=lease)
+        self.ensure_held()
+        self._hold.over = True
+        self._end_as(Tenure.DETACHED)
+        self._forget()
+        self._session.next_in_line(self.name, self._hold.contended)
+        return handle_of(self._hold.op, self._hold.token)
 
     async def __aenter__(self) -> Self:
         """Guard the body: this task is cancelled if the lease is lost. Raises LockLost, LockNotHeld, ConfigError."""
@@ -211,7 +230,7 @@ class Lease:
         ours = block is not None and await block.leave(e)
         self._look_at_clock()
         try:
-            if self._tenure is Tenure.RELEASED:  # by hand, inside
+            if self._tenure in _GIVEN:  # by hand, inside
                 self._forget()
             else:
                 await self._give_back()
@@ -301,8 +320,9 @@ class Lease:
             self._lose("max_hold" if now >= self._hold_until else "expired")
 
     def _ended(self) -> LockLost | LockNotHeld:
-        if self._tenure is Tenure.RELEASED:
-            return LockNotHeld(f"{brief(self.name)} was given back already", name=self.name)
+        if self._tenure in _GIVEN:
+            how = "detached" if self._tenure is Tenure.DETACHED else "given back already"
+            return LockNotHeld(f"{brief(self.name)} was {how}", name=self.name)
         return LockLost(self.name, "max_hold" if self._session.clock.now() >= self._hold_until else self._reason)
 
     async def _give_back(self) -> None:

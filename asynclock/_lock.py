@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, overload
 
+from asynclock._adopt import adopt
 from asynclock._errors import LockNotHeld, LockTimeout, SelfDeadlock, brief
 from asynclock._op import Op, Verb
 from asynclock._options import seconds
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from asynclock._handle import Known
     from asynclock._lease import Lease
     from asynclock._op import Kind
     from asynclock._options import LockSettings, Seconds
@@ -74,6 +76,16 @@ class Lock:
         lease = await self._take(session, task, wait)
         if lease is not None:
             self._remember(lease)
+        return lease
+
+    async def _adopt(self, known: Known) -> Lease:
+        """A Lease for a hold that was detached elsewhere."""
+        task = asyncio.current_task()
+        session = self._session_of(task)
+        if not session.ready:
+            await session.open(self._settings, _connect_limit(None, session))
+        lease = await adopt(session, self, self._settings, task, known)
+        self._remember(lease)
         return lease
 
     async def _take(self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None) -> Lease | None:

@@ -11,7 +11,8 @@ The rules, as decide and each kind's .lua keep them:
 3. A new hold gets the fences up to F := max(F + 1, P) + span - 1, P being the client's clock clamped to the node's own
    +- CLOCK_SKEW: counters of all nodes agree without talking, and one that was lost starts above all it ever gave.
 4. Extend is for the owner alone and never brings a key back.
-5. Release takes away the hold and the ticket of its id and no other's.
+5. Release takes away the hold and the ticket of its id and no other's. Adopt gives the hold of a known id to another,
+   with new fences; break frees the name, tells the holder, and serves the queue.
 6. F is raised to the token that extend and release carry, whoever holds: a node that missed it catches up.
 7. Who is refused and will wait leaves a ticket: a lease that waits. The queue is in the order of the tickets' order
    keys, which are the same at every node and in every renewal.
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from typing import Any, Protocol, TypeAlias
 
-from asynclock._state import Entry, Notice, Reply, State, Ticket, Verdict, is_ours
+from asynclock._state import BROKEN, Entry, Notice, Reply, State, Ticket, Verdict, is_ours
 
 CLOCK_SKEW = 10.0
 """How far a client's clock may pull a fence or an order key from the node's own, in seconds (c in docs/safety.md)."""
@@ -55,6 +56,8 @@ class Verb(StrEnum):
     EXTEND = "extend"
     RELEASE = "release"  # serves release, the undo of an attempt, and a waiter's leaving
     WAIT = "wait"  # renew a ticket, and look
+    ADOPT = "adopt"  # take over the hold of another id, which was told us
+    BREAK = "break"  # take it from whoever has it
 
 
 class Serve(IntEnum):
@@ -72,7 +75,7 @@ class Queueing:
     serve: Serve = Serve.NOBODY
     fair: bool = False  # acquire: enter only as the first of the queue
     span: int = 1  # so many fences are wanted
-    waiter: str = ""  # whose ticket it is; "": the op's own id
+    waiter: str = ""  # whose ticket it is; "": the op's own id; adopt: whose hold
     number: int = 0  # which sending of the ticket this is, from 1; 0: leave none
     fresh: float = 0.0  # seconds for which the ticket may be served
     order: int = 0  # its order key, in us; 0: the node's own clock says
@@ -156,6 +159,10 @@ def decide(kind: Kind, state: State, op: Op, now: float, hears: Hears = lambda t
             return desk.extend()
         case Verb.RELEASE:
             return desk.release()
+        case Verb.ADOPT:
+            return desk.adopt()
+        case Verb.BREAK:
+            return desk.break_()
     return desk.wait()
 
 
@@ -237,6 +244,30 @@ class _Desk:
         if mine:
             return Reply(Verdict.YES, self.state, fence, notices=tuple(self.notices))
         return self._no(found)
+
+    def adopt(self) -> Reply:
+        op, state = self.op, self.state
+        if self._is_undone():
+            return Reply(Verdict.UNDONE, state)
+        known = next((each for each in state.holds if each.id in (op.id, op.queueing.waiter)), None)
+        if known is None:
+            return self._no(next(iter(state.holds), None))
+        if known.id != op.id or not state.fence:
+            self._next_fences(op.fence, op.memory, op.queueing.span)
+        self._put(holds=tuple(each._replace(id=op.id) if each is known else each for each in state.holds))
+        self._hold(op.id, self.now + op.lease)
+        return self._yes()
+
+    def break_(self) -> Reply:
+        if not self.state.holds:
+            return self._no(None)
+        for hold in self.state.holds:
+            if is_ours(hold.id):
+                self._tell(Notice(hold.id, 0, 0, BROKEN))
+        self._put(holds=(), marked=False)
+        fence = self.state.fence
+        self._serve()
+        return Reply(Verdict.YES, self.state, fence, notices=tuple(self.notices))
 
     def wait(self) -> Reply:
         if self._is_undone():

@@ -15,7 +15,7 @@ from asynclock._op import ALONE, Kind, Queueing
 from asynclock._options import QUORUM_TIMEOUT, LockSettings, node_timeout
 from asynclock._ports import NodeConfig
 from asynclock._quorum import Ballot, Outcome, Quorum
-from asynclock._state import ID_LENGTH, TAG_LENGTH
+from asynclock._state import BROKEN, ID_LENGTH, TAG_LENGTH
 from asynclock._watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Session:
         self.entering: dict[tuple[str, Hashable], asyncio.Future[None]] = {}  # first entries of owners, under way
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
         self.waits: set[Wait] = set()  # acquires under way
-        self.waiting: dict[str, Wait] = {}  # random part of an id -> whose ticket it is
+        self.waiting: dict[str, Wait | None] = {}  # random part of an id -> whose ticket it is
         self.forked = False
         self.closed = False
         self.ready = False
@@ -115,13 +115,18 @@ class Session:
         if wait is not None:
             wait.called(index, int(number), int(fence), int(left))
         elif number == "0" and (held := self.held.get(key[len(self.settings.prefix) :])) and (lease := held()):
-            lease._hold.waited_for(whose)
+            hold = lease._hold
+            if int(left) == BROKEN:
+                hold.check()
+            else:
+                hold.waited_for(whose)
 
     def listening(self, index: int) -> None:
         """A node listens again: what it had to tell meanwhile is lost, so all tickets are sent anew."""
         del index
         for wait in list(self.waiting.values()):
-            wait.renew_soon()
+            if wait is not None:
+                wait.renew_soon()
 
     def next_in_line(self, name: str, contended: bool = False) -> None:
         """Its lease here has ended: the next who stands in line asks; where it is `contended`, behind others."""

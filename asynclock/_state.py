@@ -73,11 +73,15 @@ class State:
         )
 
 
+BROKEN = -2
+"""Instead of ms left, in a notice to a holder: its hold was taken from it."""
+
+
 class Notice(NamedTuple):
     """What a client is told by push."""
 
     id: str  # whom it is for: a waiter's id, or a holder's
-    number: int  # of its ticket; 0: it is the holder, and somebody waits for it
+    number: int  # of its ticket; 0: it is the holder, and somebody waits for it, or it was broken
     fence: int = 0  # F, where the ticket became a hold; 0: it did not, come and try
     left: int = -1  # ms until the name will be free; -1: it is
 

@@ -73,7 +73,7 @@ class Tries:
         lock: Recipe,
         settings: LockSettings,
         task: asyncio.Task[Any] | None,
-        wait: Wait,
+        wait: Wait | None,
         timeout: float | None,
         give_up: float,
     ) -> None:
@@ -220,7 +220,7 @@ class Tries:
         self.ballot = None
         if op is not None and self.number and not self._ticket:  # alone: one id for all
             op.undone = True
-            self._release(op.id)
+            self.take_back(op.id)
         elif ballot is not None and ballot.op.verb is Verb.ACQUIRE:
             self._session.undo(ballot)
         self.withdraw()
@@ -233,7 +233,7 @@ class Tries:
             if self.op is not None:
                 self.op.undone = self.op.undone or self.op.verb is Verb.WAIT
             let_in = [] if won is None else won.let_in()
-            self._release(self._ticket, [i for i in range(len(self._quorum.nodes)) if i not in let_in])
+            self.take_back(self._ticket, [i for i in range(len(self._quorum.nodes)) if i not in let_in])
             self._ticket = ""
         elif self.op is not None and self.number:
             self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
@@ -247,7 +247,8 @@ class Tries:
         self._sends.clear()
         self._grant = None
 
-    def _release(self, id: str, where: Sequence[int] | None = None) -> None:
+    def take_back(self, id: str, where: Sequence[int] | None = None) -> None:
+        """No hold and no ticket of that id shall stay; what reached it is passed on."""
         if where == []:
             return
         settings, session = self._settings, self._session

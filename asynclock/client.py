@@ -11,6 +11,7 @@ from weakref import WeakSet
 
 from asynclock import _admin, _decorators
 from asynclock._errors import ConfigError
+from asynclock._handle import known_by
 from asynclock._info import Health, Holder, LockInfo, NodeHealth
 from asynclock._lock import Lock
 from asynclock._options import (
@@ -133,6 +134,19 @@ class Redlock:
         same name. Other calls answer Skipped.RUNNING or Skipped.DONE; a run that raised or died may be run again."""
         length, patience = seconds("within", within), self._settings.patience
         return _decorators.once(name, self, length, patience)
+
+    async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
+        """Take over what another process detached: a new Lease, with a greater token. Raises LockNotHeld (adopted
+        already, or its time is over), QuorumUnavailable, ConfigError."""
+        known = known_by(handle)
+        lock = Lock(known.name, MUTEX, self._lock_settings(known.name, options), self._session)
+        return await lock._adopt(known)  # noqa: SLF001 - no call of the user's
+
+    async def break_lock(self, name: str, /) -> bool:
+        """Free `name`, whoever holds it, and tell the holder at once: until he hears of it he works on unguarded.
+        Answers whether anybody held it. Raises QuorumUnavailable."""
+        session = await self._opened()
+        return await _admin.break_lock(session, check_name(name), MUTEX)
 
     async def health(self) -> Health:
         """How each node does. Never raises."""

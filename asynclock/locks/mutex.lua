@@ -5,7 +5,8 @@
 --       3 queue    sorted set: who waits, by order key
 --       4 tickets  hash: random part of a waiter's id -> number, fresh until, ends (Unix ms), span
 --       5 undone   string: the tombstone of this id; where it is, the id is never granted (again)
--- ARGV  1 verb     acquire, extend, release, or wait: renew a ticket, and look
+-- ARGV  1 verb     acquire, extend, release; wait: renew a ticket, and look; adopt: take over the hold of another id;
+--                  break: take it from whoever has it
 --       2 id       of the attempt, and of the hold once granted
 --       3 lease    ms; 0 in an extend: only look, and raise F
 --       4 fence    acquire: P, the client's clock in us; else the token T, 0 where there is none yet
@@ -15,7 +16,7 @@
 --       8 serve    what becomes of the next in the queue: 0 nothing, 1 is woken, 2 is made the holder
 --       9 fair     acquire: 1 enters only as the first of the queue
 --      10 span     acquire: so many fences are wanted
---      11 waiter   whose ticket it is; '' the id's own
+--      11 waiter   whose ticket it is; '' the id's own; adopt: whose hold
 --      12 number   of this sending of the ticket; 0: leave none
 --      13 fresh    ms for which the ticket may be served
 --      14 order    its order key, us; 0: this server's clock says
@@ -47,7 +48,11 @@ local waiter, waited, enter = ARGV[11] ~= '' and ARGV[11] or id, false, verb == 
 if verb == 'acquire' and not holder then
   waited = redis.call('EXISTS', queue) == 1
   enter = not waited or ARGV[9] == '0'
+elseif verb == 'adopt' then
+  enter = holder == id or holder == waiter
+  if not enter then return {0, redis.call('PTTL', hold), holder or '', -1, 0} end
 end
+local adopted = verb == 'adopt' and holder ~= id
 
 if not enter then
   local time = redis.call('TIME')
@@ -142,6 +147,15 @@ if not enter then
     return reply
   end
 
+  if verb == 'break' then
+    if not holder then return {0, -2, '', -1, 0} end
+    redis.call('DEL', hold)
+    if string.match(holder, '^%x+()|') == 33 then tell(holder, 0, 0, -2) end
+    holder = false
+    serve()
+    return {1, f}
+  end
+
   enqueue()
   enter = not holder and serve(waiter) and verb == 'acquire'
   if not enter then
@@ -151,13 +165,15 @@ if not enter then
 end
 
 -- Fence first, hold last: whatever fails between leaves nothing that blocks.
-if f == 0 or not holder then
+if f == 0 or not holder or adopted then
   local time = redis.call('TIME')
   local us = time[1] * 1000000 + time[2]
   f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), us - 10000000), us + 10000000)) + span - 1
   redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 end
-if holder then
+if adopted then
+  redis.call('SET', hold, (marked and '+' or '') .. id, 'PX', math.max(lease, redis.call('PTTL', hold)))
+elseif holder then
   if redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
 else
   if waited then

@@ -221,7 +221,7 @@ class RedisNode:
         for sink in sinks:
             if isinstance(sink, Once):
                 continue
-            if sink.op.verb in (Verb.ACQUIRE, Verb.WAIT):
+            if sink.op.verb in (Verb.ACQUIRE, Verb.WAIT, Verb.ADOPT):
                 self._debts.orphan(sink.op, self.clock.now())
             elif sink.op.verb is Verb.RELEASE:
                 self._debts.owe(sink.op, self.clock.now())
