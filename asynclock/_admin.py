@@ -11,16 +11,16 @@ from asynclock._info import Holder, LockInfo, Waiter
 from asynclock._op import RESTING, Op, Queueing, Verb
 from asynclock._ports import View
 from asynclock._quorum import Outcome
-from asynclock._state import ID_LENGTH, is_ours_or_mute
+from asynclock._state import ID_LENGTH, is_ours_or_mute, mode_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
     from asynclock._op import Kind
     from asynclock._ports import Node
     from asynclock._session import Session
 
-_KINDS = {"none": "", "string": "mutex"}
+_KINDS = {"": "mutex", "r": "read-write", "w": "read-write", "s": "semaphore"}
 
 
 class Tag(NamedTuple):
@@ -37,6 +37,7 @@ def tag_of(id: str) -> Tag:
     if id == RESTING:
         return Tag(metadata="(resting)")
     seed, pid, host, metadata = [*id[ID_LENGTH + 1 :].split("|", 3), "", "", "", ""][:4]
+    seed = seed.rpartition(".")[2]  # what stands before is the kind's (Kind.mode)
     if not is_ours_or_mute(id) or not seed.isdigit() or not pid.isdigit():
         return Tag()
     return Tag(host, int(pid), int(seed) / 1_000_000, metadata)
@@ -50,7 +51,7 @@ async def inspect(session: Session, name: str) -> LockInfo:
     majority = len(nodes) // 2 + 1
     if len(known) < majority:
         raise session.quorum.unheard({i: v for i, v in enumerate(views) if not isinstance(v, View)}, name)
-    kinds = Counter(_KINDS.get(view.type, view.type) for view in known)
+    kinds = Counter(_kind(view) for view in known)
     return LockInfo(
         name,
         kinds.most_common(1)[0][0],
@@ -105,15 +106,27 @@ def merged_waiters(views: Sequence[View]) -> tuple[Waiter, ...]:
     return tuple(Waiter(tag.host, tag.pid, tag.since) for tag in tags)
 
 
-async def break_lock(session: Session, name: str, kind: Kind) -> bool:
+async def break_lock(session: Session, name: str, kinds: Mapping[str, Kind]) -> bool:
     """Take the hold away on every node that can be reached; each tells the holder, and serves who waits. Raises
     QuorumUnavailable."""
+    views = await _views(session, name)
+    found = {_kind(view) for view in views if isinstance(view, View)} & kinds.keys() or {"mutex"}
+    return any([await _break(session, name, kinds[kind]) for kind in found])
+
+
+async def _break(session: Session, name: str, kind: Kind) -> bool:
     memory = session.settings.lock.lease + session.settings.fence_memory
     op = Op(Verb.BREAK, kind, name, "", 0.0, memory=memory, queueing=Queueing(session.quorum.serve))
     ballot = session.quorum.ask(op, session.within(session.settings.lock), everyone=True)
     if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
         raise session.quorum.unavailable(ballot, name)
     return ballot.yes > 0
+
+
+def _kind(view: View) -> str:
+    if view.type not in ("string", "zset"):
+        return "" if view.type == "none" else view.type
+    return _KINDS[mode_of(view.holds[0][0])] if view.holds else ""
 
 
 async def _views(session: Session, name: str) -> list[View | BaseException]:

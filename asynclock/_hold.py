@@ -84,15 +84,15 @@ class Hold:
 
     # -- whose it is ---------------------------------------------------------------------------------------------
 
-    def enter(self, lease: ref[Tenure]) -> None:
+    def enter(self, lease: ref[Any]) -> None:
         """One more tenure begins beside those there are."""
         self.tenures.append(lease)
 
-    def leave(self, lease: ref[Any]) -> ref[Tenure] | None:
-        """A tenure ends. Answers one that goes on, if any."""
+    def leave(self, lease: ref[Any]) -> bool:
+        """A tenure ends. Whether others go on."""
         if lease in self.tenures:
             self.tenures.remove(lease)
-        return self.tenures[-1] if self.tenures else None
+        return bool(self.tenures)
 
     def shared(self) -> list[Tenure]:
         """All tenures there are now."""

@@ -94,7 +94,8 @@ class Lease:
         self._waiters: list[asyncio.Future[None]] = []
         self._slot = 0
         self._owner: Hashable = None  # who may enter again
-        self._own = session.held[hold.op.name] = ref(self)
+        self._own = ref(self)
+        session.held.setdefault(hold.op.name, []).append(self._own)
         hold.enter(self._own)
         session.watchdog.watch(self, min(hold.renew_at, hold.valid_until, self._hold_until))
 
@@ -305,13 +306,12 @@ class Lease:
 
     def _leave_hold(self) -> bool:
         """Whether it goes on without this tenure."""
-        other, held = self._hold.leave(self._own), self._session.held
-        if held.get(self.name) is self._own:
-            if other is None:
+        held = self._session.held
+        if (mine := held.get(self.name)) and self._own in mine:
+            mine.remove(self._own)
+            if not mine:
                 del held[self.name]
-            else:
-                held[self.name] = other
-        return other is not None
+        return self._hold.leave(self._own)
 
     def _look_at_clock(self) -> None:
         """A loop that was blocked beyond the lease finds out here, before any timer runs."""

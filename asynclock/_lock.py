@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, overload
 
 from asynclock._adopt import adopt
-from asynclock._errors import LockNotHeld, LockTimeout, SelfDeadlock, brief
+from asynclock._errors import LockNotHeld, LockTimeout, QuorumUnavailable, SelfDeadlock, brief
 from asynclock._op import Op, Verb
 from asynclock._options import seconds
 from asynclock._quorum import Outcome
@@ -90,7 +91,16 @@ class Lock:
 
     async def _take(self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None) -> Lease | None:
         if timeout != 0 and self._name in session.held:
-            self._check_deadlock(session, task)
+            mine = [lease for lease in session.leases(self._name) if lease._task is task and lease.held]
+            if mine and self._kind.shared:  # it may be let in beside itself; what it must not do is wait
+                with contextlib.suppress(QuorumUnavailable):
+                    if lease := await Wait(session, self, self._settings, task, 0).run():
+                        return lease
+            if len(mine) >= self._kind.room:
+                raise SelfDeadlock(
+                    f"this task holds {brief(self._name)} already and would wait for itself: {self._kind.way_out}",
+                    name=self._name,
+                )
         return await Wait(session, self, self._settings, task, timeout).run()
 
     async def release(self) -> None:
@@ -167,15 +177,6 @@ class Lock:
                 return lease
         others = [lease for leases in self._tenures.values() for lease in leases if lease._entered]
         return others[0] if len(others) == 1 else self._taken()
-
-    def _check_deadlock(self, session: Session, task: asyncio.Task[Any] | None) -> None:
-        mine = session.held[self._name]()
-        if mine is not None and mine._task is task and mine.held:
-            raise SelfDeadlock(
-                f"this task holds {brief(self._name)} already and would wait for itself: "
-                "pass the Lease on instead of acquiring again",
-                name=self._name,
-            )
 
 
 def _is_gone(task: asyncio.Task[Any] | None) -> bool:

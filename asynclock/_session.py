@@ -55,7 +55,7 @@ class Session:
         self.settings = settings
         self.clock = clocks[0] if clocks else SYSTEM
         self.watchdog = Watchdog(self.clock)
-        self.held: dict[str, ref[Any]] = {}  # name -> the Lease that this loop has
+        self.held: dict[str, list[ref[Any]]] = {}  # name -> the Leases that this loop has
         self.lines: dict[str, Line] = {}  # name -> who stands in line for it here
         self.entering: dict[tuple[str, Hashable], asyncio.Future[None]] = {}  # first entries of owners, under way
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
@@ -96,7 +96,7 @@ class Session:
         """The node timeout of a lock, in seconds."""
         return node_timeout(self.settings, settings, len(self.quorum.nodes))
 
-    def new_id(self, seed: int, metadata: str) -> str:
+    def new_id(self, seed: int, metadata: str, mode: str = "") -> str:
         """A fresh id: our tag and 80 random bits, then what an operator may read of its holder. The bar says that we
         hear, and say, who waits; a client that cannot writes another sign (`is_ours`)."""
         if not self._random:
@@ -104,7 +104,7 @@ class Session:
             drawn = secrets.token_hex(length // 2 * _DRAW)
             bar = "|" if self.quorum.listens else "!"
             self._random = [f"{self.tag}{drawn[i : i + length]}{bar}" for i in range(0, len(drawn), length)]
-        return f"{self._random.pop()}{seed}|{self._whoami}|{metadata}"
+        return f"{self._random.pop()}{mode}{seed}|{self._whoami}|{metadata}"
 
     # -- notices -------------------------------------------------------------------------------------------------
 
@@ -114,12 +114,12 @@ class Session:
         wait = self.waiting.get(whose)
         if wait is not None:
             wait.called(index, int(number), int(fence), int(left))
-        elif number == "0" and (held := self.held.get(key[len(self.settings.prefix) :])) and (lease := held()):
-            hold = lease._hold
-            if int(left) == BROKEN:
-                hold.check()
-            else:
-                hold.waited_for(whose)
+        elif number == "0":
+            for lease in self.leases(key[len(self.settings.prefix) :]):
+                if int(left) == BROKEN:
+                    lease._hold.check()
+                else:
+                    lease._hold.waited_for(whose)
 
     def listening(self, index: int) -> None:
         """A node listens again: what it had to tell meanwhile is lost, so all tickets are sent anew."""
@@ -127,6 +127,10 @@ class Session:
         for wait in list(self.waiting.values()):
             if wait is not None:
                 wait.renew_soon()
+
+    def leases(self, name: str) -> list[Any]:
+        """What this loop has of a name, the last one last."""
+        return [lease for known in self.held.get(name, ()) if (lease := known()) is not None]
 
     def next_in_line(self, name: str, contended: bool = False) -> None:
         """Its lease here has ended: the next who stands in line asks; where it is `contended`, behind others."""

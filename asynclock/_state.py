@@ -122,6 +122,12 @@ class Reply:
         return [0, left, self.holder.id.encode(), self.rank, self.order]
 
 
+def mode_of(id: str) -> str:
+    """The letter that tells the kind of hold: r and w of a read-write lock, s of a semaphore; "" of a mutex."""
+    letter = id[ID_LENGTH + 1 : ID_LENGTH + 2]
+    return letter if letter.isalpha() and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!") else ""
+
+
 def is_ours(id: str) -> bool:
     """Whether a holder is of our own kind and can be heard of: it serves the queue when it releases."""
     return _OURS.match(id) is not None

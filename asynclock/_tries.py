@@ -102,14 +102,14 @@ class Tries:
         ends them all (`undone`)."""
         session, settings, quorum = self._session, self._settings, self._quorum
         seed = int(session.clock.wall() * 1_000_000)
-        alone = len(quorum.nodes) == 1
+        alone, kind = len(quorum.nodes) == 1, self._lock._kind
         if self.op is None or not alone:
             self.op = Op(
-                Verb.ACQUIRE, self._lock._kind, self._lock.name, session.new_id(seed, settings.metadata),
+                Verb.ACQUIRE, kind, self._lock.name, session.new_id(seed, settings.metadata, kind.mode),
                 settings.lease, seed, settings.lease + session.settings.fence_memory,
             )  # fmt: skip
             # Fences for who stands behind us; fixed with the id, for a grant may come for any of its tickets.
-            passes = behind and not self._lock._kind.fair and not settings.min_hold
+            passes = behind and not kind.fair and not settings.min_hold
             self._span = SPAN if passes else 1
         else:
             self.op.fence = seed
@@ -122,7 +122,7 @@ class Tries:
             if looks and not alone:
                 op.verb, op.id = Verb.WAIT, self._ticket
         else:
-            op.queueing = _without_ticket(quorum.serve, self._lock._kind.fair, self._span)
+            op.queueing = _without_ticket(quorum.serve, kind.fair, self._span)
         renewal = op.verb is Verb.WAIT
         self.ballot = ballot = quorum.ask(op, session.within(settings), everyone=renewal, certain=self.number > 0)
         if alone and op.queueing.number:  # now: the notice may come in one read with the answer, before any task runs
@@ -138,7 +138,7 @@ class Tries:
         if alone and self.number == 1 and not self._order and self._span == 1:
             return _first_ticket(serve, self._lock._kind.fair, min(fresh, self._timeout or fresh))
         if not alone and not self._ticket:
-            self._ticket = self._session.new_id(self._order, settings.metadata)
+            self._ticket = self._session.new_id(self._order, settings.metadata, self._lock._kind.mode)
             self._session.waiting[self._ticket[:ID_LENGTH]] = self._wait
         left = max(self._give_up - self._session.clock.now(), 0.001)
         fair, fresh = self._lock._kind.fair, min(fresh, left)

@@ -83,7 +83,7 @@ class Wait:
         session.waits.add(self)
         lease: Lease | None = None
         try:
-            if self._timeout != 0 and not self.lock._kind.fair:
+            if self._timeout != 0 and not self.lock._kind.fair and not self.lock._kind.shared:
                 line = session.lines.get(name)
                 if line is None and name not in session.held:
                     self._line = session.lines[name] = Line(name, self)
@@ -260,7 +260,7 @@ class Wait:
             self._splits = 0
             whose, left = holder
             return next_look(now, ballot.sent, self.settings.lease, rank, left, _hears(whose))
-        if self.lock._kind.fair and rank > 0 and free:
+        if self.lock._kind.in_turn(ballot.op.id) and rank > 0 and free:
             return next_look(now, ballot.sent, self.settings.lease, rank, -2, ours=True)
         if ballot.op.verb is Verb.WAIT and free:
             return Look(now) if rank == 0 else glance(now)  # who is before us was called

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from asynclock import _admin, _decorators
-from asynclock._errors import ConfigError
+from asynclock._errors import ConfigError, Unsupported
 from asynclock._handle import known_by
 from asynclock._info import Health, Holder, LockInfo, NodeHealth
 from asynclock._lock import Lock
@@ -30,6 +30,7 @@ from asynclock._options import (
 from asynclock._session import Session
 from asynclock.locks.mutex import FAIR, MUTEX
 from asynclock.locks.reentrant import ReentrantLock
+from asynclock.locks.rwlock import READ, WRITE
 from asynclock.stores import store_for
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from asynclock._decorators import Skipped
     from asynclock._lease import Lease
+    from asynclock._op import Kind
     from asynclock._options import Seconds
     from asynclock._ports import Store
 
@@ -49,7 +51,8 @@ _R = TypeVar("_R")
 URLS = "ASYNCLOCK_URLS"
 """Where a client without nodes looks: urls, comma-separated."""
 
-_KINDS = (MUTEX,)
+_KINDS = (MUTEX, READ)
+_BY_NAME = {"mutex": MUTEX, "read-write": WRITE}
 
 
 class Redlock:
@@ -104,6 +107,20 @@ class Redlock:
             raise ConfigError("an owner is of a reentrant lock: say reentrant=True")
         return Lock(name, kind, settings, self._session)
 
+    def read(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
+        """The readers' side of a read-write lock: any number at once, while nobody writes. Raises ConfigError."""
+        return self._shared(name, READ, options)
+
+    def write(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
+        """The writers' side of it: alone. Readers that come while it waits come after it. Raises ConfigError."""
+        return self._shared(name, WRITE, options)
+
+    def _shared(self, name: str, kind: Kind, options: LockOptions) -> Lock:
+        settings = self._lock_settings(name, options)
+        if not settings.fencing:
+            raise Unsupported(f"fencing=False is for the mutex alone, not for a {kind.name} lock", name=name)
+        return Lock(name, kind, settings, self._session)
+
     def _lock_settings(self, name: str, options: LockOptions) -> LockSettings:
         settings = lock_settings(check_name(name), options, self._settings)
         if self._stores and options:
@@ -146,7 +163,7 @@ class Redlock:
         """Free `name`, whoever holds it, and tell the holder at once: until he hears of it he works on unguarded.
         Answers whether anybody held it. Raises QuorumUnavailable."""
         session = await self._opened()
-        return await _admin.break_lock(session, check_name(name), MUTEX)
+        return await _admin.break_lock(session, check_name(name), _BY_NAME)
 
     async def health(self) -> Health:
         """How each node does. Never raises."""

@@ -20,9 +20,10 @@ from typing import Any
 import hiredis
 import redis
 
-from asynclock._op import Entry, Kind, Op, Reply, State, Verb, decide
+from asynclock._decide import decide
+from asynclock._op import Kind, Op, Verb
+from asynclock._state import ID_LENGTH, Entry, Reply, State
 from asynclock.locks.mutex import MUTEX
-from asynclock._state import ID_LENGTH
 from asynclock.stores._keys import keys
 from asynclock.stores._wire import PLAIN_NO, PLAIN_YES, encode_whole
 

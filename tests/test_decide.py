@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from asynclock._op import CLOCK_SKEW, RESTING, Entry, Op, Reply, State, Verb, Verdict, decide
+from asynclock._decide import decide
+from asynclock._op import CLOCK_SKEW, RESTING, Op, Verb
+from asynclock._state import Entry, Reply, State, Verdict
 from asynclock.locks.mutex import MUTEX
 
 NOW = 1_700_000_000.0

@@ -6,8 +6,9 @@ from os.path import splitext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asynclock._op import Op
-    from asynclock._state import State
+    from collections.abc import Sequence
+
+    from asynclock._state import Entry
 
 
 with open(splitext(__file__)[0] + ".lua", encoding="utf-8") as file:  # pathlib would double the time to import us
@@ -18,14 +19,25 @@ class Mutex:
     """Let in whoever finds nobody."""
 
     name = "mutex"
+    mode = ""
+    shared = False
+    room = 1
+    way_out = "pass the Lease on instead of acquiring again"
     script = _SCRIPT
 
     def __init__(self, fair: bool = False) -> None:
         self.fair = fair
 
-    def admits(self, state: State, op: Op) -> bool:
-        del op
-        return not state.holds
+    def admits(self, holds: Sequence[Entry], id: str) -> bool:
+        del id
+        return not holds
+
+    def in_turn(self, id: str) -> bool:
+        del id
+        return self.fair
+
+    def obstacle(self, holds: Sequence[Entry]) -> Entry:
+        return holds[0]
 
 
 MUTEX = Mutex()

@@ -46,10 +46,9 @@ class ReentrantLock(Lock):
             await asyncio.wait({entering}, timeout=left)
             if not entering.done():
                 return None
-        held = session.held.get(self._name)
-        first: Lease | None = held() if held is not None else None
-        if first is not None and first._owner == owner and first.held:
-            return first._again(self, task, self._settings)
+        held: list[Lease] = [lease for lease in session.leases(self._name) if lease._owner == owner and lease.held]
+        if held:
+            return held[-1]._again(self, task, self._settings)
         entering = session.entering[key] = loop.create_future()
         try:
             left = timeout if give_up is None or not timeout else max(1e-6, give_up - session.clock.now())

@@ -73,7 +73,7 @@ def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None
     It finds nothing where the hold is marked: the script then serves who waits. It does not carry the token: a majority
     of witnesses knows that since the acquire.
     """
-    if op.rest or op.tombstone or op.queueing.number or op.queueing.contended:
+    if op.kind.shared or op.rest or op.tombstone or op.queueing.number or op.queueing.contended:
         return None
     wire = pack(command[0], prefix + op.name, *command[1:], op.id)
     op.native = command, wire

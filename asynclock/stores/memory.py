@@ -8,13 +8,14 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM, Clock
-from asynclock._op import Op, decide
+from asynclock._decide import decide
 from asynclock._ports import View
 from asynclock._state import Reply, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asynclock._op import Op
     from asynclock._ports import Ear, Facts, NodeConfig, Sink
 
 
