@@ -289,7 +289,8 @@ class _Desk:
         waits = self.op.queueing.number and self.op.verb in (Verb.ACQUIRE, Verb.WAIT)
         rank = ids.index(self.waiter) if waits and self.waiter in ids else -1
         order = self.order if rank >= 0 else 0
-        return Reply(Verdict.NO, self.state, holder=holder, rank=rank, order=order, notices=tuple(self.notices))
+        taken = self.kind.taken(self.state.holds)
+        return Reply(Verdict.NO, self.state, 0, holder, rank, order, taken, tuple(self.notices))
 
 
 def _clamped(us: int, now: float) -> int:

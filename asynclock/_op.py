@@ -140,6 +140,16 @@ class Kind(Protocol):
     def script(self) -> str:
         """Its rule as a Redis script; docs and tests hold it against `decide`."""
 
+    @property
+    def slots(self) -> int:
+        """Over N nodes a hold takes one of so many, by majority, which its id names; 0: there are none."""
+
+    def slotted(self, slot: int) -> str:
+        """The mode of an attempt for that slot."""
+
+    def taken(self, holds: Sequence[Entry]) -> str | None:
+        """The slots in use, with spaces between; None: there are none."""
+
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         """Whether one more hold may stand beside those there are."""
 

@@ -228,6 +228,10 @@ class Ballot:
         """Where our ticket stands at the nodes that keep one, the best first."""
         return sorted(vote[3] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and vote[3] >= 0)
 
+    def taken(self) -> list[bytes]:
+        """The slots in use at each node that said no, of a kind that has slots."""
+        return [vote[5] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and len(vote) > 5]
+
     def who_took(self) -> Reason:
         """Why a majority said that the hold is not ours."""
         return "taken" if any(pttl != -2 for pttl, _ in self.denials()) else "broken"

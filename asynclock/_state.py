@@ -105,6 +105,7 @@ class Reply:
     holder: Entry | None = None
     rank: int = -1  # how many tickets stand before this one's; -1: it has none
     order: int = 0  # its order key
+    taken: str | None = None  # what more a refusal of its kind tells
     notices: tuple[Notice, ...] = ()
 
     def wire(self, now: float) -> list[Any]:
@@ -115,11 +116,12 @@ class Reply:
                 return [1, self.fence]
             case Verdict.UNDONE:
                 return [-1]
+        more = [] if self.taken is None else [self.taken.encode()]
         if self.holder is None:
-            return [0, -2, b"", self.rank, self.order]
+            return [0, -2, b"", self.rank, self.order, *more]
         ends = self.holder.ends
         left = -1 if ends is None else round((ends - now) * 1000)
-        return [0, left, self.holder.id.encode(), self.rank, self.order]
+        return [0, left, self.holder.id.encode(), self.rank, self.order, *more]
 
 
 def mode_of(id: str) -> str:

@@ -13,6 +13,7 @@ The rules:
 
 from __future__ import annotations
 
+import random
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -63,8 +64,8 @@ class Tries:
     """Made for one acquire."""
 
     __slots__ = (
-        "_give_up", "_grant", "_lock", "_order", "_quorum", "_sends", "_session", "_settings", "_span", "_task",
-        "_ticket", "_timeout", "_wait", "ballot", "number", "op",
+        "_give_up", "_grant", "_lock", "_order", "_quorum", "_sends", "_session", "_settings", "_slot", "_span",
+        "_task", "_ticket", "_timeout", "_wait", "ballot", "number", "op",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +92,7 @@ class Tries:
         self._ticket = ""  # its id, where that is one of its own
         self._order = 0  # its order key
         self._span = 1
+        self._slot: int | None = None  # the one to ask for next; None: any
         self._sends: dict[int, float] = {}  # number of a ticket -> when it was sent
         self._grant: tuple[int, int] | None = None
 
@@ -105,7 +107,7 @@ class Tries:
         alone, kind = len(quorum.nodes) == 1, self._lock._kind
         if self.op is None or not alone:
             self.op = Op(
-                Verb.ACQUIRE, kind, self._lock.name, session.new_id(seed, settings.metadata, kind.mode),
+                Verb.ACQUIRE, kind, self._lock.name, session.new_id(seed, settings.metadata, self._mode(kind, alone)),
                 settings.lease, seed, settings.lease + session.settings.fence_memory,
             )  # fmt: skip
             # Fences for who stands behind us; fixed with the id, for a grant may come for any of its tickets.
@@ -129,6 +131,23 @@ class Tries:
             session.waiting[op.id[:ID_LENGTH]] = self._wait
             self._sends[self.number] = ballot.sent
         return ballot
+
+    def _mode(self, kind: Kind, alone: bool) -> str:
+        if alone or not kind.slots:
+            return kind.mode
+        if self._slot is None:
+            self._slot = random.randrange(kind.slots)  # noqa: S311 - no secret
+        slot, self._slot = self._slot, None
+        return kind.slotted(slot)
+
+    def choose(self, ballot: Ballot) -> bool:
+        """The next attempt asks for a slot that a majority may give; False: there is none, as far as is known."""
+        kind = self._lock._kind
+        taken = [word for words in ballot.taken() for word in words.split()]
+        spare = ballot.nodes - ballot.nodes // 2 - 1
+        free = [slot for slot in range(kind.slots) if taken.count(b"%d" % slot) <= spare]
+        self._slot = random.choice(free) if free else None  # noqa: S311 - no secret
+        return bool(free)
 
     def _new_ticket(self, alone: bool) -> Queueing:
         """The next sending of our ticket."""

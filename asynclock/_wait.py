@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from asynclock._session import Session
 
 
+_COLLISIONS = 8
+"""So many times at most does a `timeout=0` try another slot."""
+
+
 class Wait:
     """See the module. Made for one acquire."""
 
@@ -217,7 +221,12 @@ class Wait:
         self._refused = True
         if self._line is not None:
             self._line.broken = False
-        if self._timeout == 0 or now >= self._give_up:
+        if self._timeout == 0:
+            look = self._another_slot(ballot, now) if self._splits < _COLLISIONS else None
+            if look is not None:
+                self._tries.undo(ballot)
+            return look
+        if now >= self._give_up:
             return None
         look = self._refused_alone(ballot, now) if ballot.nodes == 1 else self._refused_by_many(ballot, now)
         return Look(min(look.at, self._give_up), look.only)
@@ -250,6 +259,8 @@ class Wait:
     def _refused_by_many(self, ballot: Ballot, now: float) -> Look:
         if ballot.op.verb is Verb.ACQUIRE:
             self._tries.undo(ballot)
+        if (another := self._another_slot(ballot, now)) is not None:
+            return another
         if not self._tries.number:  # now with a ticket, if notices come; else at leisure
             return Look(now) if self._quorum.listens else self._pace.after_refusal(now, _soonest(ballot))
         ranks = ballot.ranks()
@@ -266,6 +277,13 @@ class Wait:
             return Look(now) if rank == 0 else glance(now)  # who is before us was called
         self._splits += 1
         return after_split(now, self._rtt, rank, self._splits)
+
+    def _another_slot(self, ballot: Ballot, now: float) -> Look | None:
+        """When to try again for a slot that may be free, of a kind that has them; None: there is none."""
+        if ballot.nodes == 1 or not self.lock._kind.slots or not self._tries.choose(ballot):
+            return None
+        self._splits += 1
+        return Look(now) if self._splits == 1 else after_split(now, self._rtt, 0, self._splits)
 
     # -- waiting -------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from asynclock._session import Session
 from asynclock.locks.mutex import FAIR, MUTEX
 from asynclock.locks.reentrant import ReentrantLock
 from asynclock.locks.rwlock import READ, WRITE
+from asynclock.locks.semaphore import MOST, SEMAPHORE, Semaphore
 from asynclock.stores import store_for
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ _R = TypeVar("_R")
 URLS = "ASYNCLOCK_URLS"
 """Where a client without nodes looks: urls, comma-separated."""
 
-_KINDS = (MUTEX, READ)
-_BY_NAME = {"mutex": MUTEX, "read-write": WRITE}
+_KINDS: tuple[Kind, ...] = (MUTEX, READ, SEMAPHORE)
+_BY_NAME: dict[str, Kind] = {"mutex": MUTEX, "read-write": WRITE, "semaphore": SEMAPHORE}
 
 
 class Redlock:
@@ -114,6 +115,12 @@ class Redlock:
     def write(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
         """The writers' side of it: alone. Readers that come while it waits come after it. Raises ConfigError."""
         return self._shared(name, WRITE, options)
+
+    def semaphore(self, name: str, permits: int, /, **options: Unpack[LockOptions]) -> Lock:
+        """Enters while fewer than `permits` hold it; callers may differ in that number. Raises ConfigError."""
+        if isinstance(permits, bool) or not isinstance(permits, int) or not 0 < permits <= MOST:
+            raise ConfigError(f"permits is a whole number from 1 to {MOST}: {permits!r} is none", name=str(name))
+        return self._shared(name, Semaphore(permits), options)
 
     def _shared(self, name: str, kind: Kind, options: LockOptions) -> Lock:
         settings = self._lock_settings(name, options)

@@ -22,6 +22,7 @@ class Mutex:
     mode = ""
     shared = False
     room = 1
+    slots = 0
     way_out = "pass the Lease on instead of acquiring again"
     script = _SCRIPT
 
@@ -35,6 +36,13 @@ class Mutex:
     def in_turn(self, id: str) -> bool:
         del id
         return self.fair
+
+    def slotted(self, slot: int) -> str:
+        del slot
+        return self.mode
+
+    def taken(self, holds: Sequence[Entry]) -> None:
+        del holds
 
     def obstacle(self, holds: Sequence[Entry]) -> Entry:
         return holds[0]

@@ -27,6 +27,7 @@ class ReadWrite:
     fair = False
     shared = True
     room = 1
+    slots = 0
     way_out = "release it first (and look again at what was read), or ask to write from the start"
     script = _SCRIPT
 
@@ -39,6 +40,13 @@ class ReadWrite:
 
     def in_turn(self, id: str) -> bool:
         return mode_of(id) == "r"
+
+    def slotted(self, slot: int) -> str:
+        del slot
+        return self.mode
+
+    def taken(self, holds: Sequence[Entry]) -> None:
+        del holds
 
     def obstacle(self, holds: Sequence[Entry]) -> Entry:
         return max(holds, key=lambda each: (each.ends or 0.0, each.id))
