@@ -7,11 +7,12 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from asynclock._errors import ConfigError, brief
 from asynclock._info import Holder, LockInfo, Waiter
 from asynclock._op import RESTING, Op, Queueing, Verb
 from asynclock._ports import View
 from asynclock._quorum import Outcome
-from asynclock._state import ID_LENGTH, is_ours_or_mute, mode_of
+from asynclock._state import FAMILIES, ID_LENGTH, is_ours_or_mute, mode_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from asynclock._op import Kind
     from asynclock._ports import Node
     from asynclock._session import Session
-
-_KINDS = {"": "mutex", "r": "read-write", "w": "read-write", "s": "semaphore"}
 
 
 class Tag(NamedTuple):
@@ -59,6 +58,18 @@ async def inspect(session: Session, name: str) -> LockInfo:
         merged_holders(name, known, majority),
         merged_waiters(known),
         {node.label: _told(view) for node, view in zip(nodes, views, strict=True)},
+    )
+
+
+async def wrong_kind(session: Session, name: str, asked: str) -> ConfigError:
+    """What to tell who asked for a name that is in use as another kind: it names both."""
+    views = await _views(session, name)
+    found = sorted({kind for view in views if isinstance(view, View) and (kind := _kind(view))})
+    known = " and ".join(f"a {kind}" if kind in FAMILIES.values() else f"no lock, but a {kind}" for kind in found)
+    return ConfigError(
+        f"{brief(name)} is in use as {known or 'something else'}, and was asked for as a {asked}: "
+        "give each kind of lock names of its own",
+        name=name,
     )
 
 
@@ -126,7 +137,7 @@ async def _break(session: Session, name: str, kind: Kind) -> bool:
 def _kind(view: View) -> str:
     if view.type not in ("string", "zset"):
         return "" if view.type == "none" else view.type
-    return _KINDS[mode_of(view.holds[0][0])] if view.holds else ""
+    return FAMILIES.get(mode_of(view.holds[0][0]), view.type) if view.holds else ""
 
 
 async def _views(session: Session, name: str) -> list[View | BaseException]:

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, overload
 
+from asynclock._admin import wrong_kind
 from asynclock._adopt import adopt
 from asynclock._errors import LockNotHeld, LockTimeout, QuorumUnavailable, SelfDeadlock, brief
 from asynclock._op import Op, Verb
 from asynclock._options import seconds
+from asynclock._ports import WrongKind
 from asynclock._quorum import Outcome
+from asynclock._state import FAMILIES
 from asynclock._wait import Wait
 
 if TYPE_CHECKING:
@@ -74,7 +77,10 @@ class Lock:
         session = self._session_of(task)
         if not session.ready:
             await session.open(self._settings, _connect_limit(wait, session))
-        lease = await self._take(session, task, wait)
+        try:
+            lease = await self._take(session, task, wait)
+        except WrongKind:
+            raise (await wrong_kind(session, self._name, FAMILIES[self._kind.mode[:1]])) from None
         if lease is not None:
             self._remember(lease)
         return lease

@@ -49,6 +49,10 @@ class SameServer(ConfigError):
     """This node is a server that another node is already: its one vote would count as two."""
 
 
+class WrongKind(ConfigError):
+    """The name is in use as another kind of lock, or as something that is none."""
+
+
 class Ear(Protocol):
     """Who hears, on behalf of all who wait in one event loop. It is called from the loop, and never awaits."""
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, QuorumUnavailable, Reason, brief
 from asynclock._op import ALONE, Op, Queueing, Serve, Verb
-from asynclock._ports import SameServer
+from asynclock._ports import SameServer, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -345,7 +345,8 @@ class Quorum:
         """A ConfigError where a majority will not serve whatever we do."""
         hopeless = [error for error in errors.values() if isinstance(error, ConfigError)]
         if len(hopeless) > len(self.nodes) // 2:
-            return ConfigError(str(hopeless[0]), name=name)
+            raised = WrongKind if isinstance(hopeless[0], WrongKind) else ConfigError
+            return raised(str(hopeless[0]), name=name)
         told = "; ".join(str(error) or repr(error) for error in errors.values())
         whose = f"{brief(name)}: " if name else ""
         return QuorumUnavailable(

@@ -130,6 +130,10 @@ def mode_of(id: str) -> str:
     return letter if letter.isalpha() and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!") else ""
 
 
+FAMILIES = {"": "mutex", "r": "read-write lock", "w": "read-write lock", "s": "semaphore"}
+"""What a hold of that mode is, for messages."""
+
+
 def is_ours(id: str) -> bool:
     """Whether a holder is of our own kind and can be heard of: it serves the queue when it releases."""
     return _OURS.match(id) is not None

@@ -53,7 +53,7 @@ URLS = "ASYNCLOCK_URLS"
 """Where a client without nodes looks: urls, comma-separated."""
 
 _KINDS: tuple[Kind, ...] = (MUTEX, READ, SEMAPHORE)
-_BY_NAME: dict[str, Kind] = {"mutex": MUTEX, "read-write": WRITE, "semaphore": SEMAPHORE}
+_BY_NAME: dict[str, Kind] = {"mutex": MUTEX, "read-write lock": WRITE, "semaphore": SEMAPHORE}
 
 
 class Redlock:

@@ -16,7 +16,7 @@ local time = redis.call('TIME')
 local us, order = time[1] * 1000000 + time[2], 0
 local now = math.floor(us / 1000)
 local first = redis.call('ZRANGE', hold, 0, 0)[1]
-if first and not string.match(string.sub(first, 34, 34), '[rw]') then return redis.error_reply('WRONGTYPE') end
+if first and not string.match(string.sub(first, 34, 34), '[rw]') then return redis.error_reply('WRONGTYPE another kind') end
 if first then redis.call('ZREMRANGEBYSCORE', hold, '-inf', now) end
 local f, score = tonumber(redis.call('GET', fence)) or 0, redis.call('ZSCORE', hold, id)
 

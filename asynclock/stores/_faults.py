@@ -9,6 +9,7 @@ from enum import Enum
 from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
 
 from asynclock._errors import ConfigError
+from asynclock._ports import WrongKind
 
 
 class Fault(Enum):
@@ -80,7 +81,8 @@ def config_error(label: str, error: Exception) -> ConfigError:
     elif isinstance(error, AuthenticationError):
         code = "WRONGPASS"
     hint = _HINTS.get(code, "check what the url points to")
-    return ConfigError(f"{label} refuses: {error}; {hint}")
+    raised = WrongKind if code == "WRONGTYPE" else ConfigError
+    return raised(f"{label} refuses: {error}; {hint}")
 
 
 def connect_error(label: str, error: Exception) -> Exception:

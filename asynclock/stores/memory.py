@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM, Clock
 from asynclock._decide import decide
-from asynclock._ports import View
-from asynclock._state import Reply, State
+from asynclock._op import Verb
+from asynclock._ports import View, WrongKind
+from asynclock._state import FAMILIES, Reply, State, mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,6 +101,10 @@ class MemoryNode:
 
     def send(self, op: Op, sink: Sink) -> None:
         later = asyncio.get_running_loop().call_soon
+        holds = self._store.state(self._prefix + op.name).holds
+        if op.verb is not Verb.BREAK and holds and FAMILIES[mode_of(holds[0].id)] != FAMILIES[op.kind.mode[:1]]:
+            later(lambda: sink.fail(self._index, WrongKind(f"{self.label}: another kind"), maybe=False))
+            return
         self._store.decide(self._prefix + op.name, op, lambda reply: later(sink.answer, self._index, reply))
 
     def trust(self) -> None: ...
