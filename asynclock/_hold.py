@@ -13,7 +13,7 @@ The rules:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._op import Op, Queueing, Serve, Verb
 from asynclock._quorum import Ballot, Outcome, drift, valid_until
@@ -22,6 +22,7 @@ from asynclock._watchdog import RENEW_BELOW, Watched
 if TYPE_CHECKING:
     from weakref import ref
 
+    from asynclock._errors import Reason
     from asynclock._options import LockSettings
     from asynclock._session import Session
 
@@ -29,19 +30,22 @@ _QUIET = {serve: Queueing(serve) for serve in Serve}
 _CONTENDED = {serve: Queueing(serve, contended=True) for serve in Serve}
 
 
-class Tenant(Watched, Protocol):
-    """The Lease that has it now."""
+class Tenure(Watched, Protocol):
+    """A Lease that has it now."""
 
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal, or an extend, is decided."""
+
+    def _lose(self, reason: Reason) -> None:
+        """It is lost."""
 
 
 class Hold:
     """Made of the ballot that won it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "_ballot", "_ends", "_healed", "_settings", "contended", "op", "over", "renew_at", "session", "tenure", "token",
-        "tripped", "valid_until",
+        "_ballot", "_ends", "_healed", "_settings", "contended", "op", "over", "renew_at", "session", "tenures",
+        "token", "tripped", "valid_until",
     )  # fmt: skip
 
     def __init__(
@@ -53,7 +57,7 @@ class Hold:
         self.contended = contended  # somebody waits for it elsewhere, as far as we know
         self.tripped = session.clock.now()  # the last round trip that passing it on counts from
         self.over = False  # given back, or lost
-        self.tenure: ref[Tenant] | None = None  # whose it is now
+        self.tenures: list[ref[Tenure]] = []  # whose it is now: one, or those of an owner who entered again
         self._settings = settings
         self._ballot = grant
         self._healed = 0  # bit i: node i lost the key and was given it again
@@ -77,6 +81,22 @@ class Hold:
     def waited_for(self, id: str) -> None:
         """A server says that somebody waits for the hold of that id."""
         self.contended = self.contended or self.op.id.startswith(id)
+
+    # -- whose it is ---------------------------------------------------------------------------------------------
+
+    def enter(self, lease: ref[Tenure]) -> None:
+        """One more tenure begins beside those there are."""
+        self.tenures.append(lease)
+
+    def leave(self, lease: ref[Any]) -> ref[Tenure] | None:
+        """A tenure ends. Answers one that goes on, if any."""
+        if lease in self.tenures:
+            self.tenures.remove(lease)
+        return self.tenures[-1] if self.tenures else None
+
+    def shared(self) -> list[Tenure]:
+        """All tenures there are now."""
+        return [lease for known in self.tenures if (lease := known()) is not None]
 
     # -- asking the nodes ----------------------------------------------------------------------------------------
 
@@ -120,7 +140,7 @@ class Hold:
         ballot.tell_late(self.count)
         if ballot.outcome is Outcome.WON:
             self.renew_at = self._next_renewal()
-        if self.tenure is not None and (lease := self.tenure()) is not None:
+        for lease in self.shared():
             lease._renewed(ballot)
 
     def count(self, ballot: Ballot, index: int) -> None:
@@ -146,10 +166,10 @@ class Hold:
         """Rule 2. The lease may end sooner by that than the watchdog was told."""
         self._ends[index] = -math.inf
         self.valid_until = valid_until(self._ends)
-        lease = self.tenure() if self.tenure is not None else None
-        if lease is not None:
-            self.session.watchdog.forget(lease)
-            self.session.watchdog.watch(lease, min(self.renew_at, max(self.valid_until, self.session.clock.now())))
+        watchdog = self.session.watchdog
+        for lease in self.shared():
+            watchdog.forget(lease)
+            watchdog.watch(lease, min(self.renew_at, max(self.valid_until, self.session.clock.now())))
 
     def _tell(self, index: int, verb: Verb) -> None:
         """One node has to learn the token (extend), or is healed (acquire): it counts from the next round on."""

@@ -30,6 +30,7 @@ from asynclock._quorum import Outcome
 from asynclock._watchdog import Due, due, retry_after
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
     from types import TracebackType
 
     from asynclock._hold import Hold
@@ -61,8 +62,8 @@ class Lease:
     """One tenure of a lock. Never made by hand; belongs to its event loop."""
 
     __slots__ = (
-        "__weakref__", "_block", "_fence", "_hold", "_hold_until", "_lock", "_own", "_reason", "_session", "_settings",
-        "_since", "_slot", "_taker", "_task", "_tenure", "_waiters",
+        "__weakref__", "_block", "_fence", "_hold", "_hold_until", "_lock", "_own", "_owner", "_reason", "_session",
+        "_settings", "_since", "_slot", "_taker", "_task", "_tenure", "_waiters",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +89,9 @@ class Lease:
         self._block: Block | None = None  # the body that it guards
         self._waiters: list[asyncio.Future[None]] = []
         self._slot = 0
-        self._own = hold.tenure = session.held[hold.op.name] = ref(self)
+        self._owner: Hashable = None  # who may enter again
+        self._own = session.held[hold.op.name] = ref(self)
+        hold.enter(self._own)
         session.watchdog.watch(self, min(hold.renew_at, hold.valid_until, self._hold_until))
 
     def __repr__(self) -> str:
@@ -248,12 +251,12 @@ class Lease:
     def __del__(self) -> None:
         if getattr(self, "_tenure", None) not in _OPEN:
             return
-        self._hold.over = True
-        if self._session.held.get(self.name) is self._own:
-            del self._session.held[self.name]
+        goes_on = self._leave_hold()
+        self._hold.over = not goes_on
+        if not goes_on:
             if self.name in self._session.lines and not self._session.loop.is_closed():
                 self._session.loop.call_soon_threadsafe(self._session.next_in_line, self.name)
-        if self.held:
+        if self.held and not goes_on:
             warnings.warn(
                 f"the lease of {brief(self.name)} was dropped while held: release it, or use `async with`; "
                 f"it ends by itself in {self.remaining:.3g} s",
@@ -266,19 +269,29 @@ class Lease:
         self._reason = reason
         self._hold.over = True
         self._end_as(Tenure.LOST)
+        for other in self._hold.shared():  # the owner's who entered again
+            other._lose(reason)
         self._session.next_in_line(self.name)
         if self._block is not None and self._settings.cancel_on_lost:
             self._block.interrupt()
 
     def _end_as(self, tenure: Tenure) -> None:
         self._tenure = tenure
-        session = self._session
-        session.watchdog.forget(self)
-        if session.held.get(self.name) is self._own:
-            del session.held[self.name]
+        self._session.watchdog.forget(self)
+        self._leave_hold()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+    def _leave_hold(self) -> bool:
+        """Whether it goes on without this tenure."""
+        other, held = self._hold.leave(self._own), self._session.held
+        if held.get(self.name) is self._own:
+            if other is None:
+                del held[self.name]
+            else:
+                held[self.name] = other
+        return other is not None
 
     def _look_at_clock(self) -> None:
         """A loop that was blocked beyond the lease finds out here, before any timer runs."""
@@ -294,7 +307,7 @@ class Lease:
     async def _give_back(self) -> None:
         """Release, and tell what became of it. Raises LockLost."""
         lost = self._tenure is Tenure.LOST
-        if not lost and self._pass_on():
+        if not lost and (self._leave_others() or self._pass_on()):
             self._forget()
             return
         if not lost:
@@ -314,6 +327,13 @@ class Lease:
         if ballot.outcome is Outcome.UNREACHABLE:
             error = self._session.quorum.unavailable(ballot, self.name)
             log.warning("asynclock: released %s, which ends by itself: %s", brief(self.name), error)
+
+    def _leave_others(self) -> bool:
+        """End alone, where the owner has entered more often than left."""
+        if len(self._hold.tenures) == 1:
+            return False
+        self._end_as(Tenure.RELEASED)
+        return True
 
     def _pass_on(self) -> bool:
         """Make the next in the local line the holder, if it may be (`_line.py`)."""

@@ -275,7 +275,7 @@ class Wait:
         self._looks = look.only
         at = look.at
         if self._calls:
-            at = min(at, self._after_calls())
+            at = min(at, self._after_calls(session.clock.now()))
         if at > session.clock.now() and not self._tries.granted:
             self._waker = session.loop.create_future()
             self._arm(at)
@@ -294,10 +294,9 @@ class Wait:
             waker = self._waker
             self._timer = self._session.clock.call_at(at, lambda: wake(waker))
 
-    def _after_calls(self) -> float:
-        """When to try, some nodes having called: a majority, or one round trip later."""
+    def _after_calls(self, now: float) -> float:
+        """When to try, some nodes having called: at once after a majority, else a round trip later."""
         self._looks = False
-        now = self._session.clock.now()
         if self._calls.bit_count() > len(self._quorum.nodes) // 2:
             return now
         return now + round_trip(self._rtt)
@@ -316,7 +315,7 @@ class Wait:
         first = not self._calls
         self._calls |= 1 << index
         now = self._session.clock.now()
-        at = self._after_calls()
+        at = self._after_calls(now)
         if at <= now and self._waker is not None:
             wake(self._waker)
         elif first:
