@@ -123,9 +123,10 @@ class Wait:
             self._turn = None
             if timer is not None:
                 timer.cancel()
-        session.check_open()
         if passed is False:
             line.leave(self, session.lines)
+        session.check_open()
+        if passed is False:
             asker = line.asker
             if isinstance(asker, Wait) and not asker._refused and asker._tries.ballot is not None:
                 raise session.quorum.unavailable(asker._tries.ballot, self.lock.name)
