@@ -190,10 +190,9 @@ class _Desk:
             self._hold(op.id, self.now + op.lease)
             return Reply(Verdict.YES, self.state)
         if enters and queueing.fair and self.state.queue:
-            if queueing.number:
-                self._enqueue()
+            self._enqueue()
             enters = self._serve(until=self.waiter)
-        elif not enters and queueing.number:
+        elif not enters:
             self._enqueue()
         if not enters:
             return self._no(next(iter(self.state.holds), None))
@@ -214,7 +213,7 @@ class _Desk:
         return self._yes()
 
     def release(self) -> Reply:
-        op, queueing = self.op, self.op.queueing
+        op = self.op
         if self.state.fence < op.fence:
             self._raise(op.fence, op.memory)
         if op.tombstone:
@@ -232,8 +231,7 @@ class _Desk:
             self._tell_rest()
         elif not self.state.holds:
             self._serve()
-        if queueing.number:
-            self._enqueue()
+        self._enqueue()
         if mine:
             return Reply(Verdict.YES, self.state, fence, notices=tuple(self.notices))
         return self._no(found)
@@ -251,6 +249,8 @@ class _Desk:
     def _enqueue(self) -> None:
         """Leave, or renew, the ticket (rule 7); mark the hold that it waits for (rule 9)."""
         op, queueing = self.op, self.op.queueing
+        if not queueing.number:
+            return
         order = queueing.order or _us(self.now)
         if queueing.number == 1:
             order = _clamped(order, self.now)

@@ -1,10 +1,11 @@
-"""The six rules of a node, as tables; pure."""
+"""The rules of a node for holds and fences (1 to 6), as tables; pure. Those of the queue: test_decide_queue.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from asynclock._op import CLOCK_SKEW, RESTING, Entry, Op, Reply, State, Verb, Verdict, decide
+from asynclock._op import CLOCK_SKEW, RESTING, Op, Verb, decide
+from asynclock._state import Entry, Reply, State, Verdict
 from asynclock.locks.mutex import MUTEX
 
 NOW = 1_700_000_000.0
@@ -113,7 +114,7 @@ def test_rule_3_the_skew_is_as_documented() -> None:
 
 @pytest.mark.parametrize(
     ("state", "wire"),
-    [(OTHERS, [0, 5_000, b"other"]), (ENDLESS, [0, -1, b"other"])],
+    [(OTHERS, [0, 5_000, b"other", -1, 0]), (ENDLESS, [0, -1, b"other", -1, 0])],
 )
 @pytest.mark.parametrize("plain", [False, True])
 def test_rule_3_a_held_name_is_refused(state: State, wire: list[object], plain: bool) -> None:
@@ -138,10 +139,10 @@ def test_rule_3_a_plain_id_is_not_known_again() -> None:
 @pytest.mark.parametrize(
     ("state", "now", "wire"),
     [
-        (FREE, NOW, [0, -2, b""]),
-        (OTHERS, NOW, [0, 5_000, b"other"]),
-        (ENDLESS, NOW, [0, -1, b"other"]),
-        (HELD, NOW + 5, [0, -2, b""]),  # it has ended
+        (FREE, NOW, [0, -2, b"", -1, 0]),
+        (OTHERS, NOW, [0, 5_000, b"other", -1, 0]),
+        (ENDLESS, NOW, [0, -1, b"other", -1, 0]),
+        (HELD, NOW + 5, [0, -2, b"", -1, 0]),  # it has ended
     ],
 )
 @pytest.mark.parametrize("verb", [Verb.EXTEND, Verb.RELEASE])
@@ -171,7 +172,7 @@ def test_rule_5_release_frees_or_lets_rest(rest: float, left: tuple[Entry, ...])
 def test_rule_5_a_resting_name_admits_nobody(verb: Verb) -> None:
     """Not even who released it."""
     state = State((Entry(RESTING, NOW + 3),))
-    assert asked(state, ask(verb, fence=NOW_US)).wire(NOW) == [0, 3_000, RESTING.encode()]
+    assert asked(state, ask(verb, fence=NOW_US)).wire(NOW) == [0, 3_000, RESTING.encode(), -1, 0]
 
 
 @pytest.mark.parametrize("state", [FREE, HELD, OTHERS], ids=["free", "held", "another's"])
