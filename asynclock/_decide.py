@@ -89,7 +89,7 @@ class _Desk:
                 return self._no()
             self._hold(op.id, self.now + op.lease)
             return Reply(Verdict.YES, self.state)
-        if enters and self.state.queue and self.kind.in_turn(op.id):
+        if enters and self.state.queue and (queueing.fair or self.kind.in_turn(op.id)):
             self._enqueue()
             enters = self._serve(until=self.waiter)
         elif not enters:

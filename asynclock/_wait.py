@@ -127,9 +127,10 @@ class Wait:
             self._turn = None
             if timer is not None:
                 timer.cancel()
-        session.check_open()
         if passed is False:
             line.leave(self, session.lines)
+        session.check_open()
+        if passed is False:
             asker = line.asker
             if isinstance(asker, Wait) and not asker._refused and asker._tries.ballot is not None:
                 raise session.quorum.unavailable(asker._tries.ballot, self.lock.name)
@@ -293,7 +294,7 @@ class Wait:
         self._looks = look.only
         at = look.at
         if self._calls:
-            at = min(at, self._after_calls())
+            at = min(at, self._after_calls(session.clock.now()))
         if at > session.clock.now() and not self._tries.granted:
             self._waker = session.loop.create_future()
             self._arm(at)
@@ -312,10 +313,9 @@ class Wait:
             waker = self._waker
             self._timer = self._session.clock.call_at(at, lambda: wake(waker))
 
-    def _after_calls(self) -> float:
-        """When to try, some nodes having called: a majority, or one round trip later."""
+    def _after_calls(self, now: float) -> float:
+        """When to try, some nodes having called: at once after a majority, else a round trip later."""
         self._looks = False
-        now = self._session.clock.now()
         if self._calls.bit_count() > len(self._quorum.nodes) // 2:
             return now
         return now + round_trip(self._rtt)
@@ -334,7 +334,7 @@ class Wait:
         first = not self._calls
         self._calls |= 1 << index
         now = self._session.clock.now()
-        at = self._after_calls()
+        at = self._after_calls(now)
         if at <= now and self._waker is not None:
             wake(self._waker)
         elif first:

@@ -1,4 +1,4 @@
-"""The six rules of a node, as tables; pure."""
+"""The rules of a node for holds and fences (1 to 6), as tables; pure. Those of the queue: test_decide_queue.py."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_rule_3_the_skew_is_as_documented() -> None:
 
 @pytest.mark.parametrize(
     ("state", "wire"),
-    [(OTHERS, [0, 5_000, b"other"]), (ENDLESS, [0, -1, b"other"])],
+    [(OTHERS, [0, 5_000, b"other", -1, 0]), (ENDLESS, [0, -1, b"other", -1, 0])],
 )
 @pytest.mark.parametrize("plain", [False, True])
 def test_rule_3_a_held_name_is_refused(state: State, wire: list[object], plain: bool) -> None:
@@ -140,10 +140,10 @@ def test_rule_3_a_plain_id_is_not_known_again() -> None:
 @pytest.mark.parametrize(
     ("state", "now", "wire"),
     [
-        (FREE, NOW, [0, -2, b""]),
-        (OTHERS, NOW, [0, 5_000, b"other"]),
-        (ENDLESS, NOW, [0, -1, b"other"]),
-        (HELD, NOW + 5, [0, -2, b""]),  # it has ended
+        (FREE, NOW, [0, -2, b"", -1, 0]),
+        (OTHERS, NOW, [0, 5_000, b"other", -1, 0]),
+        (ENDLESS, NOW, [0, -1, b"other", -1, 0]),
+        (HELD, NOW + 5, [0, -2, b"", -1, 0]),  # it has ended
     ],
 )
 @pytest.mark.parametrize("verb", [Verb.EXTEND, Verb.RELEASE])
@@ -169,11 +169,11 @@ def test_rule_5_release_frees_or_lets_rest(rest: float, left: tuple[Entry, ...])
     assert (reply.verdict, reply.state.holds) == (Verdict.YES, left)
 
 
-@pytest.mark.parametrize("verb", list(Verb))
+@pytest.mark.parametrize("verb", [verb for verb in Verb if verb is not Verb.BREAK])
 def test_rule_5_a_resting_name_admits_nobody(verb: Verb) -> None:
     """Not even who released it."""
     state = State((Entry(RESTING, NOW + 3),))
-    assert asked(state, ask(verb, fence=NOW_US)).wire(NOW) == [0, 3_000, RESTING.encode()]
+    assert asked(state, ask(verb, fence=NOW_US)).wire(NOW) == [0, 3_000, RESTING.encode(), -1, 0]
 
 
 @pytest.mark.parametrize("state", [FREE, HELD, OTHERS], ids=["free", "held", "another's"])

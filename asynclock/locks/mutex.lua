@@ -91,11 +91,11 @@ if not enter then
 
   -- True: the head was told (or may not be); false: it is stale or deaf, so the next.
   local function served(head)
-    local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32)) or '0 0 0 0'
-    local number, fresh, ends, wants = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
-    if tonumber(fresh) <= now then return false end
+    local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32))
+    local number, fresh, ends, wants = string.match(ticket or '', '(%S+) (%S+) (%S+) (%S+)')
+    if not fresh or tonumber(fresh) <= now then return false end
     if ARGV[8] == '1' then return tell(head, number, 0, -1) ~= 0 end
-    local top = math.max(f + 1, us) + wants - 1
+    local top = math.max(f + 1, us) + (wants - 1)
     if redis.pcall('SET', fence, string.format('%.0f', top), 'PX', ARGV[5]).err then return true end
     f = top
     if redis.pcall('SET', hold, '+' .. head, 'PX', ends - now).err then return true end
@@ -126,16 +126,14 @@ if not enter then
     if f < tonumber(ARGV[4]) and not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then f = tonumber(ARGV[4]) end
     if ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
     local reply = {0, redis.call('PTTL', hold), holder or '', -1, 0}
-    drop(id)
+    drop(id)  -- and no write after one is refused under OOM
     if holder == id then
       reply = {1, f}
       if ARGV[6] == '0' then
         redis.call('DEL', hold)
         holder = false
       else
-        if redis.pcall('SET', hold, 'asynclock~resting', 'PX', ARGV[6]).err then
-          redis.call('PEXPIRE', hold, ARGV[6])  -- OOM: the name rests under its old id
-        end
+        redis.call('SET', hold, 'asynclock~resting', 'PX', ARGV[6])
         holder = 'asynclock~resting'
         local head = redis.call('ZRANGE', queue, 0, 0)[1]
         local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
@@ -151,9 +149,9 @@ if not enter then
     if not holder then return {0, -2, '', -1, 0} end
     redis.call('DEL', hold)
     if string.match(holder, '^%x+()|') == 33 then tell(holder, 0, 0, -2) end
-    holder = false
+    local reply = {1, f}
     serve()
-    return {1, f}
+    return reply
   end
 
   enqueue()
@@ -168,7 +166,7 @@ end
 if f == 0 or not holder or adopted then
   local time = redis.call('TIME')
   local us = time[1] * 1000000 + time[2]
-  f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), us - 10000000), us + 10000000)) + span - 1
+  f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), us - 10000000), us + 10000000)) + (span - 1)
   redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 end
 if adopted then

@@ -145,8 +145,9 @@ if verb == 'break' then
     if string.match(each, '^%x+()|') == 33 then tell(each, 0, 0, -2) end
   end
   redis.call('DEL', hold)
+  local reply = {1, f}
   serve()
-  return {1, f}
+  return reply
 end
 
 if verb == 'wait' or not score then

@@ -50,6 +50,7 @@ _BACKOFF = (0.05, 2.0)  # seconds: first and longest pause between two attempts 
 _BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent again
 _SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
 _LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
+_LAST_WORDS = 0.1  # seconds that a client which closes waits for answers that nobody else waits for
 _HOPELESS = 5.0  # seconds between attempts where only the user can help
 
 
@@ -380,14 +381,18 @@ class RedisNode:
 
     async def aclose(self) -> None:
         self.state = NodeState.CLOSED
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
         self.error = ConnectionError(f"{self.label} was closed")
         self._met.set()
+        if self._link is not None and self._link.waiting:  # a release may need its script after it (native_reply)
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_LAST_WORDS):
+                    await self._ask(self._link, "PING").answer_of()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._link is not None:
             link, self._link = self._link, None
             link.hang_up()

@@ -1,0 +1,116 @@
+"""Walks through all that can happen in a model, nearest first, and tells the shortest way to what must not.
+
+A model says where it starts, what may happen next, and what is wrong. Two things can be wrong:
+
+    a state       `wrong(state)` says what about it
+    a dead end    nothing that is bound to happen leads on from here to a state that is `good`
+
+What is bound to happen is a step of the protocol. A *whim* is what may happen or not: a cancel, a crash, a lost
+message. Nobody is saved by a whim, so a dead end is one though a cancel would lead out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+S = TypeVar("S", bound=Hashable)
+
+DEAD_END = "dead end"
+
+
+class Step(NamedTuple, Generic[S]):
+    """What may happen next."""
+
+    who: str
+    what: str
+    after: S
+    whim: bool = False
+
+
+class Model(Protocol[S]):
+    """What can happen."""
+
+    def start(self) -> S: ...
+
+    def steps(self, state: S) -> Iterator[Step[S]]: ...
+
+    def wrong(self, state: S) -> str | None:
+        """What is wrong in this state; None: nothing."""
+
+    def good(self, state: S) -> bool:
+        """Whether everybody has got what he wanted."""
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """What is wrong, and how one gets there."""
+
+    what: str
+    trace: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        width = max((len(who) for who, _ in self.trace), default=0)
+        lines = [f"{i:3}. {who:<{width}}  {what}" for i, (who, what) in enumerate(self.trace, 1)]
+        return "\n".join([*lines, f"  => {self.what}"])
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of a walk."""
+
+    states: int
+    flaw: Flaw | None
+
+
+class Link(NamedTuple):
+    """How a state was first reached."""
+
+    before: int
+    who: str
+    what: str
+
+
+def explore(model: Model[S], limit: int = 500_000) -> Report:
+    """Walk through every state, or to the first flaw. Raises OverflowError beyond `limit` states."""
+    states = [model.start()]  # in the order of their distance
+    numbers = {states[0]: 0}
+    links = [Link(0, "", "")]
+    before: list[list[int]] = [[]]  # by steps that are bound to happen
+    for number, state in enumerate(states):  # which grows meanwhile
+        if (what := model.wrong(state)) is not None:
+            return Report(len(states), Flaw(what, _trace(links, number)))
+        for who, does, after, whim in model.steps(state):
+            next_ = numbers.setdefault(after, len(states))
+            if next_ == len(states):
+                states.append(after)
+                links.append(Link(number, who, does))
+                before.append([])
+            if not whim:
+                before[next_].append(number)
+        if len(states) > limit:
+            raise OverflowError(f"more than {limit} states")
+    saved = _leads_to([number for number, state in enumerate(states) if model.good(state)], before)
+    lost = next((number for number in range(len(states)) if number not in saved), None)
+    return Report(len(states), None if lost is None else Flaw(DEAD_END, _trace(links, lost)))
+
+
+def _leads_to(ends: list[int], before: list[list[int]]) -> set[int]:
+    """All states from which one of `ends` can be reached."""
+    found, todo = set(ends), list(ends)
+    while todo:
+        for number in before[todo.pop()]:
+            if number not in found:
+                found.add(number)
+                todo.append(number)
+    return found
+
+
+def _trace(links: list[Link], number: int) -> tuple[tuple[str, str], ...]:
+    """The steps from the start to this state."""
+    steps = []
+    while number:
+        number, who, what = links[number]
+        steps.append((who, what))
+    return tuple(reversed(steps))

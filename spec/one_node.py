@@ -1,0 +1,393 @@
+"""One node, where serving is granting: who frees the name makes the first in the queue its holder.
+
+Each client has one connection: what it sends arrives in order, what the node says comes back in order, and either may
+be late. A client takes a ticket, renews it, is granted, overstays its lease, gives back, gives up, dies; its connection
+breaks, and what was under way on it is read by the node later, or never. The node is the shipped `decide`.
+
+Time goes in ticks. All times in a state are ticks *from now*: a tick takes one off each of them, and `decide` is always
+asked at time 0. Clocks run alike here; what they may differ by is the drift allowance, which is arithmetic.
+
+What must not be:
+    two holders       two clients believe, each by its own clock, that they hold the name
+    a fence sank      a tenure's fence is not above that of every tenure before it
+    not told          the name was given back, somebody with a fresh ticket listens, and it stays free
+    nobody's hold     a hold whose client has left it, with no release of it under way
+    nobody's ticket   the same of a ticket
+    dead end          a client that neither gets the name nor gives up
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum, StrEnum
+from functools import cache
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock._decide import decide
+from asynclock._op import Op, Queueing, Serve, Verb
+from asynclock._state import Notice, State, Ticket, Verdict
+from asynclock.locks.mutex import MUTEX
+from spec.explorer import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LEASE = 2  # ticks; the life of a ticket, too
+FRESH = 1  # a ticket is served up to half of its life
+NUMBERS = 3  # a ticket's numbers go round: no more than two of them are ever under way
+
+
+class Rule(StrEnum):
+    """What can be taken out."""
+
+    NUMBERED_VALIDITY = "validity counts from the sending of the number that was granted"
+    OWN_ID_MOVES_END = "who holds and asks again is answered yes, and the end of its hold moves with the answer"
+    FREER_SERVES = "who frees the name serves the queue"
+    ONLY_FREER_SERVES = "nobody else does"
+    LEAVING_TAKES_TICKET = "release, leave and undo are one: the ticket of the id goes"
+    LEAVING_TAKES_HOLD = "... and the hold goes, if it is the id's"
+    ONLY_OWN_HOLD = "... and no other's"
+    TOMBSTONE = "an undo on another connection than its acquire leaves a tombstone"
+    NEVER_AFTER_UNDO = "what a node did not carry out is not sent again behind its undo"
+
+
+BREAKS = {
+    Rule.NUMBERED_VALIDITY: ("overstayed", "two holders"),
+    Rule.OWN_ID_MOVES_END: ("lost notice", "two holders"),
+    Rule.FREER_SERVES: ("overstayed", "not told"),
+    Rule.ONLY_FREER_SERVES: ("three", "two holders"),
+    Rule.LEAVING_TAKES_TICKET: ("faults", "nobody's ticket"),
+    Rule.LEAVING_TAKES_HOLD: ("faults", "nobody's hold"),
+    Rule.ONLY_OWN_HOLD: ("overstayed", "two holders"),
+    Rule.TOMBSTONE: ("faults", "nobody's hold"),
+    Rule.NEVER_AFTER_UNDO: ("faults", "nobody's hold"),
+}
+"""In which scene each is missed, and by what."""
+
+
+class Ask(NamedTuple):
+    """A command on its way to the node."""
+
+    verb: Verb
+    id: str
+    number: int = 0
+    leaves: bool = False  # a release by somebody who does not know that it holds
+    tombstone: bool = False
+
+
+class Word(NamedTuple):
+    """An answer, or a notice, on its way to a client."""
+
+    id: str
+    number: int
+    what: str  # yes, no, undone; granted: the ticket became the hold; again: nothing was done, send it again
+    fence: int = 0
+
+
+class Phase(Enum):
+    IDLE = "idle"
+    ASKING = "asking"
+    WAITING = "waiting"
+    HOLDING = "holding"
+    DONE = "done"
+    DEAD = "dead"
+
+
+class Client(NamedTuple):
+    """One client, which wants the name `rounds` more times."""
+
+    rounds: int
+    phase: Phase = Phase.IDLE
+    number: int = 0  # of its last ticket
+    ends: tuple[int, ...] = (0,) * NUMBERS  # how long its lease would last if it came by the ticket of that number
+    valid: int = 0  # how long its lease lasts, as it believes
+    out: tuple[Ask, ...] = ()
+    heard: tuple[Word, ...] = ()
+
+
+class World(NamedTuple):
+    """Everything. `flaw` is what went wrong in the last step."""
+
+    node: State
+    clients: tuple[Client, ...]
+    whims: int  # so many may still happen
+    top: int = 1  # the highest fence of a tenure; all fences are counted from it, so it stays 1
+    frozen: tuple[tuple[Ask, int], ...] = ()  # sent on a broken connection, and for how long the node may yet read it
+    lapsed: bool = False  # the hold came to its end by itself, and nobody has held since
+    flaw: str = ""
+
+
+class Whim(Enum):
+    GIVES_UP = "gives up"
+    DIES = "dies"
+    BREAKS = "its connection breaks"
+    NOT_NOW = "its command was not carried out"
+
+
+class Scene(NamedTuple):
+    """How much of it a walk sees; all at once would be millions of states."""
+
+    rounds: tuple[int, ...]  # how often each client wants the name
+    whims: int  # how much may happen that need not ...
+    what: frozenset[Whim]  # ... and what
+    whom: str  # to whom
+    time: bool
+
+
+SCENES = {
+    "overstayed": Scene((2, 1), 0, frozenset(), "", time=True),
+    "faults": Scene((1, 1), 2, frozenset(Whim), "AB", time=True),
+    "lost notice": Scene((2, 1), 1, frozenset({Whim.BREAKS}), "B", time=True),
+    "three": Scene((1, 1, 1), 2, frozenset({Whim.GIVES_UP}), "ABC", time=False),
+}
+
+
+class OneNode:
+    """The model of a scene."""
+
+    def __init__(self, scene: Scene, without: Rule | None = None) -> None:
+        self.scene = scene
+        self.without = without
+
+    def start(self) -> World:
+        node = State(fence=1, fence_ends=inf)
+        return World(node, tuple(Client(rounds) for rounds in self.scene.rounds), self.scene.whims)
+
+    def good(self, world: World) -> bool:
+        return all(client.phase in (Phase.DONE, Phase.DEAD) and not client.out for client in world.clients)
+
+    def wrong(self, world: World) -> str | None:
+        if sum(client.phase is Phase.HOLDING and client.valid > 0 for client in world.clients) > 1:
+            return "two holders"
+        if world.flaw:
+            return world.flaw
+        node = world.node
+        if not node.holds and not world.lapsed and any(_hears(world, ticket.id, ticket.fresh) for ticket in node.queue):
+            return "not told"
+        if any(_left(world, entry.id) for entry in node.holds):
+            return "nobody's hold"
+        if any(_left(world, ticket.id) for ticket in node.queue):
+            return "nobody's ticket"
+        return None
+
+    def steps(self, world: World) -> Iterator[Step[World]]:
+        for index, client in enumerate(world.clients):
+            yield from self._client_steps(world, index, client)
+            if world.whims and _name(index) in self.scene.whom:
+                yield from self._whims(world._replace(whims=world.whims - 1), index, client)
+        if world.frozen:
+            (ask, _), *rest = world.frozen
+            after, _ = self._carry_out(world._replace(frozen=tuple(rest)), ask)
+            yield Step("node", f"reads on a broken connection: {_told(ask)}", after)
+        if self.scene.time:
+            yield Step("time", "goes on by a tick", _tick(world))
+
+    def _client_steps(self, world: World, index: int, client: Client) -> Iterator[Step[World]]:
+        who, mine = _name(index), _id(index, client)
+        if client.out:
+            ask = client.out[0]
+            after, word = self._carry_out(_with(world, index, client._replace(out=client.out[1:])), ask)
+            if client.phase is not Phase.DEAD:
+                after = self._say(after, index, word)
+            yield Step("node", f"answers {_told(ask)}: {word.what}", after)
+        if client.heard:
+            yield self._hear(world, index, client._replace(heard=client.heard[1:]), client.heard[0])
+        match client.phase:
+            case Phase.IDLE:
+                yield Step(who, f"tries, as {mine}", _with(world, index, _try(client, mine)))
+            case Phase.WAITING if client.ends[client.number] < LEASE:
+                yield Step(who, f"renews the ticket of {mine}", _with(world, index, _try(client, mine)))
+            case Phase.HOLDING:
+                yield Step(who, f"releases {mine}", self._leave(world, index, client))
+
+    def _hear(self, world: World, index: int, client: Client, word: Word) -> Step[World]:
+        who = _name(index)
+        if word.what == "again":
+            again = Ask(Verb.ACQUIRE, word.id, word.number)
+            sent = client._replace(out=(*client.out, again))
+            return Step(who, f"sends {_told(again)} again", _with(world, index, sent))
+        if word.what in ("no", "undone"):
+            return Step(who, "is refused, and waits", _with(world, index, client._replace(phase=Phase.WAITING)))
+        number = client.number if self.without is Rule.NUMBERED_VALIDITY else word.number
+        valid = client.ends[number]
+        if not valid:
+            return Step(who, f"hears {word.what} when its lease is over", self._leave(world, index, client))
+        flaw = "" if word.fence > world.top else "a fence sank"
+        holding = Client(client.rounds, Phase.HOLDING, valid=valid, out=client.out)
+        after = _counted_from(_with(world._replace(flaw=flaw), index, holding), word.fence)
+        return Step(who, f"hears {word.what} to number {word.number}: holds for {valid} ticks", after)
+
+    def _leave(self, world: World, index: int, client: Client) -> World:
+        """Release, or give up: one command. The id is spent; what is still said to it comes too late."""
+        mine = _id(index, client)
+        late = any(ask.id == mine and ask.verb is Verb.ACQUIRE for ask, _ in world.frozen)
+        tombstone = late and self.without is not Rule.TOMBSTONE
+        ask = Ask(Verb.RELEASE, mine, leaves=client.phase is not Phase.HOLDING, tombstone=tombstone)
+        rounds = client.rounds - 1
+        heard = tuple(word for word in client.heard if self._minds(word))
+        gone = Client(rounds, Phase.IDLE if rounds else Phase.DONE, out=(*client.out, ask), heard=heard)
+        return _with(world, index, gone)
+
+    def _say(self, world: World, index: int, word: Word) -> World:
+        """On its way to a client, unless that has left the id, or holds: then it means nothing to it any more."""
+        client = world.clients[index]
+        waits = word.id == _id(index, client) and client.phase in (Phase.ASKING, Phase.WAITING)
+        if not waits and not self._minds(word):
+            return world
+        return _with(world, index, client._replace(heard=(*client.heard, word)))
+
+    def _minds(self, word: Word) -> bool:
+        """Whether even a word that comes too late means something."""
+        return word.what == "again" and self.without is Rule.NEVER_AFTER_UNDO
+
+    def _whims(self, world: World, index: int, client: Client) -> Iterator[Step[World]]:
+        who, mine, may = _name(index), _id(index, client), self.scene.what
+        if client.phase is Phase.DEAD:
+            return
+        if Whim.GIVES_UP in may and client.phase in (Phase.ASKING, Phase.WAITING):
+            yield Step(who, f"gives {mine} up", self._leave(world, index, client), whim=True)
+        if Whim.NOT_NOW in may and client.out and client.out[0].verb is Verb.ACQUIRE:
+            ask, *rest = client.out
+            again = _with(world, index, client._replace(out=tuple(rest)))
+            again = self._say(again, index, Word(ask.id, ask.number, "again"))
+            yield Step("node", f"answers {_told(ask)}: not now, nothing was done", again, whim=True)
+        if Whim.DIES in may and client.phase is not Phase.DONE:
+            dead = Client(client.rounds, Phase.DEAD, out=client.out)
+            yield Step(who, "dies", _with(world, index, dead), whim=True)
+        if Whim.BREAKS in may and (client.out or client.heard):
+            yield Step(who, "loses its connection", self._broken(world, index, client), whim=True)
+
+    def _broken(self, world: World, index: int, client: Client) -> World:
+        """What is under way may yet be read, or is lost; what must not be lost is sent again on a new connection."""
+        world = world._replace(frozen=world.frozen + tuple((ask, LEASE) for ask in client.out))
+        tombstone = self.without is not Rule.TOMBSTONE
+        owed = tuple(ask._replace(tombstone=tombstone) for ask in client.out if ask.verb is Verb.RELEASE)
+        client = client._replace(out=owed, heard=())
+        return self._leave(world, index, client) if client.phase is Phase.ASKING else _with(world, index, client)
+
+    def _carry_out(self, world: World, ask: Ask) -> tuple[World, Word]:
+        """The node reads a command; whom it tells will hear of it."""
+        node, word, notices = _answer(world.node, ask, self.without)
+        world = world._replace(node=node, lapsed=world.lapsed and not node.holds)
+        for notice in notices:
+            granted = Word(notice.id, notice.number, "granted", notice.fence)
+            world = self._say(world, _index(notice.id), granted)
+        return world, word
+
+
+# -- the node ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _answer(state: State, ask: Ask, without: Rule | None) -> tuple[State, Word, tuple[Notice, ...]]:
+    """`decide`, and what it were without a rule."""
+    given, asked = state, ask
+    holder = state.holds[0].id if state.holds else ""
+    if ask.verb is Verb.RELEASE and holder and holder != ask.id:
+        if without is Rule.ONLY_OWN_HOLD:
+            asked = ask._replace(id=holder)
+        if without is Rule.ONLY_FREER_SERVES:
+            given = replace(state, holds=())
+    serve = Serve.NOBODY if without is Rule.FREER_SERVES else Serve.GRANT
+    queueing = Queueing(serve, number=ask.number + 1 if ask.verb is Verb.ACQUIRE else 0, fresh=FRESH)
+    op = Op(ask.verb, MUTEX, "name", asked.id, LEASE, 0, inf, tombstone=ask.tombstone, queueing=queueing)
+    reply = decide(MUTEX, given, op, 0)
+    after, notices = reply.state, reply.notices
+    if without is Rule.ONLY_FREER_SERVES and given is not state and not after.holds:
+        after = replace(after, holds=state.holds)
+    if without is Rule.OWN_ID_MOVES_END and ask.verb is Verb.ACQUIRE and holder == ask.id:
+        after = replace(after, holds=state.holds)
+    if without is Rule.LEAVING_TAKES_HOLD and ask.leaves and holder == ask.id:
+        after, notices = state, ()
+    if without is Rule.LEAVING_TAKES_TICKET and ask.leaves and holder != ask.id:
+        after = replace(after, queue=state.queue, queue_ends=state.queue_ends)
+    what = {Verdict.YES: "yes", Verdict.NO: "no", Verdict.UNDONE: "undone"}[reply.verdict]
+    heard = tuple(notice._replace(number=notice.number - 1) for notice in notices)
+    return after, Word(ask.id, ask.number, what, reply.fence), heard
+
+
+def _tick(world: World) -> World:
+    """All that is counted is one less."""
+    node = world.node
+    aged = State(
+        tuple(entry._replace(ends=(entry.ends or 0) - 1) for entry in node.holds),
+        node.fence,
+        node.fence_ends,
+        tuple(entry._replace(ends=(entry.ends or 0) - 1) for entry in node.undone),
+        tuple(_aged(ticket) for ticket in node.queue),
+        node.queue_ends - 1,
+        node.marked,
+    ).at(0)
+    clients = tuple(
+        client._replace(ends=tuple(max(0, left - 1) for left in client.ends), valid=max(0, client.valid - 1))
+        for client in world.clients
+    )
+    frozen = tuple((ask, left - 1) for ask, left in world.frozen if left > 1)
+    lapsed = world.lapsed or bool(node.holds and not aged.holds)
+    return world._replace(node=aged, clients=clients, frozen=frozen, lapsed=lapsed)
+
+
+def _aged(ticket: Ticket) -> Ticket:
+    return ticket._replace(fresh=max(0, ticket.fresh - 1), ends=max(0, ticket.ends - 1))
+
+
+# -- the clients -------------------------------------------------------------------------------------------------------
+
+
+def _name(index: int) -> str:
+    return chr(ord("A") + index)
+
+
+def _index(id: str) -> int:
+    """Whose id it is."""
+    return ord(id[0]) - ord("A")
+
+
+def _id(index: int, client: Client) -> str:
+    """Each time it wants the name it has another."""
+    return f"{_name(index)}{client.rounds}"
+
+
+def _told(ask: Ask) -> str:
+    number = f" number {ask.number}" if ask.verb is Verb.ACQUIRE else ""
+    return f"{ask.verb.value} of {ask.id}{number}{' with a tombstone' if ask.tombstone else ''}"
+
+
+def _with(world: World, index: int, client: Client) -> World:
+    return world._replace(clients=(*world.clients[:index], client, *world.clients[index + 1 :]))
+
+
+def _try(client: Client, id: str) -> Client:
+    """An acquire which leaves a ticket with the next number, or renews it."""
+    number = (client.number + 1) % NUMBERS
+    ends = tuple(LEASE if each == number else left for each, left in enumerate(client.ends))
+    out = (*client.out, Ask(Verb.ACQUIRE, id, number))
+    return client._replace(phase=Phase.ASKING, number=number, ends=ends, out=out)
+
+
+def _counted_from(world: World, fence: int) -> World:
+    """The same with all fences counted from this one."""
+    less = max(fence - world.top, 0)
+    clients = tuple(
+        client._replace(heard=tuple(word._replace(fence=max(word.fence - less, 0)) for word in client.heard))
+        for client in world.clients
+    )
+    return world._replace(node=replace(world.node, fence=world.node.fence - less), clients=clients)
+
+
+def _hears(world: World, id: str, fresh: float) -> bool:
+    """Whether a ticket is to be served, and whose it is listens."""
+    return fresh > 0 and world.clients[_index(id)].phase is not Phase.DEAD
+
+
+def _left(world: World, id: str) -> bool:
+    """Whether an id was left by its client, and nothing under way will take away what it has."""
+    index = _index(id)
+    client = world.clients[index]
+    gone = client.phase is not Phase.DEAD and id != _id(index, client)
+    return gone and not any(ask.id == id and ask.verb is Verb.RELEASE for ask in client.out)
+
+
+def scene(name: str, without: Rule | None = None) -> OneNode:
+    return OneNode(SCENES[name], without)

@@ -1,0 +1,382 @@
+"""Three nodes, where serving is a wake-up: a majority of them decides, and no single one can let anybody in.
+
+Each client has a connection to each node; what it sends there is read in order, as late as the node likes. Replies and
+calls come at once: what may be late there is late at the node just as well. The nodes are the shipped `decide`, and the
+votes are counted by the shipped `Ballot`. Time does not go on (`one_node.py` has the clock): a pause is a step that may
+come at any time, and leases and tickets end only where it is said so.
+
+Nobody looks by himself, except after something ended unheard. So a call that does not come leaves a dead end.
+
+What must not be:
+    two holders        two clients have a majority
+    tries for nothing  more than a first try and one with a ticket, while the same hold stands
+    dead end           a client that wants the name and never gets it
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum, StrEnum
+from functools import cache
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asynclock._decide import decide
+from asynclock._op import Op, Queueing, Serve, Verb
+from asynclock._quorum import Ballot, Outcome
+from asynclock._state import Entry, State
+from asynclock.locks.mutex import FAIR, MUTEX
+from spec.explorer import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NODES = 3
+MAJORITY = NODES // 2 + 1
+LAG = 1  # nobody tries while a node owes him more answers than this: it would count as silent
+
+
+class Rule(StrEnum):
+    """What can be taken out."""
+
+    UNDO_FIRST = "undo k is queued on every node before attempt k + 1"
+    QUIET_UNDO = "an undo wakes nobody ..."
+    WAKING_UNDO = "... unless its attempt had, or may have had, a majority"
+    SPLIT_GIVES_BACK = "votes that are split are given back"
+    ORDER_KEY = "the order key is the same on every node and in every renewal"
+    TICKET_NEEDS_MAJORITY = "a ticket is kept only while its owner reaches a majority"
+    DELAYED_RESTART = "a node that restarted casts no vote until what it may have forgotten has ended"
+
+
+BREAKS = {
+    Rule.UNDO_FIRST: ("fair", "dead end"),
+    Rule.QUIET_UNDO: ("held", "tries for nothing"),
+    Rule.WAKING_UNDO: ("two", "dead end"),
+    Rule.SPLIT_GIVES_BACK: ("one down", "dead end"),
+    Rule.ORDER_KEY: ("fair", "dead end"),
+    Rule.TICKET_NEEDS_MAJORITY: ("cut off", "dead end"),
+    Rule.DELAYED_RESTART: ("restart", "two holders"),
+}
+"""In which scene each is missed, and by what."""
+
+
+class Scene(NamedTuple):
+    """How much of it a walk sees."""
+
+    clients: int = 2
+    fair: bool = False
+    down: bool = False  # the last node is out of reach
+    held: bool = False  # the last client holds all the time, on all nodes but the last; tries are counted
+    gives_up: bool = False  # the first client may
+    cut_off: bool = False  # the first client may lose the middle node, for ever
+    restart: bool = False  # the first node may lose all it knows, while somebody holds
+
+
+SCENES = {
+    "two": Scene(gives_up=True),
+    "one down": Scene(down=True, gives_up=True),
+    "held": Scene(3, held=True),
+    "fair": Scene(fair=True, down=True),
+    "cut off": Scene(fair=True, down=True, cut_off=True),
+    "restart": Scene(restart=True),
+}
+
+
+class Ask(NamedTuple):
+    """A command on its way to a node."""
+
+    verb: Verb
+    id: str
+    ticket: bool = False  # leaves the ticket of its client, or puts it back
+    serve: Serve = Serve.WAKE
+
+
+class Phase(Enum):
+    READY = "ready"  # to try, at any time
+    ASKING = "asking"
+    WAITING = "waiting"  # to be called
+    HOLDING = "holding"
+    DONE = "done"
+
+
+Vote = tuple[Any, ...]
+SILENT: Vote = ("silent",)
+UNASKED: tuple[Vote | None, ...] = (None,) * NODES
+
+
+class Client(NamedTuple):
+    """One client. Its attempts have two ids in turn: the undo of one is sent before the next but one."""
+
+    phase: Phase = Phase.READY
+    attempt: int = 0
+    votes: tuple[Vote | None, ...] = UNASKED
+    queues: bool = False  # was refused: its next try leaves tickets
+    called: bool = False
+    out: tuple[tuple[Ask, ...], ...] = ((),) * NODES
+    late: tuple[Ask | None, ...] = (None,) * NODES  # undos that go out behind the next attempt (without UNDO_FIRST)
+    tries: int = 0
+
+
+class World(NamedTuple):
+    nodes: tuple[State, ...]
+    clients: tuple[Client, ...]
+    cut: bool = False  # the first client is cut off
+    unheard: bool = False  # something has ended, and nobody was told
+    restarted: bool = False
+    young: str = ""  # the first node restarted, and this is the hold that it has forgotten
+
+
+class Quorum:
+    """The model of a scene."""
+
+    def __init__(self, scene: Scene, without: Rule | None = None) -> None:
+        self.scene = scene
+        self.without = without
+
+    def start(self) -> World:
+        clients, node = (Client(),) * self.scene.clients, State(fence=1, fence_ends=inf)
+        if not self.scene.held:
+            return World((node,) * NODES, clients)
+        mine = _id(len(clients) - 1, 0)
+        held = replace(node, holds=(Entry(mine, 1),))
+        holder = Client(Phase.HOLDING, votes=((1,), (1,), SILENT))
+        return World((held,) * (NODES - 1) + (node,), (*clients[:-1], holder))
+
+    def good(self, world: World) -> bool:
+        if self.scene.held:  # at rest
+            return all(client.phase is not Phase.READY and not any(client.out) for client in world.clients)
+        wanting = world.clients[1:] if world.cut else world.clients
+        return all(client.phase is Phase.DONE for client in wanting)
+
+    def wrong(self, world: World) -> str | None:
+        if sum(client.phase is Phase.HOLDING for client in world.clients) > 1:
+            return "two holders"
+        if any(client.tries > 2 for client in world.clients):
+            return "tries for nothing"
+        return None
+
+    def steps(self, world: World) -> Iterator[Step[World]]:
+        for index, client in enumerate(world.clients):
+            yield from self._client_steps(world, index, client)
+            for n in range(NODES):
+                if client.out[n]:
+                    yield self._carry_out(world, index, n)
+        yield from self._faults(world)
+
+    # -- the clients ---------------------------------------------------------------------------------------------------
+
+    def _client_steps(self, world: World, index: int, client: Client) -> Iterator[Step[World]]:
+        who, mine = _name(index), _id(index, client.attempt)
+        waits = client.phase is Phase.WAITING
+        heeded = all(len(asks) <= LAG for asks in client.out)
+        if heeded and (client.phase is Phase.READY or (waits and (client.called or world.unheard))):
+            ticket = " with a ticket" if client.queues else ""
+            yield Step(who, f"tries, as {_id(index, 1 - client.attempt)}{ticket}", self._try(world, index, client))
+        if client.phase is Phase.HOLDING and not self.scene.held:
+            asks = {n: Ask(Verb.RELEASE, mine) for n in range(NODES)}
+            yield Step(who, f"releases {mine}", self._send(world, index, Client(Phase.DONE, out=client.out), asks))
+        if self.scene.gives_up and not index and client.phase in (Phase.READY, Phase.ASKING, Phase.WAITING):
+            yield Step(who, "gives up", self._leave(world, index, client, Phase.DONE), whim=True)
+
+    def _try(self, world: World, index: int, client: Client) -> World:
+        attempt = 1 - client.attempt
+        ask = Ask(Verb.ACQUIRE, _id(index, attempt), client.queues)
+        late, tries = client.late, client.tries + self.scene.held
+        client = Client(Phase.ASKING, attempt, queues=client.queues, out=client.out, tries=tries)
+        world = self._send(world, index, client, dict.fromkeys(range(NODES), ask))
+        world = self._send(world, index, world.clients[index], {n: undo for n, undo in enumerate(late) if undo})
+        return self._counted(world, index)
+
+    def _counted(self, world: World, index: int) -> World:
+        """A client's votes came to an outcome, perhaps."""
+        client = world.clients[index]
+        tally = _tally(client.votes, client.queues)
+        if client.phase is not Phase.ASKING or tally is None:
+            return world
+        if tally.outcome is Outcome.WON:
+            let_in = [n for n, vote in enumerate(client.votes) if vote and vote[0] == 1]
+            holding = client._replace(phase=Phase.HOLDING, called=False)
+            leave = {n: Ask(Verb.RELEASE, _ticket(index)) for n in range(NODES) if client.queues and n not in let_in}
+            return self._send(world, index, holding._replace(queues=False), leave)
+        if tally.outcome is Outcome.UNREACHABLE and self.without is not Rule.TICKET_NEEDS_MAJORITY:
+            return self._leave(world, index, client, Phase.READY)
+        waits = client.queues and (tally.held or (self.scene.fair and tally.behind and tally.free >= MAJORITY))
+        split = client.queues and not tally.held
+        if self.without is Rule.SPLIT_GIVES_BACK and split and not waits:
+            return _with(world, index, client._replace(phase=Phase.WAITING))
+        undo = self._undo(index, client, ticket=client.queues)
+        client = client._replace(phase=Phase.WAITING if waits else Phase.READY, votes=UNASKED, queues=True)
+        if self.without is Rule.UNDO_FIRST:
+            return _with(world, index, client._replace(late=tuple(undo.get(n) for n in range(NODES))))
+        return self._send(world, index, client, undo)
+
+    def _undo(self, index: int, client: Client, ticket: bool) -> dict[int, Ask]:
+        """To each node where the attempt took effect, or may yet."""
+        traces = [n for n, vote in enumerate(client.votes) if vote is None or vote[0] == 1]
+        serve = Serve.WAKE if len(traces) >= MAJORITY and self.without is not Rule.WAKING_UNDO else Serve.NOBODY
+        if self.without is Rule.QUIET_UNDO:
+            serve = Serve.WAKE
+        return {n: Ask(Verb.RELEASE, _id(index, client.attempt), ticket, serve) for n in traces}
+
+    def _leave(self, world: World, index: int, client: Client, phase: Phase) -> World:
+        """Undo the attempt, and take the tickets back."""
+        undo = self._undo(index, client, ticket=False) if client.phase is Phase.ASKING else {}
+        undo |= {n: late for n, late in enumerate(client.late) if late}
+        gone = Client(phase, client.attempt, out=client.out)
+        world = self._send(world, index, gone, undo)
+        leave = {n: Ask(Verb.RELEASE, _ticket(index)) for n in range(NODES) if client.queues}
+        return self._send(world, index, world.clients[index], leave)
+
+    def _send(self, world: World, index: int, client: Client, asks: dict[int, Ask]) -> World:
+        out, votes = list(client.out), list(client.votes)
+        for n, ask in asks.items():
+            if self._reaches(world, index, n):
+                out[n] = (*out[n], ask)
+            elif ask.verb is Verb.ACQUIRE:
+                votes[n] = SILENT
+        return _with(world, index, client._replace(out=tuple(out), votes=tuple(votes)))
+
+    def _reaches(self, world: World, index: int, n: int) -> bool:
+        cut = world.cut and index == 0 and n == 1
+        young = n == 0 and bool(world.young)
+        return not cut and not young and not (self.scene.down and n == NODES - 1)
+
+    # -- the nodes -----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, world: World, index: int, n: int) -> Step[World]:
+        client = world.clients[index]
+        ask, *rest = client.out[n]
+        state, vote, told = _answer(world.nodes[n], ask, index, self.scene.fair, self.without)
+        out = (*client.out[:n], tuple(rest), *client.out[n + 1 :])
+        client = client._replace(out=out)
+        if ask.verb is Verb.ACQUIRE and ask.id == _id(index, client.attempt) and client.phase is Phase.ASKING:
+            client = client._replace(votes=(*client.votes[:n], vote, *client.votes[n + 1 :]))
+        world = _with(world, index, client)
+        world = world._replace(nodes=(*world.nodes[:n], state, *world.nodes[n + 1 :]))
+        for whom in told:
+            waits = world.clients[whom].phase in (Phase.ASKING, Phase.WAITING, Phase.READY)
+            if waits and world.clients[whom].queues:
+                world = _with(world, whom, world.clients[whom]._replace(called=True))
+        calls = f", calls {', '.join(_name(whom) for whom in told)}" if told else ""
+        said = "yes" if vote[0] == 1 else f"no ({vote[2].decode() or 'free'})"
+        told_by = f"{ask.verb.value} of {ask.id}: {said}{calls}"
+        return Step(f"node {n}", told_by, self._counted(world, index))
+
+    def _faults(self, world: World) -> Iterator[Step[World]]:
+        if self.scene.cut_off and not world.cut:
+            after = self._silenced(world._replace(cut=True), 0, 1)
+            yield Step("A", "is cut off from node 1", after, whim=True)
+        if world.cut and (after := _lapsed(world)) != world:
+            yield Step("node 1", "forgets A: its lease and its ticket end", after)
+        for index, client in enumerate(world.clients):
+            if self.scene.restart and not world.restarted and client.phase is Phase.HOLDING:
+                yield Step("node 0", "restarts empty", self._restarted(world, _id(index, client.attempt)), whim=True)
+            if world.young == _id(index, client.attempt) and client.phase is not Phase.HOLDING:
+                yield Step("node 0", "is old enough to vote", world._replace(young=""))
+
+    def _silenced(self, world: World, index: int, n: int) -> World:
+        """What was on its way from a client to a node is lost."""
+        client = world.clients[index]
+        client = client._replace(out=(*client.out[:n], (), *client.out[n + 1 :]))
+        if client.phase is Phase.ASKING and client.votes[n] is None:
+            client = client._replace(votes=(*client.votes[:n], SILENT, *client.votes[n + 1 :]))
+        return self._counted(_with(world, index, client), index)
+
+    def _restarted(self, world: World, holder: str) -> World:
+        """All connections to it break."""
+        young = "" if self.without is Rule.DELAYED_RESTART else holder
+        nodes = (State(fence=1, fence_ends=inf), *world.nodes[1:])
+        world = world._replace(nodes=nodes, young=young, restarted=True)
+        for index in range(len(world.clients)):
+            world = self._silenced(world, index, 0)
+        return world
+
+
+# -- counting and answering --------------------------------------------------------------------------------------------
+
+
+class Tally(NamedTuple):
+    """What votes come to."""
+
+    outcome: Outcome
+    held: bool  # by one id, on a majority
+    free: int
+    behind: bool  # others stand before us
+
+
+@cache
+def _tally(votes: tuple[Vote | None, ...], certain: bool) -> Tally | None:
+    """None: it is open."""
+    ballot = Ballot(_op(Ask(Verb.ACQUIRE, "A0"), 0, False, 0), NODES, 0, 1, certain=certain)
+    for n, vote in enumerate(votes):
+        if vote == SILENT:
+            ballot.fail(n, TimeoutError(), maybe=False)
+        elif vote is not None:
+            ballot.answer(n, list(vote))
+    if ballot.outcome is None:
+        return None
+    ranks = ballot.ranks()
+    behind = bool(ranks) and ranks[len(ranks) // 2] > 0
+    return Tally(ballot.outcome, ballot.holder() is not None, ballot.free(), behind)
+
+
+@cache
+def _answer(
+    state: State, ask: Ask, index: int, fair: bool, without: Rule | None
+) -> tuple[State, Vote, tuple[int, ...]]:
+    """The node after it, its vote, and whom it calls. Fences are left out (`span.py` has them)."""
+    order = index + 1
+    if without is Rule.ORDER_KEY:  # each node counts arrivals itself; who renews keeps his place
+        mine = [ticket.order for ticket in state.queue if ticket.id == _ticket(index)]
+        order = mine[0] if mine else 1 + max((ticket.order for ticket in state.queue), default=0)
+        if ask.verb is Verb.RELEASE:  # an undo: it was let in, so it was the first
+            order = 0
+    reply = decide(FAIR if fair else MUTEX, state, _op(ask, index, fair, order), 0)
+    vote = tuple(reply.wire(0))
+    vote = (1,) if vote[0] == 1 else (*vote[:3], min(vote[3], 1), 0)
+    told = tuple(ord(notice.id[0]) - ord("A") for notice in reply.notices)
+    queue = reply.state.queue
+    if without is Rule.ORDER_KEY:
+        queue = tuple(ticket._replace(order=place) for place, ticket in enumerate(queue, 1))
+    return replace(reply.state, fence=1, queue=queue), vote, told
+
+
+def _op(ask: Ask, index: int, fair: bool, order: int) -> Op:
+    """Time stands still: all leases and tickets have one tick left."""
+    number = 2 if ask.ticket else 0
+    waiter = _ticket(index) if ask.ticket else ""
+    queueing = Queueing(ask.serve, fair, waiter=waiter, number=number, fresh=1, order=order)
+    return Op(ask.verb, FAIR if fair else MUTEX, "name", ask.id, 1, 0, inf, queueing=queueing)
+
+
+def _lapsed(world: World) -> World:
+    """The middle node has heard nothing of the first client for long enough."""
+    node, client = world.nodes[1], world.clients[0]
+    if client.phase is Phase.HOLDING:
+        return world
+    holds = tuple(entry for entry in node.holds if entry.id[0] != "A")
+    queue = tuple(ticket for ticket in node.queue if ticket.id[0] != "A")
+    if (holds, queue) == (node.holds, node.queue):
+        return world
+    node = replace(node, holds=holds, queue=queue, marked=node.marked and bool(holds)).at(0)
+    return world._replace(nodes=(world.nodes[0], node, *world.nodes[2:]), unheard=True)
+
+
+def _name(index: int) -> str:
+    return chr(ord("A") + index)
+
+
+def _id(index: int, attempt: int) -> str:
+    return f"{_name(index)}{attempt}"
+
+
+def _ticket(index: int) -> str:
+    return f"{_name(index)}t"
+
+
+def _with(world: World, index: int, client: Client) -> World:
+    return world._replace(clients=(*world.clients[:index], client, *world.clients[index + 1 :]))
+
+
+def scene(name: str, without: Rule | None = None) -> Quorum:
+    return Quorum(SCENES[name], without)

@@ -1,0 +1,131 @@
+"""Restarts: which of three servers may vote, as a client sees it that connects.
+
+A server's restart may empty it, or bring back a dump that knows the mark of first use but not the latest holds. A holds
+all the time, by two votes. B opens its connections, to whichever servers answer: for the first time, or again, in
+another event loop. Whether the deployment is new is judged by the shipped `deployment_is_new`.
+
+Left out is what no client can see, since the servers that answer it have all restarted empty and it has met none of
+them before that (docs/safety.md).
+
+What must not be:
+    two holders   B gets two votes, too
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import combinations
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from asynclock._ports import Facts, Node
+from asynclock._quorum import deployment_is_new
+from spec.explorer import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NODES = 3
+MAJORITY = NODES // 2 + 1
+
+
+class Rule(StrEnum):
+    """What can be taken out."""
+
+    YOUNG_IS_SILENT = "a server that is younger than the longest lease casts no vote"
+    MARK = "a deployment is new only if no server that answers bears the mark of first use ..."
+    SEEN_OTHER = "... and this client met no other server there"
+
+
+BREAKS = dict.fromkeys(Rule, ("rolling", "two holders"))
+"""In which scene each is missed, and by what."""
+
+SCENES = ("rolling",)
+
+
+class Server(NamedTuple):
+    """A server that was first used as run 1, long ago."""
+
+    run: int = 1
+    mark: int = 1  # the run that it was first used in; 0: nobody used it
+    young: bool = False
+    held: bool = False  # by A
+
+
+class World(NamedTuple):
+    """Everything."""
+
+    servers: tuple[Server, ...] = (Server(held=True), Server(held=True), Server())
+    met: tuple[bool, ...] = (False,) * NODES  # before it restarted, by B
+    over: bool = False  # A's lease; no server is young any more
+    holds: bool = False  # B does
+
+
+class Restart:
+    """The model."""
+
+    def __init__(self, without: Rule | None = None) -> None:
+        self.without = without
+
+    def start(self) -> World:
+        return World()
+
+    def good(self, world: World) -> bool:
+        return world.holds
+
+    def wrong(self, world: World) -> str | None:
+        return "two holders" if world.holds and not world.over else None
+
+    def steps(self, world: World) -> Iterator[Step[World]]:
+        if world.holds:
+            return
+        for n, server in enumerate(world.servers):
+            if server.run == 1 and not world.over:
+                empty, dump = Server(2, 0, young=True), Server(2, 1, young=True)
+                yield Step(f"server {n}", "restarts empty", _with(world, n, empty), whim=True)
+                yield Step(f"server {n}", "restarts with a dump", _with(world, n, dump), whim=True)
+        for count in (MAJORITY, NODES):
+            for answering in combinations(range(NODES), count):
+                if world.over or any(world.met[n] or world.servers[n].mark for n in answering):
+                    yield self._connected(world, answering)
+        if not world.over:
+            old = tuple(server._replace(young=False, held=False) for server in world.servers)
+            yield Step("time", "goes on by the longest lease", world._replace(servers=old, over=True))
+
+    def _connected(self, world: World, answering: tuple[int, ...]) -> Step[World]:
+        met = tuple(seen or (n in answering and world.servers[n].run == 1) for n, seen in enumerate(world.met))
+        voters = self._voters(world, answering)
+        told = f"connects to {_listed(answering)}, counts the votes of {_listed(voters) or 'none'}"
+        holds = sum(not world.servers[n].held for n in voters) >= MAJORITY
+        return Step("B", told + (": holds" if holds else ""), world._replace(met=met, holds=holds))
+
+    def _voters(self, world: World, answering: tuple[int, ...]) -> tuple[int, ...]:
+        facts = {n: self._facts(world, n) for n in answering}
+        seen = [_Seen(fact) for fact in facts.values()]
+        if self.without is Rule.YOUNG_IS_SILENT or deployment_is_new(cast("Sequence[Node]", seen)):
+            return answering
+        return tuple(n for n, fact in facts.items() if not fact.young or fact.mark == fact.run_id)
+
+    def _facts(self, world: World, n: int) -> Facts:
+        server = world.servers[n]
+        mark = "" if self.without is Rule.MARK or not server.mark else str(server.mark)
+        other = self.without is not Rule.SEEN_OTHER and world.met[n] and server.run != 1
+        return Facts(str(server.run), mark, other, server.young)
+
+
+class _Seen(NamedTuple):
+    """What `deployment_is_new` looks at of a node."""
+
+    facts: Facts
+
+
+def _listed(nodes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, nodes))
+
+
+def _with(world: World, n: int, server: Server) -> World:
+    return world._replace(servers=(*world.servers[:n], server, *world.servers[n + 1 :]))
+
+
+def scene(name: str, without: Rule | None = None) -> Restart:
+    del name
+    return Restart(without)

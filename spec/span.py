@@ -1,0 +1,182 @@
+"""Fences over three nodes, each with a counter F of its own: they differ, lag, and are lost.
+
+A hold comes with a span of fences, for tenures that pass it on inside one process. That only one holds at a time is
+`quorum.py`; here each attempt is a few steps in a row, and what is open is whom it reaches, whose clock it comes with,
+and what a node still knows afterwards. The nodes are the shipped `decide`, always asked at time 0; the clients' clocks
+count on from there, in a unit in which nobody can try more often than a span is long.
+
+What must not be:
+    a fence sank   a tenure's fence is not above that of every tenure before it
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+from itertools import combinations
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock._decide import decide
+from asynclock._op import Op, Queueing, Verb
+from asynclock._state import State
+from asynclock.locks.mutex import MUTEX
+from spec.explorer import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NODES = 3
+MAJORITY = NODES // 2 + 1
+SPAN = 2
+SKEW = 3  # two clients' clocks differ by this
+LEASE = 6  # a node that restarted is silent for so long; longer than the clocks differ
+
+
+class Rule(StrEnum):
+    """What can be taken out."""
+
+    WITNESSES = "a hold counts once a majority of nodes have F at its token or above while they hold it"
+    WHOLE_SPAN = "... at the last of its span"
+    STAYS_IN_SPAN = "no tenure leaves its span"
+    CLOCK_SEEDS = "a new hold's fence is not below its client's clock"
+
+
+BREAKS = dict.fromkeys(Rule, ("span", "a fence sank"))
+"""In which scene each is missed, and by what."""
+
+SCENES = ("span",)
+
+
+class World(NamedTuple):
+    """Everything. Which node is which does not matter, so they are kept in order."""
+
+    nodes: tuple[State, ...] = (State(),) * NODES
+    time: int = 0
+    tries: int = 4
+    rewinds: int = 1
+    away: int = 0  # so many nodes restarted and are silent; they come first
+    fence: int = 0  # of the tenure; 0: nobody holds
+    last: int = 0  # of its span
+    top: int = 0  # the highest fence of any tenure
+    flaw: str = ""
+
+
+class Span:
+    """The model."""
+
+    def __init__(self, without: Rule | None = None) -> None:
+        self.without = without
+
+    def start(self) -> World:
+        return World()
+
+    def good(self, world: World) -> bool:
+        return not world.tries and not world.fence
+
+    def wrong(self, world: World) -> str | None:
+        return world.flaw or None
+
+    def steps(self, world: World) -> Iterator[Step[World]]:
+        if world.fence:
+            yield from self._tenure(world)
+        elif world.tries:
+            yield from self._tries(world._replace(tries=world.tries - 1, time=world.time + SPAN))
+        if world.rewinds:
+            for n in range(NODES):
+                yield from self._rewound(world, n)
+        if world.away and not world.fence:
+            after = world._replace(away=0, time=world.time + LEASE, nodes=_sorted(world.nodes))
+            yield Step("node", "has been silent for long enough, and votes again", after)
+
+    def _tries(self, world: World) -> Iterator[Step[World]]:
+        """An attempt reaches some of the nodes that vote."""
+        up = range(world.away, NODES)
+        for clock in (world.time, world.time + SKEW):
+            for count in range(1, len(up) + 1):
+                for reached in combinations(up, count):
+                    seed = 0 if self.without is Rule.CLOCK_SEEDS else clock
+                    nodes = _asked(world.nodes, reached, Verb.ACQUIRE, seed)
+                    told = f"tries with the clock at {clock}; granted with F = {_fences(nodes, reached)}"
+                    yield from self._granted(world, nodes, reached, told)
+
+    def _granted(self, world: World, nodes: Nodes, reached: tuple[int, ...], told: str) -> Iterator[Step[World]]:
+        """A lease if a majority are witnesses; if not, some of them hear of the token."""
+        last = max(nodes[n].fence for n in reached)
+        token = last - SPAN + 1 if self.without is Rule.WHOLE_SPAN else last
+        if len(reached) < MAJORITY:
+            given_back = _asked(nodes, reached, Verb.RELEASE, 0)
+            yield Step("client", f"{told}: no majority, given back", _with(world, given_back))
+        elif self.without is Rule.WITNESSES or _witnesses(nodes, reached, token) >= MAJORITY:
+            yield Step("client", f"{told}: holds", _begun(world, nodes, last))
+        else:
+            for heard in (h for count in range(len(reached) + 1) for h in combinations(reached, count)):
+                raised = _asked(nodes, heard, Verb.EXTEND, token)
+                if _witnesses(raised, heard, token) >= MAJORITY:
+                    yield Step("client", f"{told}: raises {len(heard)} of them, holds", _begun(world, raised, last))
+                else:
+                    given_back = _asked(raised, reached, Verb.RELEASE, 0)
+                    told_by = f"{told}: raises {len(heard)} of them, not enough, given back"
+                    yield Step("client", told_by, _with(world, given_back))
+
+    def _tenure(self, world: World) -> Iterator[Step[World]]:
+        if world.fence < world.last + (self.without is Rule.STAYS_IN_SPAN):
+            yield Step("holder", f"passes it on, with fence {world.fence + 1}", _tenured(world, world.fence + 1))
+        holding = tuple(n for n in range(NODES) if world.nodes[n].holds)
+        over = world._replace(fence=0, last=0)
+        released = _asked(world.nodes, holding, Verb.RELEASE, world.last)
+        yield Step("holder", "releases", _with(over, released))
+        lapsed = _asked(world.nodes, holding, Verb.RELEASE, 0)  # as good as: nobody brings the token
+        yield Step("holder", "lets its lease run out", _with(over, lapsed), whim=True)
+
+    def _rewound(self, world: World, n: int) -> Iterator[Step[World]]:
+        """A node that restarts with an older dump, or none."""
+        others = world.nodes[:n] + world.nodes[n + 1 :]
+        for fence in {0, world.nodes[n].fence // 2}:
+            nodes = (State(fence=fence, fence_ends=inf if fence else 0.0), *others)
+            told = f"restarts: its F goes from {world.nodes[n].fence} to {fence}"
+            yield Step("node", told, world._replace(nodes=nodes, rewinds=world.rewinds - 1, away=1), whim=True)
+
+
+Nodes = tuple[State, ...]
+
+
+@cache
+def _decided(state: State, verb: Verb, fence: int) -> State:
+    lease = 0 if verb is Verb.EXTEND else LEASE
+    op = Op(verb, MUTEX, "name", "A", lease, fence, inf, queueing=Queueing(span=SPAN))
+    return decide(MUTEX, state, op, 0).state
+
+
+def _asked(nodes: Nodes, reached: tuple[int, ...], verb: Verb, fence: int) -> Nodes:
+    return tuple(_decided(node, verb, fence) if n in reached else node for n, node in enumerate(nodes))
+
+
+def _witnesses(nodes: Nodes, reached: tuple[int, ...], token: int) -> int:
+    return sum(nodes[n].fence >= token for n in reached)
+
+
+def _fences(nodes: Nodes, reached: tuple[int, ...]) -> str:
+    return ", ".join(str(nodes[n].fence) for n in reached)
+
+
+def _begun(world: World, nodes: Nodes, last: int) -> World:
+    return _tenured(_with(world, nodes)._replace(last=last), last - SPAN + 1)
+
+
+def _tenured(world: World, fence: int) -> World:
+    flaw = "" if fence > world.top else "a fence sank"
+    return world._replace(fence=fence, top=max(fence, world.top), flaw=flaw)
+
+
+def _with(world: World, nodes: Nodes) -> World:
+    return world._replace(nodes=nodes[: world.away] + _sorted(nodes[world.away :]))
+
+
+def _sorted(nodes: Nodes) -> Nodes:
+    return tuple(sorted(nodes, key=lambda node: (node.fence, node.holds)))
+
+
+def scene(name: str, without: Rule | None = None) -> Span:
+    del name
+    return Span(without)

@@ -1,0 +1,94 @@
+"""Two clients in step: they always try at the same time, and each is nearest to another of the two nodes that are up.
+
+Nothing here is left to luck but the pause that each draws: where chance may come to the rescue, as in `quorum.py`, a
+rule that breaks a symmetry is never missed. Attempts are carried out by the shipped `decide`, in that order.
+
+What must not be:
+    dead end   they split the votes for ever
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import product
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock._decide import decide
+from asynclock._op import Op, Verb
+from asynclock._state import State, Verdict
+from asynclock.locks.mutex import MUTEX
+from spec.explorer import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAUSES = (0, 1)
+MAJORITY = 2  # of three nodes, of which one is down
+
+
+class Rule(StrEnum):
+    """What can be taken out."""
+
+    BACK_OFF = "votes that were split are tried for again after a pause that is drawn"
+
+
+BREAKS = {Rule.BACK_OFF: ("in step", "dead end")}
+"""In which scene it is missed, and by what."""
+
+SCENES = ("in step",)
+
+
+class World(NamedTuple):
+    """Who waits for how long until he tries again, and who has got the name."""
+
+    pauses: tuple[int, int] = (0, 0)
+    holder: str = ""
+
+
+class Split:
+    """The model."""
+
+    def __init__(self, without: Rule | None = None) -> None:
+        self.pauses = (0,) if without is Rule.BACK_OFF else PAUSES
+
+    def start(self) -> World:
+        return World()
+
+    def good(self, world: World) -> bool:
+        return bool(world.holder)
+
+    def wrong(self, world: World) -> str | None:
+        del world
+        return None
+
+    def steps(self, world: World) -> Iterator[Step[World]]:
+        if world.holder:
+            return
+        now = min(world.pauses)
+        trying = [who for who, pause in zip("AB", world.pauses, strict=True) if pause == now]
+        winner = next((who for who, votes in _votes(trying).items() if votes >= MAJORITY), "")
+        who = " and ".join(trying)
+        if winner:
+            yield Step(who, "tries and holds", World(holder=winner))
+            return
+        for pauses in product(self.pauses, repeat=2):
+            told = f"try, split the votes, give them back, and pause for {pauses[0]} and {pauses[1]}"
+            yield Step(who, told, World((pauses[0], pauses[1])))
+
+
+def _votes(trying: list[str]) -> dict[str, int]:
+    """How many of the two nodes say yes to whom: node 0 hears A first, node 1 hears B first."""
+    votes = dict.fromkeys(trying, 0)
+    for order in (sorted(trying), sorted(trying, reverse=True)):
+        node = State()
+        for who in order:
+            reply = decide(MUTEX, node, Op(Verb.ACQUIRE, MUTEX, "name", who, 1, 0, inf), 0)
+            node = reply.state
+            votes[who] += reply.verdict is Verdict.YES
+    return votes
+
+
+def scene(name: str, without: Rule | None = None) -> Split:
+    del name
+    return Split(without)

@@ -1,0 +1,280 @@
+"""The rules of a node for those who wait (7 to 9), as tables; pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from asynclock._decide import decide
+from asynclock._op import RESTING, SERVED, Op, Queueing, Serve, Verb
+from asynclock._state import Entry, Notice, Reply, State, Ticket, Verdict
+from asynclock.locks.mutex import MUTEX
+
+NOW = 1_700_000_000.0
+NOW_US = 1_700_000_000_000_000
+SKEW_US = 10_000_000
+MEMORY = 3_600.0
+
+
+def id_of(letter: str) -> str:
+    """An id of ours, its tag twelve times the letter."""
+    return letter * 32 + "|17|"
+
+
+ME, OTHER, A, B = map(id_of, "deab")
+
+
+def ticket(id: str, order: int, fresh: float = 5.0, number: int = 3, span: int = 1) -> Ticket:
+    """One that turns into a hold until in 8 s."""
+    return Ticket(NOW_US + order, id, number, NOW + fresh, NOW + 8, span)
+
+
+def queue(*tickets: Ticket, **more: object) -> State:
+    """A free name, or what `more` says, where these wait."""
+    return State(queue=tickets, queue_ends=NOW + 20 if tickets else 0.0, **more)  # type: ignore[arg-type]
+
+
+def held(by: str, *tickets: Ticket) -> State:
+    """Held for 5 s; marked if somebody waits."""
+    return queue(*tickets, holds=(Entry(by, NOW + 5),), fence=100, fence_ends=NOW + 60, marked=bool(tickets))
+
+
+FIRST, SECOND = ticket(A, 1), ticket(B, 2)
+
+
+def asked(state: State, verb: Verb, queueing: Queueing, deaf: str = "", may: bool = True, **more: object) -> Reply:
+    """An op of ME, lease 10 s. Everybody listens but who is deaf."""
+    fence = NOW_US if verb is Verb.ACQUIRE else 0
+    op = Op(verb, MUTEX, "name", ME, 10.0, fence, MEMORY, queueing=queueing, **more)  # type: ignore[arg-type]
+    return decide(MUTEX, state, op, NOW, lambda tag: tag[0] not in deaf if may else None)
+
+
+def but(queueing: Queueing, **changes: object) -> Queueing:
+    """The same, but for these."""
+    names = ("serve", "fair", "span", "waiter", "number", "fresh", "order")
+    return Queueing(**{name: getattr(queueing, name) for name in names} | changes)
+
+
+def ids(state: State) -> list[str]:
+    return [each.id for each in state.queue]
+
+
+TRY = Queueing(Serve.GRANT, number=1, fresh=4.0)
+FAIR_TRY = Queueing(Serve.GRANT, fair=True, number=1, fresh=4.0)
+LOOK = Queueing(Serve.GRANT, number=4, fresh=4.0, order=NOW_US + 7)
+GRANT, WAKE = Queueing(Serve.GRANT), Queueing(Serve.WAKE)
+
+
+# -- rule 7: tickets ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [Verb.ACQUIRE, Verb.WAIT])
+def test_rule_7_who_is_refused_leaves_a_ticket(verb: Verb) -> None:
+    """With its number, its span, and times from now; the answer tells its place."""
+    reply = asked(held(OTHER, FIRST), verb, but(LOOK, span=16))
+    assert reply.state.queue[1] == Ticket(NOW_US + 7, ME, 4, NOW + 4, NOW + 10, 16)
+    assert reply.wire(NOW) == [0, 5_000, OTHER.encode(), 1, NOW_US + 7]
+
+
+@pytest.mark.parametrize("verb", [Verb.ACQUIRE, Verb.WAIT, Verb.RELEASE])
+def test_rule_7_without_a_number_there_is_no_ticket(verb: Verb) -> None:
+    """Who will not wait leaves none, and has no place."""
+    reply = asked(held(OTHER), verb, GRANT)
+    assert reply.state == held(OTHER)
+    assert reply.wire(NOW) == [0, 5_000, OTHER.encode(), -1, 0]
+
+
+def test_rule_7_a_renewal_keeps_the_place() -> None:
+    """The order key decides it, not when the ticket comes."""
+    mine = ticket(ME, 7)
+    reply = asked(held(OTHER, FIRST, mine, ticket(B, 9)), Verb.WAIT, LOOK)
+    assert ids(reply.state) == [A, ME, B]
+    assert reply.state.queue[1].number == 4
+
+
+def test_rule_7_a_lost_ticket_comes_back_in_its_place() -> None:
+    """A node that restarted learns it from the renewal."""
+    assert ids(asked(held(OTHER, FIRST, ticket(B, 9)), Verb.WAIT, LOOK).state) == [A, ME, B]
+
+
+@pytest.mark.parametrize(
+    ("order", "number", "found"),
+    [
+        (0, 1, NOW_US),  # the node's own clock says
+        (0, 2, NOW_US),
+        (NOW_US + SKEW_US, 1, NOW_US + SKEW_US),
+        (NOW_US + SKEW_US + 1, 1, NOW_US + SKEW_US),
+        (NOW_US - SKEW_US - 1, 1, NOW_US - SKEW_US),
+        (NOW_US - 60 * SKEW_US, 2, NOW_US - 60 * SKEW_US),  # it waits for ten minutes
+    ],
+)
+def test_rule_7_a_first_order_is_clamped(order: int, number: int, found: int) -> None:
+    """To the node's clock; a later one was, and stays what it is."""
+    queueing = Queueing(number=number, fresh=4.0, order=order)
+    reply = asked(held(OTHER), Verb.ACQUIRE, queueing)
+    assert (reply.order, reply.state.queue[0].order) == (found, found)
+
+
+def test_rule_7_an_attempt_carries_the_ticket_of_its_waiter() -> None:
+    """Attempts over N nodes have ids of their own; the ticket keeps its."""
+    assert ids(asked(held(OTHER), Verb.ACQUIRE, but(TRY, waiter=A)).state) == [A]
+    assert ids(asked(queue(FIRST, SECOND), Verb.ACQUIRE, but(TRY, waiter=A)).state) == [B]
+
+
+def test_rule_7_an_undo_puts_the_ticket_back() -> None:
+    """Release goes for the attempt's id, the ticket for the waiter."""
+    reply = asked(held(ME), Verb.RELEASE, Queueing(waiter=A, number=2, fresh=4.0, order=NOW_US - 5))
+    assert reply.verdict is Verdict.YES
+    assert reply.state.queue == (Ticket(NOW_US - 5, A, 2, NOW + 4, NOW + 10, 1),)
+
+
+def test_rule_5_release_takes_its_own_ticket() -> None:
+    """That is how somebody leaves the queue."""
+    assert ids(asked(held(OTHER, FIRST, ticket(ME, 7)), Verb.RELEASE, GRANT).state) == [A]
+
+
+@pytest.mark.parametrize("verb", [Verb.ACQUIRE, Verb.WAIT])
+def test_rule_1_the_undone_leave_no_ticket(verb: Verb) -> None:
+    """The tombstone beats both, and nobody is served."""
+    state = queue(FIRST, undone=(Entry(ME, NOW + 5),))
+    reply = asked(state, verb, TRY)
+    assert (reply.verdict, reply.state, reply.notices) == (Verdict.UNDONE, state, ())
+
+
+# -- rule 8: serving ---------------------------------------------------------------------------------------------------
+
+
+def test_rule_8_a_release_calls_the_first() -> None:
+    """Over N nodes: it is told to come, and keeps its ticket."""
+    reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, WAKE)
+    assert reply.notices == (Notice(A, 3),)
+    assert (reply.state.holds, ids(reply.state)) == ((), [A, B])
+
+
+def test_rule_8_a_release_grants_to_the_first() -> None:
+    """At a node alone: it holds until its ticket's end, with the node's fence, and is told which ticket it was."""
+    reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, GRANT)
+    assert reply.notices == (Notice(A, 3, NOW_US),)
+    assert reply.state == replace(
+        queue(SECOND), holds=(Entry(A, NOW + 8),), marked=True, fence=NOW_US, fence_ends=NOW + MEMORY
+    )
+    assert reply.fence == 100  # the released hold's F, not the next one's
+
+
+@pytest.mark.parametrize(
+    ("before", "span", "fence"),
+    [(100, 1, NOW_US), (100, 16, NOW_US + 15), (2 * NOW_US, 1, 2 * NOW_US + 1), (2 * NOW_US, 16, 2 * NOW_US + 16)],
+)
+def test_rule_8_the_fence_of_a_grant(before: int, span: int, fence: int) -> None:
+    """From the node's clock, above F, with all that the ticket wants."""
+    state = queue(ticket(A, 1, span=span), fence=before, fence_ends=NOW + 1)
+    reply = asked(state, Verb.RELEASE, GRANT)
+    assert (reply.state.fence, reply.notices) == (fence, (Notice(A, 3, fence),))
+
+
+@pytest.mark.parametrize("serve", [GRANT, WAKE], ids=["grant", "wake"])
+@pytest.mark.parametrize(
+    ("first", "deaf"), [(ticket(A, 1, fresh=0.0), ""), (FIRST, A[0])], ids=["no longer fresh", "deaf"]
+)
+def test_rule_8_who_cannot_come_goes(first: Ticket, deaf: str, serve: Queueing) -> None:
+    """The next is served; who went comes back with its renewal, if it lives."""
+    reply = asked(held(ME, first, SECOND), Verb.RELEASE, serve, deaf=deaf)
+    assert [notice.id for notice in reply.notices] == [B]
+    assert A not in ids(reply.state)
+
+
+def test_rule_8_what_nobody_hears_is_not_granted() -> None:
+    """The name is free in the end; the fence stays used."""
+    reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, GRANT, deaf=A[0] + B[0])
+    assert (reply.state.holds, reply.state.queue, reply.notices) == ((), (), ())
+    assert reply.state.fence == NOW_US + 1
+
+
+def test_rule_8_without_permission_to_publish_nobody_is_served() -> None:
+    """Whether they listen is not known: the tickets stay, their owners poll."""
+    reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, GRANT, may=False)
+    assert (reply.state.holds, ids(reply.state), reply.notices) == ((), [A, B], ())
+
+
+@pytest.mark.parametrize(("stale", "served"), [(SERVED - 1, True), (SERVED, False)])
+def test_rule_8_so_many_are_looked_at(stale: int, served: bool) -> None:
+    """A release costs what it may; the rest is for the next one."""
+    others = [ticket(f"{i:032x}|", i - 100, fresh=0.0) for i in range(stale)]
+    reply = asked(held(ME, *others, FIRST), Verb.RELEASE, GRANT)
+    assert bool(reply.notices) is served
+    assert ids(reply.state) == ([] if served else [A])
+
+
+def test_rule_8_min_hold_tells_the_first_when() -> None:
+    """Free in so many ms; nobody is served before."""
+    reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, GRANT, rest=3.0)
+    assert reply.state.holds == (Entry(RESTING, NOW + 3),)
+    assert reply.notices == (Notice(A, 3, 0, 3_000),)
+
+
+@pytest.mark.parametrize("verb", [Verb.WAIT, Verb.RELEASE])
+def test_rule_8_who_finds_it_free_serves(verb: Verb) -> None:
+    """A holder whose lease ended serves nobody: who renews its ticket, or leaves, does."""
+    ended = replace(held(OTHER, FIRST), holds=(Entry(OTHER, NOW),))
+    reply = asked(ended, verb, LOOK if verb is Verb.WAIT else GRANT)
+    assert reply.state.holds == (Entry(A, NOW + 8),)
+    assert reply.wire(NOW)[0] == 0
+
+
+def test_rule_8_who_looks_and_is_first_is_told_that_it_is_free() -> None:
+    """It is not served: it comes itself."""
+    reply = asked(queue(ticket(ME, 7), ticket(B, 9)), Verb.WAIT, LOOK)
+    assert (reply.wire(NOW), reply.notices) == ([0, -2, b"", 0, NOW_US + 7], ())
+
+
+def test_rule_8_a_free_name_is_whoevers_comes() -> None:
+    """Not fair: a newcomer enters though others wait, and its hold is marked for them."""
+    reply = asked(queue(FIRST), Verb.ACQUIRE, TRY)
+    assert (reply.verdict, reply.notices) == (Verdict.YES, ())
+    assert (ids(reply.state), reply.state.marked) == ([A], True)
+
+
+def test_rule_8_fair_only_the_first_enters() -> None:
+    """Who is not serves the first, and is refused."""
+    reply = asked(queue(ticket(A, -1)), Verb.ACQUIRE, FAIR_TRY)
+    assert reply.wire(NOW) == [0, 8_000, A.encode(), 0, NOW_US]
+    assert reply.notices == (Notice(A, 3, NOW_US),)
+
+
+@pytest.mark.parametrize("before", [(), (ticket(A, 1, fresh=0.0),)], ids=["nobody", "one no longer fresh"])
+def test_rule_8_fair_the_first_enters(before: tuple[Ticket, ...]) -> None:
+    """Its ticket goes, the mark is for who waits behind."""
+    mine = ticket(ME, 7)
+    reply = asked(queue(*before, mine, ticket(B, 9)), Verb.ACQUIRE, but(LOOK, fair=True))
+    assert (reply.verdict, ids(reply.state), reply.state.marked) == (Verdict.YES, [B], True)
+
+
+# -- rule 9: marks -----------------------------------------------------------------------------------------------------
+
+
+def test_rule_9_the_hold_that_is_waited_for_is_marked_and_told_once() -> None:
+    """The first ticket does it; those after find the mark."""
+    first = asked(held(OTHER), Verb.WAIT, LOOK)
+    assert (first.state.marked, first.notices) == (True, (Notice(OTHER, 0),))
+    assert asked(first.state, Verb.WAIT, LOOK).notices == ()
+
+
+@pytest.mark.parametrize("holder", ["d" * 32, "d" * 32 + "!17|", "another's", "", RESTING])
+def test_rule_9_no_other_hold_is_marked(holder: str) -> None:
+    """Another library compares its token with the whole value; and nobody serves for a mute one or a resting name."""
+    reply = asked(held(holder), Verb.WAIT, LOOK)
+    assert (reply.state.marked, reply.notices, ids(reply.state)) == (False, (), [ME])
+
+
+def test_rule_9_a_marked_hold_is_its_owners() -> None:
+    """To extend, to release, and to be told of."""
+    state = held(ME, FIRST)
+    assert asked(state, Verb.EXTEND, GRANT).state.marked
+    assert asked(state, Verb.ACQUIRE, TRY).verdict is Verdict.YES
+    assert asked(state, Verb.RELEASE, Queueing()).verdict is Verdict.YES
+
+
+def test_rule_9_the_last_who_waits_leaves_no_mark_on_its_own_hold() -> None:
+    """Nobody waits for it, so it may go by the server's own compare-and-delete."""
+    assert not asked(queue(ticket(ME, 7)), Verb.ACQUIRE, TRY).state.marked

@@ -1,0 +1,95 @@
+"""The protocol's models hold, and each of their rules is needed: without it a walk finds what the rule is there for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from spec import one_node, quorum, restart, span, split
+from spec.explorer import DEAD_END, Step, explore
+
+MODULES: list[ModuleType] = [one_node, quorum, split, restart, span]
+
+SCENES = [pytest.param(each, scene, id=f"{_name}-{scene}".replace(" ", "-"))
+          for each in MODULES for _name in [each.__name__.removeprefix("spec.")] for scene in each.SCENES]  # fmt: skip
+RULES = [pytest.param(each, rule, id=rule.name) for each in MODULES for rule in each.Rule]
+
+
+@pytest.mark.parametrize(("module", "scene"), SCENES)
+def test_model_holds(module: ModuleType, scene: str) -> None:
+    """Whatever happens, in whatever order."""
+    report = explore(module.scene(scene))
+    assert report.flaw is None, f"\n{report.flaw}"
+
+
+@pytest.mark.parametrize(("module", "rule"), RULES)
+def test_rule_is_needed(module: ModuleType, rule: Any) -> None:
+    """Taken out, it is missed; and by what its module says."""
+    scene, what = module.BREAKS[rule]
+    flaw = explore(module.scene(scene, rule)).flaw
+    assert flaw is not None
+    assert flaw.what == what, f"\n{flaw}"
+
+
+def test_all_rules_are_told() -> None:
+    """The table of spec/README.md names every switch, each of its rows a rule, and no other."""
+    readme = (Path(one_node.__file__).parent / "README.md").read_text()
+    told = [line.split("|")[3].strip(" `") for line in readme.splitlines() if line.startswith("| ") and "`" in line]
+    assert sorted(told) == sorted(rule.name for module in MODULES for rule in module.Rule)
+
+
+# -- the explorer ------------------------------------------------------------------------------------------------------
+
+
+class Stairs:
+    """Up by one or two steps, from 0 to `top`; a whim leads home from everywhere."""
+
+    def __init__(self, top: int, bad: int | None = None, missing: int | None = None) -> None:
+        self.top, self.bad, self.missing = top, bad, missing
+
+    def start(self) -> int:
+        return 0
+
+    def good(self, stair: int) -> bool:
+        return stair == self.top
+
+    def wrong(self, stair: int) -> str | None:
+        return "stumbles" if stair == self.bad else None
+
+    def steps(self, stair: int) -> Iterator[Step[int]]:
+        for by in (1, 2):
+            if stair != self.missing and stair + by <= self.top:
+                yield Step("walker", f"climbs {by}", stair + by)
+        yield Step("walker", "flies home", self.top, whim=True)
+
+
+def test_explorer_finds_nothing() -> None:
+    """It sees every state once."""
+    report = explore(Stairs(7))
+    assert (report.states, report.flaw) == (8, None)
+
+
+def test_explorer_tells_the_shortest_way() -> None:
+    """One line for each step: who, and what."""
+    assert str(explore(Stairs(7, bad=3)).flaw) == (
+        "  1. walker  climbs 1\n"
+        "  2. walker  climbs 2\n"
+        "  => stumbles"
+    )  # fmt: skip
+
+
+def test_explorer_trusts_no_whim() -> None:
+    """Where only a whim leads on is a dead end."""
+    flaw = explore(Stairs(7, missing=6)).flaw
+    assert flaw is not None
+    assert (flaw.what, len(flaw.trace)) == (DEAD_END, 3)
+
+
+def test_explorer_gives_up_aloud() -> None:
+    """A model that is too large is not taken for one that holds."""
+    with pytest.raises(OverflowError, match="more than 5 states"):
+        explore(Stairs(7), limit=5)
