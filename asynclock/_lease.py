@@ -251,12 +251,12 @@ class Lease:
     def __del__(self) -> None:
         if getattr(self, "_tenure", None) not in _OPEN:
             return
-        goes_on = self._leave_hold()
-        self._hold.over = not goes_on
-        if not goes_on:
-            if self.name in self._session.lines and not self._session.loop.is_closed():
-                self._session.loop.call_soon_threadsafe(self._session.next_in_line, self.name)
-        if self.held and not goes_on:
+        if self._leave_hold():
+            return
+        self._hold.over = True
+        if self.name in self._session.lines and not self._session.loop.is_closed():
+            self._session.loop.call_soon_threadsafe(self._session.next_in_line, self.name)
+        if self.held:
             warnings.warn(
                 f"the lease of {brief(self.name)} was dropped while held: release it, or use `async with`; "
                 f"it ends by itself in {self.remaining:.3g} s",
@@ -269,8 +269,8 @@ class Lease:
         self._reason = reason
         self._hold.over = True
         self._end_as(Tenure.LOST)
-        for other in self._hold.shared():  # the owner's who entered again
-            other._lose(reason)
+        while others := self._hold.shared():  # the owner's who entered again
+            others[0]._lose(reason)
         self._session.next_in_line(self.name)
         if self._block is not None and self._settings.cancel_on_lost:
             self._block.interrupt()

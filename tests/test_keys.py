@@ -15,8 +15,8 @@ from redis.crc import key_slot
 
 from asynclock import ConfigError, Redlock
 from asynclock._options import check_name
-from asynclock.stores._faults import _HINTS
 from asynclock._state import ID_LENGTH
+from asynclock.stores._faults import _HINTS
 from asynclock.stores._keys import RESERVED, Keys, keys, mark
 from tests.servers import Server, Servers
 

@@ -321,6 +321,7 @@ class RedisNode:
         try:
             await self._ask(link, "HELLO", "3").answer_of()
             await self._ask(link, "SUBSCRIBE", channel(self._config.ear.tag)).answer_of()
+            await self._ask(link, "PUBLISH", channel(""), "").answer_of()  # who may not call is not waited for
             self.listens = True
         except ServerError as error:
             log.warning("asynclock: %s sends no notices (%s): who waits for a lock there polls", self.label, error)
