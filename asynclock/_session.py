@@ -59,7 +59,7 @@ class Session:
         self.lines: dict[str, Line] = {}  # name -> who stands in line for it here
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
         self.waits: set[Wait] = set()  # acquires under way
-        self.waiting: dict[str, Wait] = {}  # random part of an id -> whose ticket it is
+        self.waiting: dict[str, Wait | None] = {}  # random part of an id -> whose ticket it is
         self.forked = False
         self.closed = False
         self.ready = False
@@ -120,7 +120,8 @@ class Session:
         """A node listens again: what it had to tell meanwhile is lost, so all tickets are sent anew."""
         del index
         for wait in list(self.waiting.values()):
-            wait.renew_soon()
+            if wait is not None:
+                wait.renew_soon()
 
     def next_in_line(self, name: str, contended: bool = False) -> None:
         """Its lease here has ended: the next who stands in line asks; where it is `contended`, behind others."""
