@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import ref
 
 from asynclock._block import Block
+from asynclock._clock import wake
 from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupported, brief
 from asynclock._handle import handle_of
 from asynclock._line import may_pass
@@ -301,16 +302,11 @@ class Lease:
         self._session.watchdog.forget(self)
         self._leave_hold()
         for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            wake(waiter)
 
     def _leave_hold(self) -> bool:
         """Whether it goes on without this tenure."""
-        held = self._session.held
-        if (mine := held.get(self.name)) and self._own in mine:
-            mine.remove(self._own)
-            if not mine:
-                del held[self.name]
+        self._session.gone(self.name, self._own)
         return self._hold.leave(self._own)
 
     def _look_at_clock(self) -> None:
@@ -357,10 +353,9 @@ class Lease:
 
     def _leave_others(self) -> bool:
         """End alone, where the owner has entered more often than left."""
-        if len(self._hold.tenures) == 1:
-            return False
-        self._end_as(Tenure.RELEASED)
-        return True
+        if len(self._hold.tenures) > 1:
+            self._end_as(Tenure.RELEASED)
+        return self._tenure is Tenure.RELEASED
 
     def _pass_on(self) -> bool:
         """Make the next in the local line the holder, if it may be (`_line.py`)."""

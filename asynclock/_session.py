@@ -132,6 +132,13 @@ class Session:
         """What this loop has of a name, the last one last."""
         return [lease for known in self.held.get(name, ()) if (lease := known()) is not None]
 
+    def gone(self, name: str, lease: ref[Any]) -> None:
+        """A lease of that name has ended; harmless for one that had before."""
+        if (mine := self.held.get(name)) and lease in mine:
+            mine.remove(lease)
+            if not mine:
+                del self.held[name]
+
     def next_in_line(self, name: str, contended: bool = False) -> None:
         """Its lease here has ended: the next who stands in line asks; where it is `contended`, behind others."""
         line = self.lines.get(name)

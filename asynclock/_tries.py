@@ -65,7 +65,7 @@ class Tries:
 
     __slots__ = (
         "_give_up", "_grant", "_lock", "_order", "_quorum", "_sends", "_session", "_settings", "_slot", "_span",
-        "_task", "_ticket", "_timeout", "_wait", "ballot", "number", "op",
+        "_task", "_ticket", "_timeout", "ballot", "caller", "number", "op",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +83,7 @@ class Tries:
         self._lock = lock
         self._settings = settings
         self._task = task
-        self._wait = wait  # who is called
+        self.caller: Wait | None = wait  # while it waits
         self._timeout = timeout
         self._give_up = give_up
         self.op: Op | None = None  # of the last try
@@ -128,7 +128,7 @@ class Tries:
         renewal = op.verb is Verb.WAIT
         self.ballot = ballot = quorum.ask(op, session.within(settings), everyone=renewal, certain=self.number > 0)
         if alone and op.queueing.number:  # now: the notice may come in one read with the answer, before any task runs
-            session.waiting[op.id[:ID_LENGTH]] = self._wait
+            session.waiting[op.id[:ID_LENGTH]] = self.caller
             self._sends[self.number] = ballot.sent
         return ballot
 
@@ -158,7 +158,7 @@ class Tries:
             return _first_ticket(serve, self._lock._kind.fair, min(fresh, self._timeout or fresh))
         if not alone and not self._ticket:
             self._ticket = self._session.new_id(self._order, settings.metadata, self._lock._kind.mode)
-            self._session.waiting[self._ticket[:ID_LENGTH]] = self._wait
+            self._session.waiting[self._ticket[:ID_LENGTH]] = self.caller
         left = max(self._give_up - self._session.clock.now(), 0.001)
         fair, fresh = self._lock._kind.fair, min(fresh, left)
         return Queueing(serve, fair, self._span, self._ticket, self.number, fresh, self._order)

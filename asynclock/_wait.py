@@ -105,6 +105,7 @@ class Wait:
             raise
         finally:
             session.waits.discard(self)
+            self._tries.caller = None  # no cycle for the collector
             if self._line is not None and self._line.asker is self:
                 self._line.asked(lease is not None, session.lines)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
-from benchmarks import crowd, imports, report, runner, sides
+from benchmarks import crowd, imports, report, runner, sides, waiting
 from benchmarks.cases import ASYNCLOCK, CONTESTS, CROWDS, NAMES, REDIS_PY
 from benchmarks.goals import Verdict
+from benchmarks.plot import draw
 
 T = TypeVar("T")
 
@@ -23,6 +25,7 @@ def main(
     cases: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(NAMES)}; all, if none is named")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="How often each side has its turn.")] = 12,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long a turn takes.")] = 0.4,
+    plot: Annotated[Path | None, typer.Option(help="Draw the waiting times of P6's one node as an SVG here.")] = None,
     uvloop: Annotated[bool, typer.Option("--uvloop", help="Run on uvloop instead of asyncio's own loop.")] = False,
 ) -> None:
     """Measure asynclock beside others, in turn, on real servers. Nothing is asserted: read the tables."""
@@ -34,15 +37,17 @@ def main(
     report.console.print(f"Python {platform.python_version()}, {loop}, {rounds} rounds of {seconds:g} s a side")
     judged: list[Verdict] = []
     for name in chosen:
-        judged += _case(name, rounds, seconds, uvloop)
+        judged += _case(name, rounds, seconds, uvloop, plot)
     report.verdicts("All targets (ratios: median of the rounds, least to greatest)", judged)
 
 
-def _case(name: str, rounds: int, seconds: float, uvloop: bool) -> list[Verdict]:
+def _case(name: str, rounds: int, seconds: float, uvloop: bool, plot: Path | None) -> list[Verdict]:
     if name == "P10":
         took, verdict = imports.run(rounds)
         report.imports("P10  import time, fresh interpreters", took)
         return [_named(name, verdict)]
+    if name in ("P5", "P6", "P7"):
+        return [_named(name, verdict) for verdict in _waiting(name, rounds, seconds, plot)]
     if name == "P9":
         return [_named(name, verdict) for verdict in _crowds(uvloop)]
     verdicts = []
@@ -52,6 +57,28 @@ def _case(name: str, rounds: int, seconds: float, uvloop: bool) -> list[Verdict]
         where = f"{name}  {contest.tasks} task{'s' * (contest.tasks > 1)}:"
         verdicts += [_named(where, goal(runs)) for goal in contest.goals]
     return verdicts
+
+
+def _waiting(name: str, rounds: int, seconds: float, plot: Path | None) -> list[Verdict]:
+    """Processes, not tasks: a turn takes longer, and there are fewer."""
+    if name == "P7":
+        costs, judged = waiting.p7()
+        report.costs("P7  what a release costs, by how many wait", costs)
+        return judged
+    rounds, seconds = max(1, rounds // 3), 5 * seconds
+    if name == "P5":
+        times, judged = waiting.p5(rounds, seconds)
+        report.imports("P5  from giving in one process to having it in another", times)
+        return judged
+    judged = []
+    for nodes in waiting.HOT:
+        turns, verdicts = waiting.p6(nodes, rounds, seconds)
+        report.hot(f"P6  one hot name, {nodes} node{'s' * (nodes > 1)}, 4 processes of 8 tasks", turns)
+        judged += verdicts
+        if plot is not None and nodes == 1:
+            waits = {side: [wait for turn in its for wait in turn.waits] for side, its in turns.items()}
+            draw(plot, "Waiting for one hot name: 4 processes of 8 tasks, 1 node", waits)
+    return judged
 
 
 def _crowds(uvloop: bool) -> list[Verdict]:

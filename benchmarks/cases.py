@@ -1,4 +1,5 @@
-"""P1 to P4: who meets whom, and the targets. P9 and P10 are no contests of cycles: crowd.py, imports.py."""
+"""P1 to P4: who meets whom, and the targets. P5 to P7, P9 and P10 are no contests of cycles: waiting.py,
+crowd.py, imports.py."""
 
 from __future__ import annotations
 
@@ -80,4 +81,4 @@ CONTESTS: dict[str, tuple[Contest, ...]] = {
 CROWDS = tuple((nodes, tasks) for nodes in (1, 5) for tasks in (512, 5000))
 """P9: nodes, tasks."""
 
-NAMES = (*CONTESTS, "P9", "P10")
+NAMES = (*CONTESTS, "P5", "P6", "P7", "P9", "P10")

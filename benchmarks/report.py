@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.crowd import Crowd
     from benchmarks.goals import Verdict
     from benchmarks.runner import Runs
+    from benchmarks.waiting import Hot
 
 console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
 
@@ -56,7 +57,26 @@ def crowds(title: str, each: Iterable[Crowd]) -> None:
 
 
 def imports(title: str, seconds: Mapping[str, Sequence[float]]) -> None:
-    _print(title, ("module", "median import"), [(name, _time(median(took))) for name, took in seconds.items()])
+    _print(title, ("what", "median"), [(name, _time(median(took))) for name, took in seconds.items()])
+
+
+def hot(title: str, each: Mapping[str, Sequence[Hot]]) -> None:
+    rows = []
+    for name, turns in each.items():
+        waits = sorted(wait for turn in turns for wait in turn.waits)
+        rate, asked = median(turn.rate for turn in turns), median(turn.commands for turn in turns)
+        times = map(_time, (mean(waits), waits[len(waits) * 99 // 100], waits[-1]))
+        rows.append((name, f"{rate:,.0f}", *times, f"{asked:.2f}"))
+    _print(title, ("side", "acquisitions/s", "mean wait", "p99", "longest", "commands each, per node"), rows)
+
+
+def costs(title: str, each: Mapping[int, Mapping[str, float]]) -> None:
+    rows = [
+        (f"{count:,}", f"{its['commands']:.2f}", f"{its['messages']:.2f}", _time(its["us"] / 1e6), f"{its['idle']:.3f}")
+        for count, its in each.items()
+    ]
+    heads = ("waiters", "commands per release", "messages", "server CPU", "commands per idle waiter and second")
+    _print(title, heads, rows)
 
 
 def verdicts(title: str, each: Iterable[Verdict]) -> None:

@@ -192,8 +192,8 @@ class RedisNode:
         overdue = [sink for sink in link.waiting if is_overdue(sink, link.moved_at, now)]
         later = min((sink.deadline for sink in link.waiting if sink.deadline > now), default=math.inf)
         for sink in overdue:
-            after = now - sink.sent
-            sink.fail(self.index, TimeoutError(f"{self.label} did not answer within {after:.3g} s"), maybe=True)
+            error = TimeoutError(f"{self.label} did not answer within {now - sink.sent:.3g} s")
+            sink.fail(self.index, error, maybe=True)
         if self._link is link and self._timer is None:
             again = link.moved_at + (patience if overdue else limit)
             self._arm(max(min(later, again), now + 0.001))
@@ -315,6 +315,7 @@ class RedisNode:
         try:
             await self._ask(link, "HELLO", "3").answer_of()
             await self._ask(link, "SUBSCRIBE", channel(self._config.ear.tag)).answer_of()
+            await self._ask(link, "PUBLISH", channel(""), "").answer_of()  # who may not call is not waited for
             self.listens = True
         except ServerError as error:
             log.warning("asynclock: %s sends no notices (%s): who waits for a lock there polls", self.label, error)
@@ -340,10 +341,9 @@ class RedisNode:
         if self._probation.over:
             self.trust()
             return False
-        left = self._probation.left
         if op.verb is Verb.EXTEND and self._link is not None:  # it may have kept the key, and shall go on to
             self._link.send(op.wire or encode(op, self._config.prefix), Debt(op, sink.sent, sink.deadline))
-        why = f"{self.label} restarted a short while ago and casts no vote for another {left:.0f} s"
+        why = f"{self.label} restarted a short while ago and casts no vote for another {self._probation.left:.0f} s"
         sink.fail(self.index, ConnectionError(why), maybe=False)
         return True
 
@@ -357,8 +357,6 @@ class RedisNode:
         if self._link is not None and self._on_probation:
             self._probation.learn_mark(await self._ask(self._link, "GET", mark(self._config.prefix)).answer_of())
             self._on_probation = bool(self._probation.left)
-
-    # -- what operators ask --------------------------------------------------------------------------------------
 
     async def _run(self, *command: str) -> Any:
         if self._link is None:

@@ -1,0 +1,195 @@
+"""One process of those that want one name. `python -m benchmarks.contender SIDE TASKS URL...` says "ready", waits for a
+line, works until the next one, and prints what it saw as JSON.
+
+Stamps are of CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+from redis.asyncio import Redis
+
+from asynclock import Redlock
+from asynclock.stores._wire import pack
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+NAME = "hot"
+LEASE = 30.0
+
+Take = Callable[[], "AbstractAsyncContextManager[Any]"]
+
+
+@contextlib.asynccontextmanager
+async def ours(urls: Sequence[str], fair: bool = False) -> AsyncIterator[Take]:
+    async with Redlock(*urls, lease=LEASE) as client:
+        yield lambda: client(NAME, fair=fair)
+
+
+@contextlib.asynccontextmanager
+async def redis_py(urls: Sequence[str], sleep: float = 0.1) -> AsyncIterator[Take]:
+    async with Redis.from_url(urls[0]) as client:
+        yield lambda: client.lock(NAME, timeout=LEASE, sleep=sleep)
+
+
+@contextlib.asynccontextmanager
+async def pottery(urls: Sequence[str]) -> AsyncIterator[Take]:
+    from pottery import AIORedlock  # an extra
+
+    async with contextlib.AsyncExitStack() as stack:
+        masters = {await stack.enter_async_context(Redis.from_url(url)) for url in urls}
+        yield lambda: AIORedlock(key=NAME, masters=masters, auto_release_time=LEASE)
+
+
+class Relay(asyncio.Protocol):
+    """The bare hand-over: the release script sets the next holder and publishes; nothing around it."""
+
+    RELEASE = "redis.call('SET', KEYS[1], ARGV[1], 'PX', 30000) return redis.call('PUBLISH', ARGV[1], '')"
+
+    def __init__(self, me: str, other: str) -> None:
+        self.me, self.other = me, other
+        self.mine = asyncio.Event()
+        self.transport: Any = None
+        self._reader = hiredis.Reader()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.say("HELLO", "3")
+        self.say("SUBSCRIBE", self.me)
+
+    def say(self, *words: str) -> None:
+        self.transport.write(pack(*words))
+
+    def give(self) -> None:
+        self.mine.clear()
+        self.say("EVAL", self.RELEASE, "1", NAME, self.other)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (reply := self._reader.gets()) is not False:
+            if isinstance(reply, hiredis.PushNotification) and reply[0] == b"message":
+                self.mine.set()
+
+
+@contextlib.asynccontextmanager
+async def relay(urls: Sequence[str], me: str) -> AsyncIterator[Take]:
+    made: Any = await asyncio.get_running_loop().create_unix_connection(
+        lambda: Relay(me, "b" if me == "a" else "a"), urls[0].removeprefix("unix://")
+    )
+    wire: Relay = made[1]
+    if me == "a":
+        wire.mine.set()
+
+    @contextlib.asynccontextmanager
+    async def take() -> AsyncIterator[None]:
+        await wire.mine.wait()
+        yield
+        wire.give()
+
+    yield take
+    wire.transport.close()
+
+
+SIDES: dict[str, Callable[[Sequence[str]], AbstractAsyncContextManager[Take]]] = {
+    "ours": ours,
+    "fair": lambda urls: ours(urls, fair=True),
+    "redis-py": redis_py,
+    "redis-py-1ms": lambda urls: redis_py(urls, sleep=0.001),
+    "pottery": pottery,
+    "relay-a": lambda urls: relay(urls, "a"),
+    "relay-b": lambda urls: relay(urls, "b"),
+}
+
+
+async def contend(side: str, tasks: int, urls: Sequence[str]) -> dict[str, Any]:
+    """Take and give back, over and over, until somebody says stop: how long each waited, and when it took and gave."""
+    stop, now = asyncio.Event(), time.monotonic
+    waits: list[float] = []
+    took: list[float] = []
+    gave: list[float] = []
+
+    async def work(take: Take) -> None:
+        while not stop.is_set():
+            asked = now()
+            async with take():
+                took.append(now())
+                waits.append(took[-1] - asked)
+                gave.append(now())
+
+    async with SIDES[side](urls) as take:
+        await told("ready")
+        working = [asyncio.create_task(work(take)) for _ in range(tasks)]
+        await told("working")
+        stop.set()
+        _, late = await asyncio.wait(working, timeout=5.0)  # one that waits for ever is shown by what it lacks
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+    return {"waits": waits, "took": took, "gave": gave, "rtt": await round_trip(urls) if side == "ours" else 0.0}
+
+
+async def line_up(tasks: int, urls: Sequence[str], lease: float) -> dict[str, Any]:
+    """So many clients wait, each alone; each gives back at once what it gets."""
+    clients = [Redlock(*urls, lease=lease) for _ in range(tasks)]
+
+    async def once(client: Redlock) -> None:
+        async with client(NAME):
+            pass
+
+    await asyncio.gather(*(client.health() for client in clients))
+    await told("ready")
+    waiting = [asyncio.create_task(once(client)) for client in clients]
+    await told("waiting")
+    await asyncio.gather(*waiting)
+    for client in clients:
+        await client.aclose()
+    return {}
+
+
+async def hold(urls: Sequence[str]) -> dict[str, Any]:
+    """Have it until somebody says stop."""
+    async with Redlock(*urls) as client, client(NAME):
+        await told("ready")
+    return {}
+
+
+async def round_trip(urls: Sequence[str]) -> float:
+    """The median of asking all nodes once, alone."""
+    times = []
+    async with Redlock(*urls) as client:
+        for _ in range(200):
+            began = time.monotonic()
+            await client("free").locked()
+            times.append(time.monotonic() - began)
+    return sorted(times)[len(times) // 2]
+
+
+async def told(what: str) -> None:
+    """Say so, and wait for the word."""
+    print(what, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+
+
+def main() -> None:
+    side, tasks, *urls = sys.argv[1:]
+    work: Awaitable[dict[str, Any]]
+    if side == "hold":
+        work = hold(urls)
+    elif side.startswith("line:"):
+        work = line_up(int(tasks), urls, float(side.removeprefix("line:")))
+    else:
+        work = contend(side, int(tasks), urls)
+    print(json.dumps(asyncio.run(work)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

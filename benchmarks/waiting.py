@@ -1,0 +1,232 @@
+"""P5 to P7: what waiting costs, between processes. P5 a hand-over, P6 one hot name, P7 many who wait."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import mean, median
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from redis import Redis
+
+from benchmarks.goals import Verdict, judge_ratio
+from benchmarks.servers import running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from benchmarks.servers import Server
+
+OURS, FAIR, REDIS_PY, FAST = "ours", "fair", "redis-py", "redis-py-1ms"
+HOT: dict[int, tuple[str, ...]] = {1: (OURS, FAIR, REDIS_PY, FAST), 5: (OURS, FAIR, "pottery")}
+"""P6: nodes, and who meets there."""
+
+PROCESSES, TASKS = 4, 8
+WAITERS = (12, 1000)
+IDLE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hot:
+    """One side's turn at one hot name."""
+
+    rate: float  # acquisitions per second
+    waits: Sequence[float]
+    commands: float  # sent by clients, per acquisition and node
+
+    @property
+    def worst(self) -> float:
+        """The longest wait, told in mean waits."""
+        return max(self.waits) / mean(self.waits)
+
+
+class Process:
+    """A contender."""
+
+    def __init__(self, side: str, tasks: int, servers: Sequence[Server]) -> None:
+        urls = [server.url for server in servers]
+        command = [sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls]
+        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._in = cast("IO[str]", self._popen.stdin)
+        self._out = cast("IO[str]", self._popen.stdout)
+
+    def hear(self) -> str:
+        """Its next line."""
+        if not (line := self._out.readline()):
+            raise RuntimeError("a contender died: its error is above")
+        return line.strip()
+
+    def go(self) -> None:
+        """The word it waits for."""
+        self._in.write("\n")
+        self._in.flush()
+
+    def end(self) -> None:
+        self._popen.kill()
+        self._popen.communicate()
+
+
+@contextlib.contextmanager
+def contenders(sides: Sequence[str], tasks: int, servers: Sequence[Server]) -> Iterator[list[Process]]:
+    """Ready, each in a process of its own."""
+    processes = [Process(side, tasks, servers) for side in sides]
+    try:
+        for process in processes:
+            process.hear()
+        yield processes
+    finally:
+        for process in processes:
+            process.end()
+
+
+def contest(sides: Sequence[str], tasks: int, servers: Sequence[Server], seconds: float) -> list[dict[str, Any]]:
+    """They contend for so long: what each saw."""
+    for server in servers:
+        with Redis(unix_socket_path=str(server.path)) as cli:
+            cli.flushall()
+            cli.config_resetstat()
+    with contenders(sides, tasks, servers) as processes:
+        for process in processes:
+            process.go()
+        for process in processes:
+            process.hear()
+        time.sleep(seconds)
+        for process in processes:
+            process.go()
+        return [json.loads(process.hear()) for process in processes]
+
+
+def calls(servers: Sequence[Server]) -> dict[str, int]:
+    """What the servers were asked since they were last: commands of clients, messages to them, and CPU us."""
+    found = {"commands": 0, "messages": 0, "us": 0}
+    for server in servers:
+        with Redis(unix_socket_path=str(server.path)) as cli:
+            stats: Mapping[str, Any] = cli.info("commandstats")
+        asked = {name.removeprefix("cmdstat_"): each for name, each in stats.items()}
+        # What scripts ask is counted, too; only what clients sent is wanted. Ours send no SET, and the others'
+        # scripts do none.
+        sent = {"evalsha", "eval", "delifeq", "delex"} | (set() if "mget" in asked else {"set"})
+        found["commands"] += sum(each["calls"] for name, each in asked.items() if name in sent)
+        found["messages"] += asked.get("publish", {"calls": 0})["calls"]
+        found["us"] += int(server.cpu() * 1_000_000)
+    return found
+
+
+# -- P5 --------------------------------------------------------------------------------------------------------------
+
+
+def hand_over(sides: Sequence[str], servers: Sequence[Server], seconds: float) -> tuple[float, float]:
+    """Two processes that always want it: seconds from giving here to having it there, median; and one round trip."""
+    seen = contest(sides, 1, servers, seconds)
+    events = sorted(
+        (stamp, what, who)
+        for who, each in enumerate(seen)
+        for what, stamps in (("gave", each["gave"]), ("took", each["took"]))
+        for stamp in stamps
+    )
+    between = [
+        later - earlier
+        for (earlier, what, who), (later, then, whose) in pairwise(events)
+        if (what, then) == ("gave", "took") and who != whose
+    ]
+    return median(between), max(each["rtt"] for each in seen)
+
+
+def p5(rounds: int, seconds: float) -> tuple[dict[str, list[float]], list[Verdict]]:
+    """Median hand-overs of each round, and the verdicts."""
+    bare, one, five, rtt = "bare, 1 node", "asynclock, 1 node", "asynclock, 5 nodes", "one round trip, 5 nodes"
+    found: dict[str, list[float]] = {bare: [], one: [], five: [], rtt: []}
+    with running(5) as servers:
+        for _ in range(rounds):
+            found[bare].append(hand_over(("relay-a", "relay-b"), servers[:1], seconds)[0])
+            found[one].append(hand_over((OURS, OURS), servers[:1], seconds)[0])
+            took, trip = hand_over((OURS, OURS), servers, seconds)
+            found[five].append(took)
+            found[rtt].append(trip)
+    return found, [
+        judge_ratio("hand-over, 1 node: p50, asynclock / bare", _ratios(found[one], found[bare]), 2, more=False),
+        judge_ratio("hand-over, 5 nodes: p50, in round trips", _ratios(found[five], found[rtt]), 3, more=False),
+    ]
+
+
+def _ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
+
+
+# -- P6 --------------------------------------------------------------------------------------------------------------
+
+
+def hot(side: str, servers: Sequence[Server], seconds: float) -> Hot:
+    """One turn: 4 processes of 8 tasks, an empty body."""
+    seen = contest([side] * PROCESSES, TASKS, servers, seconds)
+    asked = calls(servers)["commands"]
+    waits = [wait for each in seen for wait in each["waits"]]
+    return Hot(len(waits) / seconds, waits, asked / len(servers) / len(waits))
+
+
+def p6(nodes: int, rounds: int, seconds: float) -> tuple[dict[str, list[Hot]], list[Verdict]]:
+    """The turns of each side, and the verdicts."""
+    turns: dict[str, list[Hot]] = {side: [] for side in HOT[nodes]}
+    with running(nodes) as servers:
+        for _ in range(rounds):
+            for side in HOT[nodes]:
+                turns[side].append(hot(side, servers, seconds))
+    rival = REDIS_PY if nodes == 1 else "pottery"
+    ratios = _ratios([turn.rate for turn in turns[OURS]], [turn.rate for turn in turns[rival]])
+    where = f"{nodes} node{'s' * (nodes > 1)}:"
+    return turns, [
+        judge_ratio(f"{where} acquisitions/s, asynclock / {rival}", ratios, 5, more=True),
+        judge_ratio(f"{where} longest wait / mean wait", [turn.worst for turn in turns[OURS]], 20, more=False),
+        judge_ratio(f"{where} commands per acquisition and node", [t.commands for t in turns[OURS]], 3, more=False),
+    ]
+
+
+# -- P7 --------------------------------------------------------------------------------------------------------------
+
+
+def lined_up(waiters: int, server: Server, lease: float = 60.0) -> dict[str, float]:
+    """So many clients in 4 processes wait; what each release costs until the last was served, and what they send while
+    they wait."""
+    each = round(waiters / PROCESSES)
+    with contextlib.ExitStack() as stack:
+        cli = stack.enter_context(Redis(unix_socket_path=str(server.path)))
+        cli.flushall()
+        (holder,) = stack.enter_context(contenders(["hold"], 1, [server]))
+        processes = stack.enter_context(contenders([f"line:{lease}"] * PROCESSES, each, [server]))
+        for process in processes:
+            process.go()
+        for process in processes:
+            process.hear()
+        while cli.zcard("asynclock~{hot}queue") != each * PROCESSES:
+            time.sleep(0.01)
+        cli.config_resetstat()
+        time.sleep(IDLE)
+        idle = calls([server])["commands"]
+        cli.config_resetstat()
+        before = calls([server])
+        holder.go()
+        for process in processes:
+            process.go()
+        for process in processes:
+            process.hear()
+        after = calls([server])
+    handed = each * PROCESSES  # from the holder to the first, and so on to the last
+    cost = {what: (after[what] - before[what]) / handed for what in after}
+    return {**cost, "idle": idle / handed / IDLE}
+
+
+def p7() -> tuple[dict[int, dict[str, float]], list[Verdict]]:
+    """What 12 and 1,000 waiters cost a release, and the verdicts."""
+    with running(1) as servers:
+        found = {waiters: lined_up(waiters, servers[0]) for waiters in WAITERS}
+    few, many = (found[waiters] for waiters in WAITERS)
+    return found, [
+        judge_ratio("1,000 waiters / 12: commands per release", [many["commands"] / few["commands"]], 1.1, more=False),
+        judge_ratio("1,000 waiters / 12: messages per release", [many["messages"] / few["messages"]], 1.1, more=False),
+        judge_ratio("1,000 waiters: commands per idle waiter and second", [many["idle"]], 0.05, more=False),
+    ]
