@@ -209,7 +209,7 @@ class _Desk:
             if len(queue) == woken or queue[woken].id == until:
                 return self.kind.admits(holds, self.op.id)
             head = queue[woken]
-            if head.fresh <= self.now:
+            if head.fresh <= self.now or any(each.id == head.id for each in self.state.holds):
                 self._drop(head.id)
                 continue
             if not self.kind.admits(holds, head.id):

@@ -82,7 +82,7 @@ end
 local function served(head)
   local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32)) or '0 0 0 0'
   local number, fresh, ends, wants = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
-  if tonumber(fresh) <= now then return 'gone' end
+  if tonumber(fresh) <= now or redis.call('ZSCORE', hold, head) then return 'gone' end
   if not admits(head) then return 'waits' end
   if ARGV[8] == '1' then
     local heard = tell(head, number, 0, -1)
@@ -98,13 +98,13 @@ local function served(head)
   return heard and 'gone' or 'silent'
 end
 
--- True: it is the turn of `whose`, or nobody is left, and it may enter.
+-- True: it is the turn of `whose`, or nobody is left, and it may enter; nil: nobody asks.
 local function serve(whose)
   if ARGV[8] == '0' then return false end
   local at = 0
   for _ = 1, 64 do
     local head = redis.call('ZRANGE', queue, at, at)[1]
-    if not head or head == whose then return admits(id) end
+    if not head or head == whose then return whose and admits(id) end
     local how = served(head)
     if how == 'waits' or how == 'silent' then return false end
     if how == 'woken' then
