@@ -134,7 +134,7 @@ async def contend(side: str, tasks: int, urls: Sequence[str]) -> dict[str, Any]:
         for task in late:
             task.cancel()
         await asyncio.gather(*working, return_exceptions=True)
-    return {"waits": waits, "took": took, "gave": gave, "rtt": await round_trip(urls) if side == "ours" else 0.0}
+    return {"waits": waits, "took": took, "gave": gave}
 
 
 async def line_up(tasks: int, urls: Sequence[str], lease: float) -> dict[str, Any]:
@@ -162,15 +162,16 @@ async def hold(urls: Sequence[str]) -> dict[str, Any]:
     return {}
 
 
-async def round_trip(urls: Sequence[str]) -> float:
+async def trip(urls: Sequence[str]) -> dict[str, Any]:
     """The median of asking all nodes once, alone."""
     times = []
     async with Redlock(*urls) as client:
+        await told("ready")
         for _ in range(200):
             began = time.monotonic()
             await client("free").locked()
             times.append(time.monotonic() - began)
-    return sorted(times)[len(times) // 2]
+    return {"rtt": sorted(times)[len(times) // 2]}
 
 
 async def told(what: str) -> None:
@@ -182,7 +183,9 @@ async def told(what: str) -> None:
 def main() -> None:
     side, tasks, *urls = sys.argv[1:]
     work: Awaitable[dict[str, Any]]
-    if side == "hold":
+    if side == "trip":
+        work = trip(urls)
+    elif side == "hold":
         work = hold(urls)
     elif side.startswith("line:"):
         work = line_up(int(tasks), urls, float(side.removeprefix("line:")))

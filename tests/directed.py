@@ -80,6 +80,7 @@ HOLDS: dict[str, list[Step]] = {
     "a hold that lost its end gets one": [acquire(), PERSIST, extend(), acquire(YOUNGER)],
     "an end never goes back": [acquire(lease=20_000), extend(lease=5_000), extend(lease=19_999), extend(lease=20_001)],
     "the shortest lease": [acquire(), PERSIST, extend(lease=1), Pass(1), acquire(YOUNGER)],
+    "a release takes no other's ticket": [acquire(THIRD), tries(YOUNGER), release(waiter=YOUNGER), grants(THIRD)],
     "a second undo is a release as any": [acquire(), release(tombstone=True), release(lease=20_000, tombstone=True)],
     "a plain id is not known again": [acquire(plain=True), acquire(plain=True, lease=20_000)],
     "a plain hold of a script's id": [acquire(), acquire(plain=True)],
