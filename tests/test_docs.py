@@ -52,7 +52,7 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
 
         return work
 
-    helpers = ("charge", "do", "hours_of_work", "serve", "write_report")
+    helpers = ("charge", "do", "hours_of_work", "post", "serve", "write_report")
     world: dict[str, Any] = {"redlock": redlock, **vars(asynclock), **{each: guarded(each) for each in helpers}}
     exec(compile(snippet, "snippet", "exec"), world)
     world["redlock"] = redlock

@@ -18,7 +18,7 @@ from asynclock._decide import decide
 from asynclock._op import Kind, Op, Queueing, Serve, Verb
 from asynclock._state import ID_LENGTH, State
 from asynclock.locks.rwlock import READ
-from asynclock.locks.semaphore import SEMAPHORE
+from asynclock.locks.semaphore import SEMAPHORE, wants
 from asynclock.stores._keys import keys
 from asynclock.stores._wire import encode_whole
 from tests.stage import Stage, staged
@@ -96,7 +96,8 @@ def test_decide_and_script_agree_without_expiry(
 def op_of(kind: Kind, step: Step, ids: Sequence[str], number: int, now: float) -> Op:
     whose = "" if step.verb is Verb.BREAK else ids[step.who]
     order = int(now * 1_000_000) + step.who * 1000
-    waits = step.number if step.verb is not Verb.EXTEND else 0
+    slotted = step.verb is not Verb.BREAK and wants(whose)[1]  # an attempt over N nodes, whose ticket has another id
+    waits = 0 if step.verb is Verb.EXTEND or slotted else step.number
     queueing = Queueing(step.serve, number=waits, fresh=LEASE / 2, order=order)
     seed = int(now * 1_000_000) + number if step.verb is Verb.ACQUIRE else 0
     rest = LEASE if step.rest and step.verb is Verb.RELEASE else 0.0
