@@ -415,7 +415,7 @@ async def test_e5_cancelled_at_random(make: Make, name: str, chance: random.Rand
     clients = await three(make)
     crowd = Crowd(clients, f"{name}.", chance)
     nodes = len(clients[0]._stores)
-    rounds = 1000 if nodes > 1 else 4000 if isinstance(clients[0]._stores[0], MemoryStore) else 2500
+    rounds = 500 if nodes > 1 else 1500 if isinstance(clients[0]._stores[0], MemoryStore) else 1000
     for number in range(rounds):
         await crowd.round()
         await sent(clients)
