@@ -57,7 +57,7 @@ class Relay(asyncio.Protocol):
 
     def __init__(self, me: str, other: str) -> None:
         self.me, self.other = me, other
-        self.mine = asyncio.Event()
+        self.mine, self.subscribed = asyncio.Event(), asyncio.Event()
         self.transport: Any = None
         self._reader = hiredis.Reader()
 
@@ -76,8 +76,8 @@ class Relay(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
         while (reply := self._reader.gets()) is not False:
-            if isinstance(reply, hiredis.PushNotification) and reply[0] == b"message":
-                self.mine.set()
+            if isinstance(reply, hiredis.PushNotification):
+                (self.mine if reply[0] == b"message" else self.subscribed).set()
 
 
 @contextlib.asynccontextmanager
@@ -86,6 +86,7 @@ async def relay(urls: Sequence[str], me: str) -> AsyncIterator[Take]:
         lambda: Relay(me, "b" if me == "a" else "a"), urls[0].removeprefix("unix://")
     )
     wire: Relay = made[1]
+    await wire.subscribed.wait()  # what is published before that is lost, and both would wait for ever
     if me == "a":
         wire.mine.set()
 
