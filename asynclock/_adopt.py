@@ -39,9 +39,12 @@ async def adopt(
             ballot = session.quorum.ask(op, session.within(settings))
             outcome = await ballot.settled(session.loop)
             session.check_open()
-            lease = await tries.won(ballot, contended=True) if outcome is Outcome.WON else None
-            if lease is not None:
-                return lease
+            if outcome is Outcome.WON:
+                top, agreed = ballot.token()
+                if agreed or await tries.witnessed(ballot, top):
+                    lease = tries.begun(ballot, top, contended=True)
+                    if lease is not None:
+                        return lease
             if outcome is Outcome.REFUSED:
                 raise LockNotHeld(
                     f"{brief(known.name)}: this handle was adopted already, or its time is over", name=known.name

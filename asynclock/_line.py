@@ -98,7 +98,9 @@ class Line:
 
     def asked(self, has_it: bool, lines: dict[str, Line]) -> None:
         """The head has come to its end."""
-        if not has_it:
+        if self.standers is None:  # as mostly
+            self._end(lines)
+        elif not has_it:
             self.next(lines)
         elif self.first() is None:
             self._end(lines)

@@ -17,7 +17,7 @@ from asynclock._state import FAMILIES
 from asynclock._wait import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
     from asynclock._handle import Known
@@ -95,18 +95,27 @@ class Lock:
         self._remember(lease)
         return lease
 
-    async def _take(self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None) -> Lease | None:
-        if timeout != 0 and self._name in session.held:
-            mine = [lease for lease in session.leases(self._name) if lease._task is task and lease.held]
-            if mine and self._kind.shared:  # it may be let in beside itself; what it must not do is wait
-                with contextlib.suppress(QuorumUnavailable):
-                    if lease := await Wait(session, self, self._settings, task, 0).run():
-                        return lease
-            if len(mine) >= self._kind.room:
-                raise SelfDeadlock(
-                    f"this task holds {brief(self._name)} already and would wait for itself: {self._kind.way_out}",
-                    name=self._name,
-                )
+    def _take(
+        self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None
+    ) -> Coroutine[Any, Any, Lease | None]:
+        if timeout == 0 or self._name not in session.held:
+            return Wait(session, self, self._settings, task, timeout).run()
+        return self._take_beside(session, task, timeout)
+
+    async def _take_beside(
+        self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None
+    ) -> Lease | None:
+        """The same where a task of this process holds the name."""
+        mine = [lease for lease in session.leases(self._name) if lease._task is task and lease.held]
+        if mine and self._kind.shared:  # it may be let in beside itself; what it must not do is wait
+            with contextlib.suppress(QuorumUnavailable):
+                if lease := await Wait(session, self, self._settings, task, 0).run():
+                    return lease
+        if len(mine) >= self._kind.room:
+            raise SelfDeadlock(
+                f"this task holds {brief(self._name)} already and would wait for itself: {self._kind.way_out}",
+                name=self._name,
+            )
         return await Wait(session, self, self._settings, task, timeout).run()
 
     async def release(self) -> None:

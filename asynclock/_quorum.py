@@ -196,6 +196,12 @@ class Ballot:
         """F of each node that said yes."""
         return [vote[1] for vote in self.votes if vote is not None and not isinstance(vote, Exception) and vote[0] == 1]
 
+    def token(self) -> tuple[int, bool]:
+        """The fencing token of the grants, and whether a majority is witness of it (rule 4)."""
+        fences = self.fences()
+        top = max(fences)
+        return top, fences.count(top) > self.nodes // 2
+
     def errors(self) -> list[tuple[int, Exception]]:
         """Why nodes cast no vote."""
         silent = TimeoutError("no answer yet")

@@ -63,10 +63,16 @@ def _first_ticket(serve: Serve, fair: bool, fresh: float) -> Queueing:
 class Tries:
     """Made for one acquire."""
 
-    __slots__ = (
-        "_give_up", "_grant", "_lock", "_order", "_quorum", "_sends", "_session", "_settings", "_slot", "_span",
-        "_task", "_ticket", "_timeout", "ballot", "caller", "number", "op",
-    )  # fmt: skip
+    # Most acquires win at once: what they do not need is not set for each of them.
+    op: Op | None = None  # of the last try
+    ballot: Ballot | None = None  # of the last try; None once it was undone or became a lease
+    number = 0  # of the last ticket; 0: none was left
+    _ticket = ""  # its id, where that is one of its own
+    _order = 0  # its order key
+    _span = 1
+    _slot: int | None = None  # the one to ask for next; None: any
+    _sends: dict[int, float] | None = None  # number of a ticket -> when it was sent
+    _grant: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -86,15 +92,6 @@ class Tries:
         self.caller: Wait | None = wait  # while it waits
         self._timeout = timeout
         self._give_up = give_up
-        self.op: Op | None = None  # of the last try
-        self.ballot: Ballot | None = None  # of the last try; None once it was undone or became a lease
-        self.number = 0  # of the last ticket; 0: none was left
-        self._ticket = ""  # its id, where that is one of its own
-        self._order = 0  # its order key
-        self._span = 1
-        self._slot: int | None = None  # the one to ask for next; None: any
-        self._sends: dict[int, float] = {}  # number of a ticket -> when it was sent
-        self._grant: tuple[int, int] | None = None
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -126,11 +123,19 @@ class Tries:
         else:
             op.queueing = _without_ticket(quorum.serve, kind.fair, self._span)
         renewal = op.verb is Verb.WAIT
-        self.ballot = ballot = quorum.ask(op, session.within(settings), everyone=renewal, certain=self.number > 0)
-        if alone and op.queueing.number:  # now: the notice may come in one read with the answer, before any task runs
-            session.waiting[op.id[:ID_LENGTH]] = self.caller
+        stays = self._stays if alone and self.number else None
+        within = session.within(settings)
+        self.ballot = quorum.ask(op, within, on_settled=stays, everyone=renewal, certain=self.number > 0)
+        return self.ballot
+
+    def _stays(self, ballot: Ballot) -> None:
+        """A try at a node alone was answered. Its ticket may be served at once: the notice may come in the same read,
+        before any task runs."""
+        op = ballot.op
+        if ballot.outcome is Outcome.REFUSED and op is self.op and not op.undone:
+            self._session.waiting[op.id[:ID_LENGTH]] = self.caller
+            self._sends = self._sends or {}
             self._sends[self.number] = ballot.sent
-        return ballot
 
     def _mode(self, kind: Kind, alone: bool) -> str:
         if alone or not kind.slots:
@@ -166,28 +171,22 @@ class Tries:
     def stands(self, order: int) -> None:
         """A node alone keeps the ticket, in that place."""
         self._order = order
-        self._sends = {number: when for number, when in self._sends.items() if number > self.number - _NUMBERS}
+        sends = self._sends or {}
+        self._sends = {number: when for number, when in sends.items() if number > self.number - _NUMBERS}
 
     # -- what was won --------------------------------------------------------------------------------------------
 
-    async def won(self, ballot: Ballot, contended: bool) -> Lease | None:
-        """The lease of a ballot that was won: None where its validity or its fence did not make it."""
-        fences = ballot.fences()
-        top = max(fences)
-        if fences.count(top) <= ballot.nodes // 2 and not await self._witnessed(ballot, top):
-            return None
-        self._session.check_open()
-        return self._begun(ballot, top, contended)
-
-    async def _witnessed(self, ballot: Ballot, top: int) -> bool:
+    async def witnessed(self, ballot: Ballot, top: int) -> bool:
         """A second round, where the counters differed: raise F to the token on a majority that holds for us."""
         op = ballot.op
         raised = Op(Verb.EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
         confirm = self._quorum.ask(raised, ballot.deadline - ballot.sent)
         won = await confirm.settled(self._session.loop) is Outcome.WON
+        self._session.check_open()
         return won and sum(f >= top for f in confirm.fences()) > ballot.nodes // 2
 
-    def _begun(self, ballot: Ballot, top: int, contended: bool) -> Lease | None:
+    def begun(self, ballot: Ballot, top: int, contended: bool) -> Lease | None:
+        """The lease of a ballot that was won, its token `top` being witnessed; None where no validity is left."""
         settings = self._settings
         hold = Hold(self._session, settings, ballot, top, contended)
         lease = Lease(hold, self._lock, self._task, settings, top + 1 - ballot.op.queueing.span, ballot.sent)
@@ -213,12 +212,12 @@ class Tries:
             return None
         number, top = self._grant
         self._grant = None
-        sent = self._sends.get(number)
+        sent = self._sends.get(number) if self._sends else None
         if sent is None:
             return None
         ballot = Ballot(self.op, 1, sent, sent)
         ballot.answer(0, [1, top])
-        return self._begun(ballot, top, contended=True)
+        return self.begun(ballot, top, contended=True)
 
     # -- taking back ---------------------------------------------------------------------------------------------
 
@@ -254,17 +253,15 @@ class Tries:
             let_in = [] if won is None else won.let_in()
             self.take_back(self._ticket, [i for i in range(len(self._quorum.nodes)) if i not in let_in])
             self._ticket = ""
-        elif self.op is not None and self.number:
+        elif self._sends and self.op is not None:
             self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
 
     def spend(self) -> None:
         """The next try has another id."""
         if self.op is not None:
             self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
-        self.op = self.ballot = None
+        self.op = self.ballot = self._sends = self._grant = None
         self.number = 0
-        self._sends.clear()
-        self._grant = None
 
     def take_back(self, id: str, where: Sequence[int] | None = None) -> None:
         """No hold and no ticket of that id shall stay; what reached it is passed on."""

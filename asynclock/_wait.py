@@ -45,10 +45,18 @@ _COLLISIONS = 8
 class Wait:
     """See the module. Made for one acquire."""
 
-    __slots__ = (
-        "_calls", "_give_up", "_line", "_looks", "_paces", "_quorum", "_refused", "_rtt", "_session", "_splits",
-        "_started", "_timeout", "_timer", "_tries", "_turn", "_waker", "lock", "settings", "task",
-    )  # fmt: skip
+    # Most acquires win at once: what they do not need is not set for each of them.
+    _paces: Pace | None = None
+    _line: Line | None = None
+    _turn: asyncio.Future[Lease | bool] | None = None  # while it stands in line
+    _waker: asyncio.Future[None] | None = None  # while it waits to be called
+    _timer: Any = None
+    _started = False  # a try was sent for it before it woke
+    _looks = False  # the next try is a renewal
+    _calls = 0  # bit i: node i called
+    _refused = False  # the last word of a majority was: somebody holds it
+    _rtt = 0.0
+    _splits = 0
 
     def __init__(
         self,
@@ -66,17 +74,6 @@ class Wait:
         self._timeout = timeout
         self._give_up = session.clock.now() + timeout if timeout else math.inf
         self._tries = Tries(session, lock, settings, task, self, timeout, self._give_up)
-        self._paces: Pace | None = None
-        self._line: Line | None = None
-        self._turn: asyncio.Future[Lease | bool] | None = None  # while it stands in line
-        self._waker: asyncio.Future[None] | None = None  # while it waits to be called
-        self._timer: Any = None
-        self._started = False  # a try was sent for it before it woke
-        self._looks = False  # the next try is a renewal
-        self._calls = 0  # bit i: node i called
-        self._refused = False  # the last word of a majority was: somebody holds it
-        self._rtt = 0.0
-        self._splits = 0
 
     def __repr__(self) -> str:
         return f"<Wait for {self.lock!r}, ticket {self._tries.number}>"
@@ -106,8 +103,9 @@ class Wait:
         finally:
             session.waits.discard(self)
             self._tries.caller = None  # no cycle for the collector
-            if self._line is not None and self._line.asker is self:
-                self._line.asked(lease is not None, session.lines)
+            line = self._line
+            if line is not None and line.asker is self:
+                line.asked(lease is not None, session.lines)
 
     # -- in line -------------------------------------------------------------------------------------------------
 
@@ -168,8 +166,15 @@ class Wait:
             ballot = tries.ballot if self._started else self._try()
             self._started = False
             assert ballot is not None  # noqa: S101 - a try that was started has one
-            outcome = await self._settled(ballot)
-            lease = await tries.won(ballot, self._refused) if outcome is Outcome.WON else tries.grant()
+            bounded = ballot.outcome is None and self._give_up < ballot.deadline
+            outcome = await (self._bounded(ballot) if bounded else ballot.settled(session.loop))
+            session.check_open()
+            if outcome is Outcome.WON:
+                top, agreed = ballot.token()
+                sure = agreed or await tries.witnessed(ballot, top)
+                lease = tries.begun(ballot, top, self._refused) if sure else None
+            else:
+                lease = tries.grant()
             if lease is None:
                 look = self._lost(ballot, outcome)
                 if look is None:
@@ -188,19 +193,14 @@ class Wait:
         behind = self._line is not None and self._line.first() is not None
         return self._tries.send(refused=self._refused, looks=looks, behind=behind)
 
-    async def _settled(self, ballot: Ballot) -> Outcome:
-        """The ballot's outcome; where the caller's timeout comes before the nodes', that ends it."""
+    async def _bounded(self, ballot: Ballot) -> Outcome:
+        """The ballot's outcome, where the caller's timeout comes before the nodes'."""
         session = self._session
-        if ballot.outcome is not None or self._give_up >= ballot.deadline:
-            outcome = await ballot.settled(session.loop)
-        else:
-            timer = session.clock.call_at(self._give_up, lambda: self._cut_short(ballot))
-            try:
-                outcome = await ballot.settled(session.loop)
-            finally:
-                timer.cancel()
-        session.check_open()
-        return outcome
+        timer = session.clock.call_at(self._give_up, lambda: self._cut_short(ballot))
+        try:
+            return await ballot.settled(session.loop)
+        finally:
+            timer.cancel()
 
     def _cut_short(self, ballot: Ballot) -> None:
         self._give_up = min(self._give_up, self._session.clock.now())  # a timer may come early by a clock tick

@@ -13,41 +13,46 @@
 --       5 memory   ms that F outlives its last write
 --       6 rest     release: ms that the name stays taken (min_hold)
 --       7 tomb     release: 1 leaves the tombstone, for an acquire that may still be on its way
---       8 serve    what becomes of the next in the queue: 0 nothing, 1 is woken, 2 is made the holder
---       9 fair     acquire: 1 enters only as the first of the queue
---      10 span     acquire: so many fences are wanted
---      11 waiter   whose ticket it is; '' the id's own; adopt: whose hold
---      12 number   of this sending of the ticket; 0: leave none
---      13 fresh    ms for which the ticket may be served
---      14 order    its order key, us; 0: this server's clock says
+--       8 serve    what becomes of the next in the queue: 0 nothing, 1 is woken, 2 is made the holder; after it an f,
+--                  where an acquire enters only as the first of the queue
+--       9 span     acquire: so many fences are wanted
+--      10 waiter   whose ticket it is; '' the id's own; adopt: whose hold
+--      11 ticket   '' leaves none; else '<number> <fresh> <order>': number of this sending, ms for which it may be served,
+--                  its order key in us (0: this server's clock says)
 -- returns {1, F}                          yes; with a span its fences end at F
 --         {0, pttl, holder, rank, order}  no: somebody else holds it, for pttl ms (-1: no end); pttl -2: nobody
 --         {-1}                            no: this id was undone
 --
 -- No shebang: under OOM a script with one is refused whole, and release and extend must go on.
 local hold, fence, queue, tickets, undone = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local verb, id, lease, span = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[10])
+local verb, id, lease, span = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
 local found = redis.call('MGET', hold, fence, undone)
 local holder, f, marked = found[1], tonumber(found[2]) or 0, false
 if holder and string.byte(holder) == 43 then holder, marked = string.sub(holder, 2), true end
 
-if verb == 'extend' then
+if (verb == 'extend' or verb == 'release') and f < tonumber(ARGV[4]) then
   -- pcall here and below: OOM must not stop an extend or a release.
-  if f < tonumber(ARGV[4]) then
-    if not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then f = tonumber(ARGV[4]) end
-  elseif ARGV[4] ~= '0' then
-    redis.call('PEXPIRE', fence, ARGV[5])
-  end
+  if not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then f = tonumber(ARGV[4]) end
+elseif verb == 'extend' and ARGV[4] ~= '0' then
+  redis.call('PEXPIRE', fence, ARGV[5])
+end
+
+if verb == 'extend' then
   if holder ~= id then return {0, redis.call('PTTL', hold), holder or '', -1, 0} end
   if lease > 0 and redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
   return {1, f}
 end
 
+-- Nobody waits and nothing stays: what most releases find.
+if verb == 'release' and holder == id and ARGV[6] .. ARGV[7] .. ARGV[11] == '00' and redis.call('EXISTS', queue) == 0 then
+  return {redis.call('DEL', hold), f}
+end
+
 if verb ~= 'release' and found[3] then return {-1} end
-local waiter, waited, enter = ARGV[11] ~= '' and ARGV[11] or id, false, verb == 'acquire' and holder == id
+local waiter, waited, enter = ARGV[10] ~= '' and ARGV[10] or id, false, verb == 'acquire' and holder == id
 if verb == 'acquire' and not holder then
   waited = redis.call('EXISTS', queue) == 1
-  enter = not waited or ARGV[9] == '0'
+  enter = not waited or #ARGV[8] == 1
 elseif verb == 'adopt' then
   enter = holder == id or holder == waiter
   if not enter then return {0, redis.call('PTTL', hold), holder or '', -1, 0} end
@@ -58,10 +63,12 @@ if not enter then
   local time = redis.call('TIME')
   local us, order = time[1] * 1000000 + time[2], 0
   local now = math.floor(us / 1000)
+  local serving = string.sub(ARGV[8], 1, 1)
+  local number, fresh, asked = string.match(ARGV[11], '(%S+) (%S+) (%S+)')
 
   -- So many heard it; false: no permission to publish.
-  local function tell(to, number, token, left)
-    local told = string.format('%s %s %.0f %s ', string.sub(to, 1, 32), number, token, left) .. hold
+  local function tell(to, its, token, left)
+    local told = string.format('%s %s %.0f %s ', string.sub(to, 1, 32), its, token, left) .. hold
     local heard = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), told)
     return type(heard) == 'number' and heard
   end
@@ -72,11 +79,11 @@ if not enter then
   end
 
   local function enqueue()
-    if ARGV[12] == '0' then return end
-    order = tonumber(ARGV[14])
+    if not number then return end
+    order = tonumber(asked)
     if order == 0 then order = us end
-    if ARGV[12] == '1' then order = math.min(math.max(order, us - 10000000), us + 10000000) end
-    local ticket = string.format('%s %.0f %.0f %s', ARGV[12], now + ARGV[13], now + lease, span)
+    if number == '1' then order = math.min(math.max(order, us - 10000000), us + 10000000) end
+    local ticket = string.format('%s %.0f %.0f %s', number, now + fresh, now + lease, span)
     redis.call('ZADD', queue, string.format('%.0f', order), waiter)
     redis.call('HSET', tickets, string.sub(waiter, 1, 32), ticket)
     if redis.call('PTTL', queue) < lease then
@@ -94,7 +101,7 @@ if not enter then
     local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32))
     local number, fresh, ends, wants = string.match(ticket or '', '(%S+) (%S+) (%S+) (%S+)')
     if not fresh or tonumber(fresh) <= now then return false end
-    if ARGV[8] == '1' then return tell(head, number, 0, -1) ~= 0 end
+    if serving == '1' then return tell(head, number, 0, -1) ~= 0 end
     local top = math.max(f + 1, us) + (wants - 1)
     if redis.pcall('SET', fence, string.format('%.0f', top), 'PX', ARGV[5]).err then return true end
     f = top
@@ -111,7 +118,7 @@ if not enter then
 
   -- True: it is the turn of `whose`, or nobody is left.
   local function serve(whose)
-    if ARGV[8] == '0' then return false end
+    if serving == '0' then return false end
     for _ = 1, 64 do
       local head = redis.call('ZRANGE', queue, 0, 0)[1]
       if not head or head == whose then return true end
@@ -122,8 +129,6 @@ if not enter then
   end
 
   if verb == 'release' then
-    -- pcall: OOM must not stop it.
-    if f < tonumber(ARGV[4]) and not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then f = tonumber(ARGV[4]) end
     if ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
     local reply = {0, redis.call('PTTL', hold), holder or '', -1, 0}
     drop(id)  -- and no write after one is refused under OOM
@@ -157,7 +162,7 @@ if not enter then
   enqueue()
   enter = not holder and serve(waiter) and verb == 'acquire'
   if not enter then
-    local rank = ARGV[12] ~= '0' and redis.call('ZRANK', queue, waiter) or -1
+    local rank = number and redis.call('ZRANK', queue, waiter) or -1
     return {0, redis.call('PTTL', hold), holder or '', rank, order}
   end
 end

@@ -14,7 +14,7 @@
 --
 -- No shebang: under OOM a script with one is refused whole, and release and extend must go on.
 local hold, fence, queue, tickets, undone = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local verb, id, lease, span = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[10])
+local verb, id, lease, span = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
 local time = redis.call('TIME')
 local us, order = time[1] * 1000000 + time[2], 0
 local now = math.floor(us / 1000)
@@ -57,7 +57,8 @@ if verb == 'extend' then
 end
 
 if verb ~= 'release' and redis.call('EXISTS', undone) == 1 then return {-1} end
-local waiter, woken = ARGV[11] ~= '' and ARGV[11] or id, 0
+local serving, number, fresh, asked = string.sub(ARGV[8], 1, 1), string.match(ARGV[11], '(%S+) (%S+) (%S+)')
+local waiter, woken = ARGV[10] ~= '' and ARGV[10] or id, 0
 
 -- Whether one more may stand beside the holders, and beside whom we woke.
 local function admits(who)
@@ -73,8 +74,8 @@ local function admits(who)
 end
 
 -- So many heard it; false: no permission to publish.
-local function tell(to, number, token, left)
-  local told = string.format('%s %s %.0f %s ', string.sub(to, 1, 32), number, token, left) .. hold
+local function tell(to, its, token, left)
+  local told = string.format('%s %s %.0f %s ', string.sub(to, 1, 32), its, token, left) .. hold
   local heard = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), told)
   return type(heard) == 'number' and heard
 end
@@ -85,11 +86,11 @@ local function drop(who)
 end
 
 local function enqueue()
-  if ARGV[12] == '0' then return end
-  order = tonumber(ARGV[14])
+  if not number then return end
+  order = tonumber(asked)
   if order == 0 then order = us end
-  if ARGV[12] == '1' then order = math.min(math.max(order, us - 10000000), us + 10000000) end
-  local ticket = string.format('%s %.0f %.0f %s', ARGV[12], now + ARGV[13], now + lease, span)
+  if number == '1' then order = math.min(math.max(order, us - 10000000), us + 10000000) end
+  local ticket = string.format('%s %.0f %.0f %s', number, now + fresh, now + lease, span)
   redis.call('ZADD', queue, string.format('%.0f', order), waiter)
   redis.call('HSET', tickets, string.sub(waiter, 1, 32), ticket)
   if redis.call('PTTL', queue) < lease then
@@ -104,7 +105,7 @@ local function served(head)
   local number, fresh, ends, fences = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
   if tonumber(fresh) <= now or redis.call('ZSCORE', hold, head) then return 'gone' end
   if not admits(head) then return 'waits' end
-  if ARGV[8] == '1' then
+  if serving == '1' then
     local heard = tell(head, number, 0, -1)
     return not heard and 'silent' or heard > 0 and 'woken' or 'gone'
   end
@@ -120,7 +121,7 @@ end
 
 -- True: it is the turn of `whose`, or nobody is left, and it may enter; nil: nobody asks.
 local function serve(whose)
-  if ARGV[8] == '0' then return false end
+  if serving == '0' then return false end
   local at = 0
   for _ = 1, 64 do
     local head = redis.call('ZRANGE', queue, at, at)[1]
@@ -174,7 +175,7 @@ if verb == 'wait' or not score then
   if not enter then enqueue() end
   if verb == 'wait' then enter = serve(waiter) end
   if not enter or verb == 'wait' then
-    local rank = ARGV[12] ~= '0' and redis.call('ZRANK', queue, waiter) or -1
+    local rank = number and redis.call('ZRANK', queue, waiter) or -1
     return no(rank, enter)
   end
   drop(waiter)

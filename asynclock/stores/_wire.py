@@ -39,10 +39,10 @@ def encode(op: Op, prefix: str) -> bytes:
         whole = op.id.encode()
         random = whole[:ID_LENGTH]
         fence = b"%d" % op.fence
+        verb, lease, rest = _bulks(op.verb, op.lease, op.memory, op.rest, op.tombstone)
         op.wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
             *(_head(op.kind.script), at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random),
-            *(_bulks(op.verb), len(whole), whole, _bulks(_ms(op.lease)), len(fence), fence),
-            _bulks(_ms(op.memory), _ms(op.rest), int(op.tombstone)),
+            *(verb, len(whole), whole, lease, len(fence), fence, rest),
             op.queueing.wire or _pack_queueing(op.queueing),
         )
     return op.wire
@@ -56,15 +56,9 @@ def _pack_queueing(queueing: Queueing) -> bytes:
 
 
 def _words(queueing: Queueing) -> tuple[str | int, ...]:
-    return (
-        int(queueing.serve),
-        int(queueing.fair),
-        queueing.span,
-        queueing.waiter,
-        queueing.number,
-        max(1, _ms(queueing.fresh)),
-        queueing.order,
-    )
+    number, fresh = queueing.number, max(1, _ms(queueing.fresh))
+    ticket = f"{number} {fresh} {queueing.order}" if number else ""
+    return f"{queueing.serve:d}{'f' * queueing.fair}", queueing.span, queueing.waiter, ticket
 
 
 def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None:
@@ -108,13 +102,18 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
 
 @lru_cache(maxsize=64)
 def _head(script: str) -> bytes:
-    """An EVALSHA of 22 words with five keys, up to the first key."""
+    """An EVALSHA of 19 words with five keys, up to the first key."""
     sha = sha1(script.encode()).hexdigest()  # noqa: S324 - Redis names scripts so
-    return b"*22\r\n" + _bulks("EVALSHA", sha, 5)
+    return b"*19\r\n" + _words_of("EVALSHA", sha, 5)
 
 
 @lru_cache(maxsize=1024)
-def _bulks(*words: str | int) -> bytes:
+def _bulks(verb: str, lease: float, memory: float, rest: float, tombstone: bool) -> tuple[bytes, bytes, bytes]:
+    """What many ops have alike: the verb, the lease, and the three words after the fence."""
+    return _words_of(verb), _words_of(_ms(lease)), _words_of(_ms(memory), _ms(rest), int(tombstone))
+
+
+def _words_of(*words: str | int) -> bytes:
     """Words of a command, without its head."""
     return pack(*words).partition(b"\r\n")[2]
 
