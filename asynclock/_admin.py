@@ -17,7 +17,7 @@ from asynclock._state import FAMILIES, ID_LENGTH, is_ours_or_mute, mode_of
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
-    from asynclock._op import Kind
+    from asynclock._op import Kind, Part
     from asynclock._ports import Node
     from asynclock._session import Session
 
@@ -61,16 +61,23 @@ async def inspect(session: Session, name: str) -> LockInfo:
     )
 
 
-async def wrong_kind(session: Session, name: str, asked: str) -> ConfigError:
-    """What to tell who asked for a name that is in use as another kind: it names both."""
-    views = await _views(session, name)
-    found = sorted({kind for view in views if isinstance(view, View) and (kind := _kind(view))})
-    known = " and ".join(f"a {kind}" if kind in FAMILIES.values() else f"no lock, but a {kind}" for kind in found)
-    return ConfigError(
-        f"{brief(name)} is in use as {known or 'something else'}, and was asked for as a {asked}: "
-        "give each kind of lock names of its own",
-        name=name,
-    )
+async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
+    """What to tell who asked for names of which one is in use as another kind: it names both."""
+    told = ConfigError(f"{brief(parts[0].name)} was in use as something else just now: try again", name=parts[0].name)
+    for part in parts:
+        views = await _views(session, part.name)
+        asked = FAMILIES[part.kind.mode[:1]]
+        found = sorted({kind for view in views if isinstance(view, View) and (kind := _kind(view))} - {asked})
+        if found:
+            known = " and ".join(
+                f"a {kind}" if kind in FAMILIES.values() else f"no lock, but a {kind}" for kind in found
+            )
+            return ConfigError(
+                f"{brief(part.name)} is in use as {known}, and was asked for as a {asked}: "
+                "give each kind of lock names of its own",
+                name=part.name,
+            )
+    return told
 
 
 async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:

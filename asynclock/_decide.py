@@ -19,7 +19,7 @@ The rules, as decide and each kind's .lua keep them:
 8. Who frees the name, or finds it free and may not enter, serves the queue: its first ticket that is fresh, and whose
    client listens, is told (over N nodes) or made the holder and told (at a node alone). What is found stale or deaf
    on the way goes; its owner, if it lives, renews it in its old place. Of a kind that several may hold, as many are
-   served as may enter together, at most SERVED.
+   served as may enter together, at most SERVED. Who waits for several names at once (span 0) is told, never let in.
 9. A mutex's hold that somebody waits for is marked, so that the server's own compare-and-delete does not take it away
    unheard.
 
@@ -36,13 +36,13 @@ from asynclock._op import CLOCK_SKEW, RESTING, RESTING_MARK, SERVED, Op, Serve, 
 from asynclock._state import BROKEN, Entry, Notice, Reply, State, Ticket, Verdict, is_ours
 
 if TYPE_CHECKING:
-    from asynclock._op import Kind
+    from asynclock._op import Rule
 
 Hears: TypeAlias = Callable[[str], bool | None]
 """Whether anybody listens to the channel of a tag; None: we may not publish there."""
 
 
-def decide(kind: Kind, state: State, op: Op, now: float, hears: Hears = lambda tag: True) -> Reply:
+def decide(kind: Rule, state: State, op: Op, now: float, hears: Hears = lambda tag: True) -> Reply:
     """The answer of a node in `state` to `op` at `now`. Pure: it is the memory store, and the oracle of the scripts."""
     desk = _Desk(kind, state.at(now), op, now, hears)
     match op.verb:
@@ -62,7 +62,7 @@ def decide(kind: Kind, state: State, op: Op, now: float, hears: Hears = lambda t
 class _Desk:
     """Where one op is decided."""
 
-    def __init__(self, kind: Kind, state: State, op: Op, now: float, hears: Hears) -> None:
+    def __init__(self, kind: Rule, state: State, op: Op, now: float, hears: Hears) -> None:
         self.kind = kind
         self.state = state
         self.op = op
@@ -214,12 +214,13 @@ class _Desk:
                 continue
             if not self.kind.admits(holds, head.id):
                 return False
-            heard = self._wake(head) if serve is Serve.WAKE else self._grant(head)
+            calls = serve is Serve.WAKE or not head.span
+            heard = self._wake(head) if calls else self._grant(head)
             if heard is False:
                 self._drop(head.id)
             elif heard is None or not self.kind.shared:
                 return False
-            elif serve is Serve.WAKE:
+            elif calls:
                 called.append(Entry(head.id, head.ends))
                 woken += 1
         return False

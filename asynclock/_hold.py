@@ -44,15 +44,16 @@ class Hold:
     """Made of the ballot that won it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "_ballot", "_ends", "_healed", "_settings", "contended", "op", "over", "renew_at", "session", "tenures",
-        "token", "tripped", "valid_until",
+        "_ballot", "_ends", "_healed", "_settings", "contended", "names", "op", "over", "renew_at", "session",
+        "tenures", "token", "tripped", "valid_until",
     )  # fmt: skip
 
     def __init__(
         self, session: Session, settings: LockSettings, grant: Ballot, token: int, contended: bool = False
     ) -> None:
         self.session = session
-        self.op = grant.op
+        self.op = op = grant.op
+        self.names = tuple([part.name for part in op.kind.parts]) or (op.name,)  # what it holds; mostly one
         self.token = token  # the last of the span that came with it; all that nodes hear of
         self.contended = contended  # somebody waits for it elsewhere, as far as we know
         self.tripped = session.clock.now()  # the last round trip that passing it on counts from

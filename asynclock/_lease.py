@@ -96,7 +96,8 @@ class Lease:
         self._slot = 0
         self._owner: Hashable = None  # who may enter again
         self._own = ref(self)
-        session.held.setdefault(hold.op.name, []).append(self._own)
+        for name in hold.names:
+            session.held.setdefault(name, []).append(self._own)
         hold.enter(self._own)
         session.watchdog.watch(self, min(hold.renew_at, hold.valid_until, self._hold_until))
 
@@ -202,7 +203,7 @@ class Lease:
         self._hold.over = True
         self._end_as(Tenure.DETACHED)
         self._forget()
-        self._session.next_in_line(self.name, self._hold.contended)
+        self._session.next_in_line(self._hold.names, self._hold.contended)
         return handle_of(self._hold.op, self._hold.token)
 
     async def __aenter__(self) -> Self:
@@ -276,8 +277,8 @@ class Lease:
         if self._leave_hold():
             return
         self._hold.over = True
-        if self.name in self._session.lines and not self._session.loop.is_closed():
-            self._session.loop.call_soon_threadsafe(self._session.next_in_line, self.name)
+        if self._session.lines and not self._session.loop.is_closed():
+            self._session.loop.call_soon_threadsafe(self._session.next_in_line, self._hold.names)
         if self.held:
             warnings.warn(
                 f"the lease of {brief(self.name)} was dropped while held: release it, or use `async with`; "
@@ -293,7 +294,7 @@ class Lease:
         self._end_as(Tenure.LOST)
         while others := self._hold.shared():  # the owner's who entered again
             others[0]._lose(reason)
-        self._session.next_in_line(self.name)
+        self._session.next_in_line(self._hold.names)
         if self._block is not None and self._settings.cancel_on_lost:
             self._block.interrupt()
 
@@ -306,7 +307,8 @@ class Lease:
 
     def _leave_hold(self) -> bool:
         """Whether it goes on without this tenure."""
-        self._session.gone(self.name, self._own)
+        for name in self._hold.names:
+            self._session.gone(name, self._own)
         return self._hold.leave(self._own)
 
     def _look_at_clock(self) -> None:
@@ -333,7 +335,7 @@ class Lease:
         if self._session.closed:
             raise self._ended()
         ballot = self._release()
-        self._session.next_in_line(self.name, self._hold.contended)  # who asks behind it, in one write
+        self._session.next_in_line(self._hold.names, self._hold.contended)  # who asks behind it, in one write
         if lost:
             self._session.loosen(ballot)
             raise self._ended()
@@ -360,7 +362,7 @@ class Lease:
     def _pass_on(self) -> bool:
         """Make the next in the local line the holder, if it may be (`_line.py`)."""
         session = self._session
-        line = session.lines.get(self.name)
+        line = None if self._hold.op.kind.shared else session.lines.get(self.name)
         heir = line.first() if line is not None and line.asker is None and not session.closed else None
         if line is None or heir is None or self._rest or not self.held or not same_terms(self._settings, heir.settings):
             return False
@@ -378,7 +380,7 @@ class Lease:
         if self._tenure in _OPEN and not self._pass_on():
             self._end_as(Tenure.RELEASED)
             self._session.loosen(self._release())
-            self._session.next_in_line(self.name)
+            self._session.next_in_line(self._hold.names)
 
     def _forget(self) -> None:
         if (lock := self._lock()) is not None:

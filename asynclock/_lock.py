@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from asynclock._admin import wrong_kind
 from asynclock._adopt import adopt
 from asynclock._errors import LockNotHeld, LockTimeout, QuorumUnavailable, SelfDeadlock, brief
-from asynclock._op import Op, Verb
+from asynclock._op import Op, Part, Verb
 from asynclock._options import seconds
 from asynclock._ports import WrongKind
 from asynclock._quorum import Outcome
-from asynclock._state import FAMILIES
 from asynclock._wait import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from types import TracebackType
 
     from asynclock._handle import Known
     from asynclock._lease import Lease
-    from asynclock._op import Kind
+    from asynclock._op import Kind, Rule
     from asynclock._options import LockSettings, Seconds
     from asynclock._session import Session
 
@@ -55,6 +54,11 @@ class Lock:
         return f"<Lock {self._kind.name} {brief(self._name)}>"
 
     @property
+    def _parts(self) -> tuple[Part, ...]:
+        """The names that it is of."""
+        return self._kind.parts or (Part(self._name, cast("Rule", self._kind)),)
+
+    @property
     def name(self) -> str:
         """The name, without the client's prefix."""
         return self._name
@@ -80,7 +84,7 @@ class Lock:
         try:
             lease = await self._take(session, task, wait)
         except WrongKind:
-            raise (await wrong_kind(session, self._name, FAMILIES[self._kind.mode[:1]])) from None
+            raise (await wrong_kind(session, self._parts)) from None
         if lease is not None:
             self._remember(lease)
         return lease
@@ -100,22 +104,30 @@ class Lock:
     ) -> Coroutine[Any, Any, Lease | None]:
         if timeout == 0 or self._name not in session.held:
             return Wait(session, self, self._settings, task, timeout).run()
-        return self._take_beside(session, task, timeout)
+        return self._take_beside(session, task, timeout, self._parts)
 
     async def _take_beside(
-        self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None
+        self,
+        session: Session,
+        task: asyncio.Task[Any] | None,
+        timeout: float | None,
+        parts: Sequence[Part],
     ) -> Lease | None:
-        """The same where a task of this process holds the name."""
-        mine = [lease for lease in session.leases(self._name) if lease._task is task and lease.held]
-        if mine and self._kind.shared:  # it may be let in beside itself; what it must not do is wait
+        """The same where tasks of this process may hold these names."""
+        mine = {
+            part.name: sum(lease._task is task and lease.held for lease in session.leases(part.name)) for part in parts
+        }
+        if timeout != 0 and any(mine.values()) and all(part.kind.shared for part in parts if mine[part.name]):
+            # It may be let in beside itself; what it must not do is wait.
             with contextlib.suppress(QuorumUnavailable):
                 if lease := await Wait(session, self, self._settings, task, 0).run():
                     return lease
-        if len(mine) >= self._kind.room:
-            raise SelfDeadlock(
-                f"this task holds {brief(self._name)} already and would wait for itself: {self._kind.way_out}",
-                name=self._name,
-            )
+        for part in parts:
+            if timeout != 0 and mine[part.name] >= part.kind.room:
+                raise SelfDeadlock(
+                    f"this task holds {brief(part.name)} already and would wait for itself: {self._kind.way_out}",
+                    name=part.name,
+                )
         return await Wait(session, self, self._settings, task, timeout).run()
 
     async def release(self) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+from asynclock._state import ID_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +58,7 @@ class Queueing:
 
     serve: Serve = Serve.NOBODY
     fair: bool = False  # acquire: enter only as the first of the queue
-    span: int = 1  # so many fences are wanted
+    span: int = 1  # so many fences are wanted; 0, of a ticket: it is called, and never made the holder
     waiter: str = ""  # whose ticket it is; "": the op's own id; adopt: whose hold
     number: int = 0  # which sending of the ticket this is, from 1; 0: leave none
     fresh: float = 0.0  # seconds for which the ticket may be served
@@ -111,7 +113,7 @@ class Op:
 
 
 class Kind(Protocol):
-    """A kind of lock: who is let in. Pure; holds are all alive, and none is of the id in question."""
+    """A kind of lock, as its client sees it."""
 
     @property
     def name(self) -> str: ...
@@ -141,11 +143,28 @@ class Kind(Protocol):
         """Its rule as a Redis script; docs and tests hold it against `decide`."""
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """The names that it holds together; (): the one name of its op."""
+
+    @property
     def slots(self) -> int:
         """Over N nodes a hold takes one of so many, by majority, which its id names; 0: there are none."""
 
-    def slotted(self, slot: int) -> str:
-        """The mode of an attempt for that slot."""
+    def at(self, slot: int) -> Kind:
+        """The kind of an attempt for that slot."""
+
+    def choose(self, taken: Sequence[bytes], spare: int) -> int | None:
+        """A slot that a majority may give: of nodes that refused, `taken` are the slots in use, and `spare` nodes are
+        not needed. None: there is none, as far as is known."""
+
+    def in_turn(self, id: str) -> bool:
+        """Whether who waits before it goes first, even where it could enter."""
+
+
+class Rule(Kind, Protocol):
+    """A kind of lock of one name: who is let in. Pure; holds are all alive, and none is of the id in question."""
+
+    def at(self, slot: int) -> Rule: ...
 
     def taken(self, holds: Sequence[Entry]) -> str | None:
         """The slots in use, with spaces between; None: there are none."""
@@ -153,8 +172,21 @@ class Kind(Protocol):
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         """Whether one more hold may stand beside those there are."""
 
-    def in_turn(self, id: str) -> bool:
-        """Whether who waits before it goes first, even where it could enter."""
-
     def obstacle(self, holds: Sequence[Entry]) -> Entry:
         """Whom who is refused waits for; its end is when to look again."""
+
+
+class Part(NamedTuple):
+    """One of several names that are held together."""
+
+    name: str
+    kind: Rule
+
+    def named(self, id: str) -> str:
+        """The id of that hold, or ticket, at this name."""
+        return f"{id[: ID_LENGTH + 1]}{self.kind.mode}{id[ID_LENGTH + 1 :]}" if id else ""
+
+
+def parts_of(op: Op) -> tuple[Part, ...]:
+    """The names that an op is for; mostly one."""
+    return op.kind.parts or (Part(op.name, cast("Rule", op.kind)),)

@@ -139,11 +139,12 @@ class Session:
             if not mine:
                 del self.held[name]
 
-    def next_in_line(self, name: str, contended: bool = False) -> None:
-        """Its lease here has ended: the next who stands in line asks; where it is `contended`, behind others."""
-        line = self.lines.get(name)
-        if line is not None and line.asker is None and not self.closed:
-            line.next(self.lines, contended)
+    def next_in_line(self, names: Sequence[str], contended: bool = False) -> None:
+        """Their lease here has ended: the next who stands in line asks; where it is `contended`, behind others."""
+        for name in names:
+            line = self.lines.get(name)
+            if line is not None and line.asker is None and not self.closed:
+                line.next(self.lines, contended)
 
     # -- opening and undoing -------------------------------------------------------------------------------------
 

@@ -101,10 +101,11 @@ class Tries:
         ends them all (`undone`)."""
         session, settings, quorum = self._session, self._settings, self._quorum
         seed = int(session.clock.wall() * 1_000_000)
-        alone, kind = len(quorum.nodes) == 1, self._lock._kind
+        alone = len(quorum.nodes) == 1
+        kind = self._kind(alone)
         if self.op is None or not alone:
             self.op = Op(
-                Verb.ACQUIRE, kind, self._lock.name, session.new_id(seed, settings.metadata, self._mode(kind, alone)),
+                Verb.ACQUIRE, kind, self._lock.name, session.new_id(seed, settings.metadata, kind.mode),
                 settings.lease, seed, settings.lease + session.settings.fence_memory,
             )  # fmt: skip
             # Fences for who stands behind us; fixed with the id, for a grant may come for any of its tickets.
@@ -118,7 +119,7 @@ class Tries:
         if self._timeout != 0 and (alone or refused) and not op.plain and quorum.listens:
             self._order = self._order or (0 if alone else seed)
             op.queueing = self._new_ticket(alone)
-            if looks and not alone:
+            if looks and not alone and not kind.parts:  # who waits for several names looks by trying
                 op.verb, op.id = Verb.WAIT, self._ticket
         else:
             op.queueing = _without_ticket(quorum.serve, kind.fair, self._span)
@@ -137,22 +138,20 @@ class Tries:
             self._sends = self._sends or {}
             self._sends[self.number] = ballot.sent
 
-    def _mode(self, kind: Kind, alone: bool) -> str:
+    def _kind(self, alone: bool) -> Kind:
+        """What the next attempt asks for: over N nodes a slot, of a kind that has them."""
+        kind = self._lock._kind
         if alone or not kind.slots:
-            return kind.mode
+            return kind
         if self._slot is None:
             self._slot = random.randrange(kind.slots)  # noqa: S311 - no secret
         slot, self._slot = self._slot, None
-        return kind.slotted(slot)
+        return kind.at(slot)
 
     def choose(self, ballot: Ballot) -> bool:
         """The next attempt asks for a slot that a majority may give; False: there is none, as far as is known."""
-        kind = self._lock._kind
-        taken = [word for words in ballot.taken() for word in words.split()]
-        spare = ballot.nodes - ballot.nodes // 2 - 1
-        free = [slot for slot in range(kind.slots) if taken.count(b"%d" % slot) <= spare]
-        self._slot = random.choice(free) if free else None  # noqa: S311 - no secret
-        return bool(free)
+        self._slot = self._lock._kind.choose(ballot.taken(), ballot.nodes - ballot.nodes // 2 - 1)
+        return self._slot is not None
 
     def _new_ticket(self, alone: bool) -> Queueing:
         """The next sending of our ticket."""

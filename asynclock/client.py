@@ -28,6 +28,7 @@ from asynclock._options import (
     seconds,
 )
 from asynclock._session import Session
+from asynclock.locks.multi import Multi, MultiLock, parts_of, script_of
 from asynclock.locks.mutex import FAIR, MUTEX
 from asynclock.locks.reentrant import ReentrantLock
 from asynclock.locks.rwlock import READ, WRITE
@@ -52,7 +53,9 @@ _R = TypeVar("_R")
 URLS = "ASYNCLOCK_URLS"
 """Where a client without nodes looks: urls, comma-separated."""
 
-_KINDS: tuple[Kind, ...] = (MUTEX, READ, SEMAPHORE)
+_MULTI = script_of((MUTEX, READ, WRITE, SEMAPHORE))
+
+_KINDS: tuple[Kind, ...] = (MUTEX, READ, SEMAPHORE, Multi((), _MULTI))
 _BY_NAME: dict[str, Kind] = {"mutex": MUTEX, "read-write lock": WRITE, "semaphore": SEMAPHORE}
 
 
@@ -121,6 +124,19 @@ class Redlock:
         if isinstance(permits, bool) or not isinstance(permits, int) or not 0 < permits <= MOST:
             raise ConfigError(f"permits is a whole number from 1 to {MOST}: {permits!r} is none", name=str(name))
         return self._shared(name, Semaphore(permits), options)
+
+    def multi(self, *locks: str | Lock, **options: Unpack[LockOptions]) -> Lock:
+        """Several locks as one: all of them or none, whatever the order. A str is a mutex; of a Lock of this client the
+        name and the kind count, not its options. Its Lease has one fencing token, above all that any of the names gave
+        before. Raises ConfigError."""
+        for lock in locks:
+            if isinstance(lock, Lock) and lock._session_of != self._session:  # noqa: SLF001 - no call of the user's
+                raise ConfigError(f"{lock!r} is another client's: make all locks of a multi through one client")
+        kind = Multi(parts_of(locks, MUTEX, check_name), _MULTI)
+        settings = self._lock_settings(kind.parts[0].name, options)
+        if not settings.fencing:
+            raise Unsupported("fencing=False is for the mutex alone, not for a multi lock", name=kind.parts[0].name)
+        return MultiLock(kind, settings, self._session)
 
     def _shared(self, name: str, kind: Kind, options: LockOptions) -> Lock:
         settings = self._lock_settings(name, options)

@@ -15,7 +15,7 @@
 --       7 tomb     release: 1 leaves the tombstone, for an acquire that may still be on its way
 --       8 serve    what becomes of the next in the queue: 0 nothing, 1 is woken, 2 is made the holder; after it an f,
 --                  where an acquire enters only as the first of the queue
---       9 span     acquire: so many fences are wanted
+--       9 span     acquire: so many fences are wanted; 0, of a ticket: it is woken, never made the holder
 --      10 waiter   whose ticket it is; '' the id's own; adopt: whose hold
 --      11 ticket   '' leaves none; else '<number> <fresh> <order>': number of this sending, ms for which it may be served,
 --                  its order key in us (0: this server's clock says)
@@ -101,7 +101,7 @@ if not enter then
     local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32))
     local number, fresh, ends, wants = string.match(ticket or '', '(%S+) (%S+) (%S+) (%S+)')
     if not fresh or tonumber(fresh) <= now then return false end
-    if serving == '1' then return tell(head, number, 0, -1) ~= 0 end
+    if serving == '1' or wants == '0' then return tell(head, number, 0, -1) ~= 0 end
     local top = math.max(f + 1, us) + (wants - 1)
     if redis.pcall('SET', fence, string.format('%.0f', top), 'PX', ARGV[5]).err then return true end
     f = top

@@ -23,6 +23,7 @@ class Mutex:
     shared = False
     room = 1
     slots = 0
+    parts = ()
     way_out = "pass the Lease on instead of acquiring again"
     script = _SCRIPT
 
@@ -37,9 +38,12 @@ class Mutex:
         del id
         return self.fair
 
-    def slotted(self, slot: int) -> str:
+    def at(self, slot: int) -> Mutex:
         del slot
-        return self.mode
+        return self
+
+    def choose(self, taken: Sequence[bytes], spare: int) -> None:
+        del taken, spare
 
     def taken(self, holds: Sequence[Entry]) -> None:
         del holds

@@ -85,7 +85,7 @@ local function served(head)
   local number, fresh, ends, wants = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
   if tonumber(fresh) <= now or redis.call('ZSCORE', hold, head) then return 'gone' end
   if not admits(head) then return 'waits' end
-  if serving == '1' then
+  if serving == '1' or wants == '0' then
     local heard = tell(head, number, 0, -1)
     return not heard and 'silent' or heard > 0 and 'woken' or 'gone'
   end

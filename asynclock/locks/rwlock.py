@@ -28,6 +28,7 @@ class ReadWrite:
     shared = True
     room = 1
     slots = 0
+    parts = ()
     way_out = "release it first (and look again at what was read), or ask to write from the start"
     script = _SCRIPT
 
@@ -41,9 +42,12 @@ class ReadWrite:
     def in_turn(self, id: str) -> bool:
         return mode_of(id) == "r"
 
-    def slotted(self, slot: int) -> str:
+    def at(self, slot: int) -> ReadWrite:
         del slot
-        return self.mode
+        return self
+
+    def choose(self, taken: Sequence[bytes], spare: int) -> None:
+        del taken, spare
 
     def taken(self, holds: Sequence[Entry]) -> None:
         del holds

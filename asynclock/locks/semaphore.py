@@ -7,6 +7,7 @@ no two can have the same one. Who is refused hears which slots are taken, and as
 
 from __future__ import annotations
 
+import random
 import re
 from os.path import splitext
 from typing import TYPE_CHECKING
@@ -31,16 +32,22 @@ class Semaphore:
     name = "semaphore"
     fair = False
     shared = True
+    parts = ()
     way_out = "release one before asking for more than there are"
     script = _SCRIPT
 
-    def __init__(self, permits: int) -> None:
+    def __init__(self, permits: int, slot: str = "") -> None:
         self.room = self.slots = permits
-        self.mode = f"s{permits}/."
+        self.mode = f"s{permits}/{slot}."
 
-    def slotted(self, slot: int) -> str:
-        """The mode of an attempt for that slot."""
-        return f"s{self.room}/{slot}."
+    def at(self, slot: int) -> Semaphore:
+        """The same, of an attempt for that slot."""
+        return Semaphore(self.room, str(slot))
+
+    def choose(self, taken: Sequence[bytes], spare: int) -> int | None:
+        words = [word for slots in taken for word in slots.split()]
+        free = [slot for slot in range(self.slots) if words.count(b"%d" % slot) <= spare]
+        return random.choice(free) if free else None  # noqa: S311 - no secret
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         permits, slot = wants(id)

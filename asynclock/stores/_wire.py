@@ -33,6 +33,8 @@ def encode(op: Op, prefix: str) -> bytes:
     """The op as an EVALSHA (a plain acquire as a SET), kept in `op.wire`: it is the same for all nodes."""
     if op.plain:
         op.wire = pack("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease))
+    elif op.kind.parts:
+        op.wire = pack("EVALSHA", _sha(op.kind.script), *_arguments(op, prefix, op.tombstone))
     else:
         # The same as pack("EVALSHA", sha, 3, *_arguments(...)), in a third of its time: what repeats is kept packed.
         at = keys(prefix, op.name)
@@ -78,17 +80,18 @@ def encode_whole(op: Op, prefix: str, *, tombstone: bool = False) -> bytes:
     """The op as an EVAL, for a server that may not know the script."""
     if op.plain:
         return encode(op, prefix)
-    return pack("EVAL", op.kind.script, 5, *_arguments(op, prefix, op.tombstone or tombstone))
+    return pack("EVAL", op.kind.script, *_arguments(op, prefix, op.tombstone or tombstone))
 
 
 def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
-    at = keys(prefix, op.name)
+    """How many keys, the keys, and the words after them."""
+    found: list[str | int] = []
+    for name in [part.name for part in op.kind.parts] or [op.name]:
+        at = keys(prefix, name)
+        found += [at.hold, at.fence, at.queue, at.tickets, at.undone + op.id[:ID_LENGTH]]
     return (
-        at.hold,
-        at.fence,
-        at.queue,
-        at.tickets,
-        at.undone + op.id[:ID_LENGTH],
+        len(found),
+        *found,
         op.verb,
         op.id,
         _ms(op.lease),
@@ -97,14 +100,19 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
         _ms(op.rest),
         1 if tombstone else 0,
         *_words(op.queueing),
+        *("f" if part.kind.fair else part.kind.mode for part in op.kind.parts),
     )
 
 
 @lru_cache(maxsize=64)
 def _head(script: str) -> bytes:
     """An EVALSHA of 19 words with five keys, up to the first key."""
-    sha = sha1(script.encode()).hexdigest()  # noqa: S324 - Redis names scripts so
-    return b"*19\r\n" + _words_of("EVALSHA", sha, 5)
+    return b"*19\r\n" + _words_of("EVALSHA", _sha(script), 5)
+
+
+@lru_cache(maxsize=64)
+def _sha(script: str) -> str:
+    return sha1(script.encode()).hexdigest()  # noqa: S324 - Redis names scripts so
 
 
 @lru_cache(maxsize=1024)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM, Clock
 from asynclock._decide import decide
-from asynclock._op import Verb
+from asynclock._errors import brief
+from asynclock._op import Verb, parts_of
 from asynclock._ports import View, WrongKind
-from asynclock._state import FAMILIES, Reply, State, mode_of
+from asynclock._several import decide_all
+from asynclock._state import FAMILIES, State, mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,19 +57,30 @@ class MemoryStore:
             keys = [key for key in self._states if key.startswith(prefix + begin)]
             return [key[len(prefix) :] for key in keys if self.state(key).holds]
 
-    def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
-        """`answer` is called inside: so no notice overtakes it."""
+    def decide(self, prefix: str, op: Op, answer: Callable[[list[object]], object]) -> None:
+        """`answer` is called inside: so no notice overtakes it. Raises WrongKind."""
         with self._guard:
             now = self.now()
-            reply: Reply = decide(op.kind, self._states.get(key, State()), op, now, self._hears)
-            if reply.state == State():
-                self._states.pop(key, None)
+            names = parts_of(op)
+            keys = [prefix + part.name for part in names]
+            states = [self._states.get(key, State()) for key in keys]
+            for part, state in zip(names, states, strict=True):
+                holds = state.at(now).holds
+                if op.verb is not Verb.BREAK and holds and _family(mode_of(holds[0].id)) != _family(part.kind.mode):
+                    raise WrongKind(f"{self.label}: {brief(part.name)} is in use as another kind")
+            if op.kind.parts:
+                wire, states, notices = decide_all(names, states, op, now, self._hears)
             else:
-                self._states[key] = reply.state
-            answer(reply.wire(now))
-            for notice in reply.notices:
+                reply = decide(names[0].kind, states[0], op, now, self._hears)
+                wire, states, notices = reply.wire(now), [reply.state], [(0, notice) for notice in reply.notices]
+            for key, state in zip(keys, states, strict=True):
+                self._states[key] = state
+                if state == State():
+                    del self._states[key]
+            answer(wire)
+            for whose, notice in notices:
                 loop, ear, index = self._ears[notice.tag]
-                loop.call_soon_threadsafe(ear.heard, index, notice.wire(key))
+                loop.call_soon_threadsafe(ear.heard, index, notice.wire(keys[whose]))
 
     def listen(self, ear: Ear, index: int) -> None:
         with self._guard:
@@ -101,11 +115,10 @@ class MemoryNode:
 
     def send(self, op: Op, sink: Sink) -> None:
         later = asyncio.get_running_loop().call_soon
-        holds = self._store.state(self._prefix + op.name).holds
-        if op.verb is not Verb.BREAK and holds and FAMILIES[mode_of(holds[0].id)] != FAMILIES[op.kind.mode[:1]]:
-            later(lambda: sink.fail(self._index, WrongKind(f"{self.label}: another kind"), maybe=False))
-            return
-        self._store.decide(self._prefix + op.name, op, lambda reply: later(sink.answer, self._index, reply))
+        try:
+            self._store.decide(self._prefix, op, lambda reply: later(sink.answer, self._index, reply))
+        except WrongKind as error:
+            later(partial(sink.fail, self._index, error, maybe=False))
 
     def trust(self) -> None: ...
 
@@ -130,3 +143,7 @@ class MemoryNode:
     async def aclose(self) -> None:
         self.listens = False
         self._store.hush(self._ear)
+
+
+def _family(mode: str) -> str:
+    return FAMILIES[mode[:1]]

@@ -1,0 +1,81 @@
+-- multi: all of several names at once, or none. Each name is kept by the script of its own kind: those stand above this
+-- one, each a function of its KEYS and ARGV, in the table `kinds`.
+--
+-- KEYS  five for each name, as its kind has them
+-- ARGV  1 to 11 as of the mutex; 1 verb: acquire, extend, release; 2 id and 10 waiter without a kind's mode
+--       12...  of each name the mode that its ids have after their 33rd character; f: a mutex in order of arrival
+-- returns {1, F}  yes; F is what the fence of each name is at least
+--         else    what the first name in the way answers. Whoever is refused with a ticket waits for that one name: what
+--                 was let in is given back, and who waits for it is served.
+--
+-- No shebang: under OOM a script with one is refused whole, and release and extend must go on.
+local verb, id, waiter, ticket, count = ARGV[1], ARGV[2], ARGV[10], ARGV[11], #KEYS / 5
+
+-- What the kind of the nth name answers. One that fails must not leave the others half done.
+local function ask(n, what, who, fence, span, note)
+  local mode, fair = ARGV[11 + n], ''
+  if mode == 'f' then mode, fair = '', 'f' end
+  local function named(random)
+    return random == '' and '' or string.sub(random, 1, 33) .. mode .. string.sub(random, 34)
+  end
+  local keys = {unpack(KEYS, 5 * n - 4, 5 * n)}
+  local words = {what, named(who), ARGV[3], fence, ARGV[5], ARGV[6], ARGV[7], ARGV[8] .. fair, span, named(waiter), note}
+  local ran, reply = pcall(kinds[string.sub(mode, 1, 1)], keys, words)
+  if not ran then reply = type(reply) == 'table' and reply or {err = reply} end
+  if reply[6] then reply[6] = n .. ':' .. reply[6] end
+  return reply
+end
+
+-- Neither a hold nor a ticket of ours stays there; who waits is served.
+local function leave(n)
+  ask(n, 'release', id, '0', '1', '')
+  if waiter ~= '' then ask(n, 'release', waiter, '0', '1', '') end
+end
+
+-- All are let in: true, and the fences. None: what is in the way, and which name it is of.
+local function enter()
+  local fences = {}
+  for n = 1, count do
+    local reply = ask(n, 'acquire', id, ARGV[4], '1', '')
+    if reply[1] ~= 1 then return reply, n end
+    fences[n] = reply[2]
+  end
+  return true, fences
+end
+
+if verb ~= 'acquire' then
+  local least, refused = math.huge, nil
+  for n = 1, count do
+    local reply = ask(n, verb, id, ARGV[4], ARGV[9], n == 1 and ticket or '')
+    if reply[1] == 1 then
+      least = math.min(least, reply[2])
+    elseif not refused or refused[2] == -2 then
+      refused = reply
+    end
+  end
+  return refused or {1, least}
+end
+
+local said, fences
+for _ = 1, 2 do  -- again, where our place in the queue was what we lacked
+  said, fences = enter()
+  if said == true then break end
+  for n = 1, count do
+    if n ~= fences then leave(n) end
+  end
+  if said[1] ~= 0 or ticket == '' then return said end
+  said = ask(fences, 'wait', id, '0', '0', ticket)
+  if said[2] ~= -2 then return said end
+end
+if said ~= true then return said end
+
+-- One fence above all that any of the names gave before.
+local top = math.max(unpack(fences))
+for n = 1, count do
+  local raised = fences[n] < top and redis.pcall('SET', KEYS[5 * n - 3], string.format('%.0f', top), 'PX', ARGV[5])
+  if raised and raised.err then
+    for each = 1, count do leave(each) end
+    return raised
+  end
+end
+return {1, top}

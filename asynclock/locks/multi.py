@@ -1,0 +1,120 @@
+"""Several locks as one: all of them, or none. Whatever the order in which they are named, nobody waits for one while it
+holds another, so no two can wait for each other (the circular wait of Coffman, Elphick and Shoshani, "System
+Deadlocks", Computing Surveys 3, 1971, cannot come to be).
+
+A node lets in, or refuses, in one script; over N nodes an attempt that has no majority for all is given back before
+anything is waited for. Who waits does so at the name that refused it, is called when that is free, and then tries for
+all again.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from os.path import splitext
+from typing import TYPE_CHECKING, Any
+
+from asynclock._errors import ConfigError, brief
+from asynclock._lock import Lock
+from asynclock._op import Part
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from asynclock._lease import Lease
+    from asynclock._op import Kind, Rule
+    from asynclock._options import LockSettings
+    from asynclock._session import Session
+
+with open(splitext(__file__)[0] + ".lua", encoding="utf-8") as file:  # pathlib would double the time to import us
+    _SCRIPT = file.read()
+
+
+class Multi:
+    """The names, each with its kind, in an order that all clients share."""
+
+    name = "multi"
+    fair = False
+    shared = True
+    mode = ""
+    room = 1
+    way_out = "release it first, and then ask for all of them at once"
+
+    def __init__(self, parts: Iterable[Part], script: str) -> None:
+        self.parts = tuple(sorted(parts, key=lambda part: part.name))
+        self.script = script
+        sizes = [part.kind.slots or 1 for part in self.parts]
+        self.slots = math.prod(sizes) if any(part.kind.slots for part in self.parts) else 0
+
+    def at(self, slot: int) -> Multi:
+        """The same, of an attempt for one slot of each that has some: `slot` has the slots as its digits."""
+        parts: list[Part] = []
+        for part in self.parts:
+            slot, digit = divmod(slot, part.kind.slots or 1)
+            parts.append(Part(part.name, part.kind.at(digit)))
+        return Multi(parts, self.script)
+
+    def choose(self, taken: Sequence[bytes], spare: int) -> int | None:
+        """A slot, where it is one and the same name that refused at a majority, and that has others to give."""
+        told = [words.partition(b":") for words in taken]
+        slot, size = 0, 1
+        found = False
+        for number, part in enumerate(self.parts, 1):
+            if not part.kind.slots:
+                continue
+            words = [slots for whose, _, slots in told if whose == b"%d" % number]
+            digit = part.kind.choose(words, spare) if len(words) > spare else None
+            found = found or digit is not None
+            if digit is None:
+                digit = random.randrange(part.kind.slots)  # noqa: S311 - no secret
+            slot, size = slot + digit * size, size * part.kind.slots
+        return slot if found else None
+
+    def in_turn(self, id: str) -> bool:
+        del id
+        return False
+
+
+class MultiLock(Lock):
+    """A Lock of several names; its Lease holds them all, with one fencing token."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        kind: Multi,
+        settings: LockSettings,
+        session_of: Callable[[asyncio.Task[Any] | None], Session],
+    ) -> None:
+        super().__init__(", ".join(part.name for part in kind.parts), kind, settings, session_of)
+
+    def _take(
+        self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None
+    ) -> Coroutine[Any, Any, Lease | None]:
+        return self._take_beside(session, task, timeout, self._parts)
+
+
+def script_of(kinds: Iterable[Kind]) -> str:
+    """The script of all locks of several names: those of the kinds as functions, then its own."""
+    table = [f"kinds['{kind.mode[:1]}'] = function(KEYS, ARGV)\n{kind.script}\nend\n" for kind in kinds]
+    return "\n".join(["local kinds = {}", *table, _SCRIPT])
+
+
+def parts_of(locks: Sequence[object], mutex: Rule, make: Callable[[str], str]) -> list[Part]:
+    """The names of these locks and what they are; a str is a mutex. `make` checks a name. Raises ConfigError."""
+    if not locks:
+        raise ConfigError("multi() of no locks: name some, as in multi('a', 'b')")
+    parts: list[Part] = []
+    for lock in locks:
+        if type(lock) is Lock and not lock._kind.parts:
+            parts.append(Part(lock._name, lock._kind))  # type: ignore[arg-type]  # of one name it is a rule
+        elif isinstance(lock, Lock):
+            raise ConfigError(f"{lock!r} cannot be part of a multi: give the names it stands for, or a lock of them")
+        else:
+            parts.append(Part(make(lock), mutex))  # type: ignore[arg-type]  # it says what else it is
+    names = [part.name for part in parts]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"multi() of {brief(name)} twice: name each lock once", name=name)
+    return parts
