@@ -298,6 +298,15 @@ SERVES: dict[str, list[Step]] = {
         calls(),
         looks(YOUNGER),
     ],
+    "who waits for several names is called": [
+        acquire(),
+        tries(YOUNGER, span=0),
+        tries(THIRD),
+        grants(),
+        looks(THIRD),
+        Hear(YOUNGER, False),
+        looks(THIRD, serve=Serve.GRANT),
+    ],
     "all are deaf": [acquire(), tries(YOUNGER, span=3), tries(MUTE), Hear(YOUNGER, False), grants(), looks(THIRD)],
     "without permission a grant is undone": [
         *(acquire(), tries(YOUNGER), tries(THIRD), Permit(False), grants(), looks(YOUNGER), Permit(True), looks(THIRD)),

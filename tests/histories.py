@@ -217,7 +217,7 @@ def histories(
     queueing = {
         "serve": st.sampled_from(Serve),
         "fair": st.booleans(),
-        "span": st.sampled_from([1, 1, 1, 16]),
+        "span": st.sampled_from([1, 1, 1, 16, 0]),
         "waiter": st.one_of(st.none(), st.none(), whoever),
         "fresh": lengths,
         "order": st.one_of(st.none(), orders),

@@ -51,6 +51,6 @@ def test_the_fast_encoding_is_the_plain_one(
     whole = random and f"{random}|{metadata}"  # "" is the id of a mere look
     op = Op(verb, MUTEX, name, whole, lease, fence, lease + 60, rest=rest, tombstone=tombstone, queueing=queueing)
     sha = sha1(MUTEX.script.encode()).hexdigest()
-    plain = _wire.pack("EVALSHA", sha, 5, *_wire._arguments(op, prefix, tombstone))
+    plain = _wire.pack("EVALSHA", sha, *_wire._arguments(op, prefix, tombstone))
     assert _wire.encode(op, prefix) == plain
     assert op.wire == plain
