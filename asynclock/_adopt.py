@@ -10,7 +10,7 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
-from asynclock._errors import LockNotHeld, brief
+from asynclock._errors import ConfigError, LockNotHeld, brief
 from asynclock._op import Op, Queueing, Verb
 from asynclock._pace import Pace
 from asynclock._quorum import Outcome
@@ -30,7 +30,8 @@ async def adopt(
     tries = Tries(session, lock, settings, task, None, 0, math.inf)
     seed = max(int(session.clock.wall() * 1_000_000), known.token + 1)
     op = Op(
-        Verb.ADOPT, lock._kind, known.name, session.new_id(seed, settings.metadata), settings.lease, seed,
+        Verb.ADOPT, lock._kind, known.name, session.new_id(seed, settings.metadata, known.mode),
+        settings.lease, seed,
         settings.lease + session.settings.fence_memory, queueing=Queueing(session.quorum.serve, waiter=known.id),
     )  # fmt: skip
     pace = Pace(session.settings.patience)
@@ -50,8 +51,9 @@ async def adopt(
                     f"{brief(known.name)}: this handle was adopted already, or its time is over", name=known.name
                 )
             look = pace.after_outage(session.clock.now(), math.inf)
-            if look is None:
-                raise session.quorum.unavailable(ballot, known.name)
+            error = session.quorum.unavailable(ballot, known.name)
+            if look is None or isinstance(error, ConfigError):
+                raise error
             await asyncio.sleep(look.at - session.clock.now())
     except BaseException:
         op.undone = True

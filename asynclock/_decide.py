@@ -282,7 +282,8 @@ class _Desk:
         self.state = replace(self.state, **changes)
 
     def _yes(self) -> Reply:
-        return Reply(Verdict.YES, self.state, self.state.fence, notices=tuple(self.notices))
+        marked = self.state.marked and self.op.verb is Verb.ACQUIRE
+        return Reply(Verdict.YES, self.state, self.state.fence, notices=tuple(self.notices), marked=marked)
 
     def _no(self, free: bool = False) -> Reply:
         holder = self.kind.obstacle(self.state.holds) if self.state.holds and not free else None

@@ -107,16 +107,19 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]]) -> _R:
         if lease is None:
             raise LockTimeout(f"{brief(lock.name)}: somebody else led all the time", name=lock.name)
         told: BaseException | None = None
+        done: list[_R] = []
         try:
             async with lease:
                 try:
-                    return await main(lease)
+                    done.append(await main(lease))
                 except BaseException as error:
                     told = error
                     raise
         except LockLost as lost:
-            if lost is told or lost.reason == "closed":
+            if lost is told or (lost.reason == "closed" and not done):
                 raise
+        if done:
+            return done[0]
 
 
 def _check_function(function: object) -> None:

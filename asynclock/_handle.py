@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._errors import ConfigError
+from asynclock._state import ID_LENGTH, mode_of
 
 if TYPE_CHECKING:
     from asynclock._op import Op
@@ -23,6 +24,11 @@ class Known(NamedTuple):
     name: str
     id: str
     token: int
+
+    @property
+    def mode(self) -> str:
+        """What stands in the id of the kind of hold, and goes on to the next one's; "" for a mutex."""
+        return self.id[ID_LENGTH + 1 :].partition(".")[0] + "." if mode_of(self.id) else ""
 
 
 def handle_of(op: Op, token: int) -> str:

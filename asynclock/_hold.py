@@ -156,6 +156,7 @@ class Hold:
             return
         op = ballot.op
         end = ballot.sent + op.lease - drift(op.lease)
+        self.contended = self.contended or (vote[0] == 1 and len(vote) > 2)
         if vote[0] == 1 and end > self._ends[index]:
             self._ends[index] = end
             self.valid_until = valid_until(self._ends)

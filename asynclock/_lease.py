@@ -71,13 +71,7 @@ class Lease:
     )  # fmt: skip
 
     def __init__(
-        self,
-        hold: Hold,
-        lock: Recipe,
-        task: asyncio.Task[Any] | None,
-        settings: LockSettings,
-        fence: int,
-        since: float,
+        self, hold: Hold, lock: Recipe, task: asyncio.Task[Any] | None, settings: LockSettings, fence: int, since: float
     ) -> None:
         self._hold = hold
         self._session = session = hold.session
@@ -196,10 +190,12 @@ class Lease:
 
         Raises LockLost, LockNotHeld, QuorumUnavailable (it is still ours), ConfigError.
         """
-        if len(self._hold.tenures) > 1:
-            raise ConfigError(f"{brief(self.name)} was entered more than once: leave the inner blocks before detach()")
+        if self._hold.op.kind.parts:
+            raise Unsupported(f"{brief(self.name)} are several names: detach() moves one", name=self.name)
         await self.extend(lease=lease)
         self.ensure_held()
+        if len(self._hold.tenures) > 1:
+            raise ConfigError(f"{brief(self.name)} was entered more than once: leave the inner blocks before detach()")
         self._hold.over = True
         self._end_as(Tenure.DETACHED)
         self._forget()

@@ -80,7 +80,10 @@ class Lock:
         task = asyncio.current_task()
         session = self._session_of(task)
         if not session.ready:
+            began = session.clock.now()
             await session.open(self._settings, _connect_limit(wait, session))
+            if wait:
+                wait = max(wait - (session.clock.now() - began), 1e-6)
         try:
             lease = await self._take(session, task, wait)
         except WrongKind:

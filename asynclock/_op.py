@@ -54,7 +54,8 @@ class Serve(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Queueing:
-    """How an op deals with those who wait. Many ops share one, so only `wire` ever changes."""
+    """How an op deals with those who wait. Many ops share one, so only `wire` ever changes; and `number`, where
+    the ticket was taken back meanwhile."""
 
     serve: Serve = Serve.NOBODY
     fair: bool = False  # acquire: enter only as the first of the queue

@@ -234,6 +234,10 @@ class Ballot:
         """Where our ticket stands at the nodes that keep one, the best first."""
         return sorted(vote[3] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and vote[3] >= 0)
 
+    def orders(self) -> list[int]:
+        """The order keys of our ticket there."""
+        return sorted(vote[4] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and vote[3] >= 0)
+
     def taken(self) -> list[bytes]:
         """The slots in use at each node that said no, of a kind that has slots."""
         return [vote[5] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and len(vote) > 5]
@@ -329,7 +333,8 @@ class Quorum:
         if not traces:
             return None
         if len(traces) > len(self.nodes) // 2:
-            ticket = replace(ticket, serve=self.serve)
+            ticket = replace(ticket, serve=self.serve) if ticket is ALONE else ticket
+            ticket.serve = self.serve
         undo = Op(Verb.RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket)
         return self.ask(undo, within, everyone=True, only=traces)
 

@@ -107,13 +107,14 @@ class Reply:
     order: int = 0  # its order key
     taken: str | None = None  # what more a refusal of its kind tells
     notices: tuple[Notice, ...] = ()
+    marked: bool = False  # what was granted is waited for already
 
     def wire(self, now: float) -> list[Any]:
-        """As the scripts answer: [1, F], [0, pttl in ms, holder, rank, order] or [-1]; pttl -1: no expiry,
-        -2: nobody."""
+        """As the scripts answer: [1, F], or [1, F, 1] where others wait; [0, pttl in ms, holder, rank, order], pttl
+        being -1 without expiry and -2 where nobody holds it; or [-1]."""
         match self.verdict:
             case Verdict.YES:
-                return [1, self.fence]
+                return [1, self.fence, 1] if self.marked else [1, self.fence]
             case Verdict.UNDONE:
                 return [-1]
         more = [] if self.taken is None else [self.taken.encode()]

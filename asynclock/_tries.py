@@ -73,6 +73,7 @@ class Tries:
     _slot: int | None = None  # the one to ask for next; None: any
     _sends: dict[int, float] | None = None  # number of a ticket -> when it was sent
     _grant: tuple[int, int] | None = None
+    _sent: Sequence[Queueing] = ()  # over N nodes: the last sendings of the ticket
 
     def __init__(
         self,
@@ -162,16 +163,28 @@ class Tries:
             return _first_ticket(serve, self._lock._kind.fair, min(fresh, self._timeout or fresh))
         if not alone and not self._ticket:
             self._ticket = self._session.new_id(self._order, settings.metadata, self._lock._kind.mode)
+            self._sent = []
             self._session.waiting[self._ticket[:ID_LENGTH]] = self.caller
         left = max(self._give_up - self._session.clock.now(), 0.001)
         fair, fresh = self._lock._kind.fair, min(fresh, left)
-        return Queueing(serve, fair, self._span, self._ticket, self.number, fresh, self._order)
+        return self._noted(Queueing(serve, fair, self._span, self._ticket, self.number, fresh, self._order))
+
+    def _noted(self, ticket: Queueing) -> Queueing:
+        """A ticket that is sent, of the last few of which some may be under way yet."""
+        self._sent = [*self._sent[1 - _NUMBERS :], ticket]
+        return ticket
 
     def stands(self, order: int) -> None:
         """A node alone keeps the ticket, in that place."""
         self._order = order
         sends = self._sends or {}
         self._sends = {number: when for number, when in sends.items() if number > self.number - _NUMBERS}
+
+    def placed(self, orders: list[int]) -> None:
+        """The nodes keep the ticket in those places: a clock that is far off was clamped, by each to its own. From its
+        next sending on it stands in one."""
+        if orders:
+            self._order = orders[len(orders) // 2]
 
     # -- what was won --------------------------------------------------------------------------------------------
 
@@ -226,7 +239,7 @@ class Tries:
         sent = ballot.op.queueing
         if sent.number:
             again = Queueing(span=sent.span, waiter=sent.waiter, number=sent.number, fresh=sent.fresh, order=sent.order)
-            self._session.undo(ballot, again)
+            self._session.undo(ballot, self._noted(again))
         else:
             self._session.undo(ballot)
 
@@ -247,8 +260,8 @@ class Tries:
         """No ticket of ours stays at any node, and nobody calls us any more. Where we were let in none is left."""
         if self._ticket:
             self._session.waiting.pop(self._ticket[:ID_LENGTH], None)
-            if self.op is not None:
-                self.op.undone = self.op.undone or self.op.verb is Verb.WAIT
+            for ticket in self._sent:
+                ticket.number = 0  # what is sent again (NOSCRIPT) leaves none
             let_in = [] if won is None else won.let_in()
             self.take_back(self._ticket, [i for i in range(len(self._quorum.nodes)) if i not in let_in])
             self._ticket = ""

@@ -51,6 +51,8 @@ class Wait:
     _turn: asyncio.Future[Lease | bool] | None = None  # while it stands in line
     _waker: asyncio.Future[None] | None = None  # while it waits to be called
     _timer: Any = None
+    _due = math.inf  # when it comes
+    _stood = -math.inf  # when it began to stand behind a holder of this process
     _started = False  # a try was sent for it before it woke
     _looks = False  # the next try is a renewal
     _calls = 0  # bit i: node i called
@@ -80,21 +82,19 @@ class Wait:
 
     async def run(self) -> Lease | None:
         """The lease; None: somebody held it all the time. Raises QuorumUnavailable, ConfigError."""
-        session, name = self._session, self.lock.name
+        session = self._session
         session.waits.add(self)
         lease: Lease | None = None
         try:
             if self._timeout != 0 and not self.lock._kind.fair and not self.lock._kind.shared:
-                line = session.lines.get(name)
-                if line is None and name not in session.held:
-                    self._line = session.lines[name] = Line(name, self)
-                elif line is None or not line.broken:
-                    self._line = line or session.lines.setdefault(name, Line(name))
-                    turn = await self._stand(self._line)
-                    if not isinstance(turn, bool):
-                        return turn
-                    if not turn:
+                while not self._heads():
+                    turn = await self._stand()
+                    if turn is False:
                         return None
+                    if turn is True:
+                        break
+                    if turn.held:  # else it was lost in the turn in which it was passed on
+                        return turn
             lease = await self._ask()
             return lease
         except BaseException:
@@ -109,10 +109,22 @@ class Wait:
 
     # -- in line -------------------------------------------------------------------------------------------------
 
-    async def _stand(self, line: Line) -> Lease | bool:
+    def _heads(self) -> bool:
+        """Whether there is nobody to stand behind: then it asks, and others stand behind it."""
+        session, name = self._session, self.lock.name
+        line = session.lines.get(name)
+        if line is None and name not in session.held:
+            self._line = session.lines[name] = Line(name, self)
+            return True
+        return line is not None and line.broken
+
+    async def _stand(self) -> Lease | bool:
         """A lease that was passed on; True: it is our turn to ask; False: the time was up before."""
         session = self._session
+        session.within(self.settings)  # what cannot be asked is told here, not to who makes us the head
+        line = session.lines.setdefault(self.lock.name, Line(self.lock.name))
         self._turn = turn = session.loop.create_future()
+        self._line, self._stood = line, session.clock.now()
         line.stand(self)
         timer = session.clock.call_at(self._give_up, self._time_up) if self._timeout else None
         try:
@@ -131,8 +143,11 @@ class Wait:
         session.check_open()
         if passed is False:
             asker = line.asker
-            if isinstance(asker, Wait) and not asker._refused and asker._tries.ballot is not None:
-                raise session.quorum.unavailable(asker._tries.ballot, self.lock.name)
+            ballot = asker._tries.ballot if isinstance(asker, Wait) and not asker._refused else None
+            if ballot is not None and ballot.sent <= self._stood:  # so nobody was seen to hold it
+                raise session.quorum.unavailable(ballot, self.lock.name)
+        if line.broken:
+            self._stood = -math.inf
         return passed
 
     @property
@@ -166,7 +181,7 @@ class Wait:
             ballot = tries.ballot if self._started else self._try()
             self._started = False
             assert ballot is not None  # noqa: S101 - a try that was started has one
-            bounded = ballot.outcome is None and self._give_up < ballot.deadline
+            bounded = ballot.outcome is None and self._give_up < math.inf
             outcome = await (self._bounded(ballot) if bounded else ballot.settled(session.loop))
             session.check_open()
             if outcome is Outcome.WON:
@@ -194,7 +209,7 @@ class Wait:
         return self._tries.send(refused=self._refused, looks=looks, behind=behind)
 
     async def _bounded(self, ballot: Ballot) -> Outcome:
-        """The ballot's outcome, where the caller's timeout comes before the nodes'."""
+        """The ballot's outcome, at the latest when the caller's time is up."""
         session = self._session
         timer = session.clock.call_at(self._give_up, lambda: self._cut_short(ballot))
         try:
@@ -218,7 +233,9 @@ class Wait:
         """When to ask next; None: not again. Raises where the servers are out of reach for too long."""
         now = self._session.clock.now()
         self._rtt = now - ballot.sent
-        if outcome is Outcome.UNREACHABLE and not (self._refused and now >= self._give_up):
+        if outcome is Outcome.UNREACHABLE and not (
+            (self._refused or self._stood != -math.inf) and now >= self._give_up
+        ):
             return self._out_of_reach(ballot, now)
         self._refused = True
         if self._line is not None:
@@ -236,7 +253,7 @@ class Wait:
     def _out_of_reach(self, ballot: Ballot, now: float) -> Look:
         error = self._quorum.unavailable(ballot, self.lock.name)
         self._tries.leave()
-        self._refused = False
+        self._refused, self._stood = False, -math.inf
         if self._line is not None:
             self._line.dissolve()
         again = None if self._timeout == 0 else self._pace.after_outage(now, self._give_up)
@@ -265,6 +282,8 @@ class Wait:
             return another
         if not self._tries.number:  # now with a ticket, if notices come; else at leisure
             return Look(now) if self._quorum.listens else self._pace.after_refusal(now, _soonest(ballot))
+        if self._tries.number == 1:
+            self._tries.placed(ballot.orders())
         ranks = ballot.ranks()
         rank = ranks[len(ranks) // 2] if ranks else 0
         free = ballot.free() > ballot.nodes // 2
@@ -308,6 +327,7 @@ class Wait:
         return self._tries.grant()
 
     def _arm(self, at: float) -> None:
+        self._due = at
         if self._waker is not None:
             if self._timer is not None:
                 self._timer.cancel()
@@ -329,8 +349,10 @@ class Wait:
                 wake(self._waker)
             return
         if left >= 0:
-            self._looks = False
-            self._arm(self._session.clock.now() + (left + 1) / 1000)
+            at = self._session.clock.now() + (left + 1) / 1000
+            if at < self._due:
+                self._looks = False
+                self._arm(at)
             return
         first = not self._calls
         self._calls |= 1 << index

@@ -32,7 +32,7 @@ from asynclock.locks.multi import Multi, MultiLock, parts_of, script_of
 from asynclock.locks.mutex import FAIR, MUTEX
 from asynclock.locks.reentrant import ReentrantLock
 from asynclock.locks.rwlock import READ, WRITE
-from asynclock.locks.semaphore import MOST, SEMAPHORE, Semaphore
+from asynclock.locks.semaphore import MOST, SEMAPHORE, Semaphore, wants
 from asynclock.stores import store_for
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Redlock:
         """Take over what another process detached: a new Lease, with a greater token. Raises LockNotHeld (adopted
         already, or its time is over), QuorumUnavailable, ConfigError."""
         known = known_by(handle)
-        lock = Lock(known.name, MUTEX, self._lock_settings(known.name, options), self._session)
+        lock = Lock(known.name, _kind_of(known.mode), self._lock_settings(known.name, options), self._session)
         return await lock._adopt(known)  # noqa: SLF001 - no call of the user's
 
     async def break_lock(self, name: str, /) -> bool:
@@ -305,6 +305,14 @@ def _stores_of_environment() -> tuple[Store, ...]:
             "or call redlock.configure('redis://host:6379') first"
         )
     return _stores(urls)
+
+
+def _kind_of(mode: str) -> Kind:
+    """The kind of a hold whose id has that mode."""
+    if mode[:1] == "s":
+        permits, _ = wants(f"{'':33}{mode}")
+        return Semaphore(permits)
+    return {"r": READ, "w": WRITE}.get(mode[:1], MUTEX)
 
 
 async def _ping(ping: Any) -> float:

@@ -19,7 +19,7 @@
 --      10 waiter   whose ticket it is; '' the id's own; adopt: whose hold
 --      11 ticket   '' leaves none; else '<number> <fresh> <order>': number of this sending, ms for which it may be served,
 --                  its order key in us (0: this server's clock says)
--- returns {1, F}                          yes; with a span its fences end at F
+-- returns {1, F}                          yes; with a span its fences end at F; acquire: {1, F, 1} where others wait
 --         {0, pttl, holder, rank, order}  no: somebody else holds it, for pttl ms (-1: no end); pttl -2: nobody
 --         {-1}                            no: this id was undone
 --
@@ -182,8 +182,9 @@ else
   if waited then
     redis.call('ZREM', queue, waiter)
     redis.call('HDEL', tickets, string.sub(waiter, 1, 32))
-    if redis.call('EXISTS', queue) == 1 then id = '+' .. id end
+    marked = redis.call('EXISTS', queue) == 1
+    if marked then id = '+' .. id end
   end
   if not redis.call('SET', hold, id, 'NX', 'PX', lease) then redis.call('GET', hold) end  -- no string: WRONGTYPE
 end
-return {1, f}
+return {1, f, marked and verb == 'acquire' and 1 or nil}

@@ -8,7 +8,7 @@
 --       3 queue    sorted set: who waits, by order key
 --       4 tickets  hash: random part of a waiter's id -> number, fresh until, ends (Unix ms), span
 --       5 undone   string: the tombstone of this id; where it is, the id is never granted (again)
--- ARGV  as of the mutex; 1 verb: no adopt; 9 fair: not asked
+-- ARGV  as of the mutex; 8: no f
 -- returns as the mutex does; the holder of {0, pttl, holder, rank, order, taken} is the one that ends first, and taken are
 --         the slots in use, with spaces between
 --
@@ -170,7 +170,10 @@ if verb == 'break' then
   return reply
 end
 
-if verb == 'wait' or not score then
+local adopted = verb == 'adopt' and not score and redis.call('ZSCORE', hold, waiter)
+if verb == 'adopt' and not score and not adopted then return no(-1) end
+
+if verb == 'wait' or not (score or adopted) then
   local enter = verb == 'acquire' and admits(id)
   if not enter then enqueue() end
   if verb == 'wait' then enter = serve(waiter) end
@@ -186,10 +189,8 @@ if f == 0 or not score then
   f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), us - 10000000), us + 10000000)) + (span - 1)
   redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 end
-if not score then
-  redis.call('ZADD', hold, string.format('%.0f', now + lease), id)
-elseif tonumber(score) < now + lease then
-  redis.call('ZADD', hold, string.format('%.0f', now + lease), id)
-end
+local ends = math.max(now + lease, tonumber(score or adopted or 0))
+redis.call('ZADD', hold, string.format('%.0f', ends), id)
+if adopted then redis.call('ZREM', hold, waiter) end
 if redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
 return {1, f}

@@ -147,14 +147,13 @@ class RedisNode:
                 link.send(encode(sink.op, self._config.prefix), sink)
             case Fault.CONFIG:
                 sink.fail(self.index, config_error(self.label, error), maybe=False)
-            case Fault.RECONNECT:
-                sink.fail(self.index, error, maybe=False)
-                self.lost(link, ConnectionError(f"{self.label}: {error}"))
-            case _:
+            case fault:
                 if sink.op.verb is Verb.RELEASE:  # BUSY and the like: nothing was done, and soon it can be
                     self._debts.owe(sink.op, self.clock.now())
                     self.clock.call_at(self.clock.now() + _BUSY_PAUSE, self._pay_debts)
                 sink.fail(self.index, error, maybe=False)
+                if fault is Fault.RECONNECT:
+                    self.lost(link, ConnectionError(f"{self.label}: {error}"))
 
     def _ask(self, link: Link, *command: str) -> Once:
         """One command outside the votes."""
