@@ -3,6 +3,7 @@ a rule (that is `_decide.py`)."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
@@ -177,15 +178,19 @@ class Rule(Kind, Protocol):
         """Whom who is refused waits for; its end is when to look again."""
 
 
+_SLOT = re.compile(r"/\d+")
+
+
 class Part(NamedTuple):
     """One of several names that are held together."""
 
     name: str
     kind: Rule
 
-    def named(self, id: str) -> str:
-        """The id of that hold, or ticket, at this name."""
-        return f"{id[: ID_LENGTH + 1]}{self.kind.mode}{id[ID_LENGTH + 1 :]}" if id else ""
+    def named(self, id: str, *, waits: bool = False) -> str:
+        """The id of that hold at this name; or of a ticket, which is for no one slot."""
+        mode = _SLOT.sub("/", self.kind.mode) if waits else self.kind.mode
+        return f"{id[: ID_LENGTH + 1]}{mode}{id[ID_LENGTH + 1 :]}" if id else ""
 
 
 def parts_of(op: Op) -> tuple[Part, ...]:

@@ -104,10 +104,10 @@ class _Desk:
 
     def _ask(self, index: int, verb: Verb, *, id: str = "", fence: int = 0, ticket: Queueing = ALONE) -> Reply:
         part, op = self.parts[index], self._op
-        mine = Op(
-            verb, part.kind, part.name, part.named(id or op.id), op.lease, fence, op.memory, op.rest,
-            tombstone=op.tombstone, queueing=replace(ticket, fair=part.kind.fair, waiter=part.named(ticket.waiter)),
-        )  # fmt: skip
+        whose = part.named(id or op.id, waits=bool(id) and id == op.queueing.waiter)
+        waiter = part.named(ticket.waiter, waits=True)
+        mine = Op(verb, part.kind, part.name, whose, op.lease, fence, op.memory, op.rest, tombstone=op.tombstone)
+        mine.queueing = replace(ticket, fair=part.kind.fair, waiter=waiter)
         reply = decide(part.kind, self.states[index], mine, self._now, self._hears)
         self.states[index] = reply.state
         self.notices += [(index, notice) for notice in reply.notices]

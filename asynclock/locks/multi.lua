@@ -15,8 +15,9 @@ local verb, id, waiter, ticket, count = ARGV[1], ARGV[2], ARGV[10], ARGV[11], #K
 local function ask(n, what, who, fence, span, note)
   local mode, fair = ARGV[11 + n], ''
   if mode == 'f' then mode, fair = '', 'f' end
-  local function named(random)
-    return random == '' and '' or string.sub(random, 1, 33) .. mode .. string.sub(random, 34)
+  local function named(random)  -- whoever waits does so for no one slot
+    local its = random == waiter and string.gsub(mode, '/%d+', '/') or mode
+    return random == '' and '' or string.sub(random, 1, 33) .. its .. string.sub(random, 34)
   end
   local keys = {unpack(KEYS, 5 * n - 4, 5 * n)}
   local words = {what, named(who), ARGV[3], fence, ARGV[5], ARGV[6], ARGV[7], ARGV[8] .. fair, span, named(waiter), note}

@@ -22,12 +22,12 @@ import asyncio
 import contextlib
 import logging
 import math
-import random
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError
 from asynclock._op import Op, Verb
+from asynclock.stores._backoff import Backoff
 from asynclock.stores._debts import Debts
 from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of, is_about
 from asynclock.stores._keys import channel, mark
@@ -46,12 +46,10 @@ log = logging.getLogger("asynclock")
 CONNECT_TIMEOUT = 5.0
 """For TCP, TLS and login together, in seconds, unless the user's settings are shorter."""
 
-_BACKOFF = (0.05, 2.0)  # seconds: first and longest pause between two attempts to connect
 _BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent again
 _SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
 _LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
 _LAST_WORDS = 0.1  # seconds that a client which closes waits for answers that nobody else waits for
-_HOPELESS = 5.0  # seconds between attempts where only the user can help
 
 
 class NodeState(Enum):
@@ -85,6 +83,7 @@ class RedisNode:
         self._connecting: asyncio.Task[None] | None = None
         self._met = asyncio.Event()  # the first attempt to connect has ended, well or not
         self._debts = Debts()
+        self._backoff = Backoff()
 
     def __repr__(self) -> str:
         return f"<RedisNode {self.label} {self.state.value}>"
@@ -153,6 +152,7 @@ class RedisNode:
                     self.clock.call_at(self.clock.now() + _BUSY_PAUSE, self._pay_debts)
                 sink.fail(self.index, error, maybe=False)
                 if fault is Fault.RECONNECT:
+                    self._backoff.rebuffed(self.clock.now())
                     self.lost(link, ConnectionError(f"{self.label}: {error}"))
 
     def _ask(self, link: Link, *command: str) -> Once:
@@ -241,7 +241,7 @@ class RedisNode:
             log.error("asynclock: connecting to %s failed", self.label, exc_info=error)
 
     async def _connect(self) -> None:
-        pause, longest = _BACKOFF
+        await asyncio.sleep(self._backoff.begin(self.clock.now()))
         while self.state is not NodeState.CLOSED:
             try:
                 await self._open_link()
@@ -253,9 +253,7 @@ class RedisNode:
                 return
             finally:
                 self._met.set()
-            hopeless = isinstance(self.error, ConfigError)
-            await asyncio.sleep((_HOPELESS if hopeless else pause) * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-            pause = min(2 * pause, longest)
+            await asyncio.sleep(self._backoff.failed(hopeless=isinstance(self.error, ConfigError)))
 
     async def _open_link(self) -> None:
         redis = await self._store.dial()
