@@ -147,15 +147,17 @@ async def test_e11_who_is_refused_holds_nothing_while_it_waits(make: Make, name:
         await task
 
 
-async def test_e16_who_is_woken_and_refused_passes_it_on(make: Make, name: str) -> None:
+@pytest.mark.parametrize("names", ["ab", "ba"])
+async def test_e16_who_is_woken_and_refused_passes_it_on(make: Make, name: str, names: str) -> None:
     """The multi waits first in line for a name that is given back, but needs another that is not: the next in that line
     is served at once; and the multi is, when the other is free."""
     client, other, third = make(lease=LONG), make(lease=LONG), make(lease=LONG)
-    a, b = several(name, "ab")
-    first, second = await taken(other(a)), await taken(other(b))
+    this, that = several(name, names)
+    first = await taken(other(this))
     order: list[object] = []
-    several_at_once = await waiting(client, client.multi(a, b), order, "multi")
-    single = await waiting(third, third(a), order, "single")
+    several_at_once = await waiting(client, client.multi(this, that), order, "multi")
+    second = await taken(other(that))
+    single = await waiting(third, third(this), order, "single")
     await first.release()
     async with asyncio.timeout(SOON):
         await single
