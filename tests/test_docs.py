@@ -52,7 +52,7 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
 
         return work
 
-    helpers = ("charge", "do", "hours_of_work", "post", "serve", "write_report")
+    helpers = ("charge", "do", "hours_of_work", "post", "serve", "transfer", "write_report")
     world: dict[str, Any] = {"redlock": redlock, **vars(asynclock), **{each: guarded(each) for each in helpers}}
     exec(compile(snippet, "snippet", "exec"), world)
     world["redlock"] = redlock
@@ -60,12 +60,12 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
     mine = [each for each in shown if each.__code__.co_filename == "snippet"]
     for function in mine:
         before = len(called)
-        await function(*[name for _ in inspect.signature(function).parameters])
+        await function(*[f"{name}:{each}" for each in inspect.signature(function).parameters])
         assert len(called) == before + 1
     assert mine or "Redlock(" in snippet
 
 
-@pytest.mark.parametrize("kind", ["mutex", "rwlock", "semaphore"])
+@pytest.mark.parametrize("kind", ["mutex", "rwlock", "semaphore", "multi"])
 def test_a_kinds_page_shows_its_script(kind: str) -> None:
     """Verbatim."""
     page = (ROOT / "docs" / f"{kind}.md").read_text()
