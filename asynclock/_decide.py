@@ -19,7 +19,8 @@ The rules, as decide and each kind's .lua keep them:
 8. Who frees the name, or finds it free and may not enter, serves the queue: its first ticket that is fresh, and whose
    client listens, is told (over N nodes) or made the holder and told (at a node alone). What is found stale or deaf
    on the way goes; its owner, if it lives, renews it in its old place. Of a kind that several may hold, as many are
-   served as may enter together, at most SERVED. Who waits for several names at once (span 0) is told, never let in.
+   served as may enter together, at most SERVED, of whom the last goes on (GO_ON). Who waits for several names at once
+   (span 0) is told, never let in.
 9. A mutex's hold that somebody waits for is marked, so that the server's own compare-and-delete does not take it away
    unheard.
 
@@ -33,7 +34,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asynclock._op import CLOCK_SKEW, RESTING, RESTING_MARK, SERVED, Op, Serve, Verb
-from asynclock._state import BROKEN, Entry, Notice, Reply, State, Ticket, Verdict, is_ours
+from asynclock._state import BROKEN, GO_ON, Entry, Notice, Reply, State, Ticket, Verdict, is_ours
 
 if TYPE_CHECKING:
     from asynclock._op import Rule
@@ -204,7 +205,8 @@ class _Desk:
         if not serve:
             return False
         called: list[Entry] = []  # who was woken counts as inside for those behind
-        for _ in range(SERVED):
+        for number in range(1, SERVED + 1):
+            left = GO_ON if number == SERVED and self.kind.shared else -1
             queue, holds = self.state.queue, (*self.state.holds, *called)
             if len(queue) == woken or queue[woken].id == until:
                 return self.kind.admits(holds, self.op.id)
@@ -215,7 +217,7 @@ class _Desk:
             if not self.kind.admits(holds, head.id):
                 return False
             calls = serve is Serve.WAKE or not head.span
-            heard = self._wake(head) if calls else self._grant(head)
+            heard = self._wake(head, left) if calls else self._grant(head, left)
             if heard is False:
                 self._drop(head.id)
             elif heard is None or not self.kind.shared:
@@ -225,16 +227,16 @@ class _Desk:
                 woken += 1
         return False
 
-    def _wake(self, head: Ticket) -> bool | None:
-        return self._tell(Notice(head.id, head.number))
+    def _wake(self, head: Ticket, left: int) -> bool | None:
+        return self._tell(Notice(head.id, head.number, 0, left))
 
-    def _grant(self, head: Ticket) -> bool | None:
+    def _grant(self, head: Ticket, left: int) -> bool | None:
         """Make it the holder until its ticket's end, and tell it; what nobody hears is taken back."""
         before = self.state
         self._drop(head.id)
         self._next_fences(None, self.op.memory, head.span)
         self._put(holds=(*self.state.holds, Entry(head.id, head.ends)), marked=not self.kind.shared)
-        heard = self._tell(Notice(head.id, head.number, self.state.fence))
+        heard = self._tell(Notice(head.id, head.number, self.state.fence, left))
         if not heard:
             fence, ends = self.state.fence, self.state.fence_ends
             self.state = replace(before, fence=fence, fence_ends=ends)

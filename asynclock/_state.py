@@ -77,6 +77,11 @@ BROKEN = -2
 """Instead of ms left, in a notice to a holder: its hold was taken from it."""
 
 
+GO_ON = -3
+"""Instead of ms left, in a notice to a waiter: of those who were served together it was the last that one step may
+serve; once it has come in, it has the rest served."""
+
+
 class Notice(NamedTuple):
     """What a client is told by push."""
 

@@ -73,6 +73,7 @@ class Tries:
     _slot: int | None = None  # the one to ask for next; None: any
     _sends: dict[int, float] | None = None  # number of a ticket -> when it was sent
     _grant: tuple[int, int] | None = None
+    goes_on = False  # it was the last of many that were served at once
     _sent: Sequence[Queueing] = ()  # over N nodes: the last sendings of the ticket
 
     def __init__(
@@ -267,6 +268,11 @@ class Tries:
             self._ticket = ""
         elif self._sends and self.op is not None:
             self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
+
+    def serve_on(self) -> None:
+        """It came in as the last of those who could be served at once: the next are. (Who is not let in serves by its
+        leaving.)"""
+        self.take_back(self._session.new_id(0, ""))
 
     def spend(self) -> None:
         """The next try has another id."""

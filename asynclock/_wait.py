@@ -28,7 +28,7 @@ from asynclock._line import Line
 from asynclock._op import RESTING, Verb
 from asynclock._pace import Look, Pace, after_split, glance, next_look, round_trip
 from asynclock._quorum import Ballot, Outcome
-from asynclock._state import ID_LENGTH
+from asynclock._state import GO_ON, ID_LENGTH
 from asynclock._tries import Recipe, Tries
 
 if TYPE_CHECKING:
@@ -198,6 +198,8 @@ class Wait:
                 lease = await self._idle(look)
             if lease is not None:
                 tries.withdraw(ballot)
+                if tries.goes_on:
+                    tries.serve_on()
                 return lease
             if self._refused and session.clock.now() >= self._give_up:
                 tries.leave()
@@ -343,6 +345,7 @@ class Wait:
 
     def called(self, index: int, number: int, fence: int, left: int) -> None:
         """A node calls: our ticket became the hold (fence), the name is free, or will be so in `left` ms."""
+        self._tries.goes_on = self._tries.goes_on or left == GO_ON
         if fence:
             self._tries.told(number, fence)
             if self._waker is not None:

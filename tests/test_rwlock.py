@@ -116,6 +116,26 @@ async def test_a_release_admits_all_readers_in_front(make: Callable[..., Redlock
         await last.release()
 
 
+async def test_as_many_readers_as_there_are_come_in(make: Callable[..., Redlock], name: str) -> None:
+    """More than one step may serve: the last of them has the next served, and nobody waits for a renewal."""
+    client, lease = make(lease=60.0), await make(lease=60.0).write(name).acquire(timeout=None)
+    inside, all_in = 0, asyncio.Event()
+
+    async def enter() -> None:
+        nonlocal inside
+        async with client.read(name):
+            inside += 1
+            if inside == 150:
+                all_in.set()
+            await all_in.wait()
+
+    async with asyncio.timeout(12), asyncio.TaskGroup() as group:  # tickets are renewed after 16 s at the soonest
+        for _ in range(150):
+            group.create_task(enter())
+        await waiting(client, name, 150)
+        await lease.release()
+
+
 async def test_each_reader_has_its_own_expiry(make: Callable[..., Redlock], name: str) -> None:
     """The one that stops renewing is gone after its lease; the other stays."""
     short = await make().read(name, lease=0.3, renew=False).acquire(timeout=None)

@@ -100,20 +100,20 @@ local function enqueue()
 end
 
 -- How the head fares: it 'waits' on, is 'gone' (stale or deaf), 'woken', 'let in', or 'silent': we may not tell it.
-local function served(head)
+local function served(head, left)
   local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32)) or '0 0 0 0'
   local number, fresh, ends, fences = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
   if tonumber(fresh) <= now or redis.call('ZSCORE', hold, head) then return 'gone' end
   if not admits(head) then return 'waits' end
   if serving == '1' or fences == '0' then
-    local heard = tell(head, number, 0, -1)
+    local heard = tell(head, number, 0, left)
     return not heard and 'silent' or heard > 0 and 'woken' or 'gone'
   end
   local top = math.max(f + 1, us) + (fences - 1)
   if redis.pcall('SET', fence, string.format('%.0f', top), 'PX', ARGV[5]).err then return 'silent' end
   f = top
   keep(head, tonumber(ends))
-  local heard = tell(head, number, f, -1)
+  local heard = tell(head, number, f, left)
   if heard and heard > 0 then return 'let in' end
   redis.call('ZREM', hold, head)  -- what nobody was told is taken back
   return heard and 'gone' or 'silent'
@@ -123,10 +123,10 @@ end
 local function serve(whose)
   if serving == '0' then return false end
   local at = 0
-  for _ = 1, 64 do
+  for nth = 1, 64 do
     local head = redis.call('ZRANGE', queue, at, at)[1]
     if not head or head == whose then return whose and admits(id) end
-    local how = served(head)
+    local how = served(head, nth == 64 and -3 or -1)  -- -3: the last goes on, once it is in
     if how == 'waits' or how == 'silent' then return false end
     if how == 'woken' then
       woken, at = woken + 1, at + 1
