@@ -41,11 +41,15 @@ async def adopt(
             outcome = await ballot.settled(session.loop)
             session.check_open()
             if outcome is Outcome.WON:
-                top, agreed = ballot.token()
-                if agreed or await tries.witnessed(ballot, top):
-                    lease = tries.begun(ballot, top, contended=True)
-                    if lease is not None:
-                        return lease
+                top, sure = ballot.token()
+                if not sure:
+                    second = tries.confirm(ballot, top)
+                    await second.settled(session.loop)
+                    session.check_open()
+                    sure = second.witnesses(top)
+                lease = tries.begun(ballot, top, contended=True) if sure else None
+                if lease is not None:
+                    return lease
             if outcome is Outcome.REFUSED:
                 raise LockNotHeld(
                     f"{brief(known.name)}: this handle was adopted already, or its time is over", name=known.name

@@ -202,6 +202,10 @@ class Ballot:
         top = max(fences)
         return top, fences.count(top) > self.nodes // 2
 
+    def witnesses(self, token: int) -> bool:
+        """Whether a majority of nodes hold for us and have an F that is as great (rule 4)."""
+        return sum(f >= token for f in self.fences()) > self.nodes // 2
+
     def errors(self) -> list[tuple[int, Exception]]:
         """Why nodes cast no vote."""
         silent = TimeoutError("no answer yet")

@@ -189,14 +189,11 @@ class Tries:
 
     # -- what was won --------------------------------------------------------------------------------------------
 
-    async def witnessed(self, ballot: Ballot, top: int) -> bool:
+    def confirm(self, ballot: Ballot, top: int) -> Ballot:
         """A second round, where the counters differed: raise F to the token on a majority that holds for us."""
         op = ballot.op
         raised = Op(Verb.EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
-        confirm = self._quorum.ask(raised, ballot.deadline - ballot.sent)
-        won = await confirm.settled(self._session.loop) is Outcome.WON
-        self._session.check_open()
-        return won and sum(f >= top for f in confirm.fences()) > ballot.nodes // 2
+        return self._quorum.ask(raised, ballot.deadline - ballot.sent)
 
     def begun(self, ballot: Ballot, top: int, contended: bool) -> Lease | None:
         """The lease of a ballot that was won, its token `top` being witnessed; None where no validity is left."""

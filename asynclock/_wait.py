@@ -181,13 +181,17 @@ class Wait:
             ballot = tries.ballot if self._started else self._try()
             self._started = False
             assert ballot is not None  # noqa: S101 - a try that was started has one
-            bounded = ballot.outcome is None and self._give_up < math.inf
-            outcome = await (self._bounded(ballot) if bounded else ballot.settled(session.loop))
-            session.check_open()
+            outcome = await self._outcome(ballot)
+            lease = None
             if outcome is Outcome.WON:
-                top, agreed = ballot.token()
-                sure = agreed or await tries.witnessed(ballot, top)
-                lease = tries.begun(ballot, top, self._refused) if sure else None
+                top, sure = ballot.token()
+                if not sure:
+                    second = tries.confirm(ballot, top)
+                    outcome = await self._outcome(second)
+                    sure = second.witnesses(top)
+                    ballot = ballot if sure or outcome is not Outcome.UNREACHABLE else second
+                if sure:
+                    lease = tries.begun(ballot, top, self._refused)
             else:
                 lease = tries.grant()
             if lease is None:
@@ -210,14 +214,18 @@ class Wait:
         behind = self._line is not None and self._line.first() is not None
         return self._tries.send(refused=self._refused, looks=looks, behind=behind)
 
-    async def _bounded(self, ballot: Ballot) -> Outcome:
+    async def _outcome(self, ballot: Ballot) -> Outcome:
         """The ballot's outcome, at the latest when the caller's time is up."""
-        session = self._session
-        timer = session.clock.call_at(self._give_up, lambda: self._cut_short(ballot))
+        session, timer = self._session, None
+        if ballot.outcome is None and self._give_up < math.inf:
+            timer = session.clock.call_at(self._give_up, lambda: self._cut_short(ballot))
         try:
-            return await ballot.settled(session.loop)
+            outcome = await ballot.settled(session.loop)
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
+        session.check_open()
+        return outcome
 
     def _cut_short(self, ballot: Ballot) -> None:
         self._give_up = min(self._give_up, self._session.clock.now())  # a timer may come early by a clock tick
