@@ -332,6 +332,8 @@ class Lease:
             raise self._ended()
         ballot = self._release()
         self._session.next_in_line(self._hold.names, self._hold.contended)  # who asks behind it, in one write
+        if self._hold.contended:
+            self._session.quorum.flush()
         if lost:
             self._session.loosen(ballot)
             raise self._ended()

@@ -82,6 +82,9 @@ class Node(Protocol):
     def send(self, op: Op, sink: Sink) -> None:
         """Ask; never awaits and never raises: the sink hears the answer, or that there is none, by its deadline."""
 
+    def flush(self) -> None:
+        """Let what was sent leave now, not at the end of this turn: somebody waits for it."""
+
     def trust(self) -> None:
         """Let a young server vote: the quorum found the deployment new."""
 

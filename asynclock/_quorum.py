@@ -315,6 +315,11 @@ class Quorum:
                 node.send(op, ballot)
         return ballot
 
+    def flush(self) -> None:
+        """Let all that was sent leave now."""
+        for node in self.nodes:
+            node.flush()
+
     @property
     def serve(self) -> Serve:
         """What a release does for the next who waits: over N nodes no single one can let it in."""

@@ -129,6 +129,8 @@ class Tries:
         stays = self._stays if alone and self.number else None
         within = session.within(settings)
         self.ballot = quorum.ask(op, within, on_settled=stays, everyone=renewal, certain=self.number > 0)
+        if refused and not looks:  # it was called: the name is free while this is under way
+            quorum.flush()
         return self.ballot
 
     def _stays(self, ballot: Ballot) -> None:

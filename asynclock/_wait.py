@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings
     from asynclock._session import Session
 
-
-_COLLISIONS = 8
-"""So many times at most does a `timeout=0` try another slot."""
+_COLLISIONS = 8  # so many times at most does a `timeout=0` try another slot
 
 
 class Wait:
@@ -370,6 +368,9 @@ class Wait:
         now = self._session.clock.now()
         at = self._after_calls(now)
         if at <= now and self._waker is not None:
+            if not self._started and not self._session.closed:
+                self._try()  # now: the task wakes a turn later
+                self._started = True
             wake(self._waker)
         elif first:
             self._arm(min(at, self._give_up))
@@ -389,8 +390,7 @@ class Wait:
 
 
 def _hears(holder: bytes) -> bool:
-    """Whether a holder is told that somebody waits, and serves him (Session.new_id); a name that rests (min_hold) ends
-    on time."""
+    """Whether a holder is told that somebody waits, and serves him; a name that rests (min_hold) ends on time."""
     return holder[ID_LENGTH : ID_LENGTH + 1] == b"|" or holder == RESTING.encode()
 
 

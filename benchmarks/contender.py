@@ -1,5 +1,5 @@
-"""One process of those that want one name. `python -m benchmarks.contender SIDE TASKS URL...` says "ready", waits for a
-line, works until the next one, and prints what it saw as JSON.
+"""One process of those that want one name. `python -m benchmarks.contender SIDE[@SECONDS] TASKS URL...` says "ready",
+waits for a line, works until the next one, each tenure taking so many seconds, and prints what it saw as JSON.
 
 Stamps are of CLOCK_MONOTONIC, which all processes of a machine share.
 """
@@ -111,7 +111,7 @@ SIDES: dict[str, Callable[[Sequence[str]], AbstractAsyncContextManager[Take]]] =
 }
 
 
-async def contend(side: str, tasks: int, urls: Sequence[str]) -> dict[str, Any]:
+async def contend(side: str, tasks: int, urls: Sequence[str], tenure: float) -> dict[str, Any]:
     """Take and give back, over and over, until somebody says stop: how long each waited, and when it took and gave."""
     stop, now = asyncio.Event(), time.monotonic
     waits: list[float] = []
@@ -124,6 +124,8 @@ async def contend(side: str, tasks: int, urls: Sequence[str]) -> dict[str, Any]:
             async with take():
                 took.append(now())
                 waits.append(took[-1] - asked)
+                if tenure:
+                    await asyncio.sleep(tenure)
                 gave.append(now())
 
     async with SIDES[side](urls) as take:
@@ -134,7 +136,9 @@ async def contend(side: str, tasks: int, urls: Sequence[str]) -> dict[str, Any]:
         _, late = await asyncio.wait(working, timeout=5.0)  # one that waits for ever is shown by what it lacks
         for task in late:
             task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+        for error in await asyncio.gather(*working, return_exceptions=True):
+            if isinstance(error, Exception):
+                raise error
     return {"waits": waits, "took": took, "gave": gave}
 
 
@@ -163,8 +167,8 @@ async def hold(urls: Sequence[str]) -> dict[str, Any]:
     return {}
 
 
-async def trip(urls: Sequence[str]) -> dict[str, Any]:
-    """The median of asking all nodes once, alone."""
+async def trip(urls: Sequence[str], pause: float) -> dict[str, Any]:
+    """The median of asking all nodes once, alone, with pauses between."""
     times = []
     async with Redlock(*urls) as client:
         await told("ready")
@@ -172,6 +176,7 @@ async def trip(urls: Sequence[str]) -> dict[str, Any]:
             began = time.monotonic()
             await client("free").locked()
             times.append(time.monotonic() - began)
+            await asyncio.sleep(pause)
     return {"rtt": sorted(times)[len(times) // 2]}
 
 
@@ -183,15 +188,16 @@ async def told(what: str) -> None:
 
 def main() -> None:
     side, tasks, *urls = sys.argv[1:]
+    side, _, tenure = side.partition("@")
     work: Awaitable[dict[str, Any]]
     if side == "trip":
-        work = trip(urls)
+        work = trip(urls, float(tenure or 0))
     elif side == "hold":
         work = hold(urls)
     elif side.startswith("line:"):
         work = line_up(int(tasks), urls, float(side.removeprefix("line:")))
     else:
-        work = contend(side, int(tasks), urls)
+        work = contend(side, int(tasks), urls, float(tenure or 0))
     print(json.dumps(asyncio.run(work)), flush=True)
 
 

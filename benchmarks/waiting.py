@@ -121,9 +121,14 @@ def calls(servers: Sequence[Server]) -> dict[str, int]:
 # -- P5 --------------------------------------------------------------------------------------------------------------
 
 
+TENURE = 0.001
+"""Seconds for which it is held, so that the other process waits for it by the time it is given; and the pause between
+two round trips, so that processes and servers have slept as long."""
+
+
 def hand_over(sides: Sequence[str], servers: Sequence[Server], seconds: float) -> float:
     """Two processes that always want it: median seconds from giving here to having it there, of those that waited."""
-    seen = contest(sides, 1, servers, seconds)
+    seen = contest([f"{side}@{TENURE}" for side in sides], 1, servers, seconds)
     tenures = sorted(
         (took, took - wait, gave)
         for each in seen
@@ -135,7 +140,7 @@ def hand_over(sides: Sequence[str], servers: Sequence[Server], seconds: float) -
 
 def round_trip(servers: Sequence[Server]) -> float:
     """Median seconds of asking all nodes once, with nobody else about."""
-    with contenders(["trip"], 1, servers) as (process,):
+    with contenders([f"trip@{TENURE}"], 1, servers) as (process,):
         process.go()
         return float(json.loads(process.hear())["rtt"])
 

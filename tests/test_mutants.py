@@ -208,14 +208,17 @@ EQUIVALENT = {
     ("or id, false, verb", "or id, true, verb"),
     ("if waited then", "if true then"),
     # what most releases find is found more slowly below, too
+    ("'00' and not marked", "'00' and marked"),
+    ("'00' and not marked", "'00' and not true"),
     (
-        (
-            "verb == 'release' and holder == id and ARGV[6] .. ARGV[7] .. ARGV[11] == '00' "
-            "and redis.call('EXISTS', queue) == 0"
-        ),
-        "false",
+        "= verb == 'release' and ARGV[6] .. ARGV[7] .. ARGV[11] == '00' and not marked",
+        "=  verb == 'release'  and  ARGV[6] .. ARGV[7] .. ARGV[11] == '00' ",
     ),
-    ("  return {redis.call('DEL', hold), f}", ""),
+    ("leaves_nothing and holder == id and redis.call('EXISTS', queue) == 0", "false"),
+    (
+        "if leaves_nothing and holder == id and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end",
+        "",
+    ),
     # of what is read the first alone is used
     ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, 1)[1]"),
     # a ticket has all of its words or none

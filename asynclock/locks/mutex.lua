@@ -44,9 +44,8 @@ if verb == 'extend' then
 end
 
 -- Nobody waits and nothing stays: what most releases find.
-if verb == 'release' and holder == id and ARGV[6] .. ARGV[7] .. ARGV[11] == '00' and redis.call('EXISTS', queue) == 0 then
-  return {redis.call('DEL', hold), f}
-end
+local leaves_nothing = verb == 'release' and ARGV[6] .. ARGV[7] .. ARGV[11] == '00' and not marked
+if leaves_nothing and holder == id and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end
 
 if verb ~= 'release' and found[3] then return {-1} end
 local waiter, waited, enter = ARGV[10] ~= '' and ARGV[10] or id, false, verb == 'acquire' and holder == id
@@ -74,8 +73,7 @@ if not enter then
   end
 
   local function drop(who)
-    redis.call('ZREM', queue, who)
-    redis.call('HDEL', tickets, string.sub(who, 1, 32))
+    if redis.call('ZREM', queue, who) == 1 then redis.call('HDEL', tickets, string.sub(who, 1, 32)) end
   end
 
   local function enqueue()
@@ -130,10 +128,10 @@ if not enter then
 
   if verb == 'release' then
     if ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
-    local reply = {0, redis.call('PTTL', hold), holder or '', -1, 0}
+    local reply = {1, f}
+    if holder ~= id then reply = {0, redis.call('PTTL', hold), holder or '', -1, 0} end
     drop(id)  -- and no write after one is refused under OOM
     if holder == id then
-      reply = {1, f}
       if ARGV[6] == '0' then
         redis.call('DEL', hold)
         holder = false

@@ -41,15 +41,15 @@ class Link(asyncio.Protocol):
     def send(self, wire: bytes, sink: Sink | Once) -> None:
         out = self._out
         if not out:
-            self._call_soon(self._flush)
+            self._call_soon(self.flush)
         out.append(wire)
         if not self.waiting:
             self.moved_at = self._now()
         self.waiting.append(sink)
         if len(out) == CHUNK:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         out = self._out
         if out:
             if len(out) == len(self.waiting):
@@ -80,7 +80,7 @@ class Link(asyncio.Protocol):
         self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))
 
     def hang_up(self) -> None:
-        self._flush()
+        self.flush()
         self.transport.close()
 
     def abort(self) -> None:

@@ -109,6 +109,10 @@ class RedisNode:
         if self._timer is None or sink.deadline < self._timer_at:
             self._arm(sink.deadline)
 
+    def flush(self) -> None:
+        if self._link is not None:
+            self._link.flush()
+
     def _native_wire(self, op: Op) -> bytes | None:
         if op.native is not None and op.native[0] == self._native:
             return op.native[1]
