@@ -210,13 +210,9 @@ EQUIVALENT = {
     # what most releases find is found more slowly below, too
     ("'00' and not marked", "'00' and marked"),
     ("'00' and not marked", "'00' and not true"),
+    ("quick and holder == id and redis.call('EXISTS', queue) == 0", "false"),
     (
-        "= verb == 'release' and ARGV[6] .. ARGV[7] .. ARGV[11] == '00' and not marked",
-        "=  verb == 'release'  and  ARGV[6] .. ARGV[7] .. ARGV[11] == '00' ",
-    ),
-    ("leaves_nothing and holder == id and redis.call('EXISTS', queue) == 0", "false"),
-    (
-        "if leaves_nothing and holder == id and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end",
+        "if quick and holder == id and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end",
         "",
     ),
     # of what is read the first alone is used

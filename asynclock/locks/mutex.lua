@@ -44,8 +44,8 @@ if verb == 'extend' then
 end
 
 -- Nobody waits and nothing stays: what most releases find.
-local leaves_nothing = verb == 'release' and ARGV[6] .. ARGV[7] .. ARGV[11] == '00' and not marked
-if leaves_nothing and holder == id and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end
+local quick = verb == 'release' and ARGV[6] .. ARGV[7] .. ARGV[11] == '00' and not marked
+if quick and holder == id and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end
 
 if verb ~= 'release' and found[3] then return {-1} end
 local waiter, waited, enter = ARGV[10] ~= '' and ARGV[10] or id, false, verb == 'acquire' and holder == id
