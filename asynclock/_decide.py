@@ -142,7 +142,7 @@ class _Desk:
         op, state = self.op, self.state
         if self._is_undone():
             return Reply(Verdict.UNDONE, state)
-        known = next((each for each in state.holds if each.id in (op.id, op.queueing.waiter)), None)
+        known = self._mine() or next((each for each in state.holds if each.id == op.queueing.waiter), None)
         if known is None:
             return self._no()
         if known.id != op.id or not state.fence:
