@@ -1,0 +1,127 @@
+"""Scripts with one line turned, for a jury that must tell each of them from the rule."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
+import redis
+
+from tests.test_mutants import turned
+
+ALL = os.environ.get("ASYNCLOCK_MUTANTS") == "all"
+"""Whether every change is tried; else some of each line are, always the same."""
+
+MORE_SWAPS = {
+    r"'ZRANGE', hold, 0, 0": "'ZRANGE', hold, -1, -1",
+    r"'ZRANGE', hold, -1, -1": "'ZRANGE', hold, 0, 0",
+    r"'ZRANGE', queue, (\w+), \w+": r"'ZRANGE', queue, \1, -1",
+    r"'(ZREM|ZADD|ZSCORE|ZCARD|ZRANGE)', hold": r"'\1', queue",
+    r"'(ZREM|ZADD|ZRANK|EXISTS|PEXPIRE)', queue": r"'\1', hold",
+    r"'EXISTS', undone": "'EXISTS', fence",
+    r"'\[rw\]'": "'[r]'",
+    r"'([rsw])'": "'x'",
+    r"'rr'": "'rw'",
+    r"\b34\b": "33",
+    r"\bhead\b": "id",
+    r"\bwho\b": "id",
+    r"\bscore\b": "adopted",
+    r"\badopted\b": "score",
+    r"\bwoken\b": "false",
+    r"\bat \+ 1": "at",
+    r"\bslot\b": "permits",
+    r"\bn\b": "1",
+    r"\bcount\b": "1",
+    r"\bfences\b": "1",
+    r"\bticket\b": "''",
+    r"\btop\b": "0",
+    r"\bmode\b": "''",
+    r"\brank\b": "0",
+    r"\bpcall\((kinds[^,]+), ": r"true, \1(",
+    r"'gone'": "'waits'",
+    r"'silent'": "'gone'",
+    r"'woken'": "'let in'",
+    r"'let in'": "'woken'",
+    r"'%.0f', ": "'%.3f', ",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Change:
+    """One line of a script, turned."""
+
+    number: int
+    line: str
+    into: str
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.line.strip()}  ->  {self.into.strip() or '(gone)'}"
+
+    def among(self, pairs: Collection[tuple[str, str]]) -> bool:
+        """Whether it is one of these: a part of the line, and what stands there instead."""
+        return any(part in self.line and self.into in _replaced(self.line, part, instead) for part, instead in pairs)
+
+    def script(self, whole: str) -> str:
+        lines = whole.splitlines()
+        lines[self.number - 1] = self.into
+        return "\n".join(lines)
+
+
+def _replaced(line: str, part: str, instead: str) -> Iterator[str]:
+    """With that part replaced, wherever it stands."""
+    for found in re.finditer(re.escape(part), line):
+        yield line[: found.start()] + instead + line[found.end() :]
+
+
+def changes(script: str) -> list[Change]:
+    """Each mutant once."""
+    lines = [(number, line.partition("--")[0].rstrip()) for number, line in enumerate(script.splitlines(), 1)]
+    found = {Change(number, code, into) for number, code in lines if code for into in (*turned(code), *_more(code))}
+    return sorted(each for each in found if each.into != each.line)
+
+
+def _more(code: str) -> Iterator[str]:
+    for pattern, instead in MORE_SWAPS.items():
+        for found in re.finditer(pattern, code):
+            yield code[: found.start()] + found.expand(instead) + code[found.end() :]
+
+
+KILLED = (
+    *(AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError),
+    *(redis.ResponseError, pytest.fail.Exception),
+)
+
+Member = Callable[[str], None]
+"""Plays something with this text in place of the script; raises one of KILLED if it tells them apart."""
+
+
+class Jury:
+    """All that may tell a script from the rule. Who told the last one apart is asked first about the next: it is
+    mostly of the same line."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = list(members)
+
+    def kills(self, script: str) -> bool:
+        """Whether anything tells it from the rule."""
+        for i, member in enumerate(self._members):
+            try:
+                member(script)
+            except KILLED:
+                self._members.insert(0, self._members.pop(i))
+                return True
+        return False
+
+
+def survivors(jury: Jury, script: str, equivalent: Collection[tuple[str, str]], each: int) -> list[str]:
+    """What changes of the script the jury did not notice, but for those that change nothing; if not ALL, one in `each`
+    is tried. With ALL, also what was noticed though it stands among those."""
+    found = changes(script)
+    if not ALL:
+        return [str(one) for one in found[::each] if not one.among(equivalent) and not jury.kills(one.script(script))]
+    unnoticed = [one for one in found if not jury.kills(one.script(script))]
+    needless = [pair for pair in equivalent if not any(one.among({pair}) for one in unnoticed)]
+    return [str(one) for one in unnoticed if not one.among(equivalent)] + [f"noticed: {pair}" for pair in needless]
