@@ -52,7 +52,9 @@ async def adopt(
                     return lease
             if outcome is Outcome.REFUSED:
                 raise LockNotHeld(
-                    f"{brief(known.name)}: this handle was adopted already, or its time is over", name=known.name
+                    f"{brief(known.name)}: this handle was adopted already, or its time is over, or it is of other "
+                    "servers or another prefix",
+                    name=known.name,
                 )
             look = pace.after_outage(session.clock.now(), math.inf)
             error = session.quorum.unavailable(ballot, known.name)

@@ -111,7 +111,7 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]]) -> _R:
         try:
             async with lease:
                 try:
-                    done.append(await main(lease))
+                    done.append(await _awaitable(main(lease)))
                 except BaseException as error:
                     told = error
                     raise
@@ -120,6 +120,12 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]]) -> _R:
                 raise
         if done:
             return done[0]
+
+
+def _awaitable(told: Awaitable[_R]) -> Awaitable[_R]:
+    if not inspect.isawaitable(told):
+        raise TypeError(f"main is an async def that takes the lease: what was given answered {type(told).__name__}")
+    return told
 
 
 def _check_function(function: object) -> None:

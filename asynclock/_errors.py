@@ -25,7 +25,7 @@ Reason: TypeAlias = Literal["expired", "taken", "broken", "max_hold", "closed"]
 _WHY: dict[Reason, str] = {
     "expired": "its lease ran out before it could be renewed",
     "taken": "somebody else holds the name now",
-    "broken": "its key was deleted on the servers",
+    "broken": "its key was deleted on the servers, by break_lock or by hand",
     "max_hold": "it was held for max_hold seconds",
     "closed": "its client was closed",
 }

@@ -191,7 +191,7 @@ class Lease:
         Raises LockLost, LockNotHeld, QuorumUnavailable (it is still ours), ConfigError.
         """
         if self._hold.op.kind.parts:
-            raise Unsupported(f"{brief(self.name)} are several names: detach() moves one", name=self.name)
+            raise Unsupported(f"{brief(self.name)} is a multi lock: detach() moves one name", name=self.name)
         await self.extend(lease=lease)
         self.ensure_held()
         if len(self._hold.tenures) > 1:

@@ -161,7 +161,8 @@ class Lock:
         """Wait and guard the body. Raises LockTimeout where `acquire` answers None, and what acquire raises."""
         lease = await self.acquire()
         if lease is None:
-            raise LockTimeout(f"{brief(self._name)} was held by somebody else all the time", name=self._name)
+            which = "one or another of " if self._kind.parts else ""
+            raise LockTimeout(f"{which}{brief(self._name)} was held by somebody else all the time", name=self._name)
         lease._guard(lease._taker)
         return lease
 

@@ -87,6 +87,7 @@ class ClientSettings:
 
 _LOCK = frozenset(f.name for f in fields(LockSettings))
 _CLIENT = frozenset(f.name for f in fields(ClientSettings)) - {"lock"}
+_OF_A_MUTEX = {"fair", "reentrant", "owner"}
 _OPTIONAL = {"timeout", "max_hold", "node_timeout"}
 _ZERO_OK = {"timeout", "min_hold", "patience"}
 _FLAGS = {"renew", "cancel_on_lost", "fencing", "trust_restarts"}
@@ -210,7 +211,11 @@ def _checked(options: Mapping[str, Any], known: frozenset[str], whose: str) -> d
 
 def _value(key: str, value: Any, known: frozenset[str], whose: str) -> Any:
     if key not in known:
-        close = difflib.get_close_matches(key, known, 1)
+        close = difflib.get_close_matches(key, known | _OF_A_MUTEX, 1)
+        if close and close[0] in _OF_A_MUTEX:
+            raise ConfigError(
+                f"{key!r} is no option of a {whose}: {close[0]!r} is one of redlock(name) alone, the mutex"
+            )
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"
         raise ConfigError(f"{key!r} is no option of a {whose}: {hint}")
     if key in _FLAGS or key in _TEXTS:

@@ -68,10 +68,14 @@ class Pace:
 
     def after_refusal(self, now: float, soonest: float = math.inf) -> Look:
         """`soonest` is how many seconds from now a holder's lease may end."""
-        self._no_longer = None
         pause = min(self._pause * random.uniform(0.5, 1.0), soonest)  # noqa: S311 - jitter
         self._pause = min(2 * self._pause, _PAUSE[1])
         return Look(now + pause)
+
+    def reached(self) -> None:
+        """A majority answered: the next outage has patience of its own."""
+        self._no_longer = None
+        self._outage_pause = _OUTAGE_PAUSE[0]
 
     def after_outage(self, now: float, give_up: float) -> Look | None:
         """None: not again."""

@@ -1,8 +1,9 @@
 """Names of locks from the arguments of a call: `"order:{order_id}"`.
 
 A template is checked against the signature when it decorates. A value must be of a type whose text is the same in every
-process (str, int, UUID, date, enum), so that no object's address gets into a name; and what separates values in the
-template is escaped inside them, so that two calls with different arguments have different names.
+process (str, int, UUID, date, enum), so that no object's address gets into a name; and what separates two values in
+the template is escaped inside them, as are colons, slashes and percent signs ("a:b" as "a%3Ab"), so that two calls with
+different arguments have different names. All else stands as it is: order 42 has the name "order:42", whoever makes it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def namer(name: str | Callable[..., str], function: Callable[..., Any]) -> Namer
         raise ConfigError(f"the name is a template such as 'order:{{order_id}}', not {type(name).__name__}")
     signature = inspect.signature(function)
     parts = _parts(name, signature, function.__qualname__)
-    escaped = set(_SEPARATORS).union(*(literal for literal, _ in parts))
+    escaped = set(_SEPARATORS).union(*(literal for literal, field in parts[1:] if field))
 
     def named(*args: Any, **kwargs: Any) -> str:
         bound = signature.bind(*args, **kwargs)

@@ -101,9 +101,8 @@ class Wait:
         finally:
             session.waits.discard(self)
             self._tries.caller = None  # no cycle for the collector
-            line = self._line
-            if line is not None and line.asker is self:
-                line.asked(lease is not None, session.lines)
+            if self._line is not None and self._line.asker is self:
+                self._line.asked(lease is not None, session.lines)
 
     # -- in line -------------------------------------------------------------------------------------------------
 
@@ -246,6 +245,7 @@ class Wait:
         ):
             return self._out_of_reach(ballot, now)
         self._refused = True
+        self._pace.reached()
         if self._line is not None:
             self._line.broken = False
         if self._timeout == 0:

@@ -162,8 +162,9 @@ class Redlock:
         self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R]]]:
         """Decorate a coroutine function: each call runs under a lock named after its arguments ("order:{order_id}", or
-        what a function of the same arguments answers). Raises ConfigError, TypeError where it decorates; a call
-        raises what `async with` does, and TypeError for a value that names nothing."""
+        what a function of the same arguments answers). A value is a str, int, UUID, date or enum; colons, slashes,
+        percent signs and what stands between two fields are escaped inside it. Raises ConfigError, TypeError where it
+        decorates; a call raises what `async with` does, and TypeError for a value that names nothing."""
         self._lock_settings("synchronized", options)  # a bad option is told here
         return _decorators.synchronized(name, lambda named: self(named, **options))
 
@@ -176,8 +177,9 @@ class Redlock:
         return _decorators.once(name, self, length, patience)
 
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
-        """Take over what another process detached: a new Lease, with a greater token. Raises LockNotHeld (adopted
-        already, or its time is over), QuorumUnavailable, ConfigError."""
+        """Take over what another process detached: a new Lease, with a greater token, under the options given here; none
+        come with the handle. Raises LockNotHeld (adopted already, or its time is over), QuorumUnavailable,
+        ConfigError."""
         known = known_by(handle)
         lock = Lock(known.name, _kind_of(known.mode), self._lock_settings(known.name, options), self._session)
         return await lock._adopt(known)  # noqa: SLF001 - no call of the user's

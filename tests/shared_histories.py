@@ -124,13 +124,15 @@ def _queueing(ask: Ask, world: World, parts: Sequence[Part], met: Sequence[State
     waits = WAITS_AS.get(who) if ask.waiter == TICKET else ask.waiter
     if waits is not None:
         waits = whose(waits, met[0])
+    if ask.verb is Verb.ADOPT and waits is not None and parts[0].kind != _kind_at(ask, world, waits):
+        waits = who  # a handle tells the kind: no reader's hold becomes a writer's
     number, kind = ask.number, parts[0].kind
     if waits is None and any("/." not in part.kind.mode for part in parts if part.kind.slots):
         number = 0  # a ticket is for no one slot
     waiter = "" if waits is None else IDS[waits]
     if waiter and not several:
-        name = ask.name if isinstance(ask, Act) else 0
-        waiter = world.part(name, waits or 0).named(waiter, waits=ask.verb is not Verb.ADOPT)
+        part = parts[0]._replace(kind=_kind_at(ask, world, waits or 0))
+        waiter = part.named(waiter, waits=ask.verb is not Verb.ADOPT)
     order = 0 if ask.order is None else us + ask.order
     if ask.keeps:
         random = (waiter or (IDS[who] if who >= 0 else ""))[:ID_LENGTH]
@@ -138,6 +140,10 @@ def _queueing(ask: Ask, world: World, parts: Sequence[Part], met: Sequence[State
     fair = not several and (kind.fair or (ask.fair and kind.mode in ("", "r.")))  # no other is ever told to be
     fresh = min(ask.fresh, ask.lease) / 1000
     return Queueing(ask.serve, fair, ask.span, waiter, number, fresh, order, ask.contended)
+
+
+def _kind_at(ask: Ask, world: World, who: int) -> Rule:
+    return world.part(ask.name if isinstance(ask, Act) else 0, who).kind
 
 
 def _rests(state: State, who: int) -> bool:

@@ -120,5 +120,6 @@ def test_an_id_tells_nothing_of_its_secret() -> None:
     assert tag_of(f"{random}|1700000000000000|17|host|a|b") == ("host", 17, 1_700_000_000.0, "a|b")
     assert tag_of(f"{random}!1700000000000000|17|host|") == ("host", 17, 1_700_000_000.0, "")
     assert tag_of(RESTING).metadata == "(resting)"
+    assert tag_of(f"~{'0' * 31}|r.1|2|host|note").metadata == "(resting)"
     for strange in ("", "x", random, random + "|", random + "|a|b|c|d", "+" + random):
         assert random not in str(tag_of(strange))

@@ -187,6 +187,30 @@ async def test_silence_after_a_refusal_ends_with_the_timeout(name: str, nodes: i
         await beyond.finish(asyncio.create_task(held.release()))
 
 
+@both
+async def test_each_outage_has_patience_of_its_own(name: str, nodes: int) -> None:
+    """However long it waits, and whatever it has ridden out before."""
+    beyond = Beyond(nodes, name, way=0.001)
+    async with beyond.opened() as first, beyond.opened() as second:
+        held = await beyond.lease(first, lease=60.0)
+        waiting = asyncio.create_task(second(name, lease=6.0).acquire())
+        for _ in range(3):
+            await beyond.pass_time(10.0, 0.1)
+            assert idle(second)
+            beyond.hear(False)
+            await beyond.pass_time(3.0, 0.1)  # its renewals get no answer
+            beyond.hang_up()
+            await beyond.pass_time(0.5, 0.01)
+            beyond.hear(True)
+            beyond.hang_up()
+            await beyond.pass_time(1.0, 0.01)
+            assert not waiting.done()
+        await beyond.finish(asyncio.create_task(held.release()))
+        await beyond.finish(waiting)
+        assert waiting.result().held
+        await beyond.finish(asyncio.create_task(waiting.result().release()))
+
+
 async def test_silence_in_the_second_round_ends_with_the_timeout(name: str) -> None:
     """All let it in, with tokens that differ, so they are asked once more: and nobody answers that. It is an outage,
     told when the time is up; nobody else held the name."""
