@@ -177,8 +177,8 @@ class Redlock:
         return _decorators.once(name, self, length, patience)
 
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
-        """Take over what another process detached: a new Lease, with a greater token, under the options given here; none
-        come with the handle. Raises LockNotHeld (adopted already, or its time is over), QuorumUnavailable,
+        """Take over what another process detached: a new Lease, with a greater token, under the options given here;
+        none come with the handle. Raises LockNotHeld (adopted already, or its time is over), QuorumUnavailable,
         ConfigError."""
         known = known_by(handle)
         lock = Lock(known.name, _kind_of(known.mode), self._lock_settings(known.name, options), self._session)
