@@ -37,7 +37,7 @@ async def adopt(
     pace = Pace(session.settings.patience)
     try:
         while True:
-            ballot = session.quorum.ask(op, session.within(settings))
+            asked = ballot = session.quorum.ask(op, session.within(settings))
             outcome = await ballot.settled(session.loop)
             session.check_open()
             if outcome is Outcome.WON:
@@ -47,6 +47,7 @@ async def adopt(
                     await second.settled(session.loop)
                     session.check_open()
                     sure = second.witnesses(top)
+                    asked = second
                 lease = tries.begun(ballot, top, contended=True) if sure else None
                 if lease is not None:
                     return lease
@@ -57,7 +58,7 @@ async def adopt(
                     name=known.name,
                 )
             look = pace.after_outage(session.clock.now(), math.inf)
-            error = session.quorum.unavailable(ballot, known.name)
+            error = session.quorum.unavailable(asked, known.name)
             if look is None or isinstance(error, ConfigError):
                 raise error
             await asyncio.sleep(look.at - session.clock.now())

@@ -19,7 +19,7 @@ The rules, as decide and each kind's .lua keep them:
 8. Who frees the name, or finds it free and may not enter, serves the queue: its first ticket that is fresh, and whose
    client listens, is told (over N nodes) or made the holder and told (at a node alone). What is found stale or deaf
    on the way goes; its owner, if it lives, renews it in its old place. Of a kind that several may hold, as many are
-   served as may enter together, at most SERVED, of whom the last goes on (GO_ON). Who waits for several names at once
+   served as may enter together, at most SERVED, of whom the last go on (GO_ON). Who waits for several names at once
    (span 0) is told, never let in.
 9. A mutex's hold that somebody waits for is marked, so that the server's own compare-and-delete does not take it away
    unheard.
@@ -33,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asynclock._op import CLOCK_SKEW, RESTING, RESTING_MARK, SERVED, Op, Serve, Verb
+from asynclock._op import CLOCK_SKEW, LAST, RESTING, RESTING_MARK, SERVED, Op, Serve, Verb
 from asynclock._state import BROKEN, GO_ON, Entry, Notice, Reply, State, Ticket, Verdict, is_ours
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class _Desk:
             return False
         called: list[Entry] = []  # who was woken counts as inside for those behind
         for number in range(1, SERVED + 1):
-            left = GO_ON if number == SERVED and self.kind.shared else -1
+            left = GO_ON if number > SERVED - LAST and self.kind.shared else -1
             queue, holds = self.state.queue, (*self.state.holds, *called)
             if len(queue) == woken or queue[woken].id == until:
                 return self.kind.admits(holds, self.op.id)

@@ -33,6 +33,9 @@ MARK = "+"
 SERVED = 64
 """So many tickets at most are looked at to serve one."""
 
+LAST = 8
+"""So many of these are told to go on: of the last ones some may be stale, or deaf."""
+
 
 class Verb(StrEnum):
     """What a node is asked for."""

@@ -17,6 +17,7 @@ The rules:
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -229,6 +230,11 @@ class Ballot:
             if len(ends) >= majority:
                 return holder, -1 if ends[majority - 1] == 2**53 else ends[majority - 1]
         return None
+
+    def soonest(self) -> float:
+        """Seconds until the first of the holds that refused us ends; a whole ms more, as Redis rounds."""
+        ends = [pttl for pttl, _ in self.denials() if pttl >= 0]
+        return (min(ends) + 1) / 1000 if ends else math.inf
 
     def free(self) -> int:
         """How many nodes say that nobody holds it."""

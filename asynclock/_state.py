@@ -78,8 +78,8 @@ BROKEN = -2
 
 
 GO_ON = -3
-"""Instead of ms left, in a notice to a waiter: of those who were served together it was the last that one step may
-serve; once it has come in, it has the rest served."""
+"""Instead of ms left, in a notice to a waiter: of those who were served together it was one of the last that one
+step may serve; once it has come in, it has the rest served."""
 
 
 class Notice(NamedTuple):

@@ -50,6 +50,7 @@ class Wait:
     _waker: asyncio.Future[None] | None = None  # while it waits to be called
     _timer: Any = None
     _due = math.inf  # when it comes
+    _free_at = math.inf  # so we were told
     _stood = -math.inf  # when it began to stand behind a holder of this process
     _started = False  # a try was sent for it before it woke
     _looks = False  # the next try is a renewal
@@ -207,7 +208,7 @@ class Wait:
                 return None
 
     def _try(self) -> Ballot:
-        looks, self._looks, self._calls = self._looks, False, 0
+        looks, self._looks, self._calls, self._free_at = self._looks, False, 0, math.inf
         behind = self._line is not None and self._line.first() is not None
         return self._tries.send(refused=self._refused, looks=looks, behind=behind)
 
@@ -289,7 +290,7 @@ class Wait:
         if (another := self._another_slot(ballot, now)) is not None:
             return another
         if not self._tries.number:  # now with a ticket, if notices come; else at leisure
-            return Look(now) if self._quorum.listens else self._pace.after_refusal(now, _soonest(ballot))
+            return Look(now) if self._quorum.listens else self._pace.after_refusal(now, ballot.soonest())
         if self._tries.number == 1:
             self._tries.placed(ballot.orders())
         ranks = ballot.ranks()
@@ -321,6 +322,8 @@ class Wait:
         session = self._session
         self._looks = look.only
         at = look.at
+        if self._free_at < at:
+            at, self._looks = self._free_at, False
         if self._calls:
             at = min(at, self._after_calls(session.clock.now()))
         if at > session.clock.now() and not self._tries.granted:
@@ -358,10 +361,10 @@ class Wait:
                 wake(self._waker)
             return
         if left >= 0:
-            at = self._session.clock.now() + (left + 1) / 1000
-            if at < self._due:
+            self._free_at = self._session.clock.now() + (left + 1) / 1000
+            if self._waker is not None and self._free_at < self._due:
                 self._looks = False
-                self._arm(at)
+                self._arm(self._free_at)
             return
         first = not self._calls
         self._calls |= 1 << index
@@ -392,9 +395,3 @@ class Wait:
 def _hears(holder: bytes) -> bool:
     """Whether a holder is told that somebody waits, and serves him; a name that rests (min_hold) ends on time."""
     return holder[ID_LENGTH : ID_LENGTH + 1] == b"|" or holder == RESTING.encode()
-
-
-def _soonest(ballot: Ballot) -> float:
-    """Seconds until the first of the holds that refused us ends; a whole ms more, as Redis rounds."""
-    ends = [pttl for pttl, _ in ballot.denials() if pttl >= 0]
-    return (min(ends) + 1) / 1000 if ends else math.inf

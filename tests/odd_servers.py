@@ -188,7 +188,17 @@ def wrong_type_is_told(odd: Odd) -> None:
     odd.cli.lpush(AT.hold, "somebody's")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         odd.ask(Verb.ACQUIRE, fence=7)
+    odd.waits()  # for what it is in truth
+    asks = {
+        Verb.ACQUIRE: Queueing(Serve.GRANT, fair=True, number=1, fresh=20.0),
+        Verb.WAIT: Queueing(Serve.GRANT, number=1, fresh=20.0),
+        Verb.RELEASE: Queueing(Serve.GRANT),
+    }
+    for verb, queueing in asks.items():
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            odd.ask(verb, queueing=queueing)
     assert odd.cli.lrange(AT.hold, 0, -1) == [b"somebody's"]
+    assert (odd.told(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
 
 
 def a_grant_without_end_is_none(odd: Odd) -> None:

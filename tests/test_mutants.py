@@ -215,6 +215,8 @@ EQUIVALENT = {
         "if quick and holder == id and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end",
         "",
     ),
+    # to look at a hold that is there does no harm
+    ("if not holder then redis.call('GET', hold)", "if true then redis.call('GET', hold)"),
     # of what is read the first alone is used
     ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, 1)[1]"),
     # a ticket has all of its words or none

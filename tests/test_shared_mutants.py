@@ -121,6 +121,8 @@ EQUIVALENT = {
         ("string.format('%.0f', top)", "top"),
         # it is any second letter that says fair
         ("fair = '', 'f'", "fair = '', '0'"),
+        # a fence is far greater
+        ("local top = 0", "local top = 1"),
         # an answer is a table
         ("if not ran then", "if true then"),
         # who is refused for ever is so again, and what is broken is broken still

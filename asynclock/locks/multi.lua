@@ -33,13 +33,14 @@ local function leave(n)
   if waiter ~= '' then ask(n, 'release', waiter, '0', '1', '') end
 end
 
--- All are let in: true, and the fences. None: what is in the way, and which name it is of.
+-- All are let in: true, and their fences; top is the greatest. None: what is in the way, and which name it is of.
+local top = 0
 local function enter()
   local fences = {}
   for n = 1, count do
     local reply = ask(n, 'acquire', id, ARGV[4], '1', '')
     if reply[1] ~= 1 then return reply, n end
-    fences[n] = reply[2]
+    fences[n], top = reply[2], math.max(top, reply[2])
   end
   return true, fences
 end
@@ -71,7 +72,6 @@ end
 if said ~= true then return said end
 
 -- One fence above all that any of the names gave before.
-local top = math.max(unpack(fences))
 for n = 1, count do
   local raised = fences[n] < top and redis.pcall('SET', KEYS[5 * n - 3], string.format('%.0f', top), 'PX', ARGV[5])
   if raised and raised.err then

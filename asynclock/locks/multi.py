@@ -31,6 +31,10 @@ with open(splitext(__file__)[0] + ".lua", encoding="utf-8") as file:  # pathlib 
     _SCRIPT = file.read()
 
 
+MOST = 256
+"""So many names at most: the server does nothing else while it looks at them all."""
+
+
 class Multi:
     """The names, each with its kind, in an order that all clients share."""
 
@@ -103,8 +107,8 @@ def script_of(kinds: Iterable[Kind]) -> str:
 
 def parts_of(locks: Sequence[object], mutex: Rule, make: Callable[[str], str]) -> list[Part]:
     """The names of these locks and what they are; a str is a mutex. `make` checks a name. Raises ConfigError."""
-    if not locks:
-        raise ConfigError("multi() of no locks: name some, as in multi('a', 'b')")
+    if not 0 < len(locks) <= MOST:
+        raise ConfigError(f"multi() of {len(locks) or 'no'} locks: name 1 to {MOST}, as in multi('a', 'b')")
     parts: list[Part] = []
     for lock in locks:
         if type(lock) is Lock and not lock._kind.parts:

@@ -59,6 +59,7 @@ end
 local adopted = verb == 'adopt' and holder ~= id
 
 if not enter then
+  if not holder then redis.call('GET', hold) end  -- no string: WRONGTYPE
   local time = redis.call('TIME')
   local us, order = time[1] * 1000000 + time[2], 0
   local now = math.floor(us / 1000)

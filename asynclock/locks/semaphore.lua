@@ -126,7 +126,7 @@ local function serve(whose)
   for nth = 1, 64 do
     local head = redis.call('ZRANGE', queue, at, at)[1]
     if not head or head == whose then return whose and admits(id) end
-    local how = served(head, nth == 64 and -3 or -1)  -- -3: the last goes on, once it is in
+    local how = served(head, nth > 56 and -3 or -1)  -- -3: the last go on, once they are in
     if how == 'waits' or how == 'silent' then return false end
     if how == 'woken' then
       woken, at = woken + 1, at + 1

@@ -21,6 +21,7 @@ class Debts:
     def __init__(self) -> None:
         self._owed: dict[str, tuple[Op, float]] = {}
         self._orphans: dict[str, float] = {}
+        self._until: dict[str, float] = {}  # of all that was owed: who is refused again and again is not for ever
 
     def __len__(self) -> int:
         """How many releases are owed."""
@@ -30,10 +31,11 @@ class Debts:
         """Keep a release that could not be delivered; at the longest while the hold it undoes may live."""
         while self._owed and next(iter(self._owed.values()))[1] <= now:
             del self._owed[next(iter(self._owed))]
-        if op.id not in self._owed:
+        until = self._until.setdefault(op.id, now + op.lease + _GRACE)
+        if op.id not in self._owed and until > now:
             owed = Op(op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, op.rest, tombstone=True)
             owed.queueing = _SERVING[op.queueing.serve]
-            self._owed[op.id] = owed, now + op.lease + _GRACE
+            self._owed[op.id] = owed, until
 
     def orphan(self, op: Op, now: float) -> None:
         """An acquire, or a ticket, was left unanswered on a connection that is gone."""
@@ -45,5 +47,6 @@ class Debts:
     def pay(self, now: float) -> Iterator[Op]:
         """What is to be sent now, once, on a new connection."""
         self._orphans = {orphan: until for orphan, until in self._orphans.items() if until > now}
+        self._until = {known: until for known, until in self._until.items() if until > now or known in self._owed}
         owed, self._owed = self._owed, {}
         return (op for op, until in owed.values() if until > now)

@@ -43,7 +43,9 @@ _HINTS = {
     "MOVED": "one node of a cluster was named: use independent servers",
     "ASK": "one node of a cluster was named: use independent servers",
 }
-_INSIDE = re.compile(r"-([A-Z]{3,})\b")  # Redis 6 wraps the error of a script's command
+_INSIDE = re.compile(
+    r"-([A-Z]{3,})\b"
+)  # Redis 6 wraps the error of a script's command; what pcall gives begins with @user_script
 
 
 class ServerError(Exception):
@@ -56,7 +58,7 @@ def code_of(error: ServerError) -> str:
     if "ACL failure in script" in text or "can't run this command" in text:
         return "NOPERM"
     head = text.partition(" ")[0]
-    if head != "ERR":
+    if head != "ERR" and not head.startswith("@"):
         return head
     inside = _INSIDE.search(text)
     return inside[1] if inside else head

@@ -29,7 +29,7 @@ from asynclock._errors import ConfigError
 from asynclock._op import Op, Verb
 from asynclock.stores._backoff import Backoff
 from asynclock.stores._debts import Debts
-from asynclock.stores._faults import Fault, ServerError, config_error, connect_error, fault_of, is_about
+from asynclock.stores._faults import Fault, ServerError, code_of, config_error, connect_error, fault_of, is_about
 from asynclock.stores._keys import channel, mark
 from asynclock.stores._link import Debt, Link, Once, is_overdue
 from asynclock.stores._probation import Dialer, Probation
@@ -154,7 +154,7 @@ class RedisNode:
                 if sink.op.verb is Verb.RELEASE:  # BUSY and the like: nothing was done, and soon it can be
                     self._debts.owe(sink.op, self.clock.now())
                     self.clock.call_at(self.clock.now() + _BUSY_PAUSE, self._pay_debts)
-                sink.fail(self.index, error, maybe=False)
+                sink.fail(self.index, error, maybe=code_of(error) == "ERR")  # it may have failed half-way
                 if fault is Fault.RECONNECT:
                     self._backoff.rebuffed(self.clock.now())
                     self.lost(link, ConnectionError(f"{self.label}: {error}"))

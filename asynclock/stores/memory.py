@@ -19,7 +19,7 @@ from asynclock._state import FAMILIES, State, mode_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock._op import Op
+    from asynclock._op import Kind, Op
     from asynclock._ports import Ear, Facts, NodeConfig, Sink
 
 
@@ -61,13 +61,13 @@ class MemoryStore:
         """`answer` is called inside: so no notice overtakes it. Raises WrongKind."""
         with self._guard:
             now = self.now()
-            names = parts_of(op)
+            names = [
+                part for part in parts_of(op) if op.verb is Verb.BREAK or self._is_of(prefix + part.name, part.kind)
+            ]
+            if not names or (len(names) < len(op.kind.parts) and op.verb is not Verb.RELEASE):
+                raise WrongKind(f"{self.label}: {brief(op.name)} is in use as another kind")
             keys = [prefix + part.name for part in names]
             states = [self._states.get(key, State()) for key in keys]
-            for part, state in zip(names, states, strict=True):
-                holds = state.at(now).holds
-                if op.verb is not Verb.BREAK and holds and _family(mode_of(holds[0].id)) != _family(part.kind.mode):
-                    raise WrongKind(f"{self.label}: {brief(part.name)} is in use as another kind")
             if op.kind.parts:
                 wire, states, notices = decide_all(names, states, op, now, self._hears)
             else:
@@ -81,6 +81,11 @@ class MemoryStore:
             for whose, notice in notices:
                 loop, ear, index = self._ears[notice.tag]
                 loop.call_soon_threadsafe(ear.heard, index, notice.wire(keys[whose]))
+
+    def _is_of(self, key: str, kind: Kind) -> bool:
+        """Whether it is held as that kind, or not at all."""
+        holds = self.state(key).holds
+        return not holds or FAMILIES[mode_of(holds[0].id)] == FAMILIES[kind.mode[:1]]
 
     def listen(self, ear: Ear, index: int) -> None:
         with self._guard:
@@ -145,7 +150,3 @@ class MemoryNode:
     async def aclose(self) -> None:
         self.listens = False
         self._store.hush(self._ear)
-
-
-def _family(mode: str) -> str:
-    return FAMILIES[mode[:1]]
