@@ -12,6 +12,7 @@ from redis.backoff import ConstantBackoff
 from asynclock import QuorumUnavailable, Redlock
 from asynclock._op import Op, Verb
 from asynclock.locks.mutex import MUTEX
+from asynclock.stores._debts import Debts
 from asynclock.stores._link import Debt, is_overdue
 
 
@@ -30,6 +31,17 @@ def test_silence_makes_a_command_overdue_not_age(moved_at: float, now: float, ov
     """Sent at 10.0 with 0.05 s to answer, on a link that moved last at `moved_at`."""
     sink = Debt(Op(Verb.RELEASE, MUTEX, "x", "", 30.0), 10.0, 10.05)
     assert is_overdue(sink, moved_at, now) is overdue
+
+
+def test_what_is_owed_is_not_owed_for_ever() -> None:
+    """A release that is refused each time it is sent lapses when the hold that it undoes must have ended."""
+    debts, op = Debts(), Op(Verb.RELEASE, MUTEX, "x", "a" * 32, 30.0)
+    now = 0.0
+    debts.owe(op, now)
+    while list(debts.pay(now)):  # sent, and refused
+        now += 5.0
+        debts.owe(op, now)
+    assert now == 90.0
 
 
 async def test_a_clients_retries_do_not_delay_the_bad_news(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -220,6 +221,30 @@ async def test_c14_one_name_is_of_another_kind(make: Make, name: str) -> None:
         assert not await other(c).locked()
 
 
+@pytest.mark.parametrize("how", ["fair", "plain", "multi"])
+async def test_c14_who_asks_for_the_wrong_kind_lets_nobody_in(make: Make, name: str, how: str) -> None:
+    """A permit is held and waited for, and somebody asks for a mutex of that name, alone or with another name that is
+    taken: whoever waits for the permit goes on waiting, and its holder holds."""
+    client, other, third = make(lease=LONG), make(lease=LONG), make(lease=LONG)
+    a, pool = several(name, "ab")
+    permit, busy = await taken(client.semaphore(pool, 1)), await taken(client(a))
+    order: list[object] = []
+    task = await waiting(other, other.semaphore(pool, 1), order, "permit")
+    if how == "multi":
+        with contextlib.suppress(ConfigError):  # where it looks so far
+            assert await third.multi(a, pool).acquire(timeout=0) is None
+    else:
+        with pytest.raises(ConfigError, match="semaphore"):
+            await third(pool, fair=how == "fair").acquire(timeout=1)
+    await third.health()
+    await permit.extend()
+    assert order == []
+    await permit.release()
+    async with asyncio.timeout(SOON):
+        await task
+    await busy.release()
+
+
 async def test_d7_one_of_its_names_is_broken(make: Make, name: str) -> None:
     """The holder is told at once that it lost them, and gives the others back."""
     client, other = make(lease=LONG), make(lease=LONG)
@@ -343,6 +368,7 @@ def test_what_it_is_made_of() -> None:
     assert client.multi("b", client.read("a")).name == "a, b"
     for locks, told in (
         ([], "no locks"),
+        ([f"{number}" for number in range(257)], "257 locks"),
         (["a", "a"], "twice"),
         (["a", client.read("a")], "twice"),
         (["a", other("b")], "another client's"),
