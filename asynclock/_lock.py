@@ -16,7 +16,7 @@ from asynclock._quorum import Outcome
 from asynclock._wait import Wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
     from asynclock._handle import Known
@@ -107,26 +107,22 @@ class Lock:
     ) -> Coroutine[Any, Any, Lease | None]:
         if timeout == 0 or self._name not in session.held:
             return Wait(session, self, self._settings, task, timeout).run()
-        return self._take_beside(session, task, timeout, self._parts)
+        return self._take_beside(session, task, timeout)
 
     async def _take_beside(
-        self,
-        session: Session,
-        task: asyncio.Task[Any] | None,
-        timeout: float | None,
-        parts: Sequence[Part],
+        self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None
     ) -> Lease | None:
         """The same where tasks of this process may hold these names."""
         mine = {
-            part.name: sum(lease._task is task and lease.held for lease in session.leases(part.name)) for part in parts
+            part: sum(lease._task is task and lease.held for lease in session.leases(part.name)) for part in self._parts
         }
-        if timeout != 0 and any(mine.values()) and all(part.kind.shared for part in parts if mine[part.name]):
+        if any(mine.values()) and all(part.kind.shared for part, count in mine.items() if count):
             # It may be let in beside itself; what it must not do is wait.
             with contextlib.suppress(QuorumUnavailable):
                 if lease := await Wait(session, self, self._settings, task, 0).run():
                     return lease
-        for part in parts:
-            if timeout != 0 and mine[part.name] >= part.kind.room:
+        for part, count in mine.items():
+            if count >= part.kind.room:
                 raise SelfDeadlock(
                     f"this task holds {brief(part.name)} already and would wait for itself: {self._kind.way_out}",
                     name=part.name,

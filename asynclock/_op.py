@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, cast
 
 from asynclock._state import ID_LENGTH
 
@@ -179,6 +179,23 @@ class Rule(Kind, Protocol):
 
     def obstacle(self, holds: Sequence[Entry]) -> Entry:
         """Whom who is refused waits for; its end is when to look again."""
+
+
+class Slotless:
+    """What is the same for all rules without slots."""
+
+    parts = ()
+    slots = 0
+
+    def at(self, slot: int) -> Self:
+        del slot
+        return self
+
+    def choose(self, taken: Sequence[bytes], spare: int) -> None:
+        del taken, spare
+
+    def taken(self, holds: Sequence[Entry]) -> None:
+        del holds
 
 
 _SLOT = re.compile(r"/\d+")

@@ -299,13 +299,8 @@ SERVES: dict[str, list[Step]] = {
         looks(YOUNGER),
     ],
     "who waits for several names is called": [
-        acquire(),
-        tries(YOUNGER, span=0),
-        tries(THIRD),
-        grants(),
-        looks(THIRD),
-        Hear(YOUNGER, False),
-        looks(THIRD, serve=Serve.GRANT),
+        *(acquire(), tries(YOUNGER, span=0), tries(THIRD), grants(), looks(THIRD)),
+        *(Hear(YOUNGER, False), looks(THIRD)),
     ],
     "all are deaf": [acquire(), tries(YOUNGER, span=3), tries(MUTE), Hear(YOUNGER, False), grants(), looks(THIRD)],
     "without permission a grant is undone": [

@@ -96,7 +96,9 @@ class MultiLock(Lock):
     def _take(
         self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None
     ) -> Coroutine[Any, Any, Lease | None]:
-        return self._take_beside(session, task, timeout, self._parts)
+        if timeout == 0:
+            return super()._take(session, task, timeout)
+        return self._take_beside(session, task, timeout)
 
 
 def script_of(kinds: Iterable[Kind]) -> str:

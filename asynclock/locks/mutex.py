@@ -5,6 +5,8 @@ from __future__ import annotations
 from os.path import splitext
 from typing import TYPE_CHECKING
 
+from asynclock._op import Slotless
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,15 +17,13 @@ with open(splitext(__file__)[0] + ".lua", encoding="utf-8") as file:  # pathlib 
     _SCRIPT = file.read()
 
 
-class Mutex:
+class Mutex(Slotless):
     """Let in whoever finds nobody."""
 
     name = "mutex"
     mode = ""
     shared = False
     room = 1
-    slots = 0
-    parts = ()
     way_out = "pass the Lease on instead of acquiring again"
     script = _SCRIPT
 
@@ -37,16 +37,6 @@ class Mutex:
     def in_turn(self, id: str) -> bool:
         del id
         return self.fair
-
-    def at(self, slot: int) -> Mutex:
-        del slot
-        return self
-
-    def choose(self, taken: Sequence[bytes], spare: int) -> None:
-        del taken, spare
-
-    def taken(self, holds: Sequence[Entry]) -> None:
-        del holds
 
     def obstacle(self, holds: Sequence[Entry]) -> Entry:
         return holds[0]

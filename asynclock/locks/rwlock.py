@@ -10,6 +10,7 @@ from __future__ import annotations
 from os.path import splitext
 from typing import TYPE_CHECKING
 
+from asynclock._op import Slotless
 from asynclock._state import mode_of
 
 if TYPE_CHECKING:
@@ -21,14 +22,12 @@ with open(splitext(__file__)[0] + ".lua", encoding="utf-8") as file:  # pathlib 
     _SCRIPT = file.read()
 
 
-class ReadWrite:
+class ReadWrite(Slotless):
     """One side of it."""
 
     fair = False
     shared = True
     room = 1
-    slots = 0
-    parts = ()
     way_out = "release it first (and look again at what was read), or ask to write from the start"
     script = _SCRIPT
 
@@ -41,16 +40,6 @@ class ReadWrite:
 
     def in_turn(self, id: str) -> bool:
         return mode_of(id) == "r"
-
-    def at(self, slot: int) -> ReadWrite:
-        del slot
-        return self
-
-    def choose(self, taken: Sequence[bytes], spare: int) -> None:
-        del taken, spare
-
-    def taken(self, holds: Sequence[Entry]) -> None:
-        del holds
 
     def obstacle(self, holds: Sequence[Entry]) -> Entry:
         return max(holds, key=lambda each: (each.ends or 0.0, each.id))
