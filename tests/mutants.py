@@ -10,43 +10,102 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from tests.test_mutants import turned
-
 ALL = os.environ.get("ASYNCLOCK_MUTANTS") == "all"
 """Whether every change is tried; else some of each line are, always the same."""
 
-MORE_SWAPS = {
-    r"'ZRANGE', hold, 0, 0": "'ZRANGE', hold, -1, -1",
-    r"'ZRANGE', hold, -1, -1": "'ZRANGE', hold, 0, 0",
-    r"'ZRANGE', queue, (\w+), \w+": r"'ZRANGE', queue, \1, -1",
-    r"'(ZREM|ZADD|ZSCORE|ZCARD|ZRANGE)', hold": r"'\1', queue",
-    r"'(ZREM|ZADD|ZRANK|EXISTS|PEXPIRE)', queue": r"'\1', hold",
-    r"'EXISTS', undone": "'EXISTS', fence",
-    r"'\[rw\]'": "'[r]'",
-    r"'([rsw])'": "'x'",
-    r"'rr'": "'rw'",
-    r"\b34\b": "33",
-    r"\bhead\b": "id",
-    r"\bwho\b": "id",
-    r"\bscore\b": "adopted",
-    r"\badopted\b": "score",
-    r"\bwoken\b": "false",
-    r"\bat \+ 1": "at",
-    r"\bslot\b": "permits",
-    r"\bn\b": "1",
-    r"\bcount\b": "1",
-    r"\bfences\b": "1",
-    r"\bticket\b": "''",
-    r"\btop\b": "0",
-    r"\bmode\b": "''",
-    r"\brank\b": "0",
-    r"\bpcall\((kinds[^,]+), ": r"true, \1(",
-    r"'gone'": "'waits'",
-    r"'silent'": "'gone'",
-    r"'woken'": "'let in'",
-    r"'let in'": "'woken'",
-    r"'%.0f', ": "'%.3f', ",
-}
+SWAPS = [
+    # operators
+    (r"<(?!=)", "<="),
+    (r"<=", "<"),
+    (r"(?<![~=<>])>(?!=)", ">="),
+    (r"==", "~="),
+    (r"~=", "=="),
+    (r"\bnot ", ""),
+    (r"\bor\b", "and"),
+    (r"\band\b", "or"),
+    (r" or [\w']+( \w+ \w+ \w+')?", ""),
+    (r" \+ [1\w]+\b", ""),
+    (r" - [1\w]+\b", ""),
+    (r" \+ \(\w+ - 1\)", ""),
+    (r"math\.min", "math.max"),
+    (r"math\.max", "math.min"),
+    (r"'[^' ]*' \.\. ", ""),
+    (r"string\.sub\(([^,]+), [^,]+, [^,]+\)", r"\1"),
+    # values
+    (r"\btrue\b", "false"),
+    (r"\bfalse\b", "true"),
+    (r"(?<![\w'.%\[])-1\b", "0"),
+    (r"(?<![\w'.%\[-])0\b", "1"),
+    (r"(?<![\w'.%\[-])1\b", "2"),
+    (r"\b64\b", "63"),
+    (r"\b32\b", "33"),
+    (r"\b12\b", "13"),
+    (r"\b33\b", "32"),
+    (r"\b1000\b", "1001"),
+    (r"'0'", "'1'"),
+    (r"'1'", "'0'"),
+    (r"'%\.0f', (\w+)\)", r"'%s', \1)"),
+    (r"string\.format\('%\.0f', (\w+)\)", r"\1"),
+    (r"\(%S\+\) \(%S\+\)'", "(%S+)'"),
+    # commands
+    (r"redis\.pcall", "redis.call"),
+    (r"\.err\b", ".ok"),
+    (r", 'NX'", ""),
+    (r", 'KEEPTTL'", ""),
+    (r"'PTTL', hold", "'PTTL', fence"),
+    (r"'PTTL', queue", "'PTTL', hold"),
+    (r"'(PEXPIRE|SET|DEL|GET)', hold", r"'\1', fence"),
+    (r"'(PEXPIRE|SET|GET)', fence", r"'\1', undone"),
+    (r"'SET', undone", "'SET', hold"),
+    (r"\bserve\(waiter\)", "serve()"),
+    # names
+    (r"\bwaiter\b", "id"),
+    (r"\bid\b", "waiter"),
+    (r"\bus\b", "now"),
+    (r"\bnow\b", "us"),
+    (r"\bwants\b", "span"),
+    (r"\bfresh\b", "ends"),
+    (r"\bends\b", "fresh"),
+    (r"\btop\b", "us"),
+    (r"\bnumber\b", "0"),
+    (r"\bf\b", "0"),
+    (r"\blease\b", "1"),
+    (r"\bspan\b", "1"),
+    (r"\bmarked\b", "true"),
+    (r"\border\b", "0"),
+    # of shared kinds
+    (r"'ZRANGE', hold, 0, 0", "'ZRANGE', hold, -1, -1"),
+    (r"'ZRANGE', hold, -1, -1", "'ZRANGE', hold, 0, 0"),
+    (r"'ZRANGE', queue, (\w+), \w+", r"'ZRANGE', queue, \1, -1"),
+    (r"'(ZREM|ZADD|ZSCORE|ZCARD|ZRANGE)', hold", r"'\1', queue"),
+    (r"'(ZREM|ZADD|ZRANK|EXISTS|PEXPIRE)', queue", r"'\1', hold"),
+    (r"'EXISTS', undone", "'EXISTS', fence"),
+    (r"'\[rw\]'", "'[r]'"),
+    (r"'([rsw])'", "'x'"),
+    (r"'rr'", "'rw'"),
+    (r"\b34\b", "33"),
+    (r"\bhead\b", "id"),
+    (r"\bwho\b", "id"),
+    (r"\bscore\b", "adopted"),
+    (r"\badopted\b", "score"),
+    (r"\bwoken\b", "false"),
+    (r"\bat \+ 1", "at"),
+    (r"\bslot\b", "permits"),
+    (r"\bn\b", "1"),
+    (r"\bcount\b", "1"),
+    (r"\bfences\b", "1"),
+    (r"\bticket\b", "''"),
+    (r"\btop\b", "0"),
+    (r"\bmode\b", "''"),
+    (r"\brank\b", "0"),
+    (r"\bpcall\((kinds[^,]+), ", r"true, \1("),
+    (r"'gone'", "'waits'"),
+    (r"'silent'", "'gone'"),
+    (r"'woken'", "'let in'"),
+    (r"'let in'", "'woken'"),
+    (r"'%.0f', ", "'%.3f', "),
+]
+CONDITION = re.compile(r"\b((?:else)?if|enter =|rank =) (.+?)(?: then\b|$)")
 
 
 @dataclass(frozen=True, order=True)
@@ -79,14 +138,32 @@ def _replaced(line: str, part: str, instead: str) -> Iterator[str]:
 def changes(script: str) -> list[Change]:
     """Each mutant once."""
     lines = [(number, line.partition("--")[0].rstrip()) for number, line in enumerate(script.splitlines(), 1)]
-    found = {Change(number, code, into) for number, code in lines if code for into in (*turned(code), *_more(code))}
+    found = {Change(number, code, into) for number, code in lines if code for into in turned(code)}
     return sorted(each for each in found if each.into != each.line)
 
 
-def _more(code: str) -> Iterator[str]:
-    for pattern, instead in MORE_SWAPS.items():
+def without_a_clause(condition: str) -> Iterator[str]:
+    """`a and b` as `b` and as `a`."""
+    clauses = re.split(r" (and|or) ", condition)
+    if len(clauses) > 1:
+        yield "".join(f" {part} " for part in clauses[2:])
+    for i in range(1, len(clauses), 2):
+        yield "".join(f" {part} " for part in clauses[:i] + clauses[i + 2 :])
+
+
+def turned(code: str) -> Iterator[str]:
+    """All that is tried on a line: out with it; its condition always, never, or without one of its clauses; another
+    operator, value, name, argument or key."""
+    yield ""
+    if condition := CONDITION.search(code):
+        for instead in ("true", "false", *without_a_clause(condition[2])):
+            yield code[: condition.start(2)] + instead + code[condition.end(2) :]
+    for pattern, instead in SWAPS:
         for found in re.finditer(pattern, code):
             yield code[: found.start()] + found.expand(instead) + code[found.end() :]
+    for found in re.finditer(r"(ARGV|KEYS)\[(\d+)\]", code):
+        another = int(found[2]) % (14 if found[1] == "ARGV" else 5) + 1
+        yield code[: found.start()] + f"{found[1]}[{another}]" + code[found.end() :]
 
 
 KILLED = (

@@ -204,14 +204,22 @@ async def test_c10_a_frozen_minority_costs_nothing(five: list[Server], name: str
             each.thaw()
 
 
-async def test_c10_a_frozen_node_is_found_down_and_comes_back(five: list[Server], name: str) -> None:
-    """Silent for three node timeouts it is down, so that calls fail at once; it votes again once it wakes."""
+@pytest.mark.parametrize("pinged", [False, True])
+async def test_c10_a_frozen_node_is_found_down_and_comes_back(five: list[Server], name: str, pinged: bool) -> None:
+    """Silent for three node timeouts it is down, so that calls fail at once; it votes again once it wakes. A ping that
+    it owes, which has more time, puts that off by nothing."""
     async with Redlock(*(each.url for each in five)) as redlock:
+        await redlock.health()
         five[0].freeze()
         node = redlock._session().quorum.nodes[0]
-        while node.error is None:
-            async with redlock(name):
-                await asyncio.sleep(0)
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            if pinged:
+                group.create_task(redlock.health())
+                while not node._link.waiting:
+                    await asyncio.sleep(0)
+            while node.error is None:
+                async with redlock(name):
+                    await asyncio.sleep(0)
         assert "silent" in str(node.error)
         five[0].thaw()
         await back(redlock)

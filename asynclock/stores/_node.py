@@ -186,8 +186,7 @@ class RedisNode:
             self._arm(now + 0.001)
             return
         self._second_look = False
-        oldest = link.waiting[0]
-        limit = oldest.deadline - oldest.sent
+        limit = min(sink.deadline - sink.sent for sink in link.waiting)  # a ping has more time than a vote
         patience = max(3 * limit, _SILENCE)
         if now - link.moved_at >= patience:
             self.lost(link, TimeoutError(f"{self.label} has been silent for {now - link.moved_at:.3g} s"))
