@@ -27,7 +27,7 @@ async def adopt(
     session: Session, lock: Recipe, settings: LockSettings, task: asyncio.Task[Any] | None, known: Known
 ) -> Lease:
     """Raises LockNotHeld, QuorumUnavailable, ConfigError."""
-    tries = Tries(session, lock, settings, task, None, 0, math.inf)
+    tries = Tries(session, lock, settings, task, 0)
     seed = max(int(session.clock.wall() * 1_000_000), known.token + 1)
     op = Op(
         Verb.ADOPT, lock._kind, known.name, session.new_id(seed, settings.metadata, known.mode),

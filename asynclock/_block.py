@@ -14,25 +14,25 @@ from typing import Any
 class Block:
     """Made when a body is entered."""
 
-    __slots__ = ("_cancelled", "_cancelling", "task")
+    __slots__ = ("_cancelling", "cancelled", "task")
 
     def __init__(self, task: asyncio.Task[Any] | None) -> None:
         self.task = task
         self._cancelling = task.cancelling() if task else 0
-        self._cancelled = False
+        self.cancelled = False  # by us, and not taken back yet
 
     def interrupt(self) -> None:
         """Cancel the body, unless this is its own task calling, which is told in another way."""
         if self.task is not None and not self.task.done() and self.task is not _running_task():
-            self._cancelled = True
+            self.cancelled = True
             self.task.cancel()
 
     async def leave(self, e: BaseException | None) -> bool:
         """Take our cancel back, if there was one. True: `e` came of it alone."""
         task = self.task
-        if not self._cancelled or task is None or task is not asyncio.current_task():
+        if not self.cancelled or task is None or task is not asyncio.current_task():
             return False
-        self._cancelled = False
+        self.cancelled = False
         if e is None:
             # The body ended in the very turn in which it was cancelled: on 3.11 and 3.12 the CancelledError is still
             # to come, and must not come after the block.

@@ -53,12 +53,13 @@ class Hold:
     ) -> None:
         self.session = session
         self.op = op = grant.op
-        self.names = tuple([part.name for part in op.kind.parts]) or (op.name,)  # what it holds; mostly one
+        parts = op.kind.parts
+        self.names = tuple([part.name for part in parts]) if parts else (op.name,)  # what it holds; mostly one
         self.token = token  # the last of the span that came with it; all that nodes hear of
         self.contended = contended  # somebody waits for it elsewhere, as far as we know
         self.tripped = session.clock.now()  # the last round trip that passing it on counts from
         self.over = False  # given back, or lost
-        self.tenures: list[ref[Tenure]] = []  # whose it is now: one, or those of an owner who entered again
+        self.tenures: list[ref[Any]] = []  # whose it is now: one, or those of an owner who entered again
         self._settings = settings
         self._ballot = grant
         self._healed = 0  # bit i: node i lost the key and was given it again
@@ -84,10 +85,6 @@ class Hold:
         self.contended = self.contended or self.op.id.startswith(id)
 
     # -- whose it is ---------------------------------------------------------------------------------------------
-
-    def enter(self, lease: ref[Any]) -> None:
-        """One more tenure begins beside those there are."""
-        self.tenures.append(lease)
 
     def leave(self, lease: ref[Any]) -> bool:
         """A tenure ends. Whether others go on."""
@@ -115,10 +112,10 @@ class Hold:
         self.over = True
         self.op.undone = True
         op = self._op(Verb.RELEASE, self._settings.lease)
-        serve = self.session.quorum.serve
-        op.queueing = _CONTENDED[serve] if self.contended or self.op.plain else _QUIET[serve]
+        quorum = self.session.quorum
+        op.queueing = (_CONTENDED if self.contended or self.op.plain else _QUIET)[quorum.serve]
         op.rest = rest
-        return self.session.quorum.ask(op, self._within, only=self._where())
+        return quorum.ask(op, self._within, only=self._where() if self._ballot.failed else None)
 
     def _op(self, verb: Verb, length: float) -> Op:
         grant = self.op
@@ -128,10 +125,8 @@ class Hold:
     def _within(self) -> float:
         return self.session.within(self._settings)
 
-    def _where(self) -> list[int] | None:
-        """The nodes that may have it; None: all. (A dead node must not be owed a release for each lock.)"""
-        if not self._ballot.failed:
-            return None
+    def _where(self) -> list[int]:
+        """The nodes that may have it. (A dead node must not be owed a release for each lock.)"""
         granted = self._ballot.traces()
         return [i for i, end in enumerate(self._ends) if i in granted or self._healed >> i & 1 or end > -math.inf]
 

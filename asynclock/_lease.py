@@ -92,7 +92,7 @@ class Lease:
         self._own = ref(self)
         for name in hold.names:
             session.held.setdefault(name, []).append(self._own)
-        hold.enter(self._own)
+        hold.tenures.append(self._own)
         session.watchdog.watch(self, min(hold.renew_at, hold.valid_until, self._hold_until))
 
     def __repr__(self) -> str:
@@ -226,7 +226,7 @@ class Lease:
     ) -> None:
         """Release. Raises LockLost if it was lost meanwhile; the body's own exception goes first."""
         block, self._block = self._block, None
-        ours = block is not None and await block.leave(e)
+        ours = block is not None and block.cancelled and await block.leave(e)
         self._look_at_clock()
         try:
             if self._tenure in _GIVEN:  # by hand, inside
@@ -321,24 +321,25 @@ class Lease:
 
     async def _give_back(self) -> None:
         """Release, and tell what became of it. Raises LockLost."""
+        session = self._session
         lost = self._tenure is Tenure.LOST
-        if not lost and (self._leave_others() or self._pass_on()):
+        if not lost and ((len(self._hold.tenures) > 1 and self._leave_others()) or (session.lines and self._pass_on())):
             self._forget()
             return
         if not lost:
             self._end_as(Tenure.RELEASED)
         self._forget()
-        if self._session.closed:
+        if session.closed:
             raise self._ended()
         ballot = self._release()
-        self._session.next_in_line(self._hold.names, self._hold.contended)  # who asks behind it, in one write
+        session.next_in_line(self._hold.names, self._hold.contended)  # who asks behind it, in one write
         if self._hold.contended:
-            self._session.quorum.flush()
+            session.quorum.flush()
         if lost:
-            self._session.loosen(ballot)
+            session.loosen(ballot)
             raise self._ended()
         if ballot.outcome is None:
-            await self._session.finished(ballot)
+            await session.finished(ballot)
         if ballot.no > ballot.nodes // 2:
             raise LockLost(self.name, ballot.who_took())
         if ballot.outcome is Outcome.UNREACHABLE:
@@ -352,10 +353,9 @@ class Lease:
         return lease
 
     def _leave_others(self) -> bool:
-        """End alone, where the owner has entered more often than left."""
-        if len(self._hold.tenures) > 1:
-            self._end_as(Tenure.RELEASED)
-        return self._tenure is Tenure.RELEASED
+        """End alone, the owner having entered more often than left."""
+        self._end_as(Tenure.RELEASED)
+        return True
 
     def _pass_on(self) -> bool:
         """Make the next in the local line the holder, if it may be (`_line.py`)."""

@@ -170,16 +170,21 @@ class Ballot:
         self.outcome = outcome
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        if self.on_settled is not None:
-            self.on_settled(self)
+        told, self.on_settled = self.on_settled, None  # a hold keeps its ballot, and shall not keep who asked
+        if told is not None:
+            told(self)
 
     async def settled(self, loop: asyncio.AbstractEventLoop) -> Outcome:
         """Wait for the outcome. A cancel ends the waiting, not the ballot."""
         if self.outcome is None:
-            self._waiter = loop.create_future()
-            await self._waiter
+            await self.waiter(loop)
         assert self.outcome is not None  # noqa: S101 - the waiter is only woken by an outcome
         return self.outcome
+
+    def waiter(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        """What to await while there is no outcome; a coroutine less than `settled`."""
+        self._waiter = loop.create_future()
+        return self._waiter
 
     def traces(self) -> list[int]:
         """The nodes where the op took effect, or may yet (rule 3)."""
@@ -199,6 +204,8 @@ class Ballot:
 
     def token(self) -> tuple[int, bool]:
         """The fencing token of the grants, and whether a majority is witness of it (rule 4)."""
+        if self.nodes == 1:
+            return self.votes[0][1], True  # type: ignore[index]  # it said yes
         fences = self.fences()
         top = max(fences)
         return top, fences.count(top) > self.nodes // 2
@@ -263,6 +270,8 @@ class Quorum:
     def __init__(self, nodes: Sequence[Node], clock: Clock) -> None:
         self.nodes = tuple(nodes)
         self.clock = clock
+        # What a release does for the next who waits: over N nodes no single one can let it in.
+        self.serve = Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
 
     async def open(self) -> None:
         """Connect to all, and decide which young servers may vote. A node that is down is no error here."""
@@ -314,22 +323,18 @@ class Quorum:
         """Send `op` to all nodes at once, or to `only` these; each has `within` seconds to answer."""
         sent = self.clock.now()
         ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain)
+        nodes = self.nodes
         if only is not None:
-            ballot.leave_out(set(range(len(self.nodes))) - set(only))
-        for index, node in enumerate(self.nodes):
-            if only is None or index in only:
-                node.send(op, ballot)
+            ballot.leave_out(set(range(len(nodes))) - set(only))
+            nodes = tuple([nodes[index] for index in only])
+        for node in nodes:
+            node.send(op, ballot)
         return ballot
 
     def flush(self) -> None:
         """Let all that was sent leave now."""
         for node in self.nodes:
             node.flush()
-
-    @property
-    def serve(self) -> Serve:
-        """What a release does for the next who waits: over N nodes no single one can let it in."""
-        return Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
 
     @property
     def listens(self) -> bool:

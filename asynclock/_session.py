@@ -14,7 +14,7 @@ from asynclock._errors import ConfigError
 from asynclock._op import ALONE, Kind, Queueing
 from asynclock._options import QUORUM_TIMEOUT, LockSettings, node_timeout
 from asynclock._ports import NodeConfig
-from asynclock._quorum import Ballot, Outcome, Quorum
+from asynclock._quorum import Ballot, Quorum
 from asynclock._state import BROKEN, ID_LENGTH, TAG_LENGTH
 from asynclock._watchdog import Watchdog
 
@@ -60,7 +60,7 @@ class Session:
         self.entering: dict[tuple[str, Hashable], asyncio.Future[None]] = {}  # first entries of owners, under way
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
         self.waits: set[Wait] = set()  # acquires under way
-        self.waiting: dict[str, Wait | None] = {}  # random part of an id -> whose ticket it is
+        self.waiting: dict[str, Wait] = {}  # random part of an id -> whose ticket it is
         self.forked = False
         self.closed = False
         self.ready = False
@@ -75,6 +75,7 @@ class Session:
         )
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own
+        self._usual = 0.0  # the node timeout of a lock without options of its own, once it is known
         self._opening: asyncio.Task[None] | None = None
         self._loose: set[Ballot] = set()  # undos that nobody awaits
         self._closing: asyncio.Task[None] | None = None
@@ -94,7 +95,12 @@ class Session:
 
     def within(self, settings: LockSettings) -> float:
         """The node timeout of a lock, in seconds."""
-        return node_timeout(self.settings, settings, len(self.quorum.nodes))
+        if settings is self.settings.lock and self._usual:
+            return self._usual
+        timeout = node_timeout(self.settings, settings, len(self.quorum.nodes))
+        if settings is self.settings.lock:
+            self._usual = timeout
+        return timeout
 
     def new_id(self, seed: int, metadata: str, mode: str = "") -> str:
         """A fresh id: our tag and 80 random bits, then what an operator may read of its holder. The bar says that we
@@ -125,8 +131,7 @@ class Session:
         """A node listens again: what it had to tell meanwhile is lost, so all tickets are sent anew."""
         del index
         for wait in list(self.waiting.values()):
-            if wait is not None:
-                wait.renew_soon()
+            wait.renew_soon()
 
     def leases(self, name: str) -> list[Any]:
         """What this loop has of a name, the last one last."""
@@ -190,10 +195,10 @@ class Session:
             self._loose.add(ballot)
             ballot.on_settled = self._loose.discard
 
-    async def finished(self, ballot: Ballot) -> Outcome:
-        """Its outcome, whoever cancels: the ballot is bounded by its node timeout, and the cancel goes on after it."""
+    async def finished(self, ballot: Ballot) -> None:
+        """Wait for an outcome, whoever cancels: it is bounded by its node timeout, and the cancel goes on after it."""
         try:
-            return await ballot.settled(self.loop)
+            await ballot.waiter(self.loop)
         except asyncio.CancelledError:
             import anyio  # 20 ms of import, needed here only
 

@@ -13,9 +13,10 @@ The rules:
 
 from __future__ import annotations
 
+import math
 import random
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from asynclock._hold import Hold
 from asynclock._lease import Lease
@@ -61,7 +62,7 @@ def _first_ticket(serve: Serve, fair: bool, fresh: float) -> Queueing:
 
 
 class Tries:
-    """Made for one acquire."""
+    """What one acquire has under way. It is the lower half of a Wait; who adopts a hold makes do with it."""
 
     # Most acquires win at once: what they do not need is not set for each of them.
     op: Op | None = None  # of the last try
@@ -82,18 +83,16 @@ class Tries:
         lock: Recipe,
         settings: LockSettings,
         task: asyncio.Task[Any] | None,
-        wait: Wait | None,
         timeout: float | None,
-        give_up: float,
     ) -> None:
+        self.lock = lock
+        self.name = lock.name
+        self.settings = settings
+        self.task = task
         self._session = session
         self._quorum = session.quorum
-        self._lock = lock
-        self._settings = settings
-        self._task = task
-        self.caller: Wait | None = wait  # while it waits
         self._timeout = timeout
-        self._give_up = give_up
+        self._give_up = session.clock.now() + timeout if timeout else math.inf
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -101,13 +100,13 @@ class Tries:
         """A try: an attempt; or with `looks`, where we wait already, a mere renewal of the ticket. `behind`: others of
         this process stand in line behind us. At a node alone one Op serves for all tries of an id, so that its release
         ends them all (`undone`)."""
-        session, settings, quorum = self._session, self._settings, self._quorum
+        session, settings, quorum = self._session, self.settings, self._quorum
         seed = int(session.clock.wall() * 1_000_000)
         alone = len(quorum.nodes) == 1
-        kind = self._kind(alone)
+        kind = self.lock._kind if alone else self._kind()
         if self.op is None or not alone:
             self.op = Op(
-                Verb.ACQUIRE, kind, self._lock.name, session.new_id(seed, settings.metadata, kind.mode),
+                Verb.ACQUIRE, kind, self.name, session.new_id(seed, settings.metadata, kind.mode),
                 settings.lease, seed, settings.lease + session.settings.fence_memory,
             )  # fmt: skip
             # Fences for who stands behind us; fixed with the id, for a grant may come for any of its tickets.
@@ -138,14 +137,18 @@ class Tries:
         before any task runs."""
         op = ballot.op
         if ballot.outcome is Outcome.REFUSED and op is self.op and not op.undone:
-            self._session.waiting[op.id[:ID_LENGTH]] = self.caller
+            self._listen(op.id)
             self._sends = self._sends or {}
             self._sends[self.number] = ballot.sent
 
-    def _kind(self, alone: bool) -> Kind:
-        """What the next attempt asks for: over N nodes a slot, of a kind that has them."""
-        kind = self._lock._kind
-        if alone or not kind.slots:
+    def _listen(self, ticket: str) -> None:
+        """What is told to the ticket reaches us; only a Wait leaves any."""
+        self._session.waiting[ticket[:ID_LENGTH]] = cast("Wait", self)
+
+    def _kind(self) -> Kind:
+        """What the next attempt asks for over N nodes: a slot, of a kind that has them."""
+        kind = self.lock._kind
+        if not kind.slots:
             return kind
         if self._slot is None:
             self._slot = random.randrange(kind.slots)  # noqa: S311 - no secret
@@ -154,22 +157,22 @@ class Tries:
 
     def choose(self, ballot: Ballot) -> bool:
         """The next attempt asks for a slot that a majority may give; False: there is none, as far as is known."""
-        self._slot = self._lock._kind.choose(ballot.taken(), ballot.nodes - ballot.nodes // 2 - 1)
+        self._slot = self.lock._kind.choose(ballot.taken(), ballot.nodes - ballot.nodes // 2 - 1)
         return self._slot is not None
 
     def _new_ticket(self, alone: bool) -> Queueing:
         """The next sending of our ticket."""
         self.number += 1
-        settings, serve = self._settings, self._quorum.serve
+        settings, serve = self.settings, self._quorum.serve
         fresh = settings.lease * FRESH
         if alone and self.number == 1 and not self._order and self._span == 1:
-            return _first_ticket(serve, self._lock._kind.fair, min(fresh, self._timeout or fresh))
+            return _first_ticket(serve, self.lock._kind.fair, min(fresh, self._timeout or fresh))
         if not alone and not self._ticket:
-            self._ticket = self._session.new_id(self._order, settings.metadata, self._lock._kind.mode)
+            self._ticket = self._session.new_id(self._order, settings.metadata, self.lock._kind.mode)
             self._sent = []
-            self._session.waiting[self._ticket[:ID_LENGTH]] = self.caller
+            self._listen(self._ticket)
         left = max(self._give_up - self._session.clock.now(), 0.001)
-        fair, fresh = self._lock._kind.fair, min(fresh, left)
+        fair, fresh = self.lock._kind.fair, min(fresh, left)
         return self._noted(Queueing(serve, fair, self._span, self._ticket, self.number, fresh, self._order))
 
     def _noted(self, ticket: Queueing) -> Queueing:
@@ -199,11 +202,11 @@ class Tries:
 
     def begun(self, ballot: Ballot, top: int, contended: bool) -> Lease | None:
         """The lease of a ballot that was won, its token `top` being witnessed; None where no validity is left."""
-        settings = self._settings
+        settings = self.settings
         hold = Hold(self._session, settings, ballot, top, contended)
-        lease = Lease(hold, self._lock, self._task, settings, top + 1 - ballot.op.queueing.span, ballot.sent)
+        lease = Lease(hold, self.lock, self.task, settings, top + 1 - ballot.op.queueing.span, ballot.sent)
         self.ballot = None
-        if lease.held:
+        if hold.tripped < lease._ends:
             return lease
         lease._close()
         self.spend()
@@ -284,8 +287,8 @@ class Tries:
         """No hold and no ticket of that id shall stay; what reached it is passed on."""
         if where == []:
             return
-        settings, session = self._settings, self._session
+        settings, session = self.settings, self._session
         memory = settings.lease + session.settings.fence_memory
         queueing = Queueing(self._quorum.serve, contended=True)
-        op = Op(Verb.RELEASE, self._lock._kind, self._lock.name, id, settings.lease, 0, memory, queueing=queueing)
+        op = Op(Verb.RELEASE, self.lock._kind, self.name, id, settings.lease, 0, memory, queueing=queueing)
         session.loosen(self._quorum.ask(op, max(session.within(settings), QUORUM_TIMEOUT), everyone=True, only=where))

@@ -29,18 +29,16 @@ from asynclock._op import RESTING, Verb
 from asynclock._pace import Look, Pace, after_split, glance, next_look, round_trip
 from asynclock._quorum import Ballot, Outcome
 from asynclock._state import GO_ON, ID_LENGTH
-from asynclock._tries import Recipe, Tries
+from asynclock._tries import Tries
 
 if TYPE_CHECKING:
     import asyncio
 
-    from asynclock._options import LockSettings
-    from asynclock._session import Session
 
 _COLLISIONS = 8  # so many times at most does a `timeout=0` try another slot
 
 
-class Wait:
+class Wait(Tries):
     """See the module. Made for one acquire."""
 
     # Most acquires win at once: what they do not need is not set for each of them.
@@ -59,25 +57,8 @@ class Wait:
     _rtt = 0.0
     _splits = 0
 
-    def __init__(
-        self,
-        session: Session,
-        lock: Recipe,
-        settings: LockSettings,
-        task: asyncio.Task[Any] | None,
-        timeout: float | None,
-    ) -> None:
-        self.lock = lock
-        self.settings = settings
-        self.task = task
-        self._session = session
-        self._quorum = session.quorum
-        self._timeout = timeout
-        self._give_up = session.clock.now() + timeout if timeout else math.inf
-        self._tries = Tries(session, lock, settings, task, self, timeout, self._give_up)
-
     def __repr__(self) -> str:
-        return f"<Wait for {self.lock!r}, ticket {self._tries.number}>"
+        return f"<Wait for {self.lock!r}, ticket {self.number}>"
 
     async def run(self) -> Lease | None:
         """The lease; None: somebody held it all the time. Raises QuorumUnavailable, ConfigError."""
@@ -97,11 +78,10 @@ class Wait:
             lease = await self._ask()
             return lease
         except BaseException:
-            self._tries.leave()
+            self.leave()
             raise
         finally:
             session.waits.discard(self)
-            self._tries.caller = None  # no cycle for the collector
             if self._line is not None and self._line.asker is self:
                 self._line.asked(lease is not None, session.lines)
 
@@ -109,7 +89,7 @@ class Wait:
 
     def _heads(self) -> bool:
         """Whether there is nobody to stand behind: then it asks, and others stand behind it."""
-        session, name = self._session, self.lock.name
+        session, name = self._session, self.name
         line = session.lines.get(name)
         if line is None and name not in session.held:
             self._line = session.lines[name] = Line(name, self)
@@ -120,7 +100,7 @@ class Wait:
         """A lease that was passed on; True: it is our turn to ask; False: the time was up before."""
         session = self._session
         session.within(self.settings)  # what cannot be asked is told here, not to who makes us the head
-        line = session.lines.setdefault(self.lock.name, Line(self.lock.name))
+        line = session.lines.setdefault(self.name, Line(self.name))
         self._turn = turn = session.loop.create_future()
         self._line, self._stood = line, session.clock.now()
         line.stand(self)
@@ -141,9 +121,9 @@ class Wait:
         session.check_open()
         if passed is False:
             asker = line.asker
-            ballot = asker._tries.ballot if isinstance(asker, Wait) and not asker._refused else None
+            ballot = asker.ballot if isinstance(asker, Wait) and not asker._refused else None
             if ballot is not None and ballot.sent <= self._stood:  # so nobody was seen to hold it
-                raise session.quorum.unavailable(ballot, self.lock.name)
+                raise session.quorum.unavailable(ballot, self.name)
         if line.broken:
             self._stood = -math.inf
         return passed
@@ -174,56 +154,58 @@ class Wait:
     # -- asking --------------------------------------------------------------------------------------------------
 
     async def _ask(self) -> Lease | None:
-        session, tries = self._session, self._tries
+        session = self._session
         while True:
-            ballot = tries.ballot if self._started else self._try()
+            ballot = self.ballot if self._started else self._try()
             self._started = False
             assert ballot is not None  # noqa: S101 - a try that was started has one
-            outcome = await self._outcome(ballot)
+            outcome = ballot.outcome or await self._outcome(ballot)
+            session.check_open()
             lease = None
             if outcome is Outcome.WON:
                 top, sure = ballot.token()
                 if not sure:
-                    second = tries.confirm(ballot, top)
-                    outcome = await self._outcome(second)
+                    second = self.confirm(ballot, top)
+                    outcome = second.outcome or await self._outcome(second)
+                    session.check_open()
                     sure = second.witnesses(top)
                     ballot = ballot if sure or outcome is not Outcome.UNREACHABLE else second
                 if sure:
-                    lease = tries.begun(ballot, top, self._refused)
+                    lease = self.begun(ballot, top, self._refused)
             else:
-                lease = tries.grant()
+                lease = self.grant()
             if lease is None:
                 look = self._lost(ballot, outcome)
                 if look is None:
-                    tries.leave()
+                    self.leave()
                     return None
                 lease = await self._idle(look)
             if lease is not None:
-                tries.withdraw(ballot)
-                if tries.goes_on:
-                    tries.serve_on()
+                self.withdraw(ballot)
+                if self.goes_on:
+                    self.serve_on()
                 return lease
             if self._refused and session.clock.now() >= self._give_up:
-                tries.leave()
+                self.leave()
                 return None
 
     def _try(self) -> Ballot:
         looks, self._looks, self._calls, self._free_at = self._looks, False, 0, math.inf
         behind = self._line is not None and self._line.first() is not None
-        return self._tries.send(refused=self._refused, looks=looks, behind=behind)
+        return self.send(refused=self._refused, looks=looks, behind=behind)
 
     async def _outcome(self, ballot: Ballot) -> Outcome:
         """The ballot's outcome, at the latest when the caller's time is up."""
         session, timer = self._session, None
-        if ballot.outcome is None and self._give_up < math.inf:
+        if self._give_up < math.inf:
             timer = session.clock.call_at(self._give_up, lambda: self._cut_short(ballot))
         try:
-            outcome = await ballot.settled(session.loop)
+            await ballot.waiter(session.loop)
         finally:
             if timer is not None:
                 timer.cancel()
-        session.check_open()
-        return outcome
+        assert ballot.outcome is not None  # noqa: S101 - by that its waiter is woken
+        return ballot.outcome
 
     def _cut_short(self, ballot: Ballot) -> None:
         self._give_up = min(self._give_up, self._session.clock.now())  # a timer may come early by a clock tick
@@ -252,7 +234,7 @@ class Wait:
         if self._timeout == 0:
             look = self._another_slot(ballot, now) if self._splits < _COLLISIONS else None
             if look is not None:
-                self._tries.undo(ballot)
+                self.undo(ballot)
             return look
         if now >= self._give_up:
             return None
@@ -260,8 +242,8 @@ class Wait:
         return Look(min(look.at, self._give_up), look.only)
 
     def _out_of_reach(self, ballot: Ballot, now: float) -> Look:
-        error = self._quorum.unavailable(ballot, self.lock.name)
-        self._tries.leave()
+        error = self._quorum.unavailable(ballot, self.name)
+        self.leave()
         self._refused, self._stood = False, -math.inf
         if self._line is not None:
             self._line.dissolve()
@@ -273,26 +255,26 @@ class Wait:
     def _refused_alone(self, ballot: Ballot, now: float) -> Look:
         vote = ballot.votes[0]
         if not isinstance(vote, list) or vote[0] != 0:  # undone, or won too late
-            self._tries.spend()
+            self.spend()
             return self._pace.after_refusal(now)
         _, left, holder, rank, *order = vote if len(vote) > 3 else [*vote, -1]
         if rank < 0:
             if ballot.op.plain and self._quorum.listens:  # a ticket needs the script, which shall not know this id
-                self._tries.spend()
+                self.spend()
                 return Look(now)
             return self._pace.after_refusal(now, (left + 1) / 1000 if left >= 0 else math.inf)
-        self._tries.stands(order[0])
+        self.stands(order[0])
         return next_look(now, ballot.sent, self.settings.lease, rank, left, _hears(holder))
 
     def _refused_by_many(self, ballot: Ballot, now: float) -> Look:
         if ballot.op.verb is Verb.ACQUIRE:
-            self._tries.undo(ballot)
+            self.undo(ballot)
         if (another := self._another_slot(ballot, now)) is not None:
             return another
-        if not self._tries.number:  # now with a ticket, if notices come; else at leisure
+        if not self.number:  # now with a ticket, if notices come; else at leisure
             return Look(now) if self._quorum.listens else self._pace.after_refusal(now, ballot.soonest())
-        if self._tries.number == 1:
-            self._tries.placed(ballot.orders())
+        if self.number == 1:
+            self.placed(ballot.orders())
         ranks = ballot.ranks()
         rank = ranks[len(ranks) // 2] if ranks else 0
         free = ballot.free() > ballot.nodes // 2
@@ -310,7 +292,7 @@ class Wait:
 
     def _another_slot(self, ballot: Ballot, now: float) -> Look | None:
         """When to try again for a slot that may be free, of a kind that has them; None: there is none."""
-        if ballot.nodes == 1 or not self.lock._kind.slots or not self._tries.choose(ballot):
+        if ballot.nodes == 1 or not self.lock._kind.slots or not self.choose(ballot):
             return None
         self._splits += 1
         return Look(now) if self._splits == 1 else after_split(now, self._rtt, 0, self._splits)
@@ -326,7 +308,7 @@ class Wait:
             at, self._looks = self._free_at, False
         if self._calls:
             at = min(at, self._after_calls(session.clock.now()))
-        if at > session.clock.now() and not self._tries.granted:
+        if at > session.clock.now() and not self.granted:
             self._waker = session.loop.create_future()
             self._arm(at)
             try:
@@ -335,7 +317,7 @@ class Wait:
                 self._timer.cancel()
                 self._waker = self._timer = None
             session.check_open()
-        return self._tries.grant()
+        return self.grant()
 
     def _arm(self, at: float) -> None:
         self._due = at
@@ -354,9 +336,9 @@ class Wait:
 
     def called(self, index: int, number: int, fence: int, left: int) -> None:
         """A node calls: our ticket became the hold (fence), the name is free, or will be so in `left` ms."""
-        self._tries.goes_on = self._tries.goes_on or left == GO_ON
+        self.goes_on = self.goes_on or left == GO_ON
         if fence:
-            self._tries.told(number, fence)
+            self.told(number, fence)
             if self._waker is not None:
                 wake(self._waker)
             return
@@ -385,8 +367,8 @@ class Wait:
 
     def interrupt(self) -> None:
         """The client closes."""
-        if self._tries.ballot is not None:
-            self._tries.ballot.expire()
+        if self.ballot is not None:
+            self.ballot.expire()
         if self._waker is not None:
             wake(self._waker)
         self._time_up()

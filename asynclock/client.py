@@ -102,8 +102,9 @@ class Redlock:
     ) -> Lock:
         """A mutex of that name. `fair`: in order of arrival. `reentrant`: its owner, the task or `owner`, may
         enter again. No I/O. Raises ConfigError."""
-        check_flag("fair", fair)
-        check_flag("reentrant", reentrant)
+        if fair is not False or reentrant is not False:
+            check_flag("fair", fair)
+            check_flag("reentrant", reentrant)
         kind, settings = FAIR if fair else MUTEX, self._lock_settings(name, options)
         if reentrant:
             return ReentrantLock(name, kind, settings, self._session, check_owner(owner))

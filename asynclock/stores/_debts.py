@@ -20,7 +20,7 @@ class Debts:
 
     def __init__(self) -> None:
         self._owed: dict[str, tuple[Op, float]] = {}
-        self._orphans: dict[str, float] = {}
+        self.orphans: dict[str, float] = {}  # ids that are to be released with a tombstone
         self._until: dict[str, float] = {}  # of all that was owed: who is refused again and again is not for ever
 
     def __len__(self) -> int:
@@ -39,14 +39,11 @@ class Debts:
 
     def orphan(self, op: Op, now: float) -> None:
         """An acquire, or a ticket, was left unanswered on a connection that is gone."""
-        self._orphans[op.id] = now + op.lease + _GRACE
-
-    def needs_tombstone(self, id: str) -> bool:
-        return id in self._orphans
+        self.orphans[op.id] = now + op.lease + _GRACE
 
     def pay(self, now: float) -> Iterator[Op]:
         """What is to be sent now, once, on a new connection."""
-        self._orphans = {orphan: until for orphan, until in self._orphans.items() if until > now}
+        self.orphans = {orphan: until for orphan, until in self.orphans.items() if until > now}
         self._until = {known: until for known, until in self._until.items() if until > now or known in self._owed}
         owed, self._owed = self._owed, {}
         return (op for op, until in owed.values() if until > now)

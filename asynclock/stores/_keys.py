@@ -19,6 +19,7 @@ class Keys(NamedTuple):
     queue: str
     tickets: str
     undone: str  # goes before the random part of an id, ID_LENGTH characters: the id's tombstone
+    packed_hold: bytes  # the first, as a command has it
     packed: bytes  # all but the tombstone, as a command has them
     undone_bytes: bytes
 
@@ -29,8 +30,8 @@ def keys(prefix: str, name: str) -> Keys:
     hold = prefix + name
     where = _slot_mate(prefix, name, hold)
     fixed = hold, f"{where}fence", f"{where}queue", f"{where}tickets"
-    packed = b"".join(b"$%d\r\n%b\r\n" % (len(key), key) for key in map(str.encode, fixed))
-    return Keys(*fixed, f"{where}undone:", packed, f"{where}undone:".encode())
+    packed = [b"$%d\r\n%b\r\n" % (len(key), key) for key in map(str.encode, fixed)]
+    return Keys(*fixed, f"{where}undone:", packed[0], b"".join(packed), f"{where}undone:".encode())
 
 
 def mark(prefix: str) -> str:

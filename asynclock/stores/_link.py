@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from asynclock.stores._faults import ServerError
+from asynclock.stores._wire import PLAIN_YES
 
 if TYPE_CHECKING:
     from asynclock._op import Op
@@ -68,8 +69,10 @@ class Link(asyncio.Protocol):
                     take().answer(index, reply)
                 elif kind is hiredis.PushNotification and reply[0] != b"subscribe":
                     self._node.pushed(reply)
+                elif kind is int and reply:  # a release by the server's own command
+                    take().answer(index, PLAIN_YES)
                 elif kind is int:
-                    self._node.native_reply(self, take(), reply)
+                    self._node.not_native(self, take())
                 else:  # the acknowledgement of a subscription, too: it comes in the place of its command's reply
                     self._node.odd_reply(self, take(), reply)
         except (hiredis.ProtocolError, IndexError) as error:

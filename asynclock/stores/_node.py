@@ -100,12 +100,13 @@ class RedisNode:
             return
         if self._on_probation and op.verb is not Verb.RELEASE and self._muted(op, sink):
             return
-        if op.verb is Verb.RELEASE and self._debts.needs_tombstone(op.id):
-            link.send(encode_whole(op, self._config.prefix, tombstone=True), sink)
-        elif self._native and op.verb is Verb.RELEASE and (wire := self._native_wire(op)):
-            link.send(wire, sink)
-        else:
-            link.send(op.wire or encode(op, self._config.prefix), sink)
+        wire = None
+        if op.verb is Verb.RELEASE:
+            if op.id in self._debts.orphans:
+                wire = encode_whole(op, self._config.prefix, tombstone=True)
+            elif self._native:
+                wire = encode_native(op, self._config.prefix, self._native)
+        link.send(wire or op.wire or encode(op, self._config.prefix), sink)
         if self._timer is None or sink.deadline < self._timer_at:
             self._arm(sink.deadline)
 
@@ -113,15 +114,10 @@ class RedisNode:
         if self._link is not None:
             self._link.flush()
 
-    def _native_wire(self, op: Op) -> bytes | None:
-        if op.native is not None and op.native[0] == self._native:
-            return op.native[1]
-        return encode_native(op, self._config.prefix, self._native)
-
-    def native_reply(self, link: Link, sink: Sink | Once, deleted: int) -> None:
-        """The answer to a release by the server's own command; the script knows more where it deleted nothing."""
-        if deleted or isinstance(sink, Once):
-            sink.answer(self.index, PLAIN_YES)
+    def not_native(self, link: Link, sink: Sink | Once) -> None:
+        """A release by the server's own command deleted nothing; the script knows more."""
+        if isinstance(sink, Once):
+            sink.answer(self.index, PLAIN_NO)
         else:
             link.send(encode(sink.op, self._config.prefix), sink)
 

@@ -69,9 +69,14 @@ def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None
     It finds nothing where the hold is marked: the script then serves who waits. It does not carry the token: a majority
     of witnesses knows that since the acquire.
     """
-    if op.kind.shared or op.rest or op.tombstone or op.queueing.number or op.queueing.contended:
+    if op.native is not None and op.native[0] == command:
+        return op.native[1]
+    queueing = op.queueing
+    if op.kind.shared or op.rest or op.tombstone or queueing.number or queueing.contended:
         return None
-    wire = pack(command[0], prefix + op.name, *command[1:], op.id)
+    head, middle = _native_head(command)
+    whole = op.id.encode()
+    wire = b"%b%b%b$%d\r\n%b\r\n" % (head, keys(prefix, op.name).packed_hold, middle, len(whole), whole)
     op.native = command, wire
     return wire
 
@@ -108,6 +113,12 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
 def _head(script: str) -> bytes:
     """An EVALSHA of 19 words with five keys, up to the first key."""
     return b"*19\r\n" + _words_of("EVALSHA", _sha(script), 5)
+
+
+@lru_cache(maxsize=64)
+def _native_head(command: tuple[str, ...]) -> tuple[bytes, bytes]:
+    """A release as the server's own command, up to the key, and from the key to the id."""
+    return b"*%d\r\n" % (len(command) + 2) + _words_of(command[0]), _words_of(*command[1:])
 
 
 @lru_cache(maxsize=64)
