@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asynclock._op import Op, Queueing, Serve, Verb
-from asynclock._quorum import Ballot, Outcome, drift, valid_until
+from asynclock._op import ACQUIRE, ADOPT, EXTEND, RELEASE, Op, Queueing, Serve, Verb
+from asynclock._quorum import WON, Ballot, drift, valid_until
 from asynclock._watchdog import RENEW_BELOW, Watched
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ class Hold:
                 self.count(grant, index)
         self.valid_until = end
         self.renew_at = self._next_renewal()
-        grant.tell_late(self.count)
+        if grant.nodes > 1:
+            grant.tell_late(self.count)
 
     @property
     def name(self) -> str:
@@ -100,7 +101,7 @@ class Hold:
 
     def extend(self, length: float) -> Ballot:
         """Let it end `length` seconds from now, or later. Whose it is then hears the outcome."""
-        return self.session.quorum.ask(self._op(Verb.EXTEND, length), self._within, on_settled=self._extended)
+        return self.session.quorum.ask(self._op(EXTEND, length), self._within, on_settled=self._extended)
 
     def check(self) -> None:
         """Ask whether it is ours still: a server says that it is not."""
@@ -111,10 +112,11 @@ class Hold:
         """Give it back; the name stays taken for another `rest` seconds."""
         self.over = True
         self.op.undone = True
-        op = self._op(Verb.RELEASE, self._settings.lease)
-        quorum = self.session.quorum
-        op.queueing = (_CONTENDED if self.contended or self.op.plain else _QUIET)[quorum.serve]
-        op.rest = rest
+        grant, quorum = self.op, self.session.quorum
+        op = Op(
+            RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.token,
+            grant.memory, rest, queueing=(_CONTENDED if self.contended or grant.plain else _QUIET)[quorum.serve],
+        )  # fmt: skip
         return quorum.ask(op, self._within, only=self._where() if self._ballot.failed else None)
 
     def _op(self, verb: Verb, length: float) -> Op:
@@ -139,7 +141,7 @@ class Hold:
         for index in range(ballot.nodes):
             self.count(ballot, index)
         ballot.tell_late(self.count)
-        if ballot.outcome is Outcome.WON:
+        if ballot.outcome is WON:
             self.renew_at = self._next_renewal()
         for lease in self.shared():
             lease._renewed(ballot)
@@ -155,14 +157,14 @@ class Hold:
         if vote[0] == 1 and end > self._ends[index]:
             self._ends[index] = end
             self.valid_until = valid_until(self._ends)
-        elif vote[0] == 0 and op.verb is Verb.EXTEND:
+        elif vote[0] == 0 and op.verb is EXTEND:
             self._forgotten_by(index)
         if self.op.plain:
             return
-        if op.verb in (Verb.ACQUIRE, Verb.ADOPT) and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self.token):
-            self._tell(index, Verb.EXTEND)
-        elif op.verb is Verb.EXTEND and vote[0] == 0 and vote[1] == -2 and ballot.outcome is Outcome.WON:
-            self._tell(index, Verb.ACQUIRE)
+        if op.verb in (ACQUIRE, ADOPT) and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self.token):
+            self._tell(index, EXTEND)
+        elif op.verb is EXTEND and vote[0] == 0 and vote[1] == -2 and ballot.outcome is WON:
+            self._tell(index, ACQUIRE)
 
     def _forgotten_by(self, index: int) -> None:
         """Rule 2. The lease may end sooner by that than the watchdog was told."""
@@ -176,9 +178,9 @@ class Hold:
     def _tell(self, index: int, verb: Verb) -> None:
         """One node has to learn the token (extend), or is healed (acquire): it counts from the next round on."""
         grant, session = self.op, self.session
-        lease = grant.lease if verb is Verb.ACQUIRE else 0.0
+        lease = grant.lease if verb is ACQUIRE else 0.0
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self.token, grant.memory)
-        if verb is Verb.ACQUIRE:
+        if verb is ACQUIRE:
             self._healed |= 1 << index
         op.undone = True  # a heal is never sent twice: the release may have overtaken it
         now = session.clock.now()

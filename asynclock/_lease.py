@@ -28,7 +28,7 @@ from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupp
 from asynclock._handle import handle_of
 from asynclock._line import may_pass
 from asynclock._options import lock_settings, same_terms
-from asynclock._quorum import Outcome
+from asynclock._quorum import UNREACHABLE, WON
 from asynclock._watchdog import Due, due, retry_after
 
 if TYPE_CHECKING:
@@ -52,8 +52,9 @@ class Tenure(Enum):
     DETACHED = "detached"  # given away
 
 
-_OPEN = (Tenure.HELD, Tenure.UNKNOWN)
-_GIVEN = (Tenure.RELEASED, Tenure.DETACHED)
+_HELD, _UNKNOWN, _LOST, _RELEASED, _DETACHED = Tenure  # as in `_op.py`
+_OPEN = (_HELD, _UNKNOWN)
+_GIVEN = (_RELEASED, _DETACHED)
 
 
 class Recipe(Protocol):
@@ -84,7 +85,7 @@ class Lease:
         self._hold_until = math.inf if settings.max_hold is None else since + settings.max_hold
         self._reason: Reason = "expired"
         self._rest = 0.0  # seconds that the name shall stay taken after its release
-        self._tenure = Tenure.HELD
+        self._tenure = _HELD
         self._block: Block | None = None  # the body that it guards
         self._waiters: list[asyncio.Future[None]] = []
         self._slot = 0
@@ -144,7 +145,7 @@ class Lease:
                 await waiter
             finally:
                 self._waiters.remove(waiter)
-        return self._tenure is Tenure.LOST
+        return self._tenure is _LOST
 
     @property
     def _open(self) -> bool:
@@ -170,10 +171,10 @@ class Lease:
         if lease is not None:
             length = lock_settings(self.name, {"lease": lease, "min_hold": 0}, self._session.settings).lease
         ballot = self._hold.extend(length)
-        outcome = await ballot.settled(self._session.loop)
+        await ballot.settled(self._session.loop)
         if self._tenure not in _OPEN:
             raise self._ended()
-        if outcome is not Outcome.WON:
+        if ballot.outcome is not WON:
             raise self._session.quorum.unavailable(ballot, self.name)
 
     async def release(self) -> None:
@@ -197,7 +198,7 @@ class Lease:
         if len(self._hold.tenures) > 1:
             raise ConfigError(f"{brief(self.name)} was entered more than once: leave the inner blocks before detach()")
         self._hold.over = True
-        self._end_as(Tenure.DETACHED)
+        self._end_as(_DETACHED)
         self._forget()
         self._session.next_in_line(self._hold.names, self._hold.contended)
         return handle_of(self._hold.op, self._hold.token)
@@ -210,7 +211,7 @@ class Lease:
                 f"the lease of {brief(self.name)} guards a block already: acquire another", name=self.name
             )
         self._look_at_clock()
-        if self._tenure is Tenure.LOST:
+        if self._tenure is _LOST:
             await self._give_back()
         self.ensure_held()
         self._guard(asyncio.current_task())
@@ -287,7 +288,7 @@ class Lease:
     def _lose(self, reason: Reason) -> None:
         self._reason = reason
         self._hold.over = True
-        self._end_as(Tenure.LOST)
+        self._end_as(_LOST)
         while others := self._hold.shared():  # the owner's who entered again
             others[0]._lose(reason)
         self._session.next_in_line(self._hold.names)
@@ -310,30 +311,31 @@ class Lease:
     def _look_at_clock(self) -> None:
         """A loop that was blocked beyond the lease finds out here, before any timer runs."""
         now = self._session.clock.now()
-        if self._tenure in _OPEN and now >= self._ends:
+        if self._tenure in _OPEN and (now >= self._hold.valid_until or now >= self._hold_until):
             self._lose("max_hold" if now >= self._hold_until else "expired")
 
     def _ended(self) -> LockLost | LockNotHeld:
         if self._tenure in _GIVEN:
-            how = "detached" if self._tenure is Tenure.DETACHED else "given back already"
+            how = "detached" if self._tenure is _DETACHED else "given back already"
             return LockNotHeld(f"{brief(self.name)} was {how}", name=self.name)
         return LockLost(self.name, "max_hold" if self._session.clock.now() >= self._hold_until else self._reason)
 
     async def _give_back(self) -> None:
         """Release, and tell what became of it. Raises LockLost."""
-        session = self._session
-        lost = self._tenure is Tenure.LOST
-        if not lost and ((len(self._hold.tenures) > 1 and self._leave_others()) or (session.lines and self._pass_on())):
-            self._forget()
-            return
-        if not lost:
-            self._end_as(Tenure.RELEASED)
+        hold, session = self._hold, self._session
+        lost = self._tenure is _LOST
+        goes_on = not lost and len(hold.tenures) > 1  # its owner entered it more often than left it
+        passed = not lost and not goes_on and bool(session.lines) and self._pass_on()
+        if not lost and not passed:
+            self._end_as(_RELEASED)
         self._forget()
+        if goes_on or passed:
+            return
         if session.closed:
             raise self._ended()
         ballot = self._release()
-        session.next_in_line(self._hold.names, self._hold.contended)  # who asks behind it, in one write
-        if self._hold.contended:
+        session.next_in_line(hold.names, hold.contended)  # who asks behind it, in one write
+        if hold.contended:
             session.quorum.flush()
         if lost:
             session.loosen(ballot)
@@ -342,8 +344,8 @@ class Lease:
             await session.finished(ballot)
         if ballot.no > ballot.nodes // 2:
             raise LockLost(self.name, ballot.who_took())
-        if ballot.outcome is Outcome.UNREACHABLE:
-            error = self._session.quorum.unavailable(ballot, self.name)
+        if ballot.outcome is UNREACHABLE:
+            error = session.quorum.unavailable(ballot, self.name)
             log.warning("asynclock: released %s, which ends by itself: %s", brief(self.name), error)
 
     def _again(self, lock: Recipe, task: asyncio.Task[Any] | None, settings: LockSettings) -> Lease:
@@ -351,11 +353,6 @@ class Lease:
         lease = Lease(self._hold, lock, task, settings, self._fence, self._session.clock.now())
         lease._owner = self._owner
         return lease
-
-    def _leave_others(self) -> bool:
-        """End alone, the owner having entered more often than left."""
-        self._end_as(Tenure.RELEASED)
-        return True
 
     def _pass_on(self) -> bool:
         """Make the next in the local line the holder, if it may be (`_line.py`)."""
@@ -369,14 +366,14 @@ class Lease:
         if not may_pass(session.clock.now(), hold.tripped, hold.valid_until, self._settings.lease, left):
             return False
         line.pop(session.lines)
-        self._end_as(Tenure.RELEASED)
+        self._end_as(_RELEASED)
         heir.take(Lease(hold, heir.lock, heir.task, heir.settings, self._fence + 1, session.clock.now()))
         return True
 
     def _hand_back(self) -> None:
         """Whoever it was passed to is gone: on to the next, or back."""
         if self._tenure in _OPEN and not self._pass_on():
-            self._end_as(Tenure.RELEASED)
+            self._end_as(_RELEASED)
             self._session.loosen(self._release())
             self._session.next_in_line(self._hold.names)
 
@@ -392,9 +389,9 @@ class Lease:
 
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal or an extend is decided."""
-        if ballot.outcome is Outcome.WON:
-            self._tenure = Tenure.HELD
+        if ballot.outcome is WON:
+            self._tenure = _HELD
         elif ballot.no > ballot.nodes // 2:
             self._lose(ballot.who_took())
         else:
-            self._tenure = Tenure.UNKNOWN
+            self._tenure = _UNKNOWN

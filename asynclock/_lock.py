@@ -172,7 +172,7 @@ class Lock:
     def _forget(self, lease: Lease) -> None:
         """The tenure was given back; a block that it guards still has to find it at its end."""
         leases = self._tenures.get(lease._taker)
-        if leases and lease in leases and not lease._entered:
+        if leases and lease in leases and lease._block is None:
             leases.remove(lease)
             if not leases:
                 del self._tenures[lease._taker]
@@ -200,7 +200,7 @@ class Lock:
     def _entered(self) -> Lease:
         """Whose block ends here; another task than the one that entered may end it (a fixture, an async generator)."""
         for lease in reversed(self._tenures.get(asyncio.current_task(), ())):
-            if lease._entered:
+            if lease._block is not None:
                 return lease
         others = [lease for leases in self._tenures.values() for lease in leases if lease._entered]
         return others[0] if len(others) == 1 else self._taken()

@@ -48,6 +48,10 @@ class Verb(StrEnum):
     BREAK = "break"  # take it from whoever has it
 
 
+ACQUIRE, EXTEND, RELEASE, WAIT, ADOPT, BREAK = Verb
+"""Names of their own, for what runs often: on 3.11 reading a member from its class takes 70 to 120 ns."""
+
+
 class Serve(IntEnum):
     """What becomes of the next in the queue where an op leaves the name free."""
 

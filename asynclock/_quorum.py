@@ -23,7 +23,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, QuorumUnavailable, Reason, brief
-from asynclock._op import ALONE, Op, Queueing, Serve, Verb
+from asynclock._op import ALONE, RELEASE, Op, Queueing, Serve
 from asynclock._ports import SameServer, WrongKind
 
 if TYPE_CHECKING:
@@ -46,15 +46,19 @@ class Outcome(Enum):
     UNREACHABLE = "unreachable"
 
 
+WON, REFUSED, UNREACHABLE = Outcome
+"""Quicker to read than from the class, as those of `_op.py`."""
+
+
 def tally(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
     """The outcome, or None while it is open. Pure."""
     majority = nodes // 2 + 1
     if yes >= majority:
-        return Outcome.WON
+        return WON
     if failed > nodes - majority:
-        return Outcome.UNREACHABLE
+        return UNREACHABLE
     if nodes - no - failed < majority <= yes + no:
-        return Outcome.REFUSED
+        return REFUSED
     return None
 
 
@@ -103,7 +107,7 @@ class Ballot:
         self._everyone = everyone  # settle only when each node has answered or failed
         self._certain = certain  # a refusal is certain once one holder is known to have a majority, or all have spoken
         self._maybe = 0  # bit i: node i cast no vote, yet may carry the op out
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[Outcome] | None = None
 
     def __repr__(self) -> str:
         outcome = self.outcome.value if self.outcome else "open"
@@ -145,7 +149,7 @@ class Ballot:
         if self._everyone and not self.complete:
             return
         outcome = tally(self.nodes, self.yes, self.no, self.failed)
-        if outcome is Outcome.REFUSED and self._certain and not self.complete and self.holder() is None:
+        if outcome is REFUSED and self._certain and not self.complete and self.holder() is None:
             return
         if outcome is not None:
             self._settle(outcome)
@@ -164,24 +168,21 @@ class Ballot:
         """Whoever asked can wait no longer; what has not answered counts as silent."""
         if self.outcome is None:
             answered = self.yes + self.no > self.nodes // 2
-            self._settle(Outcome.REFUSED if answered else Outcome.UNREACHABLE)
+            self._settle(REFUSED if answered else UNREACHABLE)
 
     def _settle(self, outcome: Outcome) -> None:
         self.outcome = outcome
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(outcome)
         told, self.on_settled = self.on_settled, None  # a hold keeps its ballot, and shall not keep who asked
         if told is not None:
             told(self)
 
     async def settled(self, loop: asyncio.AbstractEventLoop) -> Outcome:
         """Wait for the outcome. A cancel ends the waiting, not the ballot."""
-        if self.outcome is None:
-            await self.waiter(loop)
-        assert self.outcome is not None  # noqa: S101 - the waiter is only woken by an outcome
-        return self.outcome
+        return self.outcome or await self.waiter(loop)
 
-    def waiter(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+    def waiter(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Outcome]:
         """What to await while there is no outcome; a coroutine less than `settled`."""
         self._waiter = loop.create_future()
         return self._waiter
@@ -355,7 +356,7 @@ class Quorum:
         if len(traces) > len(self.nodes) // 2:
             ticket = replace(ticket, serve=self.serve) if ticket is ALONE else ticket
             ticket.serve = self.serve
-        undo = Op(Verb.RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket)
+        undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket)
         return self.ask(undo, within, everyone=True, only=traces)
 
     def unavailable(self, ballot: Ballot, name: str) -> ConfigError | QuorumUnavailable:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from asynclock._hold import Hold
 from asynclock._lease import Lease
 from asynclock._line import SPAN
-from asynclock._op import Op, Queueing, Verb
+from asynclock._op import ACQUIRE, EXTEND, RELEASE, WAIT, Op, Queueing
 from asynclock._options import QUORUM_TIMEOUT
 from asynclock._pace import FRESH
-from asynclock._quorum import Ballot, Outcome
+from asynclock._quorum import REFUSED, Ballot
 from asynclock._state import ID_LENGTH
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Tries:
 
     # -- sending -------------------------------------------------------------------------------------------------
 
-    def send(self, *, refused: bool, looks: bool, behind: bool) -> Ballot:
+    def send(self, refused: bool, looks: bool, behind: bool) -> Ballot:
         """A try: an attempt; or with `looks`, where we wait already, a mere renewal of the ticket. `behind`: others of
         this process stand in line behind us. At a node alone one Op serves for all tries of an id, so that its release
         ends them all (`undone`)."""
@@ -106,7 +106,7 @@ class Tries:
         kind = self.lock._kind if alone else self._kind()
         if self.op is None or not alone:
             self.op = Op(
-                Verb.ACQUIRE, kind, self.name, session.new_id(seed, settings.metadata, kind.mode),
+                ACQUIRE, kind, self.name, session.new_id(seed, settings.metadata, kind.mode),
                 settings.lease, seed, settings.lease + session.settings.fence_memory,
             )  # fmt: skip
             # Fences for who stands behind us; fixed with the id, for a grant may come for any of its tickets.
@@ -121,10 +121,10 @@ class Tries:
             self._order = self._order or (0 if alone else seed)
             op.queueing = self._new_ticket(alone)
             if looks and not alone and not kind.parts:  # who waits for several names looks by trying
-                op.verb, op.id = Verb.WAIT, self._ticket
+                op.verb, op.id = WAIT, self._ticket
         else:
             op.queueing = _without_ticket(quorum.serve, kind.fair, self._span)
-        renewal = op.verb is Verb.WAIT
+        renewal = op.verb is WAIT
         stays = self._stays if alone and self.number else None
         within = session.within(settings)
         self.ballot = quorum.ask(op, within, on_settled=stays, everyone=renewal, certain=self.number > 0)
@@ -136,7 +136,7 @@ class Tries:
         """A try at a node alone was answered. Its ticket may be served at once: the notice may come in the same read,
         before any task runs."""
         op = ballot.op
-        if ballot.outcome is Outcome.REFUSED and op is self.op and not op.undone:
+        if ballot.outcome is REFUSED and op is self.op and not op.undone:
             self._listen(op.id)
             self._sends = self._sends or {}
             self._sends[self.number] = ballot.sent
@@ -197,7 +197,7 @@ class Tries:
     def confirm(self, ballot: Ballot, top: int) -> Ballot:
         """A second round, where the counters differed: raise F to the token on a majority that holds for us."""
         op = ballot.op
-        raised = Op(Verb.EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
+        raised = Op(EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
         return self._quorum.ask(raised, ballot.deadline - ballot.sent)
 
     def begun(self, ballot: Ballot, top: int, contended: bool) -> Lease | None:
@@ -254,7 +254,7 @@ class Tries:
         if op is not None and self.number and not self._ticket:  # alone: one id for all
             op.undone = True
             self.take_back(op.id)
-        elif ballot is not None and ballot.op.verb is Verb.ACQUIRE:
+        elif ballot is not None and ballot.op.verb is ACQUIRE:
             self._session.undo(ballot)
         self.withdraw()
         self.spend()
@@ -290,5 +290,5 @@ class Tries:
         settings, session = self.settings, self._session
         memory = settings.lease + session.settings.fence_memory
         queueing = Queueing(self._quorum.serve, contended=True)
-        op = Op(Verb.RELEASE, self.lock._kind, self.name, id, settings.lease, 0, memory, queueing=queueing)
+        op = Op(RELEASE, self.lock._kind, self.name, id, settings.lease, 0, memory, queueing=queueing)
         session.loosen(self._quorum.ask(op, max(session.within(settings), QUORUM_TIMEOUT), everyone=True, only=where))

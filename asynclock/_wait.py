@@ -25,14 +25,15 @@ from asynclock._clock import wake
 from asynclock._errors import ConfigError
 from asynclock._lease import Lease
 from asynclock._line import Line
-from asynclock._op import RESTING, Verb
+from asynclock._op import ACQUIRE, RESTING, WAIT
 from asynclock._pace import Look, Pace, after_split, glance, next_look, round_trip
-from asynclock._quorum import Ballot, Outcome
+from asynclock._quorum import UNREACHABLE, WON, Ballot, Outcome
 from asynclock._state import GO_ON, ID_LENGTH
 from asynclock._tries import Tries
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Awaitable
 
 
 _COLLISIONS = 8  # so many times at most does a `timeout=0` try another slot
@@ -159,17 +160,17 @@ class Wait(Tries):
             ballot = self.ballot if self._started else self._try()
             self._started = False
             assert ballot is not None  # noqa: S101 - a try that was started has one
-            outcome = ballot.outcome or await self._outcome(ballot)
+            outcome = ballot.outcome or await self._settled(ballot)
             session.check_open()
             lease = None
-            if outcome is Outcome.WON:
+            if outcome is WON:
                 top, sure = ballot.token()
                 if not sure:
                     second = self.confirm(ballot, top)
-                    outcome = second.outcome or await self._outcome(second)
+                    outcome = second.outcome or await self._settled(second)
                     session.check_open()
                     sure = second.witnesses(top)
-                    ballot = ballot if sure or outcome is not Outcome.UNREACHABLE else second
+                    ballot = ballot if sure or outcome is not UNREACHABLE else second
                 if sure:
                     lease = self.begun(ballot, top, self._refused)
             else:
@@ -190,22 +191,22 @@ class Wait(Tries):
                 return None
 
     def _try(self) -> Ballot:
-        looks, self._looks, self._calls, self._free_at = self._looks, False, 0, math.inf
-        behind = self._line is not None and self._line.first() is not None
-        return self.send(refused=self._refused, looks=looks, behind=behind)
+        looks, line = self._looks, self._line
+        self._looks, self._calls, self._free_at = False, 0, math.inf
+        behind = line is not None and line.standers is not None and line.first() is not None
+        return self.send(self._refused, looks, behind)
 
-    async def _outcome(self, ballot: Ballot) -> Outcome:
-        """The ballot's outcome, at the latest when the caller's time is up."""
-        session, timer = self._session, None
-        if self._give_up < math.inf:
-            timer = session.clock.call_at(self._give_up, lambda: self._cut_short(ballot))
+    def _settled(self, ballot: Ballot) -> Awaitable[Outcome]:
+        """What to await for its outcome, which comes at the latest when the caller's time is up."""
+        waiter = ballot.waiter(self._session.loop)
+        return waiter if self._give_up == math.inf else self._in_time(ballot, waiter)
+
+    async def _in_time(self, ballot: Ballot, waiter: Awaitable[Outcome]) -> Outcome:
+        timer = self._session.clock.call_at(self._give_up, lambda: self._cut_short(ballot))
         try:
-            await ballot.waiter(session.loop)
+            return await waiter
         finally:
-            if timer is not None:
-                timer.cancel()
-        assert ballot.outcome is not None  # noqa: S101 - by that its waiter is woken
-        return ballot.outcome
+            timer.cancel()
 
     def _cut_short(self, ballot: Ballot) -> None:
         self._give_up = min(self._give_up, self._session.clock.now())  # a timer may come early by a clock tick
@@ -223,9 +224,7 @@ class Wait(Tries):
         """When to ask next; None: not again. Raises where the servers are out of reach for too long."""
         now = self._session.clock.now()
         self._rtt = now - ballot.sent
-        if outcome is Outcome.UNREACHABLE and not (
-            (self._refused or self._stood != -math.inf) and now >= self._give_up
-        ):
+        if outcome is UNREACHABLE and not ((self._refused or self._stood != -math.inf) and now >= self._give_up):
             return self._out_of_reach(ballot, now)
         self._refused = True
         self._pace.reached()
@@ -267,7 +266,7 @@ class Wait(Tries):
         return next_look(now, ballot.sent, self.settings.lease, rank, left, _hears(holder))
 
     def _refused_by_many(self, ballot: Ballot, now: float) -> Look:
-        if ballot.op.verb is Verb.ACQUIRE:
+        if ballot.op.verb is ACQUIRE:
             self.undo(ballot)
         if (another := self._another_slot(ballot, now)) is not None:
             return another
@@ -285,7 +284,7 @@ class Wait(Tries):
             return next_look(now, ballot.sent, self.settings.lease, rank, left, _hears(whose))
         if self.lock._kind.in_turn(ballot.op.id) and rank > 0 and free:
             return next_look(now, ballot.sent, self.settings.lease, rank, -2, ours=True)
-        if ballot.op.verb is Verb.WAIT and free:
+        if ballot.op.verb is WAIT and free:
             return Look(now) if rank == 0 else glance(now)  # who is before us was called
         self._splits += 1
         return after_split(now, self._rtt, rank, self._splits)

@@ -26,7 +26,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError
-from asynclock._op import Op, Verb
+from asynclock._op import ACQUIRE, ADOPT, EXTEND, RELEASE, WAIT, Op
 from asynclock.stores._backoff import Backoff
 from asynclock.stores._debts import Debts
 from asynclock.stores._faults import Fault, ServerError, code_of, config_error, connect_error, fault_of, is_about
@@ -93,16 +93,16 @@ class RedisNode:
     def send(self, op: Op, sink: Sink) -> None:
         link = self._link
         if link is None:
-            if op.verb is Verb.RELEASE:
+            if op.verb is RELEASE:
                 self._debts.owe(op, self.clock.now())
             self._reconnect()
             sink.fail(self.index, self.error or ConnectionError(f"{self.label} is not connected"), maybe=False)
             return
-        if self._on_probation and op.verb is not Verb.RELEASE and self._muted(op, sink):
+        if self._on_probation and op.verb is not RELEASE and self._muted(op, sink):
             return
         wire = None
-        if op.verb is Verb.RELEASE:
-            if op.id in self._debts.orphans:
+        if op.verb is RELEASE:
+            if self._debts.orphans and op.id in self._debts.orphans:
                 wire = encode_whole(op, self._config.prefix, tombstone=True)
             elif self._native:
                 wire = encode_native(op, self._config.prefix, self._native)
@@ -147,7 +147,7 @@ class RedisNode:
             case Fault.CONFIG:
                 sink.fail(self.index, config_error(self.label, error), maybe=False)
             case fault:
-                if sink.op.verb is Verb.RELEASE:  # BUSY and the like: nothing was done, and soon it can be
+                if sink.op.verb is RELEASE:  # BUSY and the like: nothing was done, and soon it can be
                     self._debts.owe(sink.op, self.clock.now())
                     self.clock.call_at(self.clock.now() + _BUSY_PAUSE, self._pay_debts)
                 sink.fail(self.index, error, maybe=code_of(error) == "ERR")  # it may have failed half-way
@@ -220,9 +220,9 @@ class RedisNode:
         for sink in sinks:
             if isinstance(sink, Once):
                 continue
-            if sink.op.verb in (Verb.ACQUIRE, Verb.WAIT, Verb.ADOPT):
+            if sink.op.verb in (ACQUIRE, WAIT, ADOPT):
                 self._debts.orphan(sink.op, self.clock.now())
-            elif sink.op.verb is Verb.RELEASE:
+            elif sink.op.verb is RELEASE:
                 self._debts.owe(sink.op, self.clock.now())
         for sink in sinks:
             sink.fail(self.index, error, maybe=True)
@@ -337,7 +337,7 @@ class RedisNode:
         if self._probation.over:
             self.trust()
             return False
-        if op.verb is Verb.EXTEND and self._link is not None:  # it may have kept the key, and shall go on to
+        if op.verb is EXTEND and self._link is not None:  # it may have kept the key, and shall go on to
             self._link.send(op.wire or encode(op, self._config.prefix), Debt(op, sink.sent, sink.deadline))
         why = f"{self.label} restarted a short while ago and casts no vote for another {self._probation.left:.0f} s"
         sink.fail(self.index, ConnectionError(why), maybe=False)

@@ -41,12 +41,11 @@ def encode(op: Op, prefix: str) -> bytes:
         whole = op.id.encode()
         random = whole[:ID_LENGTH]
         fence = b"%d" % op.fence
-        verb, lease, rest = _bulks(op.verb, op.lease, op.memory, op.rest, op.tombstone)
+        head, verb, lease, rest = _frame(op.kind.script, op.verb, op.lease, op.memory, op.rest, op.tombstone)
         op.wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
-            *(_head(op.kind.script), at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random),
-            *(verb, len(whole), whole, lease, len(fence), fence, rest),
-            op.queueing.wire or _pack_queueing(op.queueing),
-        )
+            head, at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random,
+            verb, len(whole), whole, lease, len(fence), fence, rest, op.queueing.wire or _pack_queueing(op.queueing),
+        )  # fmt: skip
     return op.wire
 
 
@@ -110,12 +109,6 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _head(script: str) -> bytes:
-    """An EVALSHA of 19 words with five keys, up to the first key."""
-    return b"*19\r\n" + _words_of("EVALSHA", _sha(script), 5)
-
-
-@lru_cache(maxsize=64)
 def _native_head(command: tuple[str, ...]) -> tuple[bytes, bytes]:
     """A release as the server's own command, up to the key, and from the key to the id."""
     return b"*%d\r\n" % (len(command) + 2) + _words_of(command[0]), _words_of(*command[1:])
@@ -127,9 +120,11 @@ def _sha(script: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _bulks(verb: str, lease: float, memory: float, rest: float, tombstone: bool) -> tuple[bytes, bytes, bytes]:
-    """What many ops have alike: the verb, the lease, and the three words after the fence."""
-    return _words_of(verb), _words_of(_ms(lease)), _words_of(_ms(memory), _ms(rest), int(tombstone))
+def _frame(script: str, verb: str, lease: float, memory: float, rest: float, tombstone: bool) -> tuple[bytes, ...]:
+    """What many ops have alike: an EVALSHA of 19 words with five keys, up to the first key; the verb; the lease; and
+    the three words after the fence."""
+    head = b"*19\r\n" + _words_of("EVALSHA", _sha(script), 5)
+    return head, _words_of(verb), _words_of(_ms(lease)), _words_of(_ms(memory), _ms(rest), int(tombstone))
 
 
 def _words_of(*words: str | int) -> bytes:
