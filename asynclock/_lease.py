@@ -326,17 +326,18 @@ class Lease:
         lost = self._tenure is _LOST
         goes_on = not lost and len(hold.tenures) > 1  # its owner entered it more often than left it
         passed = not lost and not goes_on and bool(session.lines) and self._pass_on()
+        ballot = None if goes_on or passed or session.closed else self._release()
+        if ballot is not None and hold.contended:  # somebody waits for it elsewhere: it leaves before all else
+            session.next_in_line(hold.names, contended=True)  # who asks behind it, in one write
+            session.quorum.flush()
         if not lost and not passed:
             self._end_as(_RELEASED)
         self._forget()
         if goes_on or passed:
             return
-        if session.closed:
+        if ballot is None:
             raise self._ended()
-        ballot = self._release()
-        session.next_in_line(hold.names, hold.contended)  # who asks behind it, in one write
-        if hold.contended:
-            session.quorum.flush()
+        session.next_in_line(hold.names)
         if lost:
             session.loosen(ballot)
             raise self._ended()

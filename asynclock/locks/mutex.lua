@@ -95,47 +95,15 @@ if not enter then
     end
   end
 
-  -- True: the head was told (or may not be); false: it is stale or deaf, so the next.
-  local function served(head)
-    local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32))
-    local number, fresh, ends, wants = string.match(ticket or '', '(%S+) (%S+) (%S+) (%S+)')
-    if not fresh or tonumber(fresh) <= now then return false end
-    if serving == '1' or wants == '0' then return tell(head, number, 0, -1) ~= 0 end
-    local top = math.max(f + 1, us) + (wants - 1)
-    if redis.pcall('SET', fence, string.format('%.0f', top), 'PX', ARGV[5]).err then return true end
-    f = top
-    if redis.pcall('SET', hold, '+' .. head, 'PX', ends - now).err then return true end
-    local heard = tell(head, number, f, -1)
-    if heard and heard > 0 then
-      drop(head)
-      holder, marked = head, true
-    else
-      redis.call('DEL', hold)  -- what nobody was told is taken back
-    end
-    return heard ~= 0
-  end
-
-  -- True: it is the turn of `whose`, or nobody is left.
-  local function serve(whose)
-    if serving == '0' then return false end
-    for _ = 1, 64 do
-      local head = redis.call('ZRANGE', queue, 0, 0)[1]
-      if not head or head == whose then return true end
-      if served(head) then return false end
-      drop(head)
-    end
-    return false
-  end
-
+  local reply
   if verb == 'release' then
     if ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
-    local reply = {1, f}
+    reply = {1, f}
     if holder ~= id then reply = {0, redis.call('PTTL', hold), holder or '', -1, 0} end
     drop(id)  -- and no write after one is refused under OOM
     if holder == id then
       if ARGV[6] == '0' then
-        redis.call('DEL', hold)
-        holder = false
+        holder = false  -- its key goes below, unless the next has it
       else
         redis.call('SET', hold, 'asynclock~resting', 'PX', ARGV[6])
         holder = 'asynclock~resting'
@@ -144,22 +112,48 @@ if not enter then
         if ticket then tell(head, string.match(ticket, '%S+'), 0, ARGV[6]) end
       end
     end
-    if not holder then serve() end
-    enqueue()
-    return reply
-  end
-
-  if verb == 'break' then
+  elseif verb == 'break' then
     if not holder then return {0, -2, '', -1, 0} end
-    redis.call('DEL', hold)
     if string.match(holder, '^%x+()|') == 33 then tell(holder, 0, 0, -2) end
-    local reply = {1, f}
-    serve()
-    return reply
+    reply, holder = {1, f}, false
+  else
+    enqueue()
   end
 
-  enqueue()
-  enter = not holder and serve(waiter) and verb == 'acquire'
+  -- Serve: the first who is neither stale nor deaf; up to who asks, for then it is its turn.
+  local turn = false
+  for _ = 1, not holder and serving ~= '0' and 64 or 0 do
+    local head = redis.call('ZRANGE', queue, 0, 0)[1]
+    turn = not head or not reply and head == waiter
+    if turn then break end
+    local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32))
+    local its, fresh, ends, wants = string.match(ticket or '', '(%S+) (%S+) (%S+) (%S+)')
+    local heard = 0
+    if not fresh or tonumber(fresh) <= now then
+      heard = 0
+    elseif serving == '1' or wants == '0' then
+      heard = tell(head, its, 0, -1)
+    else
+      local top = math.max(f + 1, us) + (wants - 1)
+      if redis.pcall('SET', fence, string.format('%.0f', top), 'PX', ARGV[5]).err then break end
+      f = top
+      if redis.pcall('SET', hold, '+' .. head, 'PX', ends - now).err then break end
+      heard = tell(head, its, f, -1)
+      if heard and heard > 0 then
+        drop(head)
+        holder, marked = head, true
+      else
+        redis.call('DEL', hold)  -- what nobody was told is taken back
+      end
+    end
+    if heard ~= 0 then break end  -- told (or may not be)
+    drop(head)
+  end
+  if reply and not holder then redis.call('DEL', hold) end
+  if verb == 'release' then enqueue() end
+  if reply then return reply end
+
+  enter = not holder and turn and verb == 'acquire'
   if not enter then
     local rank = number and redis.call('ZRANK', queue, waiter) or -1
     return {0, redis.call('PTTL', hold), holder or '', rank, order}
