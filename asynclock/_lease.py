@@ -200,7 +200,7 @@ class Lease:
         self._hold.over = True
         self._end_as(_DETACHED)
         self._forget()
-        self._session.next_in_line(self._hold.names, self._hold.contended)
+        self._session.next_in_line(self._hold.names)
         return handle_of(self._hold.op, self._hold.token)
 
     async def __aenter__(self) -> Self:
@@ -328,7 +328,8 @@ class Lease:
         passed = not lost and not goes_on and bool(session.lines) and self._pass_on()
         ballot = None if goes_on or passed or session.closed else self._release()
         if ballot is not None and hold.contended:  # somebody waits for it elsewhere: it leaves before all else
-            session.next_in_line(hold.names, contended=True)  # who asks behind it, in one write
+            session.cede(hold.names)
+            session.next_in_line(hold.names)  # who asks behind it, in one write
             session.quorum.flush()
         if not lost and not passed:
             self._end_as(_RELEASED)

@@ -42,8 +42,8 @@ class Stander(Protocol):
     def take(self, lease: Any) -> None:
         """The hold is passed to it."""
 
-    def ask(self, contended: bool) -> None:
-        """It is the head now, and asks at once; `contended`: somebody waits elsewhere, and is called now."""
+    def ask(self) -> None:
+        """It is the head now, and asks at once."""
 
     def ask_alone(self) -> None:
         """The line is dissolved."""
@@ -87,14 +87,14 @@ class Line:
         if not self.standers and self.asker is None:
             self._end(lines)
 
-    def next(self, lines: dict[str, Line], contended: bool = False) -> None:
+    def next(self, lines: dict[str, Line]) -> None:
         """Nobody asks, and nobody here holds it: the first in line becomes the head."""
         self.asker = self.first()
         if self.asker is None:
             self._end(lines)
         else:
             self.standers.popleft()  # type: ignore[union-attr]  # it was in there
-            self.asker.ask(contended)
+            self.asker.ask()
 
     def asked(self, has_it: bool, lines: dict[str, Line]) -> None:
         """The head has come to its end."""

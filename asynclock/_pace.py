@@ -17,6 +17,7 @@ FRESH = 1 / 2
 """... and served up to this one."""
 
 _GLANCE = (0.05, 0.25)  # seconds between two looks at the hold of somebody who calls nobody
+_CALLED = 0.01  # so many seconds at least has one who was called before the next tries
 _PAUSE = (0.002, 0.25)  # the same where no notices come: the first pause, doubled up to the last
 _OUTAGE_PAUSE = (0.02, 0.5)  # the same while a majority is out of reach
 _SPLIT = (0.0005, 0.25)  # between two tries after split votes: at least, and at most
@@ -34,16 +35,16 @@ def next_look(now: float, sent: float, lease: float, rank: int, left: int, ours:
     (-1: for ever; -2: there is none)."""
     renewal = sent + lease * RENEW * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
     if rank < HEADS and not (ours and left >= 0) and left != -2:
-        return Look(min(renewal, glance(now).at))
+        return Look(min(renewal, now + random.uniform(*_GLANCE)))  # noqa: S311 - jitter
     end = now + (left + 1) / 1000 + max(0, rank - HEADS + 1) * 0.002
     if left >= 0 and end < renewal:
         return Look(end)
     return Look(renewal, only=True)
 
 
-def glance(now: float) -> Look:
-    """When to try, though most likely somebody calls before."""
-    return Look(now + random.uniform(*_GLANCE))  # noqa: S311 - jitter
+def after_call(now: float, rtt: float) -> Look:
+    """When to try, somebody else having been called, who comes in, and calls us, before; unless he is stuck."""
+    return Look(now + max(2 * round_trip(rtt), _CALLED) * random.uniform(1.0, 2.0))  # noqa: S311 - jitter
 
 
 def after_split(now: float, rtt: float, rank: int, splits: int) -> Look:

@@ -57,6 +57,7 @@ class Session:
         self.watchdog = Watchdog(self.clock)
         self.held: dict[str, list[ref[Any]]] = {}  # name -> the Leases that this loop has
         self.lines: dict[str, Line] = {}  # name -> who stands in line for it here
+        self._ceded: dict[str, float] = {}  # name -> when it was given back to others
         self.entering: dict[tuple[str, Hashable], asyncio.Future[None]] = {}  # first entries of owners, under way
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
         self.waits: set[Wait] = set()  # acquires under way
@@ -144,12 +145,28 @@ class Session:
             if not mine:
                 del self.held[name]
 
-    def next_in_line(self, names: Sequence[str], contended: bool = False) -> None:
-        """Their lease here has ended: the next who stands in line asks; where it is `contended`, behind others."""
+    def cede(self, names: Sequence[str]) -> None:
+        """A hold of them that others wait for was given back, and these are called: who wants it here comes after. (At a
+        node alone to call is to let in.)"""
+        if len(self.quorum.nodes) == 1:
+            return
+        now = self.clock.now()
+        if len(self._ceded) > 64:
+            self._ceded = {name: since for name, since in self._ceded.items() if now - since <= QUORUM_TIMEOUT}
+        for name in names:
+            self._ceded[name] = now
+
+    def ceded(self, name: str) -> bool:
+        """Whether others were called just now. Said once."""
+        since = self._ceded.pop(name, None) if self._ceded else None
+        return since is not None and self.clock.now() - since <= QUORUM_TIMEOUT
+
+    def next_in_line(self, names: Sequence[str]) -> None:
+        """Their lease here has ended: the next who stands in line asks."""
         for name in names:
             line = self.lines.get(name)
             if line is not None and line.asker is None and not self.closed:
-                line.next(self.lines, contended)
+                line.next(self.lines)
 
     # -- opening and undoing -------------------------------------------------------------------------------------
 

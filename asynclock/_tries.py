@@ -200,7 +200,7 @@ class Tries:
         raised = Op(EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
         return self._quorum.ask(raised, ballot.deadline - ballot.sent)
 
-    def begun(self, ballot: Ballot, top: int, contended: bool) -> Lease | None:
+    def begun(self, ballot: Ballot, top: int, contended: bool = False) -> Lease | None:
         """The lease of a ballot that was won, its token `top` being witnessed; None where no validity is left."""
         settings = self.settings
         hold = Hold(self._session, settings, ballot, top, contended)

@@ -26,7 +26,7 @@ from asynclock._errors import ConfigError
 from asynclock._lease import Lease
 from asynclock._line import Line
 from asynclock._op import ACQUIRE, RESTING, WAIT
-from asynclock._pace import Look, Pace, after_split, glance, next_look, round_trip
+from asynclock._pace import Look, Pace, after_call, after_split, next_look, round_trip
 from asynclock._quorum import UNREACHABLE, WON, Ballot, Outcome
 from asynclock._state import GO_ON, ID_LENGTH
 from asynclock._tries import Tries
@@ -94,8 +94,14 @@ class Wait(Tries):
         line = session.lines.get(name)
         if line is None and name not in session.held:
             self._line = session.lines[name] = Line(name, self)
+            self._behind()
             return True
         return line is not None and line.broken
+
+    def _behind(self) -> None:
+        """Where others were called just now: not ahead of them, but with a ticket, behind theirs."""
+        if self._session.ceded(self.name):
+            self._refused = self._looks = True
 
     async def _stand(self) -> Lease | bool:
         """A lease that was passed on; True: it is our turn to ask; False: the time was up before."""
@@ -137,9 +143,8 @@ class Wait(Tries):
         assert self._turn is not None  # noqa: S101 - only who stands is given something
         self._turn.set_result(lease)
 
-    def ask(self, contended: bool) -> None:
-        if contended and len(self._quorum.nodes) > 1:  # not ahead of who was called: with a ticket, behind him
-            self._refused = self._looks = True
+    def ask(self) -> None:
+        self._behind()
         self._try()
         self._started = True
         self.ask_alone()
@@ -156,6 +161,8 @@ class Wait(Tries):
 
     async def _ask(self) -> Lease | None:
         session = self._session
+        if self._looks and not self._started:  # the servers have enough to do for those who were called
+            await self._idle(Look(session.clock.now() + round_trip(0.0), only=True))
         while True:
             ballot = self.ballot if self._started else self._try()
             self._started = False
@@ -172,7 +179,7 @@ class Wait(Tries):
                     sure = second.witnesses(top)
                     ballot = ballot if sure or outcome is not UNREACHABLE else second
                 if sure:
-                    lease = self.begun(ballot, top, self._refused)
+                    lease = self.begun(ballot, top)
             else:
                 lease = self.grant()
             if lease is None:
@@ -285,7 +292,7 @@ class Wait(Tries):
         if self.lock._kind.in_turn(ballot.op.id) and rank > 0 and free:
             return next_look(now, ballot.sent, self.settings.lease, rank, -2, ours=True)
         if ballot.op.verb is WAIT and free:
-            return Look(now) if rank == 0 else glance(now)  # who is before us was called
+            return Look(now) if rank == 0 else after_call(now, self._rtt)  # who is before us was called
         self._splits += 1
         return after_split(now, self._rtt, rank, self._splits)
 
