@@ -146,7 +146,7 @@ class Session:
                 del self.held[name]
 
     def cede(self, names: Sequence[str]) -> None:
-        """A hold of them that others wait for was given back, and these are called: who wants it here comes after. (At a
+        """A hold that others wait for was given back, and these are called: who wants it here comes after them. (At a
         node alone to call is to let in.)"""
         if len(self.quorum.nodes) == 1:
             return
