@@ -78,9 +78,7 @@ EQUIVALENT = {
     ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, 1)[1]"),
     ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, -1)[1]"),
     # a ticket has all of its words or none
-    ("if not fresh or", "if not ends or"),
-    # nil is no better than false
-    ("    return false", ""),
+    ("heard = fresh and", "heard = ends and"),
     # these servers write a whole number out; Lua's own formats would not, and others may use them
     ("string.format('%.0f', f)", "f"),
     ("string.format('%.0f', top)", "top"),

@@ -128,12 +128,10 @@ if not enter then
     if turn then break end
     local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32))
     local its, fresh, ends, wants = string.match(ticket or '', '(%S+) (%S+) (%S+) (%S+)')
-    local heard = 0
-    if not fresh or tonumber(fresh) <= now then
-      heard = 0
-    elseif serving == '1' or wants == '0' then
+    local lives, heard = fresh and tonumber(fresh) > now, 0
+    if lives and (serving == '1' or wants == '0') then
       heard = tell(head, its, 0, -1)
-    else
+    elseif lives then
       local top = math.max(f + 1, us) + (wants - 1)
       if redis.pcall('SET', fence, string.format('%.0f', top), 'PX', ARGV[5]).err then break end
       f = top
@@ -142,18 +140,16 @@ if not enter then
       if heard and heard > 0 then
         drop(head)
         holder, marked = head, true
-      else
-        redis.call('DEL', hold)  -- what nobody was told is taken back
       end
     end
     if heard ~= 0 then break end  -- told (or may not be)
     drop(head)
   end
-  if reply and not holder then redis.call('DEL', hold) end
+  if not holder then redis.call('DEL', hold) end  -- given back; or granted, and nobody was told
   if verb == 'release' then enqueue() end
   if reply then return reply end
 
-  enter = not holder and turn and verb == 'acquire'
+  enter = turn and verb == 'acquire'
   if not enter then
     local rank = number and redis.call('ZRANK', queue, waiter) or -1
     return {0, redis.call('PTTL', hold), holder or '', rank, order}
