@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 60, 20, 50, 50
 FROM, TO = 1e-5, 10.0  # seconds
-COLOURS = ("#2563eb", "#0d9488", "#dc2626", "#d97706")  # seen on light and on dark
+COLOURS = ("#2563eb", "#0d9488", "#dc2626", "#d97706", "#9333ea")  # seen on light and on dark
 INK = "#888888"
 POINTS = 300
 
@@ -28,7 +28,7 @@ def draw(path: Path, title: str, waits: Mapping[str, Sequence[float]]) -> None:
         *_grid(),
     ]
     for number, (name, times) in enumerate(waits.items()):
-        colour, x = COLOURS[number % len(COLOURS)], LEFT + 160 * number
+        colour, x = COLOURS[number % len(COLOURS)], LEFT + 130 * number
         parts.append(f'<path d="{_curve(sorted(times))}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<rect x="{x}" y="30" width="12" height="3" fill="{colour}"/>')
         parts.append(f'<text x="{x + 18}" y="36" fill="{colour}">{name}</text>')

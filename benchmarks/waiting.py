@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from statistics import mean, median
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 
     from benchmarks.servers import Server
 
-OURS, FAIR, REDIS_PY, FAST = "ours", "fair", "redis-py", "redis-py-1ms"
-HOT: dict[int, tuple[str, ...]] = {1: (OURS, FAIR, REDIS_PY, FAST), 5: (OURS, FAIR, "pottery")}
+OURS, FAIR, REDIS_PY, FAST, NODE = "ours", "fair", "redis-py", "redis-py-1ms", "redis-semaphore"
+HOT: dict[int, tuple[str, ...]] = {1: (OURS, FAIR, REDIS_PY, FAST, NODE), 5: (OURS, FAIR, "pottery")}
 """P6: nodes, and who meets there."""
+
+_IN_NODE = Path(__file__).with_name("node")
 
 PROCESSES, TASKS = 4, 8
 WAITERS = (12, 1000)
@@ -52,6 +55,8 @@ class Process:
     def __init__(self, side: str, tasks: int, servers: Sequence[Server]) -> None:
         urls = [server.url for server in servers]
         command = [sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls]
+        if side == NODE:
+            command = ["node", str(_IN_NODE / "contender.js"), str(tasks), str(servers[0].path)]
         self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._in = cast("IO[str]", self._popen.stdin)
         self._out = cast("IO[str]", self._popen.stdout)
@@ -178,10 +183,11 @@ def hot(side: str, servers: Sequence[Server], seconds: float) -> Hot:
 
 def p6(nodes: int, rounds: int, seconds: float) -> tuple[dict[str, list[Hot]], list[Verdict]]:
     """The turns of each side, and the verdicts."""
-    turns: dict[str, list[Hot]] = {side: [] for side in HOT[nodes]}
+    sides = [side for side in HOT[nodes] if side != NODE or (_IN_NODE / "node_modules").is_dir()]
+    turns: dict[str, list[Hot]] = {side: [] for side in sides}
     with running(nodes) as servers:
         for _ in range(rounds):
-            for side in HOT[nodes]:
+            for side in sides:
                 turns[side].append(hot(side, servers, seconds))
     rival = REDIS_PY if nodes == 1 else "pottery"
     ratios = _ratios([turn.rate for turn in turns[OURS]], [turn.rate for turn in turns[rival]])

@@ -1,0 +1,34 @@
+// redis-semaphore's Mutex in contender.py's part: takes and gives back one hot name until somebody says stop.
+import { createInterface } from 'node:readline'
+import Redis from 'ioredis'
+import { Mutex } from 'redis-semaphore'
+
+const [tasks, path] = process.argv.slice(2)
+const words = createInterface({ input: process.stdin })[Symbol.asyncIterator]()
+const now = () => Number(process.hrtime.bigint()) / 1e9
+const told = async (what) => {
+  console.log(what)
+  await words.next()
+}
+
+const redis = new Redis({ path, lazyConnect: true })
+const waits = []
+let stopped = false
+
+async function work() {
+  while (!stopped) {
+    const mutex = new Mutex(redis, 'hot', { lockTimeout: 30000 })
+    const asked = now()
+    await mutex.acquire()
+    waits.push(now() - asked)
+    await mutex.release()
+  }
+}
+
+await redis.connect()
+await told('ready')
+const working = Array.from({ length: Number(tasks) }, work)
+await told('working')
+stopped = true
+await Promise.race([Promise.all(working), new Promise((late) => setTimeout(late, 5000))])
+process.stdout.write(JSON.stringify({ waits, took: [], gave: [] }) + '\n', () => process.exit(0))
