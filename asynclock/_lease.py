@@ -328,7 +328,8 @@ class Lease:
         passed = not lost and not goes_on and bool(session.lines) and self._pass_on()
         ballot = None if goes_on or passed or session.closed else self._release()
         if ballot is not None and hold.contended:  # somebody waits for it elsewhere: it leaves before all else
-            session.cede(hold.names)
+            if not lost:
+                session.cede(hold.op.kind, hold.name)
             session.next_in_line(hold.names)  # who asks behind it, in one write
             session.quorum.flush()
         if not lost and not passed:

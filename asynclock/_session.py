@@ -145,16 +145,16 @@ class Session:
             if not mine:
                 del self.held[name]
 
-    def cede(self, names: Sequence[str]) -> None:
+    def cede(self, kind: Kind, name: str) -> None:
         """A hold that others wait for was given back, and these are called: who wants it here comes after them. (At a
-        node alone to call is to let in.)"""
-        if len(self.quorum.nodes) == 1:
+        node alone to call is to let in; and the other kinds have their order at the nodes.)"""
+        if len(self.quorum.nodes) == 1 or kind.fair or kind.shared:
             return
         now = self.clock.now()
-        if len(self._ceded) > 64:
-            self._ceded = {name: since for name, since in self._ceded.items() if now - since <= QUORUM_TIMEOUT}
-        for name in names:
-            self._ceded[name] = now
+        self._ceded.pop(name, None)
+        while self._ceded and now - next(iter(self._ceded.values())) > QUORUM_TIMEOUT:
+            del self._ceded[next(iter(self._ceded))]
+        self._ceded[name] = now  # the last one last
 
     def ceded(self, name: str) -> bool:
         """Whether others were called just now. Said once."""

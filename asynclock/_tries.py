@@ -127,7 +127,9 @@ class Tries:
         renewal = op.verb is WAIT
         stays = self._stays if alone and self.number else None
         within = session.within(settings)
-        self.ballot = quorum.ask(op, within, on_settled=stays, everyone=renewal, certain=self.number > 0)
+        first = renewal and self.number == 1  # who gave way before it tried is kept up by no node that is silent
+        certain, everyone = self.number > 0 and not first, renewal and not first
+        self.ballot = quorum.ask(op, within, on_settled=stays, everyone=everyone, certain=certain)
         if refused and not looks:  # it was called: the name is free while this is under way
             quorum.flush()
         return self.ballot

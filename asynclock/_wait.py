@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 
+_POLITE = 0.1  # who has fewer seconds gives way to nobody: it takes up to half of that to find that nobody comes
 _COLLISIONS = 8  # so many times at most does a `timeout=0` try another slot
 
 
@@ -54,6 +55,7 @@ class Wait(Tries):
     _started = False  # a try was sent for it before it woke
     _looks = False  # the next try is a renewal
     _calls = 0  # bit i: node i called
+    _yields = False  # others were called just before it came
     _refused = False  # the last word of a majority was: somebody holds it
     _rtt = 0.0
     _splits = 0
@@ -99,9 +101,9 @@ class Wait(Tries):
         return line is not None and line.broken
 
     def _behind(self) -> None:
-        """Where others were called just now: not ahead of them, but with a ticket, behind theirs."""
-        if self._session.ceded(self.name):
-            self._refused = self._looks = True
+        """Where others were called just now: not ahead of them, but with a ticket, behind theirs; if there is time."""
+        if self._session.ceded(self.name) and self._give_up - self._session.clock.now() >= _POLITE:
+            self._yields = self._looks = True
 
     async def _stand(self) -> Lease | bool:
         """A lease that was passed on; True: it is our turn to ask; False: the time was up before."""
@@ -201,7 +203,7 @@ class Wait(Tries):
         looks, line = self._looks, self._line
         self._looks, self._calls, self._free_at = False, 0, math.inf
         behind = line is not None and line.standers is not None and line.first() is not None
-        return self.send(self._refused, looks, behind)
+        return self.send(self._refused or self._yields, looks, behind)
 
     def _settled(self, ballot: Ballot) -> Awaitable[Outcome]:
         """What to await for its outcome, which comes at the latest when the caller's time is up."""
@@ -250,7 +252,7 @@ class Wait(Tries):
     def _out_of_reach(self, ballot: Ballot, now: float) -> Look:
         error = self._quorum.unavailable(ballot, self.name)
         self.leave()
-        self._refused, self._stood = False, -math.inf
+        self._refused, self._yields, self._stood = False, False, -math.inf
         if self._line is not None:
             self._line.dissolve()
         again = None if self._timeout == 0 else self._pace.after_outage(now, self._give_up)

@@ -159,6 +159,14 @@ def full_release_puts_the_ticket_back(odd: Odd) -> None:
     assert odd.ranks() == [IDS[ELDER].encode()]
 
 
+def full_break_grants(odd: Odd) -> None:
+    """Who waits is let in."""
+    odd.holds(mark="+")
+    odd.waits()
+    assert odd.full(Verb.BREAK, who=THIRD, queueing=Queueing(Serve.GRANT)) == [1, 5]
+    assert odd.cli.get(AT.hold) == b"+" + IDS[YOUNGER].encode()
+
+
 def full_look_grants_nothing(odd: Odd) -> None:
     """Without a fence there is no grant. The name is free, and who waits keeps its place."""
     odd.waits()
@@ -179,6 +187,7 @@ FULL: list[Callable[[Odd], None]] = [
     full_release_calls,
     full_release_grants,
     full_release_puts_the_ticket_back,
+    full_break_grants,
     full_look_grants_nothing,
 ]
 

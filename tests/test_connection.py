@@ -227,6 +227,24 @@ async def test_c10_a_frozen_node_is_found_down_and_comes_back(five: list[Server]
             pass
 
 
+async def test_a_short_lease_hangs_up_on_nobody(server: Server, name: str) -> None:
+    """How long a server may be silent is what its oldest command gives it, whatever is asked after that."""
+    async with Redlock(server.url) as redlock:
+        await redlock.health()
+        server.freeze()
+        node = redlock._session().quorum.nodes[0]
+        link = node._link
+        long = asyncio.create_task(redlock(name).acquire(timeout=None))
+        while not link.waiting or node.clock.now() - link.moved_at < 0.6:  # longer than a short lease is patient
+            await asyncio.sleep(0.01)
+        with pytest.raises(QuorumUnavailable):
+            await redlock(f"{name}:short", lease=0.1).acquire(timeout=0)
+        server.thaw()
+        async with asyncio.timeout(5), await long as lease:
+            assert lease.held
+        assert node._link is link
+
+
 async def test_c10_nodes_that_accept_and_say_nothing(five: list[Server], name: str) -> None:
     """Half-open peers are no reason to wait at the first use either."""
     folder = five[0].path.parent

@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from asynclock import Redlock
+import pytest
+
+from asynclock import LockLost, QuorumUnavailable, Redlock
 from asynclock._op import Verb
 from asynclock._options import QUORUM_TIMEOUT
+from tests.far import Beyond
 from tests.still import Still, idle, turns
 
 MOMENT = 0.001
@@ -98,3 +101,59 @@ async def test_nobody_is_left_to_give_way_to(name: str) -> None:
             async with other(name):
                 pass
         assert verbs(still) == [Verb.ACQUIRE, Verb.RELEASE] * 2
+
+
+@asynccontextmanager
+async def gone_quiet(beyond: Beyond, silent: int) -> AsyncIterator[Redlock]:
+    """A client that has just given the name back to another that hangs; and so many nodes say nothing from then on."""
+    async with beyond.opened() as ours, beyond.opened() as other:
+        lease = await beyond.lease(ours)
+        waits = asyncio.create_task(other(beyond.name).acquire(timeout=None))
+        await beyond.pass_time(0.05)
+        other._session().waiting.clear()
+        await beyond.finish(asyncio.create_task(lease.release()))
+        for store in beyond.far[:silent]:
+            store.silent = True
+        yield ours
+        waits.cancel()
+
+
+@pytest.mark.parametrize("timeout", [0.0003, 0.03, 0.3])
+async def test_an_outage_is_none_the_less_one(name: str, timeout: float) -> None:
+    """To have given the name back is not to have seen somebody hold it."""
+    beyond = Beyond(5, name, way=0.0002)
+    async with gone_quiet(beyond, silent=5) as ours:
+        again = asyncio.create_task(ours(name).acquire(timeout=timeout))
+        await beyond.finish(again)
+        assert isinstance(again.exception(), QuorumUnavailable)
+
+
+@pytest.mark.parametrize("timeout", [0.009, 0.04, 0.2, None])
+async def test_a_silent_minority_holds_up_nobody_who_gives_way(name: str, timeout: float | None) -> None:
+    """The name is free, and a majority says so in time; who has little time is not polite."""
+    beyond = Beyond(5, name, way=0.0002)
+    async with gone_quiet(beyond, silent=2) as ours:
+        again = asyncio.create_task(ours(name).acquire(timeout=timeout))
+        await beyond.pass_time(QUORUM_TIMEOUT - MOMENT, step=0.0002)
+        assert again.done()
+        await beyond.finish(asyncio.create_task((await again).release()))
+
+
+async def test_who_lost_it_gave_nothing(name: str) -> None:
+    """A hold that was lost calls nobody, and so there is nobody to give way to."""
+    still = Still(5, name)
+    async with still.client() as ours, still.client() as other:
+        lease = await ours(name).acquire(timeout=None)
+        waits = asyncio.create_task(other(name).acquire(timeout=None))
+        while not idle(other):
+            await asyncio.sleep(0)
+        assert lease._hold.contended
+        lease._lose("expired")
+        with pytest.raises(LockLost):
+            await lease.release()
+        still.asked()
+        again = asyncio.create_task(ours(name).acquire(timeout=None))
+        await turns()
+        assert verbs(still)[-1] is not Verb.RELEASE  # it asked at once
+        await (await waits).release()
+        await (await again).release()

@@ -103,7 +103,8 @@ if not enter then
     drop(id)  -- and no write after one is refused under OOM
     if holder == id then
       if ARGV[6] == '0' then
-        holder = false  -- its key goes below, unless the next has it
+        redis.call('DEL', hold)
+        holder = false
       else
         redis.call('SET', hold, 'asynclock~resting', 'PX', ARGV[6])
         holder = 'asynclock~resting'
@@ -114,6 +115,7 @@ if not enter then
     end
   elseif verb == 'break' then
     if not holder then return {0, -2, '', -1, 0} end
+    redis.call('DEL', hold)
     if string.match(holder, '^%x+()|') == 33 then tell(holder, 0, 0, -2) end
     reply, holder = {1, f}, false
   else
@@ -140,12 +142,13 @@ if not enter then
       if heard and heard > 0 then
         drop(head)
         holder, marked = head, true
+      else
+        redis.call('DEL', hold)  -- what nobody was told is taken back
       end
     end
     if heard ~= 0 then break end  -- told (or may not be)
     drop(head)
   end
-  if not holder then redis.call('DEL', hold) end  -- given back; or granted, and nobody was told
   if verb == 'release' then enqueue() end
   if reply then return reply end
 

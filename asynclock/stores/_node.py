@@ -182,7 +182,8 @@ class RedisNode:
             self._arm(now + 0.001)
             return
         self._second_look = False
-        limit = min(sink.deadline - sink.sent for sink in link.waiting)  # a ping has more time than a vote
+        oldest = next((sink for sink in link.waiting if not isinstance(sink, Once)), link.waiting[0])
+        limit = oldest.deadline - oldest.sent  # a vote's, for a ping has more time
         patience = max(3 * limit, _SILENCE)
         if now - link.moved_at >= patience:
             self.lost(link, TimeoutError(f"{self.label} has been silent for {now - link.moved_at:.3g} s"))
@@ -380,7 +381,7 @@ class RedisNode:
             await asyncio.wait([self._connecting])
         self.error = ConnectionError(f"{self.label} was closed")
         self._met.set()
-        if self._link is not None and self._link.waiting:  # a release may need its script after it (native_reply)
+        if self._link is not None and self._link.waiting:  # a release may need its script after it (not_native)
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_LAST_WORDS):
                     await self._ask(self._link, "PING").answer_of()
