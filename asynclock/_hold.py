@@ -70,7 +70,7 @@ class Hold:
         for index, vote in enumerate(grant.votes):
             if vote.__class__ is list and vote == [1, token]:
                 self._ends[index] = end
-            else:
+            elif vote is not None:
                 self.count(grant, index)
         self.valid_until = end
         self.renew_at = self._next_renewal()
@@ -156,7 +156,8 @@ class Hold:
         self.contended = self.contended or (vote[0] == 1 and len(vote) > 2)
         if vote[0] == 1 and end > self._ends[index]:
             self._ends[index] = end
-            self.valid_until = valid_until(self._ends)
+            if end > self.valid_until:
+                self.valid_until = valid_until(self._ends)
         elif vote[0] == 0 and op.verb is EXTEND:
             self._forgotten_by(index)
         if self.op.plain:

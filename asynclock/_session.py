@@ -57,7 +57,7 @@ class Session:
         self.watchdog = Watchdog(self.clock)
         self.held: dict[str, list[ref[Any]]] = {}  # name -> the Leases that this loop has
         self.lines: dict[str, Line] = {}  # name -> who stands in line for it here
-        self._ceded: dict[str, float] = {}  # name -> when it was given back to others
+        self.ceded: dict[str, float] = {}  # name -> when it was given back to others
         self.entering: dict[tuple[str, Hashable], asyncio.Future[None]] = {}  # first entries of owners, under way
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
         self.waits: set[Wait] = set()  # acquires under way
@@ -151,15 +151,10 @@ class Session:
         if len(self.quorum.nodes) == 1 or kind.fair or kind.shared:
             return
         now = self.clock.now()
-        self._ceded.pop(name, None)
-        while self._ceded and now - next(iter(self._ceded.values())) > QUORUM_TIMEOUT:
-            del self._ceded[next(iter(self._ceded))]
-        self._ceded[name] = now  # the last one last
-
-    def ceded(self, name: str) -> bool:
-        """Whether others were called just now. Said once."""
-        since = self._ceded.pop(name, None) if self._ceded else None
-        return since is not None and self.clock.now() - since <= QUORUM_TIMEOUT
+        self.ceded.pop(name, None)
+        while self.ceded and now - next(iter(self.ceded.values())) > QUORUM_TIMEOUT:
+            del self.ceded[next(iter(self.ceded))]
+        self.ceded[name] = now  # the last one last
 
     def next_in_line(self, names: Sequence[str]) -> None:
         """Their lease here has ended: the next who stands in line asks."""

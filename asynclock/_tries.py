@@ -127,9 +127,8 @@ class Tries:
         renewal = op.verb is WAIT
         stays = self._stays if alone and self.number else None
         within = session.within(settings)
-        first = renewal and self.number == 1  # who gave way before it tried is kept up by no node that is silent
-        certain, everyone = self.number > 0 and not first, renewal and not first
-        self.ballot = quorum.ask(op, within, on_settled=stays, everyone=everyone, certain=certain)
+        again = self.number > renewal  # who looks before it ever tried is kept up by no node that is silent
+        self.ballot = quorum.ask(op, within, on_settled=stays, everyone=renewal and again, certain=again)
         if refused and not looks:  # it was called: the name is free while this is under way
             quorum.flush()
         return self.ballot

@@ -26,6 +26,7 @@ from asynclock._errors import ConfigError
 from asynclock._lease import Lease
 from asynclock._line import Line
 from asynclock._op import ACQUIRE, RESTING, WAIT
+from asynclock._options import QUORUM_TIMEOUT
 from asynclock._pace import Look, Pace, after_call, after_split, next_look, round_trip
 from asynclock._quorum import UNREACHABLE, WON, Ballot, Outcome
 from asynclock._state import GO_ON, ID_LENGTH
@@ -96,13 +97,15 @@ class Wait(Tries):
         line = session.lines.get(name)
         if line is None and name not in session.held:
             self._line = session.lines[name] = Line(name, self)
-            self._behind()
+            if session.ceded:
+                self._behind()
             return True
         return line is not None and line.broken
 
     def _behind(self) -> None:
         """Where others were called just now: not ahead of them, but with a ticket, behind theirs; if there is time."""
-        if self._session.ceded(self.name) and self._give_up - self._session.clock.now() >= _POLITE:
+        since, now = self._session.ceded.pop(self.name, -math.inf), self._session.clock.now()
+        if now - since <= QUORUM_TIMEOUT and self._give_up - now >= _POLITE:
             self._yields = self._looks = True
 
     async def _stand(self) -> Lease | bool:
@@ -170,7 +173,8 @@ class Wait(Tries):
             self._started = False
             assert ballot is not None  # noqa: S101 - a try that was started has one
             outcome = ballot.outcome or await self._settled(ballot)
-            session.check_open()
+            if session.closed:
+                session.check_open()
             lease = None
             if outcome is WON:
                 top, sure = ballot.token()
