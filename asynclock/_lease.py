@@ -324,19 +324,20 @@ class Lease:
         """Release, and tell what became of it. Raises LockLost."""
         hold, session = self._hold, self._session
         lost = self._tenure is _LOST
-        goes_on = not lost and len(hold.tenures) > 1  # its owner entered it more often than left it
-        passed = not lost and not goes_on and bool(session.lines) and self._pass_on()
-        ballot = None if goes_on or passed or session.closed else self._release()
+        if not lost and len(hold.tenures) > 1:  # its owner entered it more often than left it
+            self._end_as(_RELEASED)
+            return self._forget()
+        if not lost and session.lines and self._pass_on():
+            return self._forget()
+        ballot = None if session.closed else self._release()
         if ballot is not None and hold.contended:  # somebody waits for it elsewhere: it leaves before all else
             if not lost:
                 session.cede(hold.op.kind, hold.name)
             session.next_in_line(hold.names)  # who asks behind it, in one write
             session.quorum.flush()
-        if not lost and not passed:
+        if not lost:
             self._end_as(_RELEASED)
         self._forget()
-        if goes_on or passed:
-            return
         if ballot is None:
             raise self._ended()
         session.next_in_line(hold.names)

@@ -12,6 +12,7 @@ The rules:
 5. Over N nodes serving is a call. The waiter tries when a majority has called, or a round trip after the first.
    Refused, it looks: one holder on a majority is waited for; votes that are split are given back, and tried again
    after a pause that is least for the first in the queue.
+   Whoever asks where the name was given back to others just now comes after them: a moment later, with a look.
 6. Tasks of one process stand in a line of their own, and only its head asks (`_line.py`).
 """
 
