@@ -152,11 +152,6 @@ class Lease:
         """Whether it was neither given back nor lost, as far as we were told."""
         return self._tenure in _OPEN
 
-    @property
-    def _entered(self) -> bool:
-        """Whether it guards a block now."""
-        return self._block is not None
-
     # -- what it does --------------------------------------------------------------------------------------------
 
     async def extend(self, *, lease: Seconds | None = None) -> None:
@@ -326,9 +321,11 @@ class Lease:
         lost = self._tenure is _LOST
         if not lost and len(hold.tenures) > 1:  # its owner entered it more often than left it
             self._end_as(_RELEASED)
-            return self._forget()
+            self._forget()
+            return
         if not lost and session.lines and self._pass_on():
-            return self._forget()
+            self._forget()
+            return
         ballot = None if session.closed else self._release()
         if ballot is not None and hold.contended:  # somebody waits for it elsewhere: it leaves before all else
             if not lost:

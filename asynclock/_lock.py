@@ -202,7 +202,7 @@ class Lock:
         for lease in reversed(self._tenures.get(asyncio.current_task(), ())):
             if lease._block is not None:
                 return lease
-        others = [lease for leases in self._tenures.values() for lease in leases if lease._entered]
+        others = [lease for leases in self._tenures.values() for lease in leases if lease._block is not None]
         return others[0] if len(others) == 1 else self._taken()
 
 
