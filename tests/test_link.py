@@ -1,10 +1,13 @@
-"""When a command is overdue, and whose retries count."""
+"""When a command is overdue, whose retries count, and what goes before a release."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis as redis_py
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
@@ -14,6 +17,7 @@ from asynclock._op import Op, Verb
 from asynclock.locks.mutex import MUTEX
 from asynclock.stores._debts import Debts
 from asynclock.stores._link import Debt, is_overdue
+from tests.servers import Server
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,38 @@ async def test_a_clients_retries_do_not_delay_the_bad_news(tmp_path: Path) -> No
     with pytest.raises(QuorumUnavailable, match="out of reach"):
         await redlock("x").acquire(timeout=0)
     await redlock.aclose()
+
+
+def pings(cli: redis_py.Redis) -> int:
+    """So many has the server answered, or refused."""
+    stats: Any = cli.info("commandstats").get("cmdstat_ping", {})  # type: ignore[union-attr]
+    return int(stats.get("calls", 0)) + int(stats.get("rejected_calls", 0))
+
+
+@pytest.mark.parametrize("rules", ["+@all", "+@all -ping"])
+async def test_what_goes_before_a_release_that_is_waited_for(server: Server, name: str, rules: str) -> None:
+    """One word more, so that who is let in hears of it before the giver does; refused or not, its answer is nobody's,
+    and all others stay in step. A release that nobody waits for goes alone."""
+    cli = server.cli()
+    cli.execute_command("ACL", "SETUSER", "worker", "on", ">swordfish", "~*", "&*", *rules.split())
+    url = f"unix://worker:swordfish@{server.path}"
+    async with Redlock(url) as ours, Redlock(url) as other:
+        async with ours(name):
+            pass
+        before = pings(cli)
+        async with ours(name) as lease:
+            waits = asyncio.create_task(other(name).acquire(timeout=None))
+            while not lease._hold.contended:
+                await asyncio.sleep(0.001)
+        assert pings(cli) == before + 1
+        async with asyncio.timeout(5), await waits as theirs:
+            assert theirs.fence > lease.fence
+        before = pings(cli)  # who was let in out of a queue takes it that others wait
+        fences = []
+        for _ in range(3):
+            async with ours(name) as again:
+                fences.append(again.fence)
+        assert fences == sorted(fences)
+        assert fences[0] > theirs.fence
+        assert pings(cli) == before
+    cli.close()

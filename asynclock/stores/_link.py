@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from asynclock.stores._faults import ServerError
-from asynclock.stores._wire import PLAIN_YES
+from asynclock.stores._wire import PLAIN_YES, pack
 
 if TYPE_CHECKING:
     from asynclock._op import Op
@@ -21,6 +21,7 @@ CHUNK = 16
 and the server wait while the client does (docs/decisions.md)."""
 
 
+_PING = pack("PING")
 _BACKLOG = 5.0  # so many seconds a command may wait behind others that are being answered
 
 
@@ -49,6 +50,12 @@ class Link(asyncio.Protocol):
         self.waiting.append(sink)
         if len(out) == CHUNK:
             self.flush()
+
+    def send_last_word(self, wire: bytes, sink: Sink) -> None:
+        """The same of a command that tells others something, and whose answer may come after that: a server writes
+        first to those whose output came last, and who is owed another answer already is served after them."""
+        self.send(_PING, Unheard(sink.sent, sink.deadline))
+        self.send(wire, sink)
 
     def flush(self) -> None:
         out = self._out
@@ -115,6 +122,16 @@ class Once:
 
     async def answer_of(self) -> Any:
         return await self._answer
+
+
+class Unheard(Once):
+    """A sink for an answer that says nothing."""
+
+    def __init__(self, sent: float, deadline: float) -> None:
+        self.sent = sent
+        self.deadline = deadline
+
+    def answer(self, index: int, reply: Any) -> None: ...
 
 
 class Debt:

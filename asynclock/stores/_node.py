@@ -26,7 +26,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError
-from asynclock._op import ACQUIRE, ADOPT, EXTEND, RELEASE, WAIT, Op
+from asynclock._op import ACQUIRE, ADOPT, EXTEND, RELEASE, WAIT, Op, Serve
 from asynclock.stores._backoff import Backoff
 from asynclock.stores._debts import Debts
 from asynclock.stores._faults import Fault, ServerError, code_of, config_error, connect_error, fault_of, is_about
@@ -49,6 +49,7 @@ CONNECT_TIMEOUT = 5.0
 _BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent again
 _SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
 _LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
+_GRANT = Serve.GRANT
 _LAST_WORDS = 0.1  # seconds that a client which closes waits for answers that nobody else waits for
 
 
@@ -106,7 +107,8 @@ class RedisNode:
                 wire = encode_whole(op, self._config.prefix, tombstone=True)
             elif self._native:
                 wire = encode_native(op, self._config.prefix, self._native)
-        link.send(wire or op.wire or encode(op, self._config.prefix), sink)
+        send = link.send_last_word if op.queueing.contended and op.queueing.serve is _GRANT else link.send
+        send(wire or op.wire or encode(op, self._config.prefix), sink)
         if self._timer is None or sink.deadline < self._timer_at:
             self._arm(sink.deadline)
 
