@@ -50,8 +50,9 @@ if quick and holder == id and redis.call('EXISTS', queue) == 0 then return {redi
 if verb ~= 'release' and found[3] then return {-1} end
 local waiter, waited, enter = ARGV[10] ~= '' and ARGV[10] or id, false, verb == 'acquire' and holder == id
 if verb == 'acquire' and not holder then
-  waited = redis.call('EXISTS', queue) == 1
-  enter = not waited or #ARGV[8] == 1
+  local any = #ARGV[8] == 1
+  waited = any and ARGV[10] ~= '' or redis.call('EXISTS', queue) == 1
+  enter = any or not waited
 elseif verb == 'adopt' then
   enter = holder == id or holder == waiter
   if not enter then return {0, redis.call('PTTL', hold), holder or '', -1, 0} end
@@ -68,7 +69,7 @@ if not enter then
 
   -- So many heard it; false: no permission to publish.
   local function tell(to, its, token, left)
-    local told = string.format('%s %s %.0f %s ', string.sub(to, 1, 32), its, token, left) .. hold
+    local told = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold
     local heard = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), told)
     return type(heard) == 'number' and heard
   end
@@ -91,7 +92,7 @@ if not enter then
     end
     if holder and not marked and string.match(holder, '^%x+()|') == 33 then  -- ours: it will serve, if it knows
       redis.call('SET', hold, '+' .. holder, 'KEEPTTL')
-      tell(holder, 0, 0, -1)
+      tell(holder, '0', '0', '-1')
     end
   end
 
@@ -110,13 +111,13 @@ if not enter then
         holder = 'asynclock~resting'
         local head = redis.call('ZRANGE', queue, 0, 0)[1]
         local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
-        if ticket then tell(head, string.match(ticket, '%S+'), 0, ARGV[6]) end
+        if ticket then tell(head, string.match(ticket, '%S+'), '0', ARGV[6]) end
       end
     end
   elseif verb == 'break' then
     if not holder then return {0, -2, '', -1, 0} end
     redis.call('DEL', hold)
-    if string.match(holder, '^%x+()|') == 33 then tell(holder, 0, 0, -2) end
+    if string.match(holder, '^%x+()|') == 33 then tell(holder, '0', '0', '-2') end
     reply, holder = {1, f}, false
   else
     enqueue()
@@ -132,13 +133,13 @@ if not enter then
     local its, fresh, ends, wants = string.match(ticket or '', '(%S+) (%S+) (%S+) (%S+)')
     local lives, heard = fresh and tonumber(fresh) > now, 0
     if lives and (serving == '1' or wants == '0') then
-      heard = tell(head, its, 0, -1)
+      heard = tell(head, its, '0', '-1')
     elseif lives then
-      local top = math.max(f + 1, us) + (wants - 1)
-      if redis.pcall('SET', fence, string.format('%.0f', top), 'PX', ARGV[5]).err then break end
-      f = top
+      f = math.max(f + 1, us) + (wants - 1)
+      local top = string.format('%.0f', f)
+      if redis.pcall('SET', fence, top, 'PX', ARGV[5]).err then break end
       if redis.pcall('SET', hold, '+' .. head, 'PX', ends - now).err then break end
-      heard = tell(head, its, f, -1)
+      heard = tell(head, its, top, '-1')
       if heard and heard > 0 then
         drop(head)
         holder, marked = head, true
