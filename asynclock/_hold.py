@@ -108,8 +108,8 @@ class Hold:
         if not self.over:
             self.extend(0.0)
 
-    def release(self, rest: float = 0.0) -> Ballot:
-        """Give it back; the name stays taken for another `rest` seconds."""
+    def release(self, rest: float = 0.0, at_once: bool = False) -> Ballot:
+        """Give it back; the name stays taken for another `rest` seconds. `at_once` as in Quorum.ask."""
         self.over = True
         self.op.undone = True
         grant, quorum = self.op, self.session.quorum
@@ -117,7 +117,7 @@ class Hold:
             RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.token,
             grant.memory, rest, queueing=(_CONTENDED if self.contended or grant.plain else _QUIET)[quorum.serve],
         )  # fmt: skip
-        return quorum.ask(op, self._within, only=self._where() if self._ballot.failed else None)
+        return quorum.ask(op, self._within, only=self._where() if self._ballot.failed else None, at_once=at_once)
 
     def _op(self, verb: Verb, length: float) -> Op:
         grant = self.op

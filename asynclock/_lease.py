@@ -326,11 +326,12 @@ class Lease:
         if not lost and session.lines and self._pass_on():
             self._forget()
             return
-        ballot = None if session.closed else self._release()
-        if ballot is not None and hold.contended:  # somebody waits for it elsewhere: it leaves before all else
+        # Somebody waits for it elsewhere? It leaves before all else; in one write with who asks behind it here.
+        ballot = None if session.closed else self._release(at_once=hold.contended and not session.lines)
+        if ballot is not None and hold.contended:
             if not lost:
                 session.cede(hold.op.kind, hold.name)
-            session.next_in_line(hold.names)  # who asks behind it, in one write
+            session.next_in_line(hold.names)
             session.quorum.flush()
         if not lost:
             self._end_as(_RELEASED)
@@ -382,11 +383,11 @@ class Lease:
         if (lock := self._lock()) is not None:
             lock._forget(self)
 
-    def _release(self) -> Ballot:
+    def _release(self, at_once: bool = False) -> Ballot:
         rest = self._rest
         if self._settings.min_hold:
             rest = max(rest, self._since + self._settings.min_hold - self._session.clock.now())
-        return self._hold.release(rest)
+        return self._hold.release(rest, at_once)
 
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal or an extend is decided."""

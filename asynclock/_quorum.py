@@ -103,7 +103,7 @@ class Ballot:
         self.failed = 0
         self.outcome: Outcome | None = None
         self.on_settled = on_settled
-        self.late: Callable[[Ballot, int], object] | None = None  # hears each vote that comes after the outcome
+        self.late: tuple[Callable[[Ballot, int], object], ...] = ()  # hear each vote that comes after the outcome
         self._everyone = everyone  # settle only when each node has answered or failed
         self._certain = certain  # a refusal is certain once one holder is known to have a majority, or all have spoken
         self._maybe = 0  # bit i: node i cast no vote, yet may carry the op out
@@ -141,10 +141,10 @@ class Ballot:
 
     def _count(self, index: int) -> None:
         if self.outcome is not None:
-            if self.late is not None:
-                self.late(self, index)
-                if self.complete:
-                    self.late = None  # whom it told is free to go
+            for late in self.late:
+                late(self, index)
+            if self.complete:
+                self.late = ()  # whom it told is free to go
             return
         if self._everyone and not self.complete:
             return
@@ -162,7 +162,7 @@ class Ballot:
     def tell_late(self, late: Callable[[Ballot, int], object]) -> None:
         """Tell of each vote that is still to come."""
         if not self.complete:
-            self.late = late
+            self.late += (late,)
 
     def expire(self) -> None:
         """Whoever asked can wait no longer; what has not answered counts as silent."""
@@ -198,6 +198,10 @@ class Ballot:
     def let_in(self) -> list[int]:
         """The nodes that said yes."""
         return [i for i, vote in enumerate(self.votes) if isinstance(vote, list) and vote[0] == 1]
+
+    def kept_out(self) -> list[int]:
+        """The nodes that said no, or cast no vote; not those that may still say yes."""
+        return [i for i, vote in enumerate(self.votes) if vote is not None and i not in self.let_in()]
 
     def fences(self) -> list[int]:
         """F of each node that said yes."""
@@ -320,8 +324,10 @@ class Quorum:
         everyone: bool = False,
         certain: bool = False,
         only: Sequence[int] | None = None,
+        at_once: bool = False,
     ) -> Ballot:
-        """Send `op` to all nodes at once, or to `only` these; each has `within` seconds to answer."""
+        """Send `op` to all nodes, or to `only` these; each has `within` seconds to answer. It leaves at the end of this
+        turn, or `at_once`: somebody waits for it."""
         sent = self.clock.now()
         ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain)
         nodes = self.nodes
@@ -330,6 +336,8 @@ class Quorum:
             nodes = tuple([nodes[index] for index in only])
         for node in nodes:
             node.send(op, ballot)
+            if at_once:
+                node.flush()
         return ballot
 
     def flush(self) -> None:

@@ -128,9 +128,10 @@ class Tries:
         stays = self._stays if alone and self.number else None
         within = session.within(settings)
         again = self.number > renewal  # who looks before it ever tried is kept up by no node that is silent
-        self.ballot = quorum.ask(op, within, on_settled=stays, everyone=renewal and again, certain=again)
-        if refused and not looks:  # it was called: the name is free while this is under way
-            quorum.flush()
+        called = refused and not looks  # the name is free while this is under way
+        self.ballot = quorum.ask(
+            op, within, on_settled=stays, everyone=renewal and again, certain=again, at_once=called
+        )
         return self.ballot
 
     def _stays(self, ballot: Ballot) -> None:
@@ -261,14 +262,18 @@ class Tries:
         self.spend()
 
     def withdraw(self, won: Ballot | None = None) -> None:
-        """No ticket of ours stays at any node, and nobody calls us any more. Where we were let in none is left."""
+        """No ticket of ours stays at any node, and nobody calls us any more. Where we were let in none is left, which
+        nodes that have not answered may still say."""
         if self._ticket:
             self._session.waiting.pop(self._ticket[:ID_LENGTH], None)
-            for ticket in self._sent:
-                ticket.number = 0  # what is sent again (NOSCRIPT) leaves none
-            let_in = [] if won is None else won.let_in()
-            self.take_back(self._ticket, [i for i in range(len(self._quorum.nodes)) if i not in let_in])
-            self._ticket = ""
+            for sent in self._sent:
+                sent.number = 0  # what is sent again (NOSCRIPT) leaves none
+            ticket, self._ticket = self._ticket, ""
+            if won is None:
+                self.take_back(ticket)
+            elif won.yes < won.nodes:
+                self.take_back(ticket, won.kept_out())
+                won.tell_late(lambda won, i: self.take_back(ticket, [i] if i in won.kept_out() else []))
         elif self._sends and self.op is not None:
             self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
 

@@ -14,7 +14,7 @@ import pytest
 from asynclock import Lease, Redlock
 from asynclock._op import Op, Verb
 from asynclock._ports import NodeConfig, Sink
-from asynclock._state import ID_LENGTH
+from asynclock._state import ID_LENGTH, Entry
 from asynclock.locks.mutex import MUTEX
 from asynclock.stores.memory import MemoryNode
 from tests.fakes import FakeClock
@@ -201,12 +201,14 @@ class Forgetful(Memory):
         super().__init__(clock)
         self.forgets = False
         self.fails = False  # nobody can tell what became of what it was sent
+        self.asked: list[Verb] = []
         self._late: list[tuple[str, Op, Callable[[list[object]], object]]] = []
 
     def open(self, config: NodeConfig) -> MemoryNode:
         return Failing(self, config)
 
     def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
+        self.asked.append(op.verb)
         if self.forgets and op.queueing.number:
             self._late.append((key, op, answer))
         else:
@@ -260,7 +262,7 @@ class Waiter(Still):
 
 async def test_an_attempt_sent_again_after_it_was_won(name: str) -> None:
     """Two of five servers lose the script as the last attempt comes, which wins without them. Then a stranger has the
-    name there: the attempt is sent again to them, and leaves no ticket, for nobody would renew it."""
+    name there: the attempt is sent again to them, and no ticket stays, for nobody would renew it."""
     waiter = Waiter(name)
     deaf = waiter.all[3:]
     async with waiter.waits() as (lease, _, waiting):
@@ -274,7 +276,38 @@ async def test_an_attempt_sent_again_after_it_was_won(name: str) -> None:
         for store in deaf:
             store.decide("", stranger, lambda reply: None)
         assert [store.resend() for store in deaf] == [1, 1]
+        await turns()
         assert not waiter.tickets()
+        await got.release()
+
+
+@pytest.mark.parametrize("late", ["yes", "no", "nothing"])
+async def test_what_a_node_says_after_the_attempt_was_won(name: str, late: str) -> None:
+    """Two of five are slow. Where they let us in, no ticket is left and nothing more is asked of them; where they
+    refuse, or hang up, it is taken back."""
+    waiter = Waiter(name)
+    slow = waiter.all[3:]
+    async with waiter.waits() as (lease, _, waiting):
+        for store in slow:
+            store.forgets = True
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        await turns()
+        assert waiter.tickets() == [3, 4]
+        for index, store in enumerate(slow, 3):
+            store.asked.clear()
+            if late == "no":
+                stranger = Entry(f"{'f' * ID_LENGTH}|1|a stranger", None)
+                store._states[name] = replace(store._states[name], holds=(stranger,))
+            if late == "nothing":
+                got._hold._ballot.fail(index, ConnectionError("it hung up"), maybe=True)
+            else:
+                store.resend()
+        await turns()
+        assert not waiter.tickets()
+        again = [Verb.RELEASE] if late != "yes" else []
+        assert [[verb for verb in store.asked if verb is Verb.RELEASE] for store in slow] == [again, again]
         await got.release()
 
 
