@@ -172,7 +172,7 @@ async def trip(urls: Sequence[str], pause: float) -> dict[str, Any]:
     times = []
     async with Redlock(*urls) as client:
         await told("ready")
-        for _ in range(200):
+        for _ in range(600):
             began = time.monotonic()
             await client("free").locked()
             times.append(time.monotonic() - began)
