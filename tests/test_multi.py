@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockTimeout, Redlock, SelfDeadlock, Unsupported
+from tests.leaving import no_task_is_left, nothing_is_left
 from tests.servers import Server
 from tests.still import Still, forgotten, idle, turns
-from tests.test_wait_cancel import no_task_is_left, nothing_is_left
 from tests.waiters import LIMIT, LONG, urls_of
 
 Make = Callable[..., Redlock]

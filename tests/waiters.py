@@ -183,6 +183,17 @@ def urls_of(servers: Iterable[Server]) -> list[str]:
     return [each.url for each in servers]
 
 
+async def is_free(client: Redlock, name: str) -> bool:
+    """Behind whatever the client still has in flight: its connection keeps the order."""
+    return not await client(name).locked()
+
+
+async def back(client: Redlock) -> None:
+    """Return once the client's nodes all answer again."""
+    while not all(node.ok for node in (await client.health()).nodes):
+        await asyncio.sleep(0.01)
+
+
 async def until(check: Callable[[], object]) -> None:
     """Return once `check` says so; a server tells of its keys only when asked."""
     async with asyncio.timeout(LIMIT):
