@@ -20,8 +20,8 @@ from asynclock._op import MARK, Op, Rule
 from asynclock._several import decide_all
 from asynclock._state import ID_LENGTH, Entry, Notice, State, mode_of
 from asynclock.stores._keys import Keys, channel
+from tests.agreement import STAND_STILL, command_of
 from tests.agreement import _ticket as ticket_text
-from tests.agreement import command_of
 from tests.histories import MUTE, Ask, Hear, Pass, Permit, number
 from tests.shared_histories import AT, IDS, NAMES, TAGS, Step, World, Write, kind_of, op_of
 from tests.stage import Stage, Told
@@ -82,22 +82,17 @@ def _ms(ends: float | None) -> int:
     return int((ends or 0) * 1000)
 
 
-_FRAME = """
-local frame, real, keys, words = cjson.decode(ARGV[#ARGV]), redis, {}, {}
+_FRAME = (
+    """
+local frame, keys, words = cjson.decode(ARGV[#ARGV]), {}, {}
 for i = 1, frame.keys do keys[i] = KEYS[i] end
 for i = 1, #ARGV - 1 do words[i] = ARGV[i] end
-local function with_our_time(run)
-  return function(command, ...)
-    if command == 'TIME' then return frame.time end
-    return run(command, ...)
-  end
-end
-for key, left in pairs(frame.left) do
-  if left > 0 then real.call('PEXPIRE', key, left) else real.call('DEL', key) end
-end
+"""
+    + STAND_STILL
+    + """
 local reply = (function(redis, KEYS, ARGV)
 %s
-end)({call = with_our_time(real.call), pcall = with_our_time(real.pcall), error_reply = real.error_reply}, keys, words)
+end)(stage, keys, words)
 local readers = {none = {}, string = {'GET'}, zset = {'ZRANGE', 0, -1, 'WITHSCORES'}, hash = {'HGETALL'}}
 local after = {}
 for i = frame.keys + 1, #KEYS do
@@ -110,6 +105,7 @@ end
 real.call('PUBLISH', unpack(frame.last))
 return {reply or false, after}
 """
+)
 """One step in one script, as in `agreement.py`; the step sees no keys and words but its own."""
 
 _VERBATIM = "for _, each in ipairs(cjson.decode(ARGV[1])) do redis.call(unpack(each)) end"
