@@ -61,8 +61,8 @@ class Ear(Protocol):
     def heard(self, index: int, notice: bytes) -> None:
         """Node `index` sent a notice (Notice.wire)."""
 
-    def listening(self, index: int) -> None:
-        """Node `index` listens for us (again): notices before that may be lost."""
+    def connected(self, index: int) -> None:
+        """There is a connection to node `index` (again): notices before that may be lost; it may be that none come."""
 
 
 class Node(Protocol):
@@ -83,7 +83,7 @@ class Node(Protocol):
         """Ask; never awaits and never raises: the sink hears the answer, or that there is none, by its deadline."""
 
     def flush(self) -> None:
-        """Let what was sent leave now, not at the end of this turn: somebody waits for it."""
+        """Let what was sent leave now, not at the end of this turn: somebody waits for it. Never raises."""
 
     def trust(self) -> None:
         """Let a young server vote: the quorum found the deployment new."""

@@ -200,8 +200,8 @@ class Ballot:
         return [i for i, vote in enumerate(self.votes) if isinstance(vote, list) and vote[0] == 1]
 
     def kept_out(self) -> list[int]:
-        """The nodes that said no, or cast no vote; not those that may still say yes."""
-        return [i for i, vote in enumerate(self.votes) if vote is not None and i not in self.let_in()]
+        """The nodes that did not say yes; without those that may yet."""
+        return [i for i, v in enumerate(self.votes) if v is not None and (isinstance(v, Exception) or v[0] != 1)]
 
     def fences(self) -> list[int]:
         """F of each node that said yes."""
@@ -327,7 +327,7 @@ class Quorum:
         at_once: bool = False,
     ) -> Ballot:
         """Send `op` to all nodes, or to `only` these; each has `within` seconds to answer. It leaves at the end of this
-        turn, or `at_once`: somebody waits for it."""
+        turn, or `at_once`, node by node: somebody waits for it."""
         sent = self.clock.now()
         ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain)
         nodes = self.nodes

@@ -128,8 +128,8 @@ class Session:
                 else:
                     lease._hold.waited_for(whose)
 
-    def listening(self, index: int) -> None:
-        """A node listens again: what it had to tell meanwhile is lost, so all tickets are sent anew."""
+    def connected(self, index: int) -> None:
+        """What a node had to tell meanwhile is lost, so all tickets are sent anew."""
         del index
         for wait in list(self.waiting.values()):
             wait.renew_soon()

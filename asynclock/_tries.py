@@ -3,7 +3,8 @@
 The rules:
 
 1. What an attempt was granted becomes a Lease or is undone; there is no third way. So is a ticket: it is taken back,
-   and passes on what reached it meanwhile.
+   and passes on what reached it meanwhile. (Who has won waits, behind the caller's back, for what the last nodes say:
+   most let it in, and keep no ticket.)
 2. At a node alone waiter and attempt have one id, spent by its release. Over N nodes each attempt has a fresh id,
    undone before the next begins, and the ticket one of its own; an attempt that is let in at some nodes only is undone
    there and gets its ticket back.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 import random
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from asynclock._hold import Hold
@@ -75,7 +76,7 @@ class Tries:
     _sends: dict[int, float] | None = None  # number of a ticket -> when it was sent
     _grant: tuple[int, int] | None = None
     goes_on = False  # it was the last of many that were served at once
-    _sent: Sequence[Queueing] = ()  # over N nodes: the last sendings of the ticket
+    _sent: Queueing | None = None  # over N nodes: the last sending of the ticket
 
     def __init__(
         self,
@@ -122,6 +123,8 @@ class Tries:
             op.queueing = self._new_ticket(alone)
             if looks and not alone and not kind.parts:  # who waits for several names looks by trying
                 op.verb, op.id = WAIT, self._ticket
+        elif self._ticket:  # no notices come any more; the ticket that was left is not sent again, but is ours still
+            op.queueing = Queueing(quorum.serve, kind.fair, self._span, self._ticket)
         else:
             op.queueing = _without_ticket(quorum.serve, kind.fair, self._span)
         renewal = op.verb is WAIT
@@ -171,16 +174,21 @@ class Tries:
             return _first_ticket(serve, self.lock._kind.fair, min(fresh, self._timeout or fresh))
         if not alone and not self._ticket:
             self._ticket = self._session.new_id(self._order, settings.metadata, self.lock._kind.mode)
-            self._sent = []
             self._listen(self._ticket)
         left = max(self._give_up - self._session.clock.now(), 0.001)
         fair, fresh = self.lock._kind.fair, min(fresh, left)
         return self._noted(Queueing(serve, fair, self._span, self._ticket, self.number, fresh, self._order))
 
     def _noted(self, ticket: Queueing) -> Queueing:
-        """A ticket that is sent, of the last few of which some may be under way yet."""
-        self._sent = [*self._sent[1 - _NUMBERS :], ticket]
+        """A ticket that is sent. The sending before it leaves none if it has to come again (NOSCRIPT), for this one may
+        have been let in by then."""
+        self._unsend()
+        self._sent = ticket
         return ticket
+
+    def _unsend(self) -> None:
+        if self._sent is not None:
+            self._sent.number = 0
 
     def stands(self, order: int) -> None:
         """A node alone keeps the ticket, in that place."""
@@ -262,20 +270,23 @@ class Tries:
         self.spend()
 
     def withdraw(self, won: Ballot | None = None) -> None:
-        """No ticket of ours stays at any node, and nobody calls us any more. Where we were let in none is left, which
-        nodes that have not answered may still say."""
+        """No ticket of ours stays at any node, and nobody calls us any more. Where we were let in none is left; from
+        nodes that have not answered we hear later."""
         if self._ticket:
             self._session.waiting.pop(self._ticket[:ID_LENGTH], None)
-            for sent in self._sent:
-                sent.number = 0  # what is sent again (NOSCRIPT) leaves none
+            self._unsend()
             ticket, self._ticket = self._ticket, ""
             if won is None:
                 self.take_back(ticket)
             elif won.yes < won.nodes:
                 self.take_back(ticket, won.kept_out())
-                won.tell_late(lambda won, i: self.take_back(ticket, [i] if i in won.kept_out() else []))
+                won.tell_late(partial(self._answered_late, ticket))
         elif self._sends and self.op is not None:
             self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
+
+    def _answered_late(self, ticket: str, won: Ballot, index: int) -> None:
+        if index in won.kept_out():
+            self.take_back(ticket, [index])
 
     def serve_on(self) -> None:
         """It came in as the last of those who could be served at once: the next are. (Who is not let in serves by its

@@ -284,8 +284,10 @@ class Wait(Tries):
             self.undo(ballot)
         if (another := self._another_slot(ballot, now)) is not None:
             return another
-        if not self.number:  # now with a ticket, if notices come; else at leisure
-            return Look(now) if self._quorum.listens else self._pace.after_refusal(now, ballot.soonest())
+        if not self._quorum.listens:
+            return self._pace.after_refusal(now, ballot.soonest())
+        if not self.number:  # now with a ticket
+            return Look(now)
         if self.number == 1:
             self.placed(ballot.orders())
         ranks = ballot.ranks()
@@ -374,7 +376,7 @@ class Wait(Tries):
             self._arm(min(at, self._give_up))
 
     def renew_soon(self) -> None:
-        """A node listens again: send the ticket anew, the fleet not all at once."""
+        """A node is connected again: send the ticket anew, the fleet not all at once."""
         self._looks = True
         self._arm(min(self._session.clock.now() + random.uniform(0.0, 0.05), self._give_up))  # noqa: S311 - jitter
 

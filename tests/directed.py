@@ -352,6 +352,9 @@ SERVES: dict[str, list[Step]] = {
 
 FAIRS: dict[str, list[Step]] = {
     "fair: nobody waits": [tries(fair=True), release(), acquire(YOUNGER, fair=True, number=0), tries(THIRD, fair=True)],
+    "fair: nobody waits, and nobody is served": [
+        *(acquire(waiter=THIRD, fair=True), acquire(YOUNGER, waiter=THIRD, fair=True), release()),
+    ],
     "fair: only the first enters": [
         *(acquire(), tries(YOUNGER, fair=True), tries(THIRD, fair=True), release()),
         *(tries(THIRD, fair=True, serve=Serve.NOBODY), tries(YOUNGER, fair=True, number=2, keeps=True)),

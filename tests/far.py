@@ -28,8 +28,8 @@ class Distant:
     def heard(self, index: int, notice: bytes) -> None:
         self._store.later(lambda: self._ear.heard(index, notice))
 
-    def listening(self, index: int) -> None:
-        self._ear.listening(index)
+    def connected(self, index: int) -> None:
+        self._ear.connected(index)
 
 
 class FarNode(MemoryNode):

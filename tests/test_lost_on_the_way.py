@@ -145,7 +145,7 @@ async def test_a_renewal_sent_again_after_the_leave(servers: Any, name: str) -> 
             forget(server)
             proxy.hold_replies()
         session = second._session()
-        session.listening(0)
+        session.connected(0)
         await until(lambda: all(unknown(server) for server in some))
         for server in some:
             learn(server)
@@ -201,14 +201,12 @@ class Forgetful(Memory):
         super().__init__(clock)
         self.forgets = False
         self.fails = False  # nobody can tell what became of what it was sent
-        self.asked: list[Verb] = []
         self._late: list[tuple[str, Op, Callable[[list[object]], object]]] = []
 
     def open(self, config: NodeConfig) -> MemoryNode:
         return Failing(self, config)
 
     def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
-        self.asked.append(op.verb)
         if self.forgets and op.queueing.number:
             self._late.append((key, op, answer))
         else:
@@ -307,7 +305,32 @@ async def test_what_a_node_says_after_the_attempt_was_won(name: str, late: str) 
         await turns()
         assert not waiter.tickets()
         again = [Verb.RELEASE] if late != "yes" else []
-        assert [[verb for verb in store.asked if verb is Verb.RELEASE] for store in slow] == [again, again]
+        assert [[verb for verb, _ in store.asked if verb is Verb.RELEASE] for store in slow] == [again, again]
+        await got.release()
+
+
+async def test_a_renewal_sent_again_after_the_attempt_that_won(name: str) -> None:
+    """One of five loses the script as the ticket is renewed there, and has it back as the attempt comes that wins. Then
+    the renewal is sent again: it leaves no ticket."""
+    waiter = Waiter(name)
+    odd = waiter.all[4]
+    async with waiter.waits() as (lease, other, waiting):
+        odd.forgets = True
+        other._session().connected(4)
+        waits: Any = next(iter(other._session().waits))
+        waiter.clock.advance(0.1)
+        await turns()
+        assert odd._late
+        waits.ballot.fail(4, ConnectionError("it says nothing"), maybe=True)
+        await turns(20)
+        assert idle(other)
+        odd.forgets = False
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        assert odd.resend() == 1
+        await turns()
+        assert not waiter.tickets()
         await got.release()
 
 

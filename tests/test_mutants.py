@@ -63,6 +63,8 @@ EQUIVALENT = {
     # where no queue is, nothing is found in it; not to look is quicker
     ("or id, false, verb", "or id, true, verb"),
     ("if waited then", "if true then"),
+    ("barges and ARGV[10] ~= '' or", "barges and ARGV[10] == '' or"),
+    ("barges and ARGV[10] ~= '' or", "barges and ARGV[11] ~= '' or"),
     # what most releases find is found more slowly below, too
     ("'00' and not marked", "'00' and marked"),
     ("'00' and not marked", "'00' and not true"),
@@ -81,7 +83,6 @@ EQUIVALENT = {
     ("heard = fresh and", "heard = ends and"),
     # these servers write a whole number out; Lua's own formats would not, and others may use them
     ("string.format('%.0f', f)", "f"),
-    ("string.format('%.0f', top)", "top"),
     ("string.format('%.0f', order)", "order"),
     ("string.format('%.0f', order)", "string.format('%.3f', order)"),
 }

@@ -17,7 +17,7 @@ from asynclock.stores._keys import keys
 from tests.proxy import RELEASE, Proxy
 from tests.servers import Server
 from tests.still import Still, forgotten, idle, numbers, turns
-from tests.waiters import LIMIT, LONG, RENEWED_AFTER, SHORT, holder, in_queue, queue, rise, until, urls_of
+from tests.waiters import LIMIT, LONG, RENEWED_AFTER, SHORT, calls, holder, in_queue, queue, rise, until, urls_of
 
 both = pytest.mark.parametrize("nodes", [1, 5])
 fair_or_not = pytest.mark.parametrize("fair", [False, True], ids=["first-come", "fair"])
@@ -253,6 +253,28 @@ async def test_c17_no_channels(five: list[Server], name: str, nodes: int, forbid
         assert forgotten(second)
         await until(in_queue(five[:nodes], name, 0))
         assert not any(holder(each, name) for each in five[:nodes])
+
+
+@both
+@fair_or_not
+async def test_c17_channels_are_forbidden_while_it_waits(servers: Any, name: str, nodes: int, fair: bool) -> None:
+    """From then on it polls; and though its last attempts bring no ticket along, the one that it left is gone after."""
+    some = [servers.start() for _ in range(nodes)]
+    async with Redlock(*urls_of(some), lease=LONG) as first, Redlock(*urls_of(some), lease=LONG) as second:
+        lease = await first(name, fair=fair).acquire(timeout=None)
+        waiting = asyncio.create_task(second(name, fair=fair).acquire(timeout=None))
+        await until(lambda: in_queue(some, name, 1)() and idle(second))
+        for server in some:
+            with server.cli() as cli:
+                cli.execute_command("ACL", "SETUSER", "default", "resetchannels")
+        ours = second._session().quorum.nodes
+        await until(lambda: all(node.error is None and not node.listens for node in ours))
+        before = calls(some[0])
+        async with asyncio.timeout(LONG * RENEWED_AFTER / 2):
+            await until(lambda: calls(some[0]) >= before + 3)
+            await lease.release()
+            async with await waiting:
+                await until(in_queue(some, name, 0))
 
 
 @both

@@ -131,7 +131,7 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(
     async def listen_again() -> None:
         while True:
             await asyncio.sleep(chance.uniform(0, 0.3))
-            chance.choice(clients)._session().listening(0)
+            chance.choice(clients)._session().connected(0)
 
     again = asyncio.create_task(listen_again())
     await asyncio.gather(*map(rounds, crowds))

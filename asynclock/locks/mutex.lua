@@ -50,9 +50,9 @@ if quick and holder == id and redis.call('EXISTS', queue) == 0 then return {redi
 if verb ~= 'release' and found[3] then return {-1} end
 local waiter, waited, enter = ARGV[10] ~= '' and ARGV[10] or id, false, verb == 'acquire' and holder == id
 if verb == 'acquire' and not holder then
-  local any = #ARGV[8] == 1
-  waited = any and ARGV[10] ~= '' or redis.call('EXISTS', queue) == 1
-  enter = any or not waited
+  local barges = #ARGV[8] == 1
+  waited = barges and ARGV[10] ~= '' or redis.call('EXISTS', queue) == 1  -- who has a ticket has it taken off, if it is there
+  enter = barges or not waited
 elseif verb == 'adopt' then
   enter = holder == id or holder == waiter
   if not enter then return {0, redis.call('PTTL', hold), holder or '', -1, 0} end
@@ -67,7 +67,7 @@ if not enter then
   local serving = string.sub(ARGV[8], 1, 1)
   local number, fresh, asked = string.match(ARGV[11], '(%S+) (%S+) (%S+)')
 
-  -- So many heard it; false: no permission to publish.
+  -- So many heard it; false: no permission to publish. All words are text: joined, a token would lose its last digits.
   local function tell(to, its, token, left)
     local told = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold
     local heard = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), told)

@@ -195,9 +195,9 @@ class RedisNode:
         for sink in overdue:
             error = TimeoutError(f"{self.label} did not answer within {now - sink.sent:.3g} s")
             sink.fail(self.index, error, maybe=True)
-        if self._link is link and self._timer is None:
-            again = link.moved_at + (patience if overdue else limit)
-            self._arm(max(min(later, again), now + 0.001))
+        again = max(min(later, link.moved_at + (patience if overdue else limit)), now + 0.001)
+        if self._link is link and (self._timer is None or again < self._timer_at):  # who was told may have sent more
+            self._arm(again)
 
     # -- the connection ------------------------------------------------------------------------------------------
 
@@ -209,27 +209,28 @@ class RedisNode:
         """This connection is of no use any more. Callable twice; only the first time counts."""
         link.abort()
         if self._link is not link:
-            for sink in link.waiting:  # of a handshake that was cut short
-                sink.fail(self.index, error, maybe=True)
-            link.waiting.clear()
+            self._fail_all(link, error)  # of a handshake that was cut short
             return
         self._link = None
         self.listens = False
         self.error = error
         if self.state is not NodeState.CLOSED:
             self.state = NodeState.DOWN
-        sinks = list(link.waiting)
-        link.waiting.clear()
-        for sink in sinks:
+        for sink in link.waiting:
             if isinstance(sink, Once):
                 continue
             if sink.op.verb in (ACQUIRE, WAIT, ADOPT):
                 self._debts.orphan(sink.op, self.clock.now())
             elif sink.op.verb is RELEASE:
                 self._debts.owe(sink.op, self.clock.now())
+        self._fail_all(link, error)
+        self._reconnect()
+
+    def _fail_all(self, link: Link, error: Exception) -> None:
+        sinks = list(link.waiting)
+        link.waiting.clear()
         for sink in sinks:
             sink.fail(self.index, error, maybe=True)
-        self._reconnect()
 
     def _reconnect(self) -> None:
         if self._link is None and self.state is not NodeState.CLOSED and self._connecting is None:
@@ -276,8 +277,7 @@ class RedisNode:
         self.error = None
         if not self._on_probation:
             self.trust()  # a server of age bears the mark of its use, so that its restart will show
-        if self.listens:
-            self._config.ear.listening(self.index)
+        self._config.ear.connected(self.index)
 
     def _take_over(self, redis: AbstractConnection) -> Link:
         """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
@@ -387,12 +387,11 @@ class RedisNode:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(_LAST_WORDS):
                     await self._ask(self._link, "PING").answer_of()
+        if (link := self._link) is not None:
+            self._fail_all(link, self.error)  # who is told may have something to take back: that leaves, too
+            self._link = None
+            link.hang_up()
+            self._fail_all(link, self.error)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._link is not None:
-            link, self._link = self._link, None
-            link.hang_up()
-            for sink in link.waiting:
-                sink.fail(self.index, self.error, maybe=True)
-            link.waiting.clear()
