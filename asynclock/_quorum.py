@@ -143,7 +143,7 @@ class Ballot:
         if self.outcome is not None:
             for late in self.late:
                 late(self, index)
-            if self.complete:
+            if self.late and self.complete:
                 self.late = ()  # whom it told is free to go
             return
         if self._everyone and not self.complete:
