@@ -128,7 +128,7 @@ class Tries:
         else:
             op.queueing = _without_ticket(quorum.serve, kind.fair, self._span)
         renewal = op.verb is WAIT
-        stays = self._stays if alone and self.number else None
+        stays = self._stays if alone and op.queueing.number else None
         within = session.within(settings)
         again = self.number > renewal  # who looks before it ever tried is kept up by no node that is silent
         called = refused and not looks  # the name is free while this is under way
@@ -138,8 +138,8 @@ class Tries:
         return self.ballot
 
     def _stays(self, ballot: Ballot) -> None:
-        """A try at a node alone was answered. Its ticket may be served at once: the notice may come in the same read,
-        before any task runs."""
+        """A try at a node alone was answered, and left a ticket. That may be served at once: the notice may come in the
+        same read, before any task runs."""
         op = ballot.op
         if ballot.outcome is REFUSED and op is self.op and not op.undone:
             self._listen(op.id)

@@ -16,6 +16,7 @@ from asynclock._state import State
 from asynclock.stores.memory import MemoryNode
 from tests.far import Beyond
 from tests.still import Memory, Still, forgotten, idle, turns
+from tests.waiters import LIMIT
 
 both = pytest.mark.parametrize("nodes", [1, 5])
 
@@ -267,3 +268,35 @@ async def test_an_order_key_is_one_however_wrong_the_clock(name: str, nodes: int
 def orders(still: Still, name: str) -> set[int]:
     """The order keys of the ticket, at all stores."""
     return {its.order for store in still.stores for its in store.state(name).queue}
+
+
+# -- a grant ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_grant_counts_from_when_its_ticket_was_sent(name: str) -> None:
+    """For ten seconds no notices may come: it asks again and again, without a ticket. Then they come again, and before
+    the ticket is renewed it is served: the hold ends when that ticket ends, and so does the validity."""
+    still = Still(1, name)
+    async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns()
+        sent = still.clock.now()
+        session = other._session()
+        (node,) = session.quorum.nodes
+        node.listens = False
+        session.connected(0)
+        still.asked()
+        while still.clock.now() < sent + 10.0:
+            still.clock.advance(0.1)
+            await turns()
+        assert len(still.asked()) > 10
+        node.listens = True
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        (hold,) = still.stores[0].state(name).holds
+        assert hold.ends is not None
+        left = hold.ends - still.stores[0].now()
+        assert left == pytest.approx(20.0)
+        assert got.remaining < left
+        await got.release()
