@@ -62,8 +62,8 @@ class Serve(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Queueing:
-    """How an op deals with those who wait. Many ops share one, so only `wire` ever changes; and `number`, where
-    the ticket was taken back meanwhile."""
+    """How an op deals with those who wait. Many ops share one, so only `wire` ever changes; and of a ticket `serve`,
+    and `number` where it was sent again, or taken back, meanwhile."""
 
     serve: Serve = Serve.NOBODY
     fair: bool = False  # acquire: enter only as the first of the queue
@@ -81,7 +81,7 @@ ALONE = Queueing()
 
 
 class Op:
-    """One request to every node. Only `undone`, `queueing`, `fence`, `wire` and `native` ever change."""
+    """One request to every node. Once sent, only `undone`, `queueing`, `fence`, `wire` and `native` ever change."""
 
     __slots__ = (
         "fence", "id", "kind", "lease", "memory", "name", "native", "plain", "queueing", "rest", "tombstone", "undone",

@@ -62,7 +62,7 @@ class Ear(Protocol):
         """Node `index` sent a notice (Notice.wire)."""
 
     def connected(self, index: int) -> None:
-        """There is a connection to node `index` (again): notices before that may be lost; it may be that none come."""
+        """Node `index` is connected (again): notices before that may be lost; or there are none any more."""
 
 
 class Node(Protocol):

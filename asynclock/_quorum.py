@@ -200,7 +200,7 @@ class Ballot:
         return [i for i, vote in enumerate(self.votes) if isinstance(vote, list) and vote[0] == 1]
 
     def kept_out(self) -> list[int]:
-        """The nodes that did not say yes; without those that may yet."""
+        """The nodes that did not say yes; without those that have not answered."""
         return [i for i, v in enumerate(self.votes) if v is not None and (isinstance(v, Exception) or v[0] != 1)]
 
     def fences(self) -> list[int]:

@@ -76,7 +76,7 @@ class Tries:
     _sends: dict[int, float] | None = None  # number of a ticket -> when it was sent
     _grant: tuple[int, int] | None = None
     goes_on = False  # it was the last of many that were served at once
-    _sent: Queueing | None = None  # over N nodes: the last sending of the ticket
+    _sent: Queueing | None = None  # the last sending of the ticket, but for the first at a node alone
 
     def __init__(
         self,

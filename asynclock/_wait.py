@@ -280,13 +280,14 @@ class Wait(Tries):
         return next_look(now, ballot.sent, self.settings.lease, rank, left, _hears(holder))
 
     def _refused_by_many(self, ballot: Ballot, now: float) -> Look:
+        ticketed = ballot.op.queueing.number
         if ballot.op.verb is ACQUIRE:
             self.undo(ballot)
         if (another := self._another_slot(ballot, now)) is not None:
             return another
         if not self._quorum.listens:
             return self._pace.after_refusal(now, ballot.soonest())
-        if not self.number:  # now with a ticket
+        if not ticketed:  # now with one
             return Look(now)
         if self.number == 1:
             self.placed(ballot.orders())
@@ -377,8 +378,10 @@ class Wait(Tries):
 
     def renew_soon(self) -> None:
         """A node is connected again: send the ticket anew, the fleet not all at once."""
-        self._looks = True
-        self._arm(min(self._session.clock.now() + random.uniform(0.0, 0.05), self._give_up))  # noqa: S311 - jitter
+        soon = min(self._session.clock.now() + random.uniform(0.0, 0.05), self._give_up)  # noqa: S311 - jitter
+        if soon < self._due:
+            self._looks = True
+            self._arm(soon)
 
     def interrupt(self) -> None:
         """The client closes."""

@@ -260,9 +260,9 @@ class Waiter(Still):
 
 @pytest.mark.parametrize("late", ["yes", "no", "nothing"])
 async def test_what_a_node_says_after_the_attempt_was_won(name: str, late: str) -> None:
-    """Two of five servers lose the script as the last attempt comes, which wins without them; so it is sent again there.
-    Where they let us in, no ticket is left and nothing more is asked of them; where they refuse, or hang up, it is taken
-    back."""
+    """Two of five servers lose the script as the last attempt comes, which wins without them; so it is sent again
+    there. Where they let us in, no ticket is left and nothing more is asked of them; where they refuse, or hang up, it
+    is taken back."""
     waiter = Waiter(name)
     slow = waiter.all[3:]
     async with waiter.waits() as (lease, _, waiting):

@@ -277,6 +277,26 @@ async def test_c17_channels_are_forbidden_while_it_waits(servers: Any, name: str
                 await until(in_queue(some, name, 0))
 
 
+async def test_c17_a_node_without_notices_comes_and_goes(servers: Any, name: str) -> None:
+    """One of three calls nobody. Its connection breaks and comes back: nobody asks anew for that."""
+    some = [servers.start() for _ in range(3)]
+    urls = [*urls_of(some[:2]), user(some[2], MUTE["no channels"])]
+    async with Redlock(*urls_of(some), lease=LONG) as first, Redlock(*urls, lease=LONG) as second:
+        async with first(name):
+            waiting = asyncio.create_task(second(name).acquire(timeout=None))
+            await until(lambda: in_queue(some, name, 1)() and idle(second))
+            (wait,) = second._session().waits
+            due = wait._due  # type: ignore[attr-defined]
+            node: Any = second._session().quorum.nodes[2]
+            link = node._link
+            link.transport.abort()
+            await until(lambda: node._link not in (link, None))
+            await asyncio.sleep(0)
+            assert wait._due == due  # type: ignore[attr-defined]
+            waiting.cancel()
+            await asyncio.wait({waiting})
+
+
 @both
 @pytest.mark.parametrize("holds", list(MUTE))
 async def test_c17_the_holder_may_not_call(five: list[Server], name: str, nodes: int, holds: str) -> None:

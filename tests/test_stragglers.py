@@ -31,7 +31,7 @@ async def test_what_is_taken_back_late_keeps_no_other_command_waiting(servers: A
     """One of three is frozen. The attempt that wins without it, an acquire that hangs on its silence, and the ticket's
     release that follows the first are out one after the other: each is counted out by its own deadline."""
     some = [servers.start() for _ in range(3)]
-    async with waited_for(some, name, node_timeout=0.5) as (lease, client, waiting):
+    async with waited_for(some, name, node_timeout=1.0) as (lease, client, waiting):
         with some[0].cli() as cli:
             cli.set(f"{name}:other", STRANGER)
         some[2].freeze()
@@ -39,7 +39,7 @@ async def test_what_is_taken_back_late_keeps_no_other_command_waiting(servers: A
         (ticket,) = session.waiting
         await lease.release()
         got = await waiting
-        await asyncio.sleep(0.25)  # half of the first one's time
+        await asyncio.sleep(0.5)  # half of the first one's time
         assert await client(f"{name}:other").acquire(timeout=0) is None
         assert any(ballot.op.id.startswith(ticket) for ballot in session._loose)  # the last one's time is not up
         some[2].thaw()
@@ -56,7 +56,9 @@ async def test_a_client_that_closes_takes_its_ticket_back_everywhere(servers: An
         releasing = asyncio.create_task(lease.release())
         got = await waiting
         await got.release()
+        session = client._session()
         await client.aclose()
+        assert not session._loose
         some[2].thaw()
         await releasing
         await until(in_queue(some, name, 0))

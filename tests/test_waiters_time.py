@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -300,3 +301,29 @@ async def test_a_grant_counts_from_when_its_ticket_was_sent(name: str) -> None:
         assert left == pytest.approx(20.0)
         assert got.remaining < left
         await got.release()
+
+
+async def test_notices_that_come_again_while_it_asks_without(name: str) -> None:
+    """Over three nodes: for half a minute no notices may come, so it asks again and again, without a ticket, and the
+    one that it had is stale. They come again while it asks: it leaves a ticket at once, and is called."""
+    still = Still(3, name)
+    async with still.held(lease=60.0) as (_, lease), still.client(lease=60.0) as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns(20)
+        session = other._session()
+        for node in session.quorum.nodes:
+            node.listens = False
+        session.connected(0)
+        await still.until(still.clock.now() + 35.0)
+        wait: Any = next(iter(session.waits))
+        while idle(other):
+            still.clock.advance(0.01)
+            await asyncio.sleep(0)
+        assert wait.ballot is not None
+        for node in session.quorum.nodes:
+            node.listens = True
+            session.connected(0)
+        await turns(20)
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()

@@ -69,7 +69,7 @@ class RedisNode:
         self.label = store.label
         self.index = config.position
         self.state = NodeState.NEW
-        self.listens = False
+        self.listens = self._listened = False
         self.error: Exception | None = ConnectionError(f"{self.label} is not connected yet")
         self._store = store
         self._config = config
@@ -277,7 +277,9 @@ class RedisNode:
         self.error = None
         if not self._on_probation:
             self.trust()  # a server of age bears the mark of its use, so that its restart will show
-        self._config.ear.connected(self.index)
+        if self.listens or self._listened:
+            self._config.ear.connected(self.index)
+        self._listened = self.listens
 
     def _take_over(self, redis: AbstractConnection) -> Link:
         """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
@@ -391,7 +393,6 @@ class RedisNode:
             self._fail_all(link, self.error)  # who is told may have something to take back: that leaves, too
             self._link = None
             link.hang_up()
-            self._fail_all(link, self.error)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
