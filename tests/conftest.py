@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -96,3 +97,11 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Re
 async def redlock(make: Callable[..., Redlock]) -> Redlock:
     """A client, on each deployment in turn."""
     return make()
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    """Seeded anew each time; a failure prints the seed, which $ASYNCLOCK_SEED sets again."""
+    seed = int(os.environ.get("ASYNCLOCK_SEED") or random.randrange(2**32))
+    print(f"ASYNCLOCK_SEED={seed}")
+    return random.Random(seed)

@@ -4,7 +4,6 @@ E15)."""
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
@@ -22,14 +21,6 @@ from tests.servers import Server
 from tests.still import turns
 from tests.test_wait_faults import behind_gates
 from tests.waiters import LONG
-
-
-@pytest.fixture
-def chance() -> random.Random:
-    """Seeded anew each time; a failure prints the seed, which $ASYNCLOCK_SEED sets again."""
-    seed = int(os.environ.get("ASYNCLOCK_SEED") or random.randrange(2**32))
-    print(f"ASYNCLOCK_SEED={seed}")
-    return random.Random(seed)
 
 
 class Crowd:
