@@ -331,8 +331,9 @@ class Lease:
         if ballot is not None and hold.contended:
             if not lost:
                 session.cede(hold.op.kind, hold.name)
-            session.next_in_line(hold.names)
-            session.quorum.flush()
+            if session.lines:
+                session.next_in_line(hold.names)
+                session.quorum.flush()
         if not lost:
             self._end_as(_RELEASED)
         self._forget()

@@ -39,7 +39,8 @@ async def test_what_is_taken_back_late_keeps_no_other_command_waiting(servers: A
         (ticket,) = session.waiting
         await lease.release()
         got = await waiting
-        await asyncio.sleep(0.5)  # half of the first one's time
+        attempt = got._hold._ballot
+        await until(lambda: session.clock.now() > (attempt.sent + attempt.deadline) / 2)
         assert await client(f"{name}:other").acquire(timeout=0) is None
         assert any(ballot.op.id.startswith(ticket) for ballot in session._loose)  # the last one's time is not up
         some[2].thaw()

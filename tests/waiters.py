@@ -194,6 +194,13 @@ async def back(client: Redlock) -> None:
         await asyncio.sleep(0.01)
 
 
+async def works(redlock: Redlock, name: str) -> None:
+    """The client is none the worse for the error."""
+    async with redlock(name, timeout=5) as lease:
+        assert lease.held
+    assert not await redlock(name).locked()
+
+
 async def until(check: Callable[[], object]) -> None:
     """Return once `check` says so; a server tells of its keys only when asked."""
     async with asyncio.timeout(LIMIT):

@@ -51,7 +51,7 @@ if verb ~= 'release' and found[3] then return {-1} end
 local waiter, waited, enter = ARGV[10] ~= '' and ARGV[10] or id, false, verb == 'acquire' and holder == id
 if verb == 'acquire' and not holder then
   local barges = #ARGV[8] == 1
-  waited = barges and ARGV[10] ~= '' or redis.call('EXISTS', queue) == 1  -- who has a ticket has it taken off, if it is there
+  waited = barges and ARGV[10] ~= '' or redis.call('EXISTS', queue) == 1  -- a ticket of its own is taken off unseen
   enter = barges or not waited
 elseif verb == 'adopt' then
   enter = holder == id or holder == waiter
