@@ -49,6 +49,7 @@ async def inspect(session: Session, name: str) -> LockInfo:
     known = [view for view in views if isinstance(view, View)]
     majority = len(nodes) // 2 + 1
     if len(known) < majority:
+        session.check_open()  # else the nodes fell silent because the client closed
         raise session.quorum.unheard({i: v for i, v in enumerate(views) if not isinstance(v, View)}, name)
     kinds = Counter(_kind(view) for view in known)
     return LockInfo(
@@ -128,6 +129,7 @@ async def break_lock(session: Session, name: str, kinds: Mapping[str, Kind]) -> 
     """Take the hold away on every node that can be reached; each tells the holder, and serves who waits. Raises
     QuorumUnavailable."""
     views = await _views(session, name)
+    session.check_open()
     found = {_kind(view) for view in views if isinstance(view, View)} & kinds.keys() or {"mutex"}
     return any([await _break(session, name, kinds[kind]) for kind in found])
 
@@ -137,6 +139,7 @@ async def _break(session: Session, name: str, kind: Kind) -> bool:
     op = Op(Verb.BREAK, kind, name, "", 0.0, memory=memory, queueing=Queueing(session.quorum.serve))
     ballot = session.quorum.ask(op, session.within(session.settings.lock), everyone=True)
     if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
+        session.check_open()
         raise session.quorum.unavailable(ballot, name)
     return ballot.yes > 0
 

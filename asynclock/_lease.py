@@ -87,12 +87,12 @@ class Lease:
         self._rest = 0.0  # seconds that the name shall stay taken after its release
         self._tenure = _HELD
         self._block: Block | None = None  # the body that it guards
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: set[asyncio.Future[None]] | None = None  # mostly nobody asks
         self._slot = 0
         self._owner: Hashable = None  # who may enter again
         self._own = ref(self)
         for name in hold.names:
-            session.held.setdefault(name, []).append(self._own)
+            session.held.setdefault(name, {})[self._own] = None
         hold.tenures.append(self._own)
         session.watchdog.watch(self, min(hold.renew_at, hold.valid_until, self._hold_until))
 
@@ -140,17 +140,23 @@ class Lease:
         self._look_at_clock()
         if self._tenure in _OPEN:
             waiter = self._session.loop.create_future()
-            self._waiters.append(waiter)
+            self._waiters = self._waiters or set()
+            self._waiters.add(waiter)
             try:
                 await waiter
             finally:
-                self._waiters.remove(waiter)
+                self._waiters.discard(waiter)
         return self._tenure is _LOST
 
     @property
     def _open(self) -> bool:
         """Whether it was neither given back nor lost, as far as we were told."""
         return self._tenure in _OPEN
+
+    @property
+    def _is_past(self) -> bool:
+        """Whether it has ended, and guards no block that still has to end."""
+        return self._tenure not in _OPEN and self._block is None
 
     # -- what it does --------------------------------------------------------------------------------------------
 
@@ -239,9 +245,9 @@ class Lease:
 
     def _look(self, now: float) -> float | None:
         """The watchdog's look: renew what is due, deliver what is over."""
-        if self._tenure not in _OPEN:
-            return None
         hold = self._hold
+        if self._tenure not in _OPEN or hold.over:  # over: it was dropped, and a warnings recorder brought it back
+            return None
         match due(now, hold.valid_until, hold.renew_at, self._hold_until):
             case Due.MAX_HOLD:
                 self._lose("max_hold")
@@ -294,7 +300,7 @@ class Lease:
         self._tenure = tenure
         self._session.watchdog.forget(self)
         self._leave_hold()
-        for waiter in self._waiters:
+        for waiter in self._waiters or ():
             wake(waiter)
 
     def _leave_hold(self) -> bool:
@@ -318,6 +324,8 @@ class Lease:
     async def _give_back(self) -> None:
         """Release, and tell what became of it. Raises LockLost."""
         hold, session = self._hold, self._session
+        if session.hung_up:
+            raise self._unsent()
         lost = self._tenure is _LOST
         if not lost and len(hold.tenures) > 1:  # its owner entered it more often than left it
             self._end_as(_RELEASED)
@@ -327,8 +335,10 @@ class Lease:
             self._forget()
             return
         # Somebody waits for it elsewhere? It leaves before all else; in one write with who asks behind it here.
-        ballot = None if session.closed else self._release(at_once=hold.contended and not session.lines)
-        if ballot is not None and hold.contended:
+        ballot = self._release(at_once=hold.contended and not session.lines)
+        if session.closed:  # the client closes at the same time: it hangs up after this
+            session.loosen(ballot)
+        if hold.contended:
             if not lost:
                 session.cede(hold.op.kind, hold.name)
             if session.lines:
@@ -337,19 +347,29 @@ class Lease:
         if not lost:
             self._end_as(_RELEASED)
         self._forget()
-        if ballot is None:
-            raise self._ended()
         session.next_in_line(hold.names)
         if lost:
             session.loosen(ballot)
             raise self._ended()
         if ballot.outcome is None:
             await session.finished(ballot)
+        if ballot.outcome is not WON:
+            self._check_released(ballot)
+
+    def _check_released(self, ballot: Ballot) -> None:
+        """Raise LockLost where a majority says that it was not ours any more; log an outage."""
         if ballot.no > ballot.nodes // 2:
             raise LockLost(self.name, ballot.who_took())
         if ballot.outcome is UNREACHABLE:
-            error = session.quorum.unavailable(ballot, self.name)
+            error = self._session.quorum.unavailable(ballot, self.name)
             log.warning("asynclock: released %s, which ends by itself: %s", brief(self.name), error)
+
+    def _unsent(self) -> LockLost | LockNotHeld:
+        """Its client has hung up, so that no release can be sent."""
+        if self._tenure in _OPEN:
+            self._lose("closed")
+        self._forget()
+        return self._ended()
 
     def _again(self, lock: Recipe, task: asyncio.Task[Any] | None, settings: LockSettings) -> Lease:
         """Another tenure beside this one, for its owner; the hold ends with the last of them."""

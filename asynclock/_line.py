@@ -8,7 +8,7 @@ asks behind it, in one write.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -58,32 +58,33 @@ class Line:
         self.name = name
         self.asker = asker  # whom the servers hear; None: a task of this process holds it
         self.broken = False  # a majority is out of reach: each asks for itself
-        self.standers: deque[Stander] | None = None
+        self.standers: OrderedDict[Stander, None] | None = None  # in order; each can leave in constant time
 
     def stand(self, stander: Stander) -> None:
         if self.standers is None:
-            self.standers = deque()
-        self.standers.append(stander)
+            self.standers = OrderedDict()
+        self.standers[stander] = None
 
     def leave(self, stander: Stander, lines: dict[str, Line]) -> None:
         """Harmless for one that does not stand here."""
-        if self.standers and stander in self.standers:
-            self.standers.remove(stander)
+        if self.standers:
+            self.standers.pop(stander, None)
         if not self.standers and self.asker is None:
             self._end(lines)
 
     def first(self) -> Stander | None:
         """Who is next."""
         while self.standers:
-            if self.standers[0].standing:
-                return self.standers[0]
-            self.standers.popleft()
+            stander = next(iter(self.standers))
+            if stander.standing:
+                return stander
+            del self.standers[stander]
         return None
 
     def pop(self, lines: dict[str, Line]) -> None:
         """The first in line leaves it, with the hold."""
         if self.standers:
-            self.standers.popleft()
+            self.standers.popitem(last=False)
         if not self.standers and self.asker is None:
             self._end(lines)
 
@@ -93,7 +94,7 @@ class Line:
         if self.asker is None:
             self._end(lines)
         else:
-            self.standers.popleft()  # type: ignore[union-attr]  # it was in there
+            self.standers.popitem(last=False)  # type: ignore[union-attr]  # it was in there
             self.asker.ask()
 
     def asked(self, has_it: bool, lines: dict[str, Line]) -> None:

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from asynclock._admin import wrong_kind
-from asynclock._adopt import adopt
+from asynclock._adopt import Adoption
 from asynclock._errors import LockNotHeld, LockTimeout, QuorumUnavailable, SelfDeadlock, brief
 from asynclock._op import Op, Part, Verb
 from asynclock._options import seconds
@@ -81,7 +81,7 @@ class Lock:
         session = self._session_of(task)
         if not session.ready:
             began = session.clock.now()
-            await session.open(self._settings, _connect_limit(wait, session))
+            await session.open(self._settings, session.connect_limit(wait))
             if wait:
                 wait = max(wait - (session.clock.now() - began), 1e-6)
         try:
@@ -97,8 +97,8 @@ class Lock:
         task = asyncio.current_task()
         session = self._session_of(task)
         if not session.ready:
-            await session.open(self._settings, _connect_limit(None, session))
-        lease = await adopt(session, self, self._settings, task, known)
+            await session.open(self._settings, session.connect_limit(None))
+        lease = await Adoption(session, self, self._settings, task, known).run()
         self._remember(lease)
         return lease
 
@@ -145,7 +145,7 @@ class Lock:
         """The id of who holds it on a majority of the nodes."""
         session = self._session_of(None)
         if not session.ready:
-            await session.open(self._settings, _connect_limit(None, session))
+            await session.open(self._settings, session.connect_limit(None))
         op = Op(Verb.EXTEND, self._kind, self._name, "", 0.0)
         ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
         if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
@@ -178,7 +178,10 @@ class Lock:
                 del self._tenures[lease._taker]
 
     def _remember(self, lease: Lease) -> None:
-        self._tenures.setdefault(lease._taker, []).append(lease)
+        mine = self._tenures.setdefault(lease._taker, [])
+        if len(mine) > 1 and mine[-1]._is_past and mine[-2]._is_past:
+            del mine[-2]  # one that ended is enough for release() to raise LockLost
+        mine.append(lease)
         if len(self._tenures) > self._purge_at:
             ended = [
                 each for task, leases in self._tenures.items() if _is_gone(task) for each in leases if not each._open
@@ -208,8 +211,3 @@ class Lock:
 
 def _is_gone(task: asyncio.Task[Any] | None) -> bool:
     return task is None or task.done()
-
-
-def _connect_limit(wait: float | None, session: Session) -> float:
-    """How long a first use may wait for connections: a `timeout=0` needs some, too."""
-    return wait or session.settings.patience

@@ -162,6 +162,9 @@ def seconds(option: str, value: object, *, zero: bool = False) -> float:
     return value
 
 
+FIRST_CONNECT = 5.0
+"""Seconds that a first use waits for connections where neither its timeout nor `patience` gives more."""
+
 QUORUM_TIMEOUT = 0.05
 """The default node_timeout where other nodes can answer, in seconds."""
 

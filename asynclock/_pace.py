@@ -79,9 +79,17 @@ class Pace:
         self._outage_pause = _OUTAGE_PAUSE[0]
 
     def after_outage(self, now: float, give_up: float) -> Look | None:
-        """None: not again."""
-        self._no_longer = self._no_longer or now + self._patience
-        limit = self._no_longer if give_up == math.inf else give_up
+        """When to try again; None: the time is over. The last try comes early enough for its answer: a try
+        that is cut off at the end is silent, and hides the real reason. After it the waiter only waits for the end."""
+        limit = self.outage_limit(now, give_up)
+        if now >= limit:
+            return None
         pause = self._outage_pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
         self._outage_pause = min(2 * self._outage_pause, _OUTAGE_PAUSE[1])
-        return Look(min(now + pause, limit)) if now < limit else None
+        last = limit - QUORUM_TIMEOUT
+        return Look(min(now + pause, last) if now < last else limit)
+
+    def outage_limit(self, now: float, give_up: float) -> float:
+        """When an acquire gives up that meets an outage."""
+        self._no_longer = self._no_longer or now + self._patience
+        return self._no_longer if give_up == math.inf else give_up

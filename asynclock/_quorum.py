@@ -221,9 +221,14 @@ class Ballot:
 
     def errors(self) -> list[tuple[int, Exception]]:
         """Why nodes cast no vote."""
-        silent = TimeoutError("no answer yet")
-        votes = (silent if vote is None else vote for vote in self.votes)
-        return [(i, vote) for i, vote in enumerate(votes) if isinstance(vote, Exception)]
+        return [(i, vote) for i, vote in enumerate(self.votes) if isinstance(vote, Exception)]
+
+    def silent(self) -> list[int]:
+        """The nodes whose silence leaves the outcome open. A node that has not answered yet is none of them where the
+        failures of others decide."""
+        if tally(self.nodes, self.yes, self.no, self.failed) is not None:
+            return []
+        return [i for i, vote in enumerate(self.votes) if vote is None]
 
     def denials(self) -> list[tuple[int, bytes]]:
         """(pttl in ms, holder) of each node that said no: pttl -1 no expiry, -2 nobody holds it."""
@@ -367,9 +372,14 @@ class Quorum:
         undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket)
         return self.ask(undo, within, everyone=True, only=traces)
 
-    def unavailable(self, ballot: Ballot, name: str) -> ConfigError | QuorumUnavailable:
-        """Why a ballot was UNREACHABLE."""
-        return self._outage({self.nodes[i].label: error for i, error in ballot.errors()}, name)
+    def unavailable(
+        self, ballot: Ballot, name: str, before: Mapping[int, Exception] | None = None
+    ) -> ConfigError | QuorumUnavailable:
+        """Why a ballot was UNREACHABLE. A node that is silent in this round is reported with what it said `before`."""
+        errors = dict(ballot.errors())
+        for i in ballot.silent():
+            errors[i] = (before or {}).get(i) or TimeoutError(f"{self.nodes[i].label} has not answered yet")
+        return self._outage({self.nodes[i].label: errors[i] for i in sorted(errors)}, name)
 
     def unheard(self, errors: Mapping[int, BaseException], name: str) -> ConfigError | QuorumUnavailable:
         """The same of a question that is no ballot."""

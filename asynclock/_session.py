@@ -9,10 +9,10 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asynclock._clock import SYSTEM
+from asynclock._clock import SYSTEM, wake
 from asynclock._errors import ConfigError
 from asynclock._op import ALONE, Kind, Queueing
-from asynclock._options import QUORUM_TIMEOUT, LockSettings, node_timeout
+from asynclock._options import FIRST_CONNECT, QUORUM_TIMEOUT, LockSettings, node_timeout
 from asynclock._ports import NodeConfig
 from asynclock._quorum import Ballot, Quorum
 from asynclock._state import BROKEN, ID_LENGTH, TAG_LENGTH
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from asynclock._ports import Store
 
 
-class Wait(Protocol):
+class Interruptible(Protocol):
+    """An acquire or an adoption under way."""
+
+    def interrupt(self) -> None:
+        """The client closes."""
+
+
+class Wait(Interruptible, Protocol):
     """An acquire under way (`_wait.py`)."""
 
     def called(self, index: int, number: int, fence: int, left: int) -> None:
@@ -35,9 +42,6 @@ class Wait(Protocol):
 
     def renew_soon(self) -> None:
         """Send the ticket again."""
-
-    def interrupt(self) -> None:
-        """The client closes."""
 
 
 _DRAW = 64
@@ -55,15 +59,16 @@ class Session:
         self.settings = settings
         self.clock = clocks[0] if clocks else SYSTEM
         self.watchdog = Watchdog(self.clock)
-        self.held: dict[str, list[ref[Any]]] = {}  # name -> the Leases that this loop has
+        self.held: dict[str, dict[ref[Any], None]] = {}  # name -> the Leases that this loop has, the last one last
         self.lines: dict[str, Line] = {}  # name -> who stands in line for it here
         self.ceded: dict[str, float] = {}  # name -> when it was given back to others
         self.entering: dict[tuple[str, Hashable], asyncio.Future[None]] = {}  # first entries of owners, under way
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
-        self.waits: set[Wait] = set()  # acquires under way
+        self.waits: set[Interruptible] = set()  # acquires and adoptions under way
         self.waiting: dict[str, Wait] = {}  # random part of an id -> whose ticket it is
         self.forked = False
-        self.closed = False
+        self.closed = False  # nothing new begins
+        self.hung_up = False  # nothing can be sent any more; until then a release still is
         self.ready = False
         quarantine = None if len(stores) == 1 else 0.0 if settings.trust_restarts else settings.max_lease + 1.0
         servers: dict[str, str] = {}
@@ -78,7 +83,8 @@ class Session:
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own
         self._usual = 0.0  # the node timeout of a lock without options of its own, once it is known
         self._opening: asyncio.Task[None] | None = None
-        self._loose: set[Ballot] = set()  # undos that nobody awaits
+        self._loose: set[Ballot] = set()  # what `aclose` waits for: undos that nobody awaits, late releases
+        self._drained: asyncio.Future[None] | None = None  # there are none left
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
 
@@ -88,6 +94,10 @@ class Session:
             raise ConfigError("this Lease was taken before a fork: it belongs to the parent process; acquire anew here")
         if asyncio.get_running_loop() is not self.loop:
             raise ConfigError("this Lease belongs to another event loop: use it there, or acquire anew here")
+
+    def connect_limit(self, wait: float | None) -> float:
+        """Seconds that a first use waits for connections. A timeout or a patience of 0 allows one attempt, too."""
+        return wait or max(self.settings.patience, FIRST_CONNECT)
 
     def check_open(self) -> None:
         """Raise ConfigError once the client was closed."""
@@ -140,8 +150,9 @@ class Session:
 
     def gone(self, name: str, lease: ref[Any]) -> None:
         """A lease of that name has ended; harmless for one that had before."""
-        if (mine := self.held.get(name)) and lease in mine:
-            mine.remove(lease)
+        mine = self.held.get(name)
+        if mine is not None:
+            mine.pop(lease, None)
             if not mine:
                 del self.held[name]
 
@@ -192,7 +203,7 @@ class Session:
         try:
             yield
         finally:
-            if self._closing is None:
+            if self._closing is None or self._closing.cancelled():
                 await self.aclose()
 
     def undo(self, ballot: Ballot, ticket: Queueing = ALONE) -> None:
@@ -205,7 +216,12 @@ class Session:
         """Nobody awaits this ballot; `aclose` does."""
         if ballot.outcome is None:
             self._loose.add(ballot)
-            ballot.on_settled = self._loose.discard
+            ballot.on_settled = self._loose_settled
+
+    def _loose_settled(self, ballot: Ballot) -> None:
+        self._loose.discard(ballot)
+        if not self._loose and self._drained is not None:
+            wake(self._drained)
 
     async def finished(self, ballot: Ballot) -> None:
         """Wait for an outcome, whoever cancels: it is bounded by its node timeout, and the cancel goes on after it."""
@@ -229,7 +245,7 @@ class Session:
 
     async def aclose(self) -> None:
         """Give back all that is held, wait for what is on its way, hang up. Leases still held are lost ("closed")."""
-        if self._closing is None:
+        if self._closing is None or self._closing.cancelled():
             self.closed = True
             self.ready = False
             self._closing = self.loop.create_task(self._close(), name="asynclock close")
@@ -248,7 +264,9 @@ class Session:
         while self.waits:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
             await asyncio.sleep(0)
         while self._loose:
-            await self.finished(next(iter(self._loose)))
+            self._drained = self.loop.create_future()
+            await self._drained
+        self.hung_up = True
         await asyncio.gather(*(node.aclose() for node in self.quorum.nodes))
         closer, self._closer = self._closer, None
         if closer is not None:

@@ -214,9 +214,10 @@ class Tries:
         """The lease of a ballot that was won, its token `top` being witnessed; None where no validity is left."""
         settings = self.settings
         hold = Hold(self._session, settings, ballot, top, contended)
-        lease = Lease(hold, self.lock, self.task, settings, top + 1 - ballot.op.queueing.span, ballot.sent)
+        # max_hold and min_hold count from now: a ticket may have been sent long before it was granted.
+        lease = Lease(hold, self.lock, self.task, settings, top + 1 - ballot.op.queueing.span, hold.tripped)
         self.ballot = None
-        if hold.tripped < lease._ends:
+        if hold.tripped < hold.valid_until:
             return lease
         lease._close()
         self.spend()
@@ -283,6 +284,8 @@ class Tries:
                 won.tell_late(partial(self._answered_late, ticket))
         elif self._sends and self.op is not None:
             self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
+        if won is not None and self.goes_on:
+            self.serve_on()
 
     def _answered_late(self, ticket: str, won: Ballot, index: int) -> None:
         if index in won.kept_out():

@@ -23,14 +23,15 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from asynclock._clock import wake
-from asynclock._errors import ConfigError
+from asynclock._errors import ConfigError, brief
 from asynclock._lease import Lease
 from asynclock._line import Line
 from asynclock._op import ACQUIRE, RESTING, WAIT
 from asynclock._options import QUORUM_TIMEOUT
 from asynclock._pace import Look, Pace, after_call, after_split, next_look, round_trip
+from asynclock._ports import WrongKind
 from asynclock._quorum import UNREACHABLE, WON, Ballot, Outcome
-from asynclock._state import GO_ON, ID_LENGTH
+from asynclock._state import FAMILIES, GO_ON, ID_LENGTH
 from asynclock._tries import Tries
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Wait(Tries):
     _line: Line | None = None
     _turn: asyncio.Future[Lease | bool] | None = None  # while it stands in line
     _waker: asyncio.Future[None] | None = None  # while it waits to be called
+    _awaited: Ballot | None = None  # the last round that it waited for
     _timer: Any = None
     _due = math.inf  # when it comes
     _free_at = math.inf  # so we were told
@@ -58,6 +60,8 @@ class Wait(Tries):
     _looks = False  # the next try is a renewal
     _calls = 0  # bit i: node i called
     _yields = False  # others were called just before it came
+    _outage: Exception | None = None  # why the last round was decided by no majority
+    _reasons: dict[int, Exception] | None = None  # what each node said last, in this outage
     _refused = False  # the last word of a majority was: somebody holds it
     _rtt = 0.0
     _splits = 0
@@ -73,6 +77,7 @@ class Wait(Tries):
         try:
             if self._timeout != 0 and not self.lock._kind.fair and not self.lock._kind.shared:
                 while not self._heads():
+                    self._check_kind()
                     turn = await self._stand()
                     if turn is False:
                         return None
@@ -103,6 +108,16 @@ class Wait(Tries):
             return True
         return line is not None and line.broken
 
+    def _check_kind(self) -> None:
+        """Raise WrongKind where a task of this process holds the name as another kind: the server would refuse it, too,
+        but a task that stands in the local queue never asks the server."""
+        family = FAMILIES[self.lock._kind.mode[:1]]
+        for lease in self._session.leases(self.name):
+            op = lease._hold.op
+            kind = next((part.kind for part in op.kind.parts if part.name == self.name), op.kind)
+            if lease.held and FAMILIES[kind.mode[:1]] != family:
+                raise WrongKind(f"{brief(self.name)} is in use as another kind", name=self.name)
+
     def _behind(self) -> None:
         """Where others were called just now: not ahead of them, but with a ticket, behind theirs; if there is time."""
         since, now = self._session.ceded.pop(self.name, -math.inf), self._session.clock.now()
@@ -120,6 +135,7 @@ class Wait(Tries):
         timer = session.clock.call_at(self._give_up, self._time_up) if self._timeout else None
         try:
             passed: Lease | bool = await turn
+            session.check_open()
         except BaseException:
             if turn.done() and not turn.cancelled() and isinstance(lease := turn.result(), Lease):
                 lease._hand_back()
@@ -131,8 +147,6 @@ class Wait(Tries):
                 timer.cancel()
         if passed is False:
             line.leave(self, session.lines)
-        session.check_open()
-        if passed is False:
             asker = line.asker
             ballot = asker.ballot if isinstance(asker, Wait) and not asker._refused else None
             if ballot is not None and ballot.sent <= self._stood:  # so nobody was seen to hold it
@@ -179,14 +193,16 @@ class Wait(Tries):
             lease = None
             if outcome is WON:
                 top, sure = ballot.token()
-                if not sure:
+                if sure:
+                    lease = self.begun(ballot, top)
+                else:
                     second = self.confirm(ballot, top)
                     outcome = second.outcome or await self._settled(second)
                     session.check_open()
-                    sure = second.witnesses(top)
-                    ballot = ballot if sure or outcome is not UNREACHABLE else second
-                if sure:
-                    lease = self.begun(ballot, top)
+                    if second.witnesses(top):
+                        lease = self.begun(ballot, top)
+                    elif outcome is UNREACHABLE:
+                        ballot = second
             else:
                 lease = self.grant()
             if lease is None:
@@ -197,12 +213,19 @@ class Wait(Tries):
                 lease = await self._idle(look)
             if lease is not None:
                 self.withdraw(ballot)
-                if self.goes_on:
-                    self.serve_on()
                 return lease
-            if self._refused and session.clock.now() >= self._give_up:
+            if self._is_time_up():
                 self.leave()
                 return None
+
+    def _is_time_up(self) -> bool:
+        """Whether to stop without another try. Raises QuorumUnavailable where an outage is why."""
+        now = self._session.clock.now()
+        if self._outage is None:
+            return self._refused and now >= self._give_up
+        if now >= self._pace.outage_limit(now, self._give_up):
+            raise self._outage
+        return False
 
     def _try(self) -> Ballot:
         looks, line = self._looks, self._line
@@ -212,6 +235,7 @@ class Wait(Tries):
 
     def _settled(self, ballot: Ballot) -> Awaitable[Outcome]:
         """What to await for its outcome, which comes at the latest when the caller's time is up."""
+        self._awaited = ballot
         waiter = ballot.waiter(self._session.loop)
         return waiter if self._give_up == math.inf else self._in_time(ballot, waiter)
 
@@ -241,6 +265,7 @@ class Wait(Tries):
         if outcome is UNREACHABLE and not ((self._refused or self._stood != -math.inf) and now >= self._give_up):
             return self._out_of_reach(ballot, now)
         self._refused = True
+        self._outage = self._reasons = None
         self._pace.reached()
         if self._line is not None:
             self._line.broken = False
@@ -255,7 +280,8 @@ class Wait(Tries):
         return Look(min(look.at, self._give_up), look.only)
 
     def _out_of_reach(self, ballot: Ballot, now: float) -> Look:
-        error = self._quorum.unavailable(ballot, self.name)
+        error = self._quorum.unavailable(ballot, self.name, self._reasons)
+        self._reasons = {**(self._reasons or {}), **dict(ballot.errors())}
         self.leave()
         self._refused, self._yields, self._stood = False, False, -math.inf
         if self._line is not None:
@@ -263,6 +289,7 @@ class Wait(Tries):
         again = None if self._timeout == 0 else self._pace.after_outage(now, self._give_up)
         if again is None or isinstance(error, ConfigError):
             raise error
+        self._outage = error
         return again
 
     def _refused_alone(self, ballot: Ballot, now: float) -> Look:
@@ -385,8 +412,8 @@ class Wait(Tries):
 
     def interrupt(self) -> None:
         """The client closes."""
-        if self.ballot is not None:
-            self.ballot.expire()
+        if self._awaited is not None:
+            self._awaited.expire()
         if self._waker is not None:
             wake(self._waker)
         self._time_up()

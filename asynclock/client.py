@@ -223,7 +223,7 @@ class Redlock:
     async def _opened(self) -> Session:
         session = self._session()
         if not session.ready:
-            await session.open(self._settings.lock, self._settings.patience)
+            await session.open(self._settings.lock, session.connect_limit(None))
         return session
 
     async def release_all(self) -> None:
@@ -245,7 +245,7 @@ class Redlock:
             if (closed := self._sessions.get(loop)) is not None and closed.closed:
                 del self._sessions[loop]
         session = self._session()
-        await session.open(self._settings.lock, self._settings.patience)
+        await session.open(self._settings.lock, session.connect_limit(None))
         if (outage := session.quorum.outage()) is not None:
             raise outage
         return self

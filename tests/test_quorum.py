@@ -152,7 +152,7 @@ def test_traces_are_where_the_op_took_effect_or_may() -> None:
 
 
 def test_what_votes_say() -> None:
-    """Fences of the grants, denials, and errors of who is silent."""
+    """Fences of the grants, denials, errors, and the nodes whose silence leaves the outcome open."""
     made = ballot(5)
     made.answer(0, YES)
     made.answer(1, NO)
@@ -160,7 +160,18 @@ def test_what_votes_say() -> None:
     made.fail(3, BROKEN, maybe=False)
     assert made.fences() == [42]
     assert made.denials() == [(1_500, b"other")]
-    assert [(index, type(error)) for index, error in made.errors()] == [(3, ConnectionError), (4, TimeoutError)]
+    assert [(index, type(error)) for index, error in made.errors()] == [(3, ConnectionError)]
+    assert made.silent() == []  # refused by a majority, whatever the last one says
+
+
+def test_a_node_that_decides_nothing_is_not_silent() -> None:
+    """Two of three nodes failed: the third one had no time to answer, and is not to blame."""
+    made = ballot(3)
+    made.fail(0, BROKEN, maybe=False)
+    assert made.silent() == [1, 2]
+    made.fail(1, BROKEN, maybe=False)
+    assert made.outcome is Outcome.UNREACHABLE
+    assert made.silent() == []
 
 
 def test_a_ballot_of_everyone_waits_for_the_last() -> None:
