@@ -116,7 +116,9 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]]) -> _R:
                     told = error
                     raise
         except LockLost as lost:
-            if lost is told or (lost.reason == "closed" and not done):
+            # Main raised it itself? That ends main, but where main only noticed that this lease was lost.
+            noticed = lost.name == lease.name and await lease.wait_lost()
+            if (lost is told and not noticed) or (lost.reason == "closed" and not done):
                 raise
         if done:
             return done[0]

@@ -68,7 +68,7 @@ class Lease:
 
     __slots__ = (
         "__weakref__", "_block", "_fence", "_hold", "_hold_until", "_lock", "_own", "_owner", "_reason", "_rest",
-        "_session", "_settings", "_since", "_slot", "_taker", "_task", "_tenure", "_waiters",
+        "_session", "_settings", "_since", "_slot", "_taker", "_task", "_tenure", "_unattended", "_waiters",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +89,7 @@ class Lease:
         self._block: Block | None = None  # the body that it guards
         self._waiters: set[asyncio.Future[None]] | None = None  # mostly nobody asks
         self._slot = 0
+        self._unattended = False  # its task has ended, and a warning said so
         self._owner: Hashable = None  # who may enter again
         self._own = ref(self)
         for name in hold.names:
@@ -256,9 +257,22 @@ class Lease:
                 self._lose("expired")
                 return None
             case Due.RENEWAL:
+                self._warn_if_unattended()
                 hold.renew_at = now + retry_after(self._settings.lease)
                 hold.extend(self._settings.lease)
         return min(hold.renew_at, self._ends)
+
+    def _warn_if_unattended(self) -> None:
+        """Log, once, that its task has ended without a release: its Lock keeps it, so nothing else would ever tell."""
+        task = self._task
+        if task is None or not task.done() or self._block is not None or self._unattended:
+            return
+        self._unattended = True
+        log.warning(
+            "asynclock: the task that acquired %s has ended, and nobody has released it; "
+            "it is renewed until somebody does (max_hold would end it)",
+            brief(self.name),
+        )
 
     def _close(self) -> None:
         """Its client closes, or it never began: send the release; whoever thinks it holds is told."""

@@ -133,3 +133,40 @@ async def test_closed_while_main_runs(name: str) -> None:
         with pytest.raises((LockLost, ConfigError)):
             await leading
     assert runs == 1
+
+
+@pytest.mark.parametrize("nodes", [1, 5])
+@pytest.mark.parametrize("look", ["ensure_held", "extend"])
+async def test_main_notices_the_loss_itself(name: str, nodes: int, look: str) -> None:
+    """Main looks at its lease, which was lost, and lets that error out: it leads again, and that result counts."""
+    still = Still(nodes, name)
+    fences: list[int] = []
+
+    async def main(lease: Lease) -> str:
+        fences.append(lease.fence)
+        if len(fences) == 1:
+            still.clock.block(60.0)
+            if look == "extend":
+                await lease.extend()
+            lease.ensure_held()
+        return "led"
+
+    async with still.client() as client, asyncio.timeout(LIMIT):
+        assert await client.lead(name, main) == "led"
+    assert len(fences) == 2
+    assert rise(fences)
+
+
+@pytest.mark.parametrize("nodes", [1, 5])
+async def test_main_lost_another_lock(name: str, nodes: int) -> None:
+    """A LockLost of another name, or raised while the lease is held, is main's own error, and ends it."""
+    still = Still(nodes, name)
+
+    async def main(lease: Lease, lost: LockLost) -> None:
+        raise lost
+
+    async with still.client() as client, asyncio.timeout(LIMIT):
+        for lost in (LockLost(f"{name}:other", "expired"), LockLost(name, "expired")):
+            with pytest.raises(LockLost) as caught:
+                await client.lead(name, lambda lease, lost=lost: main(lease, lost))  # type: ignore[misc]
+            assert caught.value is lost
