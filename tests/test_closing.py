@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockNotHeld, Redlock, Skipped
+from asynclock._op import Op, Verb
+from tests.fakes import FakeClock
 from tests.leaving import known, no_task_is_left
-from tests.still import turns
+from tests.still import Memory, turns
 from tests.waiters import LIMIT, LONG
 
 either_order = pytest.mark.parametrize("closes_first", [False, True])
@@ -342,3 +345,37 @@ async def test_a18_a_hold_passed_on_as_the_client_closes(shutdown: Shutdown, hei
     told = await asyncio.gather(*passed, return_exceptions=True)
     assert all(isinstance(each, (ConfigError, asyncio.CancelledError, LockNotHeld)) for each in told)
     assert not await shutdown.left()
+
+
+# -- the second round of an acquire ----------------------------------------------------------------------------------
+
+
+class Deaf(Memory):
+    """A store that carries an extend out, and does not answer it once it is deaf."""
+
+    deaf = False
+
+    def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
+        super().decide(key, op, (lambda reply: None) if self.deaf and op.verb is Verb.EXTEND else answer)
+
+
+@pytest.mark.parametrize("what", ["acquire", "adopt"])
+async def test_a17_the_second_round_as_the_client_closes(name: str, what: str) -> None:
+    """The counters of the nodes differ, so a second round raises them; it is interrupted like the first, and undone."""
+    clock = FakeClock()
+    stores = [Deaf(clock) for _ in range(3)]
+    async with Redlock(*stores) as client, Redlock(*stores) as other:
+        handle = await (await other(name).acquire(timeout=None)).detach() if what == "adopt" else ""
+        for store, fence in zip(stores, (2**52, 2**51, 2**50), strict=True):
+            store.deaf = True
+            store.asked.clear()
+            store._states[name] = replace(store.state(name), fence=fence, fence_ends=clock.wall() + LONG)
+        asked = client.adopt(handle) if what == "adopt" else client(name).acquire(timeout=None)
+        asking = asyncio.create_task(_awaited(asked))
+        async with asyncio.timeout(LIMIT):
+            while not all(Verb.EXTEND in [verb for verb, _ in store.asked] for store in stores):
+                await turns(1)
+            await client.aclose()
+            with pytest.raises(ConfigError):
+                await asking
+        assert not any(store.state(name).holds for store in stores)
