@@ -4,13 +4,10 @@ event puts off what is due. And what comes too late for it is not its own any mo
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
 import pytest
 
 from asynclock import Redlock
 from asynclock._state import ID_LENGTH
-from tests.far import Beyond
 from tests.leaving import SOON, Make
 from tests.still import Still, forgotten, idle, turns
 from tests.waiters import LIMIT, LONG
@@ -44,28 +41,25 @@ async def test_a_task_in_line_is_served_after_a_detach(make: Make, name: str) ->
 
 
 @nodes
-async def test_told_when_it_will_be_free_before_it_is_idle(name: str, nodes: int) -> None:
-    """The release with min_hold reaches the servers right behind the waiter's ticket: the answer to the ticket says that
-    the holder has a minute, and the notice that comes in the same turn says five seconds. It tries after those."""
-    beyond = Beyond(nodes, name, way=0.01)
-    async with beyond.opened() as holds, beyond.opened() as waits:
-        lease = await beyond.lease(holds, lease=60.0, min_hold=5.0)
-        began = beyond.clock.now()
-        waiting = asyncio.create_task(waits(name, lease=60.0).acquire(timeout=None))
-        asked: Any = None
-        while asked is None or not asked.number:  # its ticket leaves in this moment
-            await beyond.pass_time(0.001, 0.001)
-            asked = next(iter(waits._session().waits), None)
-        releasing = asyncio.create_task(lease.release())
+@pytest.mark.parametrize("turn", range(6))
+async def test_told_when_it_will_be_free_before_it_is_idle(name: str, nodes: int, turn: int) -> None:
+    """The release with min_hold reaches the servers so many turns after the acquire: where it comes right behind the
+    waiter's ticket, the answer to that says that the holder has a minute, and the notice that comes before the waiter
+    has run again says five seconds. It tries after those."""
+    still = Still(nodes, name)
+    async with still.held(lease=60.0, min_hold=5.0) as (_, lease), still.client(lease=60.0) as other:
+        await other.health()
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns(turn)
+        await lease.release()
+        await until_idle(other)
+        still.clock.advance(4.9)
         await turns()
-        await beyond.pass_time(0.1, 0.001)
-        assert idle(waits)
-        assert releasing.done()
-        await beyond.pass_time(began + 4.8 - beyond.clock.now(), 0.1)
         assert not waiting.done()
-        await beyond.pass_time(0.4, 0.01)
+        still.clock.advance(0.2)
+        await turns(20)
         assert waiting.done()
-        await beyond.finish(asyncio.create_task(waiting.result().release()))
+        await waiting.result().release()
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
