@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 
@@ -44,9 +46,7 @@ async def test_a8_a_block_in_the_clean_up_of_a_cancelled_task(redlock: Redlock, 
 
 
 @pytest.mark.parametrize("ending", ["cancelled", "ended"])
-async def test_a11_a_block_left_in_another_task_takes_no_cancel_back(
-    redlock: Redlock, name: str, ending: str
-) -> None:
+async def test_a11_a_block_left_in_another_task_takes_no_cancel_back(redlock: Redlock, name: str, ending: str) -> None:
     """The task that entered lives on elsewhere when the lease is lost, and is told by a cancel; another task leaves the
     block, itself cancelled from outside or at its end. It neither takes back the first one's cancel, nor takes its own
     for ours."""
@@ -145,3 +145,35 @@ async def test_a8_an_error_of_the_body_after_the_loss(redlock: Redlock, name: st
     assert len(raised.value.__notes__) == 1
     assert current().cancelling() == 0
     await asyncio.sleep(0)
+
+
+async def test_a9_a_loss_that_an_eager_task_finds_out(redlock: Redlock, name: str) -> None:
+    """An eager task (Python 3.12) runs inside a step of the task that makes it: if it finds out about the loss, the
+    holder is cancelled while it runs, and may come to the end of its block before that cancel is delivered. The cancel
+    does not come after the block."""
+    lock = redlock(name, max_hold=0.02)
+    with pytest.raises(LockLost):
+        async with lock as lease:
+            while lease.held:  # without a turn of the loop
+                pass
+            assert eagerly(lease.wait_lost()) is True
+            assert current().cancelling() == 1
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert current().cancelling() == 0
+
+
+def eagerly(coro: Coroutine[Any, Any, Any]) -> Any:
+    """What it answers at once, run as an eager task runs it: as the current task, inside the step of another."""
+    loop, outer = asyncio.get_running_loop(), current()
+    inner = loop.create_task(asyncio.sleep(0))
+    asyncio.tasks._leave_task(loop, outer)  # type: ignore[attr-defined]
+    asyncio.tasks._enter_task(loop, inner)  # type: ignore[attr-defined]
+    try:
+        coro.send(None)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        asyncio.tasks._leave_task(loop, inner)  # type: ignore[attr-defined]
+        asyncio.tasks._enter_task(loop, outer)  # type: ignore[attr-defined]
+    raise AssertionError("it waits")

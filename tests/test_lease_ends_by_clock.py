@@ -13,7 +13,7 @@ from tests.shifted import Shifted, shifted
 from tests.still import Stand, Still, turns
 from tests.waiters import LIMIT, LONG
 
-nodes = pytest.mark.parametrize("nodes", [1, 3])
+nodes = pytest.mark.parametrize("nodes", [1, 5])
 
 PAST = {"lease": ({"lease": 10.0}, "expired"), "max_hold": ({"lease": LONG, "max_hold": 10.0}, "max_hold")}
 """What ends after ten seconds, and what a loss by it is called."""
@@ -85,7 +85,7 @@ async def test_a_block_that_ends_too_late_raises(shared_urls: list[str], name: s
         assert len(raised.value.__notes__) == 1
 
 
-@pytest.mark.parametrize("nodes", [1, 5])
+@nodes
 async def test_an_expired_lease_is_not_entered_again(name: str, nodes: int) -> None:
     """The loop was blocked beyond the lease of a reentrant lock, and its owner enters before any timer runs: that is a
     hold of its own, with a greater fence, or none where somebody else has the name by then."""
