@@ -4,9 +4,11 @@ by a Lease of its own (`_line.py`); here is what their tenures share.
 The rules:
 
 1. At each node it ends with the last send that the node answered with yes; it ends where it has lost a majority.
-2. A node that says it does not hold for us counts no more, at once. One that lost its key is given it again after a
-   round that had its majority without that node, and counts from the next.
-3. A node that missed the token is told it, behind everybody's back.
+2. A node that answers a renewal with "no" counts no more from that answer on, whether or not the round is decided;
+   once a majority has done so the hold is lost. A node that lost its key is given it again after a round that had its
+   majority without that node, and counts from the next; but not once a server said that an operator broke the hold:
+   the key would come back that the operator deleted.
+3. A node that missed the token is told it in the background.
 4. Once a release is queued nothing follows that could bring the key back.
 """
 
@@ -15,7 +17,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asynclock._op import ACQUIRE, ADOPT, EXTEND, RELEASE, Op, Queueing, Serve, Verb
+from asynclock._denials import Denial, lost_to
+from asynclock._op import ACQUIRE, EXTEND, RELEASE, Op, Queueing, Serve, Verb
 from asynclock._quorum import WON, Ballot, drift, valid_until
 from asynclock._watchdog import RENEW_BELOW, Watched
 
@@ -33,6 +36,10 @@ _CONTENDED = {serve: Queueing(serve, contended=True) for serve in Serve}
 class Tenure(Watched, Protocol):
     """A Lease that has it now."""
 
+    @property
+    def _ends(self) -> float:
+        """When it ends at the latest, unless it is renewed."""
+
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal, or an extend, is decided."""
 
@@ -44,8 +51,8 @@ class Hold:
     """Made of the ballot that won it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "_ballot", "_ends", "_healed", "_settings", "contended", "names", "op", "over", "renew_at", "session",
-        "tenures", "token", "tripped", "valid_until",
+        "_ballot", "_broken", "_denials", "_ends", "_healed", "_settings", "contended", "names", "op", "over",
+        "renew_at", "session", "tenures", "token", "tripped", "valid_until",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +70,8 @@ class Hold:
         self._settings = settings
         self._ballot = grant
         self._healed = 0  # bit i: node i lost the key and was given it again
+        self._broken = False  # a server said that an operator took it away there
+        self._denials: dict[int, Denial] | None = None  # of the nodes whose last word was "no"
         # One ballot's grants all end alike, counted from its one send; a majority of them there is.
         end = grant.sent + settings.lease - drift(settings.lease)
         self.valid_until = -math.inf
@@ -101,12 +110,20 @@ class Hold:
 
     def extend(self, length: float) -> Ballot:
         """Let it end `length` seconds from now, or later. Whose it is then hears the outcome."""
-        return self.session.quorum.ask(self._op(EXTEND, length), self._within, on_settled=self._extended)
+        op = self._op(EXTEND, length)
+        return self.session.quorum.ask(op, self._within, on_settled=self._extended, on_vote=self.count)
 
     def check(self) -> None:
-        """Ask whether it is ours still: a server says that it is not."""
+        """Ask whether it is ours still."""
         if not self.over:
             self.extend(0.0)
+
+    def broken(self, id: str) -> None:
+        """A server says that an operator took the hold of that id away there. The operator may have reached a minority
+        of the nodes only, so all are asked."""
+        if self.op.id.startswith(id):
+            self._broken = True
+            self.check()
 
     def release(self, rest: float = 0.0, at_once: bool = False) -> Ballot:
         """Give it back; the name stays taken for another `rest` seconds. `at_once` as in Quorum.ask."""
@@ -138,11 +155,10 @@ class Hold:
         """A renewal was decided; nodes that have not answered may yet."""
         if self.over:
             return
-        for index in range(ballot.nodes):
-            self.count(ballot, index)
-        ballot.tell_late(self.count)
         if ballot.outcome is WON:
             self.renew_at = self._next_renewal()
+            for index in range(ballot.nodes):
+                self._mend(ballot, index)
         for lease in self.shared():
             lease._renewed(ballot)
 
@@ -153,28 +169,44 @@ class Hold:
             return
         op = ballot.op
         end = ballot.sent + op.lease - drift(op.lease)
-        self.contended = self.contended or (vote[0] == 1 and len(vote) > 2)
-        if vote[0] == 1 and end > self._ends[index]:
-            self._ends[index] = end
-            if end > self.valid_until:
-                self.valid_until = valid_until(self._ends)
+        if vote[0] == 1:
+            self.contended = self.contended or len(vote) > 2
+            if self._denials:
+                self._denials.pop(index, None)
+            if end > self._ends[index]:
+                self._ends[index] = end
+                if end > self.valid_until:
+                    self.valid_until = valid_until(self._ends)
         elif vote[0] == 0 and op.verb is EXTEND:
-            self._forgotten_by(index)
-        if self.op.plain:
-            return
-        if op.verb in (ACQUIRE, ADOPT) and vote[0] >= 0 and (vote[0] == 0 or vote[1] < self.token):
-            self._tell(index, EXTEND)
-        elif op.verb is EXTEND and vote[0] == 0 and vote[1] == -2 and ballot.outcome is WON:
-            self._tell(index, ACQUIRE)
+            self._forgotten_by(index, (vote[1], vote[2]))
+        self._mend(ballot, index)
 
-    def _forgotten_by(self, index: int) -> None:
+    def _forgotten_by(self, index: int, denial: Denial) -> None:
         """Rule 2. The lease may end sooner by that than the watchdog was told."""
         self._ends[index] = -math.inf
         self.valid_until = valid_until(self._ends)
+        self._denials = denials = self._denials or {}
+        denials[index] = denial
+        now, tenures = self.session.clock.now(), self.shared()
+        if len(denials) > len(self._ends) // 2 or (self._broken and self.valid_until <= now):
+            if tenures:  # with the first all are lost
+                tenures[0]._lose(lost_to(denials.values(), len(self._ends), self._broken))
+            return
         watchdog = self.session.watchdog
-        for lease in self.shared():
+        for lease in tenures:
             watchdog.forget(lease)
-            watchdog.watch(lease, min(self.renew_at, max(self.valid_until, self.session.clock.now())))
+            watchdog.watch(lease, min(self.renew_at, max(lease._ends, now)))
+
+    def _mend(self, ballot: Ballot, index: int) -> None:
+        """Rules 2 and 3: tell a node what it misses."""
+        vote, op = ballot.votes[index], ballot.op
+        if self.over or op.plain or vote is None or isinstance(vote, Exception) or vote[0] < 0:
+            return
+        if op.verb is not EXTEND:
+            if vote[0] == 0 or vote[1] < self.token:
+                self._tell(index, EXTEND)
+        elif vote[0] == 0 and ballot.outcome is WON and not self._broken and (vote[1] == -2 or op.kind.shared):
+            self._tell(index, ACQUIRE)  # where several may hold it, others that do are no reason not to
 
     def _tell(self, index: int, verb: Verb) -> None:
         """One node has to learn the token (extend), or is healed (acquire): it counts from the next round on."""

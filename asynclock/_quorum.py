@@ -22,6 +22,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from asynclock._denials import Denial, holder_of, lost_to
 from asynclock._errors import ConfigError, QuorumUnavailable, Reason, brief
 from asynclock._op import ALONE, RELEASE, Op, Queueing, Serve
 from asynclock._ports import SameServer, WrongKind
@@ -79,8 +80,8 @@ class Ballot:
     """One op asked of all nodes; the sink of their answers. Whoever awaits it may be cancelled: it goes on."""
 
     __slots__ = (
-        "_certain", "_everyone", "_maybe", "_waiter", "deadline", "failed", "late", "no", "nodes", "on_settled", "op",
-        "outcome", "sent", "votes", "yes",
+        "_certain", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "failed", "late", "no", "nodes",
+        "on_settled", "op", "outcome", "sent", "votes", "yes",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +93,7 @@ class Ballot:
         on_settled: Callable[[Ballot], object] | None = None,
         everyone: bool = False,
         certain: bool = False,
+        on_vote: Callable[[Ballot, int], object] | None = None,
     ) -> None:
         self.op = op
         self.nodes = nodes
@@ -106,6 +108,7 @@ class Ballot:
         self.late: tuple[Callable[[Ballot, int], object], ...] = ()  # hear each vote that comes after the outcome
         self._everyone = everyone  # settle only when each node has answered or failed
         self._certain = certain  # a refusal is certain once one holder is known to have a majority, or all have spoken
+        self._on_vote = on_vote  # hears each vote, before it may decide the ballot
         self._maybe = 0  # bit i: node i cast no vote, yet may carry the op out
         self._waiter: asyncio.Future[Outcome] | None = None
 
@@ -140,6 +143,8 @@ class Ballot:
         self.failed += len(indices)
 
     def _count(self, index: int) -> None:
+        if self._on_vote is not None:
+            self._on_vote(self, index)
         if self.outcome is not None:
             for late in self.late:
                 late(self, index)
@@ -230,8 +235,8 @@ class Ballot:
             return []
         return [i for i, vote in enumerate(self.votes) if vote is None]
 
-    def denials(self) -> list[tuple[int, bytes]]:
-        """(pttl in ms, holder) of each node that said no: pttl -1 no expiry, -2 nobody holds it."""
+    def denials(self) -> list[Denial]:
+        """What each node that said no tells of the holder."""
         return [
             (vote[1], vote[2])
             for vote in self.votes
@@ -240,13 +245,7 @@ class Ballot:
 
     def holder(self) -> tuple[bytes, int] | None:
         """Who holds it on a majority of the nodes, and for how many ms at least (-1: for ever); None: nobody does."""
-        majority = self.nodes // 2 + 1
-        denials = self.denials()
-        for holder in {whose for pttl, whose in denials if pttl != -2}:
-            ends = sorted((pttl if pttl >= 0 else 2**53 for pttl, whose in denials if whose == holder), reverse=True)
-            if len(ends) >= majority:
-                return holder, -1 if ends[majority - 1] == 2**53 else ends[majority - 1]
-        return None
+        return holder_of(self.denials(), self.nodes)
 
     def soonest(self) -> float:
         """Seconds until the first of the holds that refused us ends; a whole ms more, as Redis rounds."""
@@ -271,7 +270,7 @@ class Ballot:
 
     def who_took(self) -> Reason:
         """Why a majority said that the hold is not ours."""
-        return "taken" if any(pttl != -2 for pttl, _ in self.denials()) else "broken"
+        return lost_to(self.denials(), self.nodes, broken=False)
 
 
 class Quorum:
@@ -330,11 +329,12 @@ class Quorum:
         certain: bool = False,
         only: Sequence[int] | None = None,
         at_once: bool = False,
+        on_vote: Callable[[Ballot, int], object] | None = None,
     ) -> Ballot:
         """Send `op` to all nodes, or to `only` these; each has `within` seconds to answer. It leaves at the end of this
         turn, or `at_once`, node by node: somebody waits for it."""
         sent = self.clock.now()
-        ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain)
+        ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain, on_vote)
         nodes = self.nodes
         if only is not None:
             ballot.leave_out(set(range(len(nodes))) - set(only))

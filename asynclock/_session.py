@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from asynclock._line import Line
     from asynclock._options import ClientSettings
     from asynclock._ports import Store
+
+
+log = logging.getLogger("asynclock")
 
 
 class Interruptible(Protocol):
@@ -127,14 +131,19 @@ class Session:
 
     def heard(self, index: int, notice: bytes) -> None:
         """A node has something to tell (Notice.wire)."""
-        whose, number, fence, left, key = notice.decode().split(" ", 4)
+        try:
+            whose, number, fence, left, key = notice.decode().split(" ", 4)
+            told = int(number), int(fence), int(left)
+        except ValueError:  # of another program: raising here would cost the connection
+            log.warning("asynclock: a message on our channel that is none of ours was ignored: %.80r", notice)
+            return
         wait = self.waiting.get(whose)
         if wait is not None:
-            wait.called(index, int(number), int(fence), int(left))
-        elif number == "0":
+            wait.called(index, *told)
+        elif told[0] == 0:
             for lease in self.leases(key[len(self.settings.prefix) :]):
-                if int(left) == BROKEN:
-                    lease._hold.check()
+                if told[2] == BROKEN:
+                    lease._hold.broken(whose)
                 else:
                     lease._hold.waited_for(whose)
 

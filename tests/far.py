@@ -26,7 +26,7 @@ class Distant:
         self._store = store
 
     def heard(self, index: int, notice: bytes) -> None:
-        self._store.later(lambda: self._ear.heard(index, notice))
+        self._store.later(lambda: self._ear.heard(index, notice), self.tag)
 
     def connected(self, index: int) -> None:
         self._ear.connected(index)
@@ -45,26 +45,30 @@ class FarNode(MemoryNode):
             return
         sent = copy(op)
         sent.queueing = replace(op.queueing)
-        self._far.later(lambda: self._arrives(sent, sink))
+        self._later(lambda: self._arrives(sent, sink))
+
+    def _later(self, what: Callable[[], object]) -> None:
+        self._far.later(what, self._ear.tag)
 
     def _arrives(self, op: Op, sink: Sink) -> None:
         def answer(reply: list[object]) -> None:
-            self._far.later(lambda: sink.answer(self._index, reply))
+            self._later(lambda: sink.answer(self._index, reply))
 
         try:
             self._far.decide(self._prefix, op, answer)
         except WrongKind as error:
             wrong = error
-            self._far.later(lambda: sink.fail(self._index, wrong, maybe=False))
+            self._later(lambda: sink.fail(self._index, wrong, maybe=False))
 
 
 class Far(Memory):
-    """A store each way to which takes `way` seconds. While it is `silent` it neither answers nor fails: so looks a
-    busy connection on which others are answered."""
+    """A store each way to which takes `way` seconds, or what `ways` has for the client's tag. While it is `silent` it
+    neither answers nor fails: so looks a busy connection on which others are answered."""
 
     def __init__(self, clock: FakeClock, way: float) -> None:
         super().__init__(clock)
         self.way = way
+        self.ways: dict[str, float] = {}
         self.silent = False
         self.unheard: list[Callable[[], object]] = []
 
@@ -80,8 +84,8 @@ class Far(Memory):
         for tell in unheard:
             tell()
 
-    def later(self, what: Callable[[], object]) -> None:
-        self._time.call_at(self._time.now() + self.way, what)
+    def later(self, what: Callable[[], object], tag: str) -> None:
+        self._time.call_at(self._time.now() + self.ways.get(tag, self.way), what)
 
 
 class Beyond(Still):
