@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -37,6 +38,12 @@ def first_free(denials: Collection[Denial], nodes: int) -> int:
     ends = sorted(left if left >= 0 else _NEVER for left, _ in denials if left != -2)
     ends = [0] * (nodes - len(ends)) + ends
     return -1 if ends[nodes // 2] == _NEVER else ends[nodes // 2]
+
+
+def soonest(denials: Collection[Denial]) -> float:
+    """Seconds until the first of the holds ends that are in the way; a whole ms more, as Redis rounds."""
+    ends = [left for left, _ in denials if left >= 0]
+    return (min(ends) + 1) / 1000 if ends else math.inf
 
 
 def lost_to(denials: Collection[Denial], nodes: int, broken: bool) -> Reason:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from asynclock._admin import wrong_kind
 from asynclock._adopt import Adoption
+from asynclock._denials import is_held
 from asynclock._errors import LockNotHeld, LockTimeout, QuorumUnavailable, SelfDeadlock, brief
 from asynclock._op import Op, Part, Verb
 from asynclock._options import seconds
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from asynclock._lease import Lease
     from asynclock._op import Kind, Rule
     from asynclock._options import LockSettings, Seconds
+    from asynclock._quorum import Ballot
     from asynclock._session import Session
 
 UNSET: Any = object()
@@ -138,11 +140,17 @@ class Lock:
         await self._taken().release()
 
     async def locked(self) -> bool:
-        """Whether anybody holds it, on a majority of the nodes. Raises QuorumUnavailable."""
-        return await self._holder() is not None
+        """Whether a majority of the nodes has a holder for it, the same or several. Raises QuorumUnavailable."""
+        ballot = await self._seen()
+        return is_held(ballot.denials(), ballot.nodes)
 
     async def _holder(self) -> str | None:
         """The id of who holds it on a majority of the nodes."""
+        found = (await self._seen()).holder()
+        return None if found is None else found[0].decode(errors="replace")
+
+    async def _seen(self) -> Ballot:
+        """What the nodes say of its holders."""
         session = self._session_of(None)
         if not session.ready:
             await session.open(self._settings, session.connect_limit(None))
@@ -150,8 +158,7 @@ class Lock:
         ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
         if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
             raise session.quorum.unavailable(ballot, self._name)
-        found = ballot.holder()
-        return None if found is None else found[0].decode(errors="replace")
+        return ballot
 
     async def __aenter__(self) -> Lease:
         """Wait and guard the body. Raises LockTimeout where `acquire` answers None, and what acquire raises."""

@@ -53,6 +53,17 @@ def after_split(now: float, rtt: float, rank: int, splits: int) -> Look:
     return Look(now + pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
 
 
+def after_doubt(now: float, sent: float, lease: float, since: float, life: float, doubts: int) -> Look:
+    """When to look again, the nodes having named different holders, the last of them first at `since`: once an attempt,
+    which lives for `life` seconds, would be gone. Where they have named new ones each time for `doubts` times, somebody
+    is served all the time, and the pauses grow up to the renewal of the ticket, which was sent at `sent`."""
+    renewal = sent + lease * RENEW * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
+    at = since + life * random.uniform(1.0, 1.2)  # noqa: S311 - jitter
+    if doubts:
+        at = max(at, now + life * 2 ** min(doubts - 1, 16))
+    return Look(min(at, renewal), only=True)
+
+
 def round_trip(rtt: float) -> float:
     """Seconds to wait for what should come within a round trip."""
     return min(max(rtt, _SPLIT[0]), QUORUM_TIMEOUT)

@@ -17,7 +17,6 @@ The rules:
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -247,11 +246,6 @@ class Ballot:
         """Who holds it on a majority of the nodes, and for how many ms at least (-1: for ever); None: nobody does."""
         return holder_of(self.denials(), self.nodes)
 
-    def soonest(self) -> float:
-        """Seconds until the first of the holds that refused us ends; a whole ms more, as Redis rounds."""
-        ends = [pttl for pttl, _ in self.denials() if pttl >= 0]
-        return (min(ends) + 1) / 1000 if ends else math.inf
-
     def free(self) -> int:
         """How many nodes say that nobody holds it."""
         return sum(pttl == -2 for pttl, _ in self.denials())
@@ -264,9 +258,10 @@ class Ballot:
         """The order keys of our ticket there."""
         return sorted(vote[4] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and vote[3] >= 0)
 
-    def taken(self) -> list[bytes]:
+    def taken(self) -> dict[int, bytes]:
         """The slots in use at each node that said no, of a kind that has slots."""
-        return [vote[5] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and len(vote) > 5]
+        found = enumerate(self.votes)
+        return {i: vote[5] for i, vote in found if isinstance(vote, list) and vote[0] == 0 and len(vote) > 5}
 
     def who_took(self) -> Reason:
         """Why a majority said that the hold is not ours."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from asynclock._hold import Hold
 from asynclock._lease import Lease
 from asynclock._line import SPAN
+from asynclock._obstacles import Obstacles
 from asynclock._op import ACQUIRE, EXTEND, RELEASE, WAIT, Op, Queueing
 from asynclock._options import QUORUM_TIMEOUT
 from asynclock._pace import FRESH
@@ -72,6 +73,7 @@ class Tries:
     _ticket = ""  # its id, where that is one of its own
     _order = 0  # its order key
     _span = 1
+    _obstacles: Obstacles | None = None
     _slot: int | None = None  # the one to ask for next; None: any
     _sends: dict[int, float] | None = None  # number of a ticket -> when it was sent
     _grant: tuple[int, int] | None = None
@@ -160,9 +162,14 @@ class Tries:
         slot, self._slot = self._slot, None
         return kind.at(slot)
 
+    def obstacles(self) -> Obstacles:
+        """What keeps us out, of a kind that several may hold over N nodes."""
+        self._obstacles = self._obstacles or Obstacles(2 * self._session.within(self.settings))
+        return self._obstacles
+
     def choose(self, ballot: Ballot) -> bool:
         """The next attempt asks for a slot that a majority may give; False: there is none, as far as is known."""
-        self._slot = self.lock._kind.choose(ballot.taken(), ballot.nodes - ballot.nodes // 2 - 1)
+        self._slot = self.lock._kind.choose(self.obstacles().taken(ballot), ballot.nodes - ballot.nodes // 2 - 1)
         return self._slot is not None
 
     def _new_ticket(self, alone: bool) -> Queueing:

@@ -10,8 +10,8 @@ The rules:
    from the first few of the queue, who alone look also at a stranger's hold, which nobody else can tell the end of.
 4. At a node alone serving is granting: a notice says that our ticket, of that number, became the hold.
 5. Over N nodes serving is a call. The waiter tries when a majority has called, or a round trip after the first.
-   Refused, it looks: one holder on a majority is waited for; votes that are split are given back, and tried again
-   after a pause that is least for the first in the queue.
+   Refused, it looks: one holder on a majority is waited for, and several that hold it together (`_obstacles.py`);
+   votes that are split are given back, and tried again after a pause that is least for the first in the queue.
    Whoever asks where the name was given back to others just now comes after them: a moment later, with a look.
 6. Tasks of one process stand in a line of their own, and only its head asks (`_line.py`).
 """
@@ -23,15 +23,17 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from asynclock._clock import wake
+from asynclock._denials import is_held, soonest
 from asynclock._errors import ConfigError, brief
 from asynclock._lease import Lease
 from asynclock._line import Line
-from asynclock._op import ACQUIRE, RESTING, WAIT
+from asynclock._obstacles import hears
+from asynclock._op import ACQUIRE, WAIT
 from asynclock._options import QUORUM_TIMEOUT
 from asynclock._pace import Look, Pace, after_call, after_split, next_look, round_trip
 from asynclock._ports import WrongKind
 from asynclock._quorum import UNREACHABLE, WON, Ballot, Outcome
-from asynclock._state import FAMILIES, GO_ON, ID_LENGTH
+from asynclock._state import FAMILIES, GO_ON
 from asynclock._tries import Tries
 
 if TYPE_CHECKING:
@@ -304,7 +306,7 @@ class Wait(Tries):
                 return Look(now)
             return self._pace.after_refusal(now, (left + 1) / 1000 if left >= 0 else math.inf)
         self.stands(order[0])
-        return next_look(now, ballot.sent, self.settings.lease, rank, left, _hears(holder))
+        return next_look(now, ballot.sent, self.settings.lease, rank, left, hears(holder))
 
     def _refused_by_many(self, ballot: Ballot, now: float) -> Look:
         ticketed = ballot.op.queueing.number
@@ -313,7 +315,7 @@ class Wait(Tries):
         if (another := self._another_slot(ballot, now)) is not None:
             return another
         if not self._quorum.listens:
-            return self._pace.after_refusal(now, ballot.soonest())
+            return self._pace.after_refusal(now, soonest(ballot.denials()))
         if not ticketed:  # now with one
             return Look(now)
         if self.number == 1:
@@ -321,11 +323,12 @@ class Wait(Tries):
         ranks = ballot.ranks()
         rank = ranks[len(ranks) // 2] if ranks else 0
         free = ballot.free() > ballot.nodes // 2
-        holder = ballot.holder()
-        if holder is not None:
+        if self.lock._kind.shared and is_held(ballot.denials(), ballot.nodes):
             self._splits = 0
-            whose, left = holder
-            return next_look(now, ballot.sent, self.settings.lease, rank, left, _hears(whose))
+            return self.obstacles().look(ballot, now, self._rtt, rank)
+        if (holder := ballot.holder()) is not None:
+            self._splits = 0
+            return next_look(now, ballot.sent, self.settings.lease, rank, holder[1], hears(holder[0]))
         if self.lock._kind.in_turn(ballot.op.id) and rank > 0 and free:
             return next_look(now, ballot.sent, self.settings.lease, rank, -2, ours=True)
         if ballot.op.verb is WAIT and free:
@@ -417,8 +420,3 @@ class Wait(Tries):
         if self._waker is not None:
             wake(self._waker)
         self._time_up()
-
-
-def _hears(holder: bytes) -> bool:
-    """Whether a holder is told that somebody waits, and serves him; a name that rests (min_hold) ends on time."""
-    return holder[ID_LENGTH : ID_LENGTH + 1] == b"|" or holder == RESTING.encode()
