@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._errors import ConfigError, brief
 from asynclock._info import Holder, LockInfo, Waiter
-from asynclock._op import RESTING, RESTING_MARK, Op, Queueing, Verb
+from asynclock._op import DONE, RESTING, RESTING_MARK, Op, Queueing, Verb
 from asynclock._ports import View
 from asynclock._quorum import Outcome
 from asynclock._state import FAMILIES, ID_LENGTH, is_ours_or_mute, mode_of
@@ -35,6 +35,8 @@ def tag_of(id: str) -> Tag:
     """Pure; an id of another program's tells nothing."""
     if id == RESTING or (id.startswith(RESTING_MARK) and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!")):
         return Tag(metadata="(resting)")
+    if id == DONE:
+        return Tag(metadata="(done)")
     seed, pid, host, metadata = [*id[ID_LENGTH + 1 :].split("|", 3), "", "", "", ""][:4]
     seed = seed.rpartition(".")[2]  # what stands before is the kind's (Kind.mode)
     if not is_ours_or_mute(id) or not seed.isdigit() or not pid.isdigit():

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asynclock._op import CLOCK_SKEW, LAST, RESTING, RESTING_MARK, SERVED, Op, Serve, Verb
+from asynclock._op import CLOCK_SKEW, DONE, LAST, RESTING, RESTING_MARK, SERVED, Op, Serve, Verb
 from asynclock._state import BROKEN, GO_ON, Entry, Notice, Reply, State, Ticket, Verdict, is_ours
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class _Desk:
         no = self._no()
         mine = self._mine() is not None
         if mine:
-            resting = RESTING_MARK + op.id[1:] if self.kind.shared else RESTING
+            resting = RESTING_MARK + op.id[1:] if self.kind.shared else DONE if op.done else RESTING
             rest = (Entry(resting, self.now + op.rest),) if op.rest > 0 else ()
             others = tuple(entry for entry in self.state.holds if entry.id != op.id)
             self._put(holds=(*others, *rest), marked=False)

@@ -11,7 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asynclock._errors import LockLost, LockTimeout, QuorumUnavailable, brief
-from asynclock._op import RESTING
+from asynclock._op import DONE
 from asynclock._template import namer
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ async def _begin(lock: Lock, patience: float) -> Lease | Skipped:
             return lease
         holder = await lock._holder()
         if holder is not None:
-            return Skipped.DONE if holder == RESTING else Skipped.RUNNING
+            return Skipped.DONE if holder == DONE else Skipped.RUNNING
         if asyncio.get_running_loop().time() >= deadline:
             raise LockTimeout(f"{brief(lock.name)}: others try all the time, and none gets in", name=lock.name)
         await asyncio.sleep(_AGAIN[0] * random.random())  # noqa: S311 - jitter

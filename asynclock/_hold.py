@@ -125,14 +125,16 @@ class Hold:
             self._broken = True
             self.check()
 
-    def release(self, rest: float = 0.0, at_once: bool = False) -> Ballot:
-        """Give it back; the name stays taken for another `rest` seconds. `at_once` as in Quorum.ask."""
+    def release(self, rest: float = 0.0, at_once: bool = False, done: bool = False) -> Ballot:
+        """Give it back; the name stays taken for another `rest` seconds, as `done` or by
+        min_hold. `at_once` as in Quorum.ask."""
         self.over = True
         self.op.undone = True
         grant, quorum = self.op, self.session.quorum
         op = Op(
             RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.token,
             grant.memory, rest, queueing=(_CONTENDED if self.contended or grant.plain else _QUIET)[quorum.serve],
+            done=done,
         )  # fmt: skip
         return quorum.ask(op, self._within, only=self._where() if self._ballot.failed else None, at_once=at_once)
 

@@ -43,7 +43,8 @@ class Holder:
     remaining: float | None
     """Seconds until it ends by itself; None: a key without expiry, which ends only by hand."""
     metadata: str
-    """What its holder noted; for a name that rests after its release, "(resting)"."""
+    """What its holder noted; for a name that rests after its release, "(resting)"; after a
+    run of `once`, "(done)"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class Lease:
         self._since = since
         self._hold_until = math.inf if settings.max_hold is None else since + settings.max_hold
         self._reason: Reason = "expired"
-        self._rest = 0.0  # seconds that the name shall stay taken after its release
+        self._rest = 0.0  # seconds for which the name is marked as done after its release (`once`)
         self._tenure = _HELD
         self._block: Block | None = None  # the body that it guards
         self._waiters: set[asyncio.Future[None]] | None = None  # mostly nobody asks
@@ -422,7 +422,7 @@ class Lease:
         rest = self._rest
         if self._settings.min_hold:
             rest = max(rest, self._since + self._settings.min_hold - self._session.clock.now())
-        return self._hold.release(rest, at_once)
+        return self._hold.release(rest, at_once, done=self._rest > 0)
 
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal or an extend is decided."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asynclock._denials import first_free
-from asynclock._op import RESTING, WAIT
+from asynclock._op import TIMED, WAIT
 from asynclock._pace import Look, after_doubt, after_split, next_look
 from asynclock._state import ID_LENGTH
 
@@ -39,8 +39,8 @@ _REMEMBERED = 64
 
 
 def hears(holder: bytes) -> bool:
-    """Whether a holder is told that somebody waits, and serves him; a name that rests (min_hold) ends on time."""
-    return holder[ID_LENGTH : ID_LENGTH + 1] == b"|" or holder == RESTING.encode()
+    """Whether a holder is notified of waiters, and serves them; a name that rests (min_hold, once) ends on time."""
+    return holder[ID_LENGTH : ID_LENGTH + 1] == b"|" or holder.decode(errors="replace") in TIMED
 
 
 class Obstacles:

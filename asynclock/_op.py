@@ -22,7 +22,14 @@ RESERVED = "asynclock~"
 """What all keys of ours but the holds begin with, after the prefix, and our channels; names may not."""
 
 RESTING = f"{RESERVED}resting"
-"""Who holds a name that was released before its min_hold."""
+"""The holder of a name that was released before its min_hold."""
+
+DONE = f"{RESERVED}done"
+"""The holder of a name after a run of `once` returned. It differs from RESTING: a min_hold is no sign of a run that
+returned."""
+
+TIMED = (RESTING, DONE)
+"""Holders that nobody releases: their name is free when their time is over."""
 
 RESTING_MARK = "~"
 """The same where several may hold it: their ids, with this as their first character."""
@@ -84,8 +91,8 @@ class Op:
     """One request to every node. Once sent, only `undone`, `queueing`, `fence`, `wire` and `native` ever change."""
 
     __slots__ = (
-        "fence", "id", "kind", "lease", "memory", "name", "native", "plain", "queueing", "rest", "tombstone", "undone",
-        "verb", "wire",
+        "done", "fence", "id", "kind", "lease", "memory", "name", "native", "plain", "queueing", "rest", "tombstone",
+        "undone", "verb", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +108,7 @@ class Op:
         plain: bool = False,
         tombstone: bool = False,
         queueing: Queueing = ALONE,
+        done: bool = False,
     ) -> None:
         self.verb = verb
         self.kind = kind
@@ -109,10 +117,11 @@ class Op:
         self.lease = lease  # seconds; 0 in an extend: only look, and raise F
         self.fence = fence  # acquire: P, the client's clock in us; else the token T, or 0 where there is none yet
         self.memory = memory  # seconds that F outlives its last write
-        self.rest = rest  # release: seconds that the name stays taken (min_hold)
+        self.rest = rest  # release: seconds that the name stays taken (min_hold, once)
         self.plain = plain  # acquire: without fence, tombstone and ticket
         self.tombstone = tombstone  # release: leave one, for an acquire that may still be on its way
         self.queueing = queueing
+        self.done = done  # release of a mutex: for the time of `rest` the name is marked as DONE, not as RESTING
         self.undone = False  # acquire, wait: its undo or release was queued; it must not be sent again
         self.wire: bytes | None = None  # a store's encoding of it, made once for all nodes
         self.native: tuple[tuple[str, ...], bytes] | None = None  # the same as a command of the server's own, and which

@@ -175,7 +175,8 @@ class Redlock:
         """Decorate a coroutine function: over the whole fleet it completes at most once in `within` seconds for the
         same name. Other calls answer Skipped.RUNNING or Skipped.DONE; a run that raised or died may be run again."""
         length, patience = seconds("within", within), self._settings.patience
-        return _decorators.once(name, self, length, patience)
+        # A min_hold of the client's own would keep the name of a run that raised, which may be run again at once.
+        return _decorators.once(name, lambda named: self(named, min_hold=0), length, patience)
 
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over what another process detached: a new Lease, with a greater token, under the options given here;

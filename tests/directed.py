@@ -6,7 +6,7 @@ from functools import partial
 
 from hypothesis import Phase, given, settings
 
-from asynclock._op import RESTING, SERVED, Serve, Verb
+from asynclock._op import DONE, RESTING, SERVED, Serve, Verb
 from tests.histories import (
     BREAK,
     ELDER,
@@ -69,6 +69,7 @@ HANDED_OVER: dict[str, list[Step]] = {
     "a stranger's is broken": [take("another's", 0), breaks(), acquire(MUTE), breaks(), acquire()],
     "one is broken that hears nothing": [take(IDS[ELDER].replace("|", "!"), 0), breaks(), acquire()],
     "a rest is broken": [acquire(), release(rest=5_000), breaks(), acquire(YOUNGER)],
+    "a done name is broken": [acquire(), release(rest=5_000, done=True), breaks(), acquire(YOUNGER)],
 }
 
 HOLDS: dict[str, list[Step]] = {
@@ -91,17 +92,24 @@ HOLDS: dict[str, list[Step]] = {
     "a name rests": [
         *(acquire(), release(rest=500), acquire(YOUNGER), Pass(499), acquire(YOUNGER), Pass(1), acquire(YOUNGER)),
     ],
+    "a name is done": [
+        *(acquire(), release(rest=500, done=True), acquire(YOUNGER), Pass(499), acquire(YOUNGER), Pass(1)),
+        acquire(YOUNGER),
+    ],
+    "a name is done, and a tombstone is left": [
+        *(acquire(), release(rest=500, done=True, tombstone=True), acquire(), Pass(500), acquire()),
+    ],
+    "done for no time": [acquire(), release(done=True), acquire(YOUNGER), release(YOUNGER, rest=500)],
+    "another's release does not mark a name as done": [
+        *(acquire(), release(YOUNGER, rest=500, done=True), release(rest=500), release(rest=900, done=True)),
+    ],
     "who brings no token hears F": [acquire(), extend(token=None), release(token=None)],
     "the last fence that Lua counts": [set_fence(str(2**53 - 1), 0), acquire(), extend()],
     "no number": [set_fence("garbage", 0), acquire(), set_fence("12x", 0), release(token=5), acquire()],
     "an old dump": [acquire(), set_fence("7", 1_000), release(token=9), Pass(60_000), acquire(YOUNGER)],
     "a fence that outlived its memory": [acquire(memory=1_000), Pass(1_000), extend(), acquire()],
     "a span of fences ends at F": [
-        acquire(span=16),
-        release(),
-        acquire(YOUNGER, span=3),
-        LOSE_FENCE,
-        acquire(YOUNGER, span=2),
+        *(acquire(span=16), release(), acquire(YOUNGER, span=3), LOSE_FENCE, acquire(YOUNGER, span=2)),
     ],
 }
 
@@ -138,11 +146,7 @@ TICKETS: dict[str, list[Step]] = {
         *(grants(THIRD), acquire(YOUNGER, waiter=THIRD)),
     ],
     "no number, no ticket": [
-        acquire(),
-        tries(YOUNGER, number=0),
-        looks(YOUNGER, number=0),
-        grants(),
-        looks(YOUNGER, number=0),
+        *(acquire(), tries(YOUNGER, number=0), looks(YOUNGER, number=0), grants(), looks(YOUNGER, number=0)),
     ],
     "a ticket goes with its id": [acquire(), tries(YOUNGER), tries(THIRD), grants(YOUNGER), grants(THIRD), extend()],
     "an undo puts the ticket back": [
@@ -167,11 +171,7 @@ TICKETS: dict[str, list[Step]] = {
 
 MARKS: dict[str, list[Step]] = {
     "a hold is marked once and told once": [
-        acquire(),
-        tries(YOUNGER),
-        looks(YOUNGER),
-        tries(THIRD),
-        extend(lease=20_000),
+        *(acquire(), tries(YOUNGER), looks(YOUNGER), tries(THIRD), extend(lease=20_000)),
     ],
     "a hold that nobody hears of is marked": [acquire(), Hear(ELDER, False), tries(YOUNGER), Hear(ELDER), tries(THIRD)],
     "a marked hold is its owner's": [acquire(), tries(YOUNGER), acquire(lease=20_000), extend(lease=30_000), release()],
@@ -188,20 +188,13 @@ MARKS: dict[str, list[Step]] = {
     "a stranger's mark": [take("+another's", 1_000), tries(), grants(), Pass(1_000), take("+", 0), tries(), looks()],
     "a mute holder is not marked": [acquire(MUTE), tries(YOUNGER), grants(MUTE), looks(YOUNGER)],
     "a resting name is not marked": [
-        acquire(),
-        release(rest=500),
-        tries(YOUNGER),
-        take(RESTING, 0),
-        Pass(500),
-        looks(YOUNGER),
+        *(acquire(), release(rest=500), tries(YOUNGER), take(RESTING, 0), Pass(500), looks(YOUNGER)),
+    ],
+    "a done name is not marked": [
+        *(acquire(), release(rest=500, done=True), tries(YOUNGER), take(DONE, 0), Pass(500), looks(YOUNGER)),
     ],
     "a barger enters, though others wait": [
-        acquire(),
-        tries(YOUNGER),
-        tries(THIRD),
-        release(),
-        tries(FOURTH),
-        grants(FOURTH),
+        *(acquire(), tries(YOUNGER), tries(THIRD), release(), tries(FOURTH), grants(FOURTH)),
     ],
     "the last who waited enters": [acquire(), tries(YOUNGER), release(), tries(YOUNGER), release(YOUNGER)],
     "who waited enters before others": [
@@ -321,6 +314,9 @@ SERVES: dict[str, list[Step]] = {
         *(acquire(), tries(YOUNGER), looks(YOUNGER, number=5), tries(THIRD), grants(rest=1_234), looks(YOUNGER)),
     ],
     "a name that rests with nobody waiting": [acquire(), tries(YOUNGER), grants(YOUNGER), grants(rest=1_234)],
+    "a name that is done is told of to the first": [
+        *(acquire(), tries(YOUNGER), tries(THIRD), grants(rest=1_234, done=True), looks(YOUNGER)),
+    ],
     "nobody else's release serves": [acquire(), tries(YOUNGER), tries(THIRD), grants(THIRD), calls(FOURTH)],
     "who leaves a free name serves it": [
         acquire(),

@@ -14,7 +14,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from asynclock._op import MARK, RESTING, Kind, Op, Queueing, Serve, Verb
+from asynclock._op import DONE, MARK, RESTING, Kind, Op, Queueing, Serve, Verb
 from asynclock._state import ID_LENGTH, TAG_LENGTH, Entry, State, Ticket
 from asynclock.stores._keys import keys
 
@@ -63,12 +63,15 @@ class Ask:
     order: int | None = None  # None: the node's own clock says
     keeps: bool = False  # the order of its ticket, where there is one
     contended: bool = False
+    done: bool = False
 
     def op(self, kind: Kind, state: State, now_us: int) -> Op:
         fence = now_us + self.clock if self.verb in (Verb.ACQUIRE, Verb.ADOPT) else self._token(state)
         lease, memory, rest = self.lease / 1000, self.memory / 1000, self.rest / 1000
         who, queueing = _id(self.who, state), self._queueing(kind, state, now_us)
-        return Op(self.verb, kind, NAME, who, lease, fence, memory, rest, self.plain, self.tombstone, queueing)
+        return Op(
+            self.verb, kind, NAME, who, lease, fence, memory, rest, self.plain, self.tombstone, queueing, self.done
+        )  # fmt: skip
 
     def _queueing(self, kind: Kind, state: State, now_us: int) -> Queueing:
         waiter = "" if self.waiter is None else _id(self.waiter, state)
@@ -190,7 +193,7 @@ HUGE = 2**53 - 5_000  # what a history adds to F keeps it below 2^53
 SKEW = 10_000_000
 
 STRANGERS = (
-    *("another's", "", RESTING, "0f" * 16, "0F" * 16 + "|17|", "0f" * 16 + "!17|", "0f" * 15 + "|17|"),
+    *("another's", "", RESTING, DONE, "0f" * 16, "0F" * 16 + "|17|", "0f" * 16 + "!17|", "0f" * 15 + "|17|"),
     *("+another's", MARK + IDS[THIRD], "+"),
 )
 """Who takes the name past us: redis-py's tokens, clients of ours that nobody here knows, and what looks like them."""
@@ -231,7 +234,9 @@ def histories(
     waits = ask(st.just(Verb.WAIT), number=numbers)
     extends = st.builds(Ask, st.just(Verb.EXTEND), whoever, or_none, tokens, memory=memories, tombstone=st.booleans())
     back = st.sampled_from([0, 0, 0, 1, 2])
-    releases = ask(st.just(Verb.RELEASE), token=tokens, rest=or_none, tombstone=st.booleans(), number=back)
+    releases = ask(
+        st.just(Verb.RELEASE), token=tokens, rest=or_none, done=st.booleans(), tombstone=st.booleans(), number=back
+    )
     looks = st.just(Ask(Verb.EXTEND, NOBODY, lease=0))
     adopts = st.builds(Ask, st.just(Verb.ADOPT), whoever, lengths, clock=clocks, memory=memories, waiter=whoever)
     breaks = st.builds(Ask, st.just(Verb.BREAK), st.just(NOBODY), memory=memories, serve=st.sampled_from(Serve))

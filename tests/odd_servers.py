@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from asynclock._op import ALONE, RESTING, Kind, Op, Queueing, Serve, Verb
+from asynclock._op import ALONE, DONE, RESTING, Kind, Op, Queueing, Serve, Verb
 from asynclock._state import ID_LENGTH
 from tests.agreement import KEYS, command_of
 from tests.histories import AT, ELDER, IDS, NAME, THIRD, YOUNGER
@@ -36,9 +36,13 @@ class Odd:
         tombstone: bool = False,
         queueing: Queueing = ALONE,
         who: int = ELDER,
+        done: bool = False,
     ) -> list[object]:
         """One of the ids asks."""
-        op = Op(verb, self.kind, NAME, IDS[who], 20.0, fence, 60.0, rest, tombstone=tombstone, queueing=queueing)
+        op = Op(
+            verb, self.kind, NAME, IDS[who], 20.0, fence, 60.0, rest,
+            tombstone=tombstone, queueing=queueing, done=done,
+        )  # fmt: skip
         reply: list[object] = self.cli.execute_command(*command_of(op))  # type: ignore[no-untyped-call]
         return reply
 
@@ -136,6 +140,16 @@ def full_release_rests(odd: Odd) -> None:
     assert odd.told() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 30000 {AT.hold}".encode()]
 
 
+def full_release_marks_as_done(odd: Odd) -> None:
+    """The end of a run of `once` is kept; the first in the queue is told when the name is free."""
+    odd.holds(mark="+")
+    odd.waits(number=7)
+    assert odd.full(Verb.RELEASE, rest=30.0, done=True) == [1, 5]
+    assert odd.left(AT.hold) == 30
+    assert odd.cli.get(AT.hold) == DONE.encode()
+    assert odd.told() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 30000 {AT.hold}".encode()]
+
+
 def full_release_calls(odd: Odd) -> None:
     """Who waits is woken."""
     odd.holds(mark="+")
@@ -184,6 +198,7 @@ FULL: list[Callable[[Odd], None]] = [
     full_release_frees,
     full_release_of_nothing_is_answered,
     full_release_rests,
+    full_release_marks_as_done,
     full_release_calls,
     full_release_grants,
     full_release_puts_the_ticket_back,

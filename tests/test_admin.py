@@ -12,7 +12,7 @@ import pytest
 
 from asynclock import ConfigError, Holder, QuorumUnavailable, Redlock
 from asynclock._admin import tag_of
-from asynclock._op import RESTING
+from asynclock._op import DONE, RESTING
 from tests.servers import Server
 
 
@@ -68,6 +68,17 @@ async def test_a_name_that_rests_is_shown_as_such(redlock: Redlock, name: str) -
     assert holder.metadata == "(resting)"
 
 
+async def test_a_name_whose_run_returned_is_shown_as_done(redlock: Redlock, name: str) -> None:
+    """Operators can tell it from a min_hold."""
+
+    @redlock.once(name, within=20)
+    async def work() -> None: ...
+
+    await work()
+    (holder,) = (await redlock.inspect(name)).holders
+    assert holder.metadata == "(done)"
+
+
 async def test_holders_lists_what_is_held(redlock: Redlock, name: str) -> None:
     """Each once; what is free is not there, nor is what begins otherwise, nor are our own keys."""
     async with redlock(f"{name}:a"), redlock(f"{name}:b*"), redlock(f"x{name}"):
@@ -120,6 +131,7 @@ def test_an_id_tells_nothing_of_its_secret() -> None:
     assert tag_of(f"{random}|1700000000000000|17|host|a|b") == ("host", 17, 1_700_000_000.0, "a|b")
     assert tag_of(f"{random}!1700000000000000|17|host|") == ("host", 17, 1_700_000_000.0, "")
     assert tag_of(RESTING).metadata == "(resting)"
+    assert tag_of(DONE).metadata == "(done)"
     assert tag_of(f"~{'0' * 31}|r.1|2|host|note").metadata == "(resting)"
     for strange in ("", "x", random, random + "|", random + "|a|b|c|d", "+" + random):
         assert random not in str(tag_of(strange))

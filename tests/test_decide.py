@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from asynclock._decide import decide
-from asynclock._op import CLOCK_SKEW, RESTING, Op, Verb
+from asynclock._op import CLOCK_SKEW, DONE, RESTING, Op, Verb
 from asynclock._state import Entry, Reply, State, Verdict
 from asynclock.locks.mutex import MUTEX
 
@@ -169,11 +169,19 @@ def test_rule_5_release_frees_or_lets_rest(rest: float, left: tuple[Entry, ...])
     assert (reply.verdict, reply.state.holds) == (Verdict.YES, left)
 
 
+@pytest.mark.parametrize(("rest", "left"), [(0.0, ()), (3.0, (Entry(DONE, NOW + 3),))])
+def test_rule_5_a_run_that_returned_leaves_a_mark_of_its_own(rest: float, left: tuple[Entry, ...]) -> None:
+    """`once` tells it from a min_hold."""
+    release = Op(Verb.RELEASE, MUTEX, "name", "me", 10.0, 0, MEMORY, rest, done=True)
+    assert asked(HELD, release).state.holds == left
+
+
+@pytest.mark.parametrize("holder", [RESTING, DONE])
 @pytest.mark.parametrize("verb", [verb for verb in Verb if verb is not Verb.BREAK])
-def test_rule_5_a_resting_name_admits_nobody(verb: Verb) -> None:
+def test_rule_5_a_resting_name_admits_nobody(verb: Verb, holder: str) -> None:
     """Not even who released it."""
-    state = State((Entry(RESTING, NOW + 3),))
-    assert asked(state, ask(verb, fence=NOW_US)).wire(NOW) == [0, 3_000, RESTING.encode(), -1, 0]
+    state = State((Entry(holder, NOW + 3),))
+    assert asked(state, ask(verb, fence=NOW_US)).wire(NOW) == [0, 3_000, holder.encode(), -1, 0]
 
 
 @pytest.mark.parametrize("state", [FREE, HELD, OTHERS], ids=["free", "held", "another's"])

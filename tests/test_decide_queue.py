@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from asynclock._decide import decide
-from asynclock._op import RESTING, SERVED, Op, Queueing, Serve, Verb
+from asynclock._op import DONE, RESTING, SERVED, Op, Queueing, Serve, Verb
 from asynclock._state import Entry, Notice, Reply, State, Ticket, Verdict
 from asynclock.locks.mutex import MUTEX
 
@@ -260,7 +260,7 @@ def test_rule_9_the_hold_that_is_waited_for_is_marked_and_told_once() -> None:
     assert asked(first.state, Verb.WAIT, LOOK).notices == ()
 
 
-@pytest.mark.parametrize("holder", ["d" * 32, "d" * 32 + "!17|", "another's", "", RESTING])
+@pytest.mark.parametrize("holder", ["d" * 32, "d" * 32 + "!17|", "another's", "", RESTING, DONE])
 def test_rule_9_no_other_hold_is_marked(holder: str) -> None:
     """Another library compares its token with the whole value; and nobody serves for a mute one or a resting name."""
     reply = asked(held(holder), Verb.WAIT, LOOK)

@@ -209,6 +209,48 @@ async def test_a_run_that_raised_may_be_run_again(redlock: Redlock, name: str) -
     assert await work() is Skipped.DONE
 
 
+async def test_a_run_that_raised_may_be_run_again_whatever_the_clients_min_hold(
+    make: Callable[..., Redlock], name: str
+) -> None:
+    """The client's default min_hold neither keeps the name nor marks the run as done."""
+    runs = 0
+
+    @make(min_hold=20).once(name, within=60)
+    async def work() -> int:
+        nonlocal runs
+        runs += 1
+        if runs == 1:
+            raise ValueError("no")
+        return runs
+
+    with pytest.raises(ValueError, match="no"):
+        await work()
+    assert await work() == 2
+    assert await work() is Skipped.DONE
+
+
+async def test_a_name_that_rests_is_not_taken_for_done(make: Callable[..., Redlock], name: str) -> None:
+    """No run returned: the min_hold of another user of the name keeps it taken."""
+    async with make()(name, min_hold=20):
+        pass
+
+    @make().once(name, within=60)
+    async def work() -> None: ...
+
+    assert await work() is Skipped.RUNNING
+
+
+async def test_an_acquire_enters_when_the_time_of_a_run_is_over(make: Callable[..., Redlock], name: str) -> None:
+    """A name that is done wakes waiters by its end, as one that rests: they do not take its mark for a stranger."""
+
+    @make().once(name, within=0.3)
+    async def work() -> None: ...
+
+    await work()
+    async with asyncio.timeout(20), make()(name) as lease:
+        assert lease.held
+
+
 async def test_a_run_that_was_cancelled_may_be_run_again(redlock: Redlock, name: str) -> None:
     """The same goes for one that is cancelled."""
     started = asyncio.Event()

@@ -20,9 +20,10 @@ texts = st.text(st.characters(codec="utf-8"))
     prefix=texts,
     random=st.sampled_from(["", "0123456789abcdef" * 2]),
     metadata=texts,
-    lease=st.floats(0.0, 3600.0),
+    lease=st.one_of(st.sampled_from([0.0, 30.0]), st.floats(0.0, 3600.0)),
     fence=st.integers(0, 2**53),
-    rest=st.floats(0.0, 10.0),
+    rest=st.one_of(st.sampled_from([0.0, 0.0001, 3.0]), st.floats(0.0, 10.0)),  # some repeat: their words are cached
+    done=st.booleans(),
     tombstone=st.booleans(),
     queueing=st.builds(
         Queueing,
@@ -44,12 +45,16 @@ def test_the_fast_encoding_is_the_plain_one(
     lease: float,
     fence: int,
     rest: float,
+    done: bool,
     tombstone: bool,
     queueing: Queueing,
 ) -> None:
     """Byte for byte what hiredis packs of the same words."""
     whole = random and f"{random}|{metadata}"  # "" is the id of a mere look
-    op = Op(verb, MUTEX, name, whole, lease, fence, lease + 60, rest=rest, tombstone=tombstone, queueing=queueing)
+    op = Op(
+        verb, MUTEX, name, whole, lease, fence, lease + 60,
+        rest=rest, tombstone=tombstone, queueing=queueing, done=done,
+    )  # fmt: skip
     sha = sha1(MUTEX.script.encode()).hexdigest()
     plain = _wire.pack("EVALSHA", sha, *_wire._arguments(op, prefix, tombstone))
     assert _wire.encode(op, prefix) == plain

@@ -11,7 +11,8 @@
 --       3 lease    ms; 0 in an extend: only look, and raise F
 --       4 fence    acquire: P, the client's clock in us; else the token T, 0 where there is none yet
 --       5 memory   ms that F outlives its last write
---       6 rest     release: ms that the name stays taken (min_hold)
+--       6 rest     release: ms that the name stays taken (min_hold); with a d behind the number, since a run of `once`
+--                  has returned
 --       7 tomb     release: 1 leaves the tombstone, for an acquire that may still be on its way
 --       8 serve    what becomes of the next in the queue: 0 nothing, 1 is woken, 2 is made the holder; after it an f,
 --                  where an acquire enters only as the first of the queue
@@ -107,11 +108,12 @@ if not enter then
         redis.call('DEL', hold)
         holder = false
       else
-        redis.call('SET', hold, 'asynclock~resting', 'PX', ARGV[6])
-        holder = 'asynclock~resting'
+        local rest, done = string.match(ARGV[6], '(%d+)(d?)')
+        holder = done == 'd' and 'asynclock~done' or 'asynclock~resting'
+        redis.call('SET', hold, holder, 'PX', rest)
         local head = redis.call('ZRANGE', queue, 0, 0)[1]
         local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
-        if ticket then tell(head, string.match(ticket, '%S+'), '0', ARGV[6]) end
+        if ticket then tell(head, string.match(ticket, '%S+'), '0', rest) end
       end
     end
   elseif verb == 'break' then

@@ -33,7 +33,9 @@ class Debts:
             del self._owed[next(iter(self._owed))]
         until = self._until.setdefault(op.id, now + op.lease + _GRACE)
         if op.id not in self._owed and until > now:
-            owed = Op(op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, op.rest, tombstone=True)
+            owed = Op(
+                op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, op.rest, tombstone=True, done=op.done
+            )
             owed.queueing = _SERVING[op.queueing.serve]
             self._owed[op.id] = owed, until
 

@@ -41,7 +41,7 @@ def encode(op: Op, prefix: str) -> bytes:
         whole = op.id.encode()
         random = whole[:ID_LENGTH]
         fence = b"%d" % op.fence
-        head, verb, lease, rest = _frame(op.kind.script, op.verb, op.lease, op.memory, op.rest, op.tombstone)
+        head, verb, lease, rest = _frame(op.kind.script, op.verb, op.lease, op.memory, op.rest, op.tombstone, op.done)
         op.wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
             head, at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random,
             verb, len(whole), whole, lease, len(fence), fence, rest, op.queueing.wire or _pack_queueing(op.queueing),
@@ -101,7 +101,7 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
         _ms(op.lease),
         op.fence,
         _ms(op.memory),
-        _ms(op.rest),
+        _rest(op.rest, op.done),
         1 if tombstone else 0,
         *_words(op.queueing),
         *("f" if part.kind.fair else part.kind.mode for part in op.kind.parts),
@@ -120,11 +120,19 @@ def _sha(script: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _frame(script: str, verb: str, lease: float, memory: float, rest: float, tombstone: bool) -> tuple[bytes, ...]:
+def _frame(
+    script: str, verb: str, lease: float, memory: float, rest: float, tombstone: bool, done: bool
+) -> tuple[bytes, ...]:
     """What many ops have alike: an EVALSHA of 19 words with five keys, up to the first key; the verb; the lease; and
     the three words after the fence."""
     head = b"*19\r\n" + _words_of("EVALSHA", _sha(script), 5)
-    return head, _words_of(verb), _words_of(_ms(lease)), _words_of(_ms(memory), _ms(rest), int(tombstone))
+    return head, _words_of(verb), _words_of(_ms(lease)), _words_of(_ms(memory), _rest(rest, done), int(tombstone))
+
+
+def _rest(rest: float, done: bool) -> str | int:
+    """For how many ms the name stays taken, and as what."""
+    left = _ms(rest)
+    return f"{left}d" if done and left else left
 
 
 def _words_of(*words: str | int) -> bytes:
