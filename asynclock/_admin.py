@@ -84,14 +84,18 @@ async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
 
 
 async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
-    """Each hold of each name that begins so, once; a name that is taken or freed meanwhile may be missed."""
+    """Each hold of each name that begins so, once; a name that is taken or freed meanwhile may be missed. Raises
+    QuorumUnavailable, ConfigError."""
     seen: set[str] = set()
-    for node in session.quorum.nodes:
+    errors: dict[int, BaseException] = {}
+    nodes = session.quorum.nodes
+    for index, node in enumerate(nodes):
         cursor = "0"
-        while node.error is None:
+        while index not in errors:
             try:
                 cursor, found = await node.names(begin, cursor)
-            except Exception:  # the others are asked; a majority must answer in `inspect`
+            except Exception as error:  # a majority of the others finds each name
+                errors[index] = error
                 break
             for name in found:
                 if name not in seen:
@@ -100,8 +104,8 @@ async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
                         yield holder
             if cursor == "0":
                 break
-    if (outage := session.quorum.outage()) is not None:
-        raise outage
+    if len(nodes) - len(errors) <= len(nodes) // 2:
+        raise session.quorum.unheard(errors, "")
 
 
 def merged_holders(name: str, views: Sequence[View], majority: int) -> tuple[Holder, ...]:

@@ -15,7 +15,6 @@ The rules:
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import warnings
 from enum import Enum
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from asynclock._hold import Hold
     from asynclock._options import LockSettings, Seconds
     from asynclock._quorum import Ballot
-
-log = logging.getLogger("asynclock")
 
 
 class Tenure(Enum):
@@ -180,7 +177,8 @@ class Lease:
             raise self._session.quorum.unavailable(ballot, self.name)
 
     async def release(self) -> None:
-        """Give it back; sent before anything is awaited. Raises LockLost, LockNotHeld; an outage is logged."""
+        """Give it back; sent before anything is awaited. Raises LockLost, LockNotHeld; an outage is
+        logged, a refusal is a ConfigError."""
         self._session.check()
         self._look_at_clock()
         if self._tenure in _GIVEN:
@@ -227,7 +225,7 @@ class Lease:
     async def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
     ) -> None:
-        """Release. Raises LockLost if it was lost meanwhile; the body's own exception goes first."""
+        """Release. Raises LockLost if it was lost meanwhile, or what release raises; the body's own goes first."""
         block, self._block = self._block, None
         ours = block is not None and block.cancelled and await block.leave(e)
         self._look_at_clock()
@@ -236,7 +234,7 @@ class Lease:
                 self._forget()
             else:
                 await self._give_back()
-        except LockLost as lost:
+        except (LockLost, ConfigError) as lost:
             if e is None or ours:
                 raise lost from e
             if not isinstance(e, LockLost):
@@ -375,8 +373,7 @@ class Lease:
         if ballot.no > ballot.nodes // 2:
             raise LockLost(self.name, ballot.who_took())
         if ballot.outcome is UNREACHABLE:
-            error = self._session.quorum.unavailable(ballot, self.name)
-            log.warning("asynclock: released %s, which ends by itself: %s", brief(self.name), error)
+            self._session.not_released(ballot, self.name)
 
     def _unsent(self) -> LockLost | LockNotHeld:
         """Its client has hung up, so that no release can be sent."""

@@ -134,8 +134,8 @@ class Lock:
     async def release(self) -> None:
         """Give back what this task took through this lock; or, of a task that is gone, its one open tenure.
 
-        Raises LockNotHeld where there is nothing to give back, LockLost where it ended under us. Servers out of reach
-        are logged: the lease ends by itself.
+        Raises LockNotHeld where there is nothing to give back, LockLost where it ended under us, ConfigError where the
+        servers refuse it. Servers out of reach are logged: the lease ends by itself.
         """
         await self._taken().release()
 

@@ -11,7 +11,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._clock import SYSTEM, wake
-from asynclock._errors import ConfigError
+from asynclock._errors import ConfigError, brief
 from asynclock._op import ALONE, Kind, Queueing
 from asynclock._options import FIRST_CONNECT, QUORUM_TIMEOUT, LockSettings, node_timeout
 from asynclock._ports import NodeConfig
@@ -231,6 +231,14 @@ class Session:
         self._loose.discard(ballot)
         if not self._loose and self._drained is not None:
             wake(self._drained)
+
+    def not_released(self, ballot: Ballot, name: str) -> None:
+        """A release without a majority. In an outage the lease ends by itself, which is logged. Raises ConfigError
+        where servers refuse: the key stays, and only the user can mend that."""
+        error = self.quorum.unavailable(ballot, name)
+        if isinstance(error, ConfigError):
+            raise error
+        log.warning("asynclock: released %s, which ends by itself: %s", brief(name), error)
 
     async def finished(self, ballot: Ballot) -> None:
         """Wait for an outcome, whoever cancels: it is bounded by its node timeout, and the cancel goes on after it."""

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
 
-from asynclock._errors import ConfigError
+from asynclock._errors import ConfigError, brief
+from asynclock._op import RESERVED, Verb
 from asynclock._ports import WrongKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from asynclock._op import Op
+
+log = logging.getLogger("asynclock")
 
 
 class Fault(Enum):
@@ -33,12 +43,22 @@ _CODES = {
     "MOVED": Fault.CONFIG,
     "ASK": Fault.CONFIG,
 }
+ACL_COMMANDS = (
+    *("command|info", "script|load", "info", "select", "subscribe"),  # a new connection
+    *("eval", "evalsha", "get", "mget", "set", "del", "exists", "pttl", "pexpire", "time", "publish"),
+    *("zadd", "zrem", "zrange", "zrank", "hget", "hset", "hdel"),  # waiting
+    *("zscore", "zcard", "zremrangebyscore"),  # read-write locks and semaphores
+    *("type", "getrange", "scan", "ping"),  # inspect, holders, health
+)
+"""All that an ACL user needs. DELIFEQ (Valkey 9) and DELEX (Redis 8.4) are not among them: a server that does not know
+one of them refuses the whole rule, and releases work without."""
+
+ACL_RULE = f"ACL SETUSER name on >password ~* &{RESERVED}* {' '.join(f'+{each}' for each in ACL_COMMANDS)}"
+
 _HINTS = {
     "NOAUTH": "give user and password in the url",
     "WRONGPASS": "check user and password in the url",
-    "NOPERM": "let the ACL user run eval, evalsha, script|load, mget, get, set, exists, pttl, pexpire, del, time, "
-    "zadd, zrem, zrange, zrank, hget, hset and hdel on keys that begin with the client's prefix; and hello, subscribe "
-    "and publish on the channels asynclock~*",
+    "NOPERM": f"the user needs this rule (with a prefix, ~prefix* in place of ~*): {ACL_RULE}",
     "WRONGTYPE": "the key is in use as something else: rename the lock or set a prefix",
     "MOVED": "one node of a cluster was named: use independent servers",
     "ASK": "one node of a cluster was named: use independent servers",
@@ -46,6 +66,14 @@ _HINTS = {
 _INSIDE = re.compile(
     r"-([A-Z]{3,})\b"
 )  # Redis 6 wraps the error of a script's command; what pcall gives begins with @user_script
+
+
+_ALL = ", ".join(each.partition("|")[0].upper() for each in ACL_COMMANDS)
+
+_UNKNOWN = re.compile(r"unknown (redis )?command\b", re.IGNORECASE)
+"""A command that is renamed, disabled or too new. Sent directly: all servers say "unknown command 'DEL'". In a script:
+Redis 6.2 "Unknown Redis command called from Lua script", Redis 7 "Unknown Redis command called from script", Valkey
+"Unknown command called from script"."""
 
 
 class ServerError(Exception):
@@ -65,7 +93,7 @@ def code_of(error: ServerError) -> str:
 
 
 def fault_of(error: ServerError) -> Fault:
-    if "unknown command" in str(error):
+    if _UNKNOWN.search(str(error)):
         return Fault.CONFIG
     return _CODES.get(code_of(error), Fault.DOWN)
 
@@ -75,8 +103,33 @@ def is_about(error: ServerError, commands: tuple[tuple[str, ...], ...]) -> bool:
     return any(command[0].lower() in str(error).lower() for command in commands)
 
 
-def config_error(label: str, error: Exception) -> ConfigError:
+def unknown_command(text: str, script: str = "") -> str:
+    """Which command a server does not know, by its error reply. For a command of a script it tells the line alone: then
+    these are the commands of that line. "" where the reply is about something else."""
+    if not _UNKNOWN.search(text):
+        return ""
+    if (sent := re.search(r"unknown command [`'\"]?([\w|.]+)", text, re.IGNORECASE)) and "called from" not in text:
+        return sent[1].upper()
+    at = re.search(r"user_script:\s*(\d+)", text)
+    line = script.splitlines()[int(at[1]) - 1 : int(at[1])] if at else []
+    return " or ".join(dict.fromkeys(re.findall(r"redis\.p?call\('(\w+)'", "".join(line)))) or "a command of its script"
+
+
+def refusal(label: str, error: ServerError, op: Op) -> ConfigError:
+    """The error of an op that a server refuses. A release is logged as well, because many are sent in the background:
+    the key stays on that server until its lease ends."""
+    refused = config_error(label, error, op.kind.script)
+    if op.verb is Verb.RELEASE:
+        log.error("asynclock: %s was not released: %s", brief(op.name), refused)
+    return refused
+
+
+def config_error(label: str, error: Exception, script: str = "") -> ConfigError:
     """Which node refuses, why, and what to do."""
+    if unknown := unknown_command(str(error), script):
+        return ConfigError(
+            f"{label} does not know {unknown} ({error}): let the server have all of {_ALL}, under their own names"
+        )
     code = code_of(ServerError(str(error)))
     if isinstance(error, NoPermissionError):
         code = "NOPERM"
@@ -85,6 +138,16 @@ def config_error(label: str, error: Exception) -> ConfigError:
     hint = _HINTS.get(code, "check what the url points to")
     raised = WrongKind if code == "WRONGTYPE" else ConfigError
     return raised(f"{label} refuses: {error}; {hint}")
+
+
+async def clear(label: str, answer: Awaitable[Any], command: tuple[str, ...]) -> Any:
+    """The answer to that command; an error that the user must act on becomes a ConfigError."""
+    try:
+        return await answer
+    except ServerError as error:
+        if fault_of(error) is Fault.CONFIG:
+            raise config_error(label, error, command[1] if command[0] == "EVAL" else "") from None
+        raise
 
 
 def connect_error(label: str, error: Exception) -> Exception:

@@ -29,7 +29,7 @@ from asynclock._errors import ConfigError
 from asynclock._op import ACQUIRE, ADOPT, EXTEND, RELEASE, WAIT, Op, Serve
 from asynclock.stores._backoff import Backoff
 from asynclock.stores._debts import Debts
-from asynclock.stores._faults import Fault, ServerError, code_of, config_error, connect_error, fault_of, is_about
+from asynclock.stores._faults import Fault, ServerError, clear, code_of, connect_error, fault_of, is_about, refusal
 from asynclock.stores._keys import channel, mark
 from asynclock.stores._link import Debt, Link, Once, is_overdue
 from asynclock.stores._probation import Dialer, Probation
@@ -147,7 +147,7 @@ class RedisNode:
                 self._native = ()
                 link.send(encode(sink.op, self._config.prefix), sink)
             case Fault.CONFIG:
-                sink.fail(self.index, config_error(self.label, error), maybe=False)
+                sink.fail(self.index, refusal(self.label, error, sink.op), maybe=False)
             case fault:
                 if sink.op.verb is RELEASE:  # BUSY and the like: nothing was done, and soon it can be
                     self._debts.owe(sink.op, self.clock.now())
@@ -363,7 +363,7 @@ class RedisNode:
         if self._link is None:
             self._reconnect()
             raise self.error or ConnectionError(f"{self.label} is not connected")
-        return await self._ask(self._link, *command).answer_of()
+        return await clear(self.label, self._ask(self._link, *command).answer_of(), command)
 
     async def ping(self) -> float:
         began = self.clock.now()
