@@ -33,7 +33,7 @@ from asynclock.locks.mutex import FAIR, MUTEX
 from asynclock.locks.reentrant import ReentrantLock
 from asynclock.locks.rwlock import READ, WRITE
 from asynclock.locks.semaphore import MOST, SEMAPHORE, Semaphore, wants
-from asynclock.stores import store_for
+from asynclock.stores import store_for, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
@@ -51,7 +51,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 URLS = "ASYNCLOCK_URLS"
-"""Where a client without nodes looks: urls, comma-separated."""
+"""Where a client without nodes looks: urls, comma-separated (`stores.urls_of`)."""
 
 _MULTI = script_of((MUTEX, READ, WRITE, SEMAPHORE))
 
@@ -302,7 +302,7 @@ def _stores(nodes: tuple[str | Redis | Store, ...]) -> tuple[Store, ...]:
 
 
 def _stores_of_environment() -> tuple[Store, ...]:
-    urls = tuple(url.strip() for url in os.environ.get(URLS, "").split(",") if url.strip())
+    urls = urls_of(os.environ.get(URLS, ""))
     if not urls:
         raise ConfigError(
             f"no servers are named: set {URLS}=redis://host:6379 (or {URLS}=embedded: on one machine), "

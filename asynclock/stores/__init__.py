@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from asynclock._ports import Store
 
 _ALL = ", ".join([*SCHEMES, "embedded", "memory"])
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_BETWEEN = re.compile(r",\s*(?=[a-z][a-z0-9+.-]*://|(?:embedded|memory):)", re.IGNORECASE)
+_MAY_BE_SECRET = re.compile(r"[@?#=]")
 
 
 def store_for(node: str | Redis | Store) -> Store:
@@ -26,12 +31,20 @@ def store_for(node: str | Redis | Store) -> Store:
     raise ConfigError(f"a node is a url, a redis.asyncio.Redis or a Store, not {_kind_of(node)}")
 
 
+def urls_of(text: str) -> tuple[str, ...]:
+    """The urls of a comma-separated list. A comma separates two urls only where a scheme follows it: passwords and
+    paths have commas, too."""
+    return tuple(url for each in _BETWEEN.split(text) if (url := each.strip(" ,")))
+
+
 def _by_url(url: str) -> Store:
     scheme, colon, _ = url.partition(":")
     scheme = scheme.lower()
-    shown = brief(url.rpartition("@")[2])  # never a password, wherever it was put
-    if "," in url:
-        raise ConfigError(f"{shown} names several nodes: give each as an argument of its own")
+    if len(urls_of(url)) > 1:
+        raise ConfigError(
+            "one url names several nodes: give each as an argument of its own; "
+            "a comma that is part of a secret is written %2C"
+        )
     if scheme == "embedded" and colon:
         from asynclock.stores.embedded import EmbeddedStore  # only where it is used
 
@@ -42,8 +55,10 @@ def _by_url(url: str) -> Store:
         return MemoryStore()
     if "://" in url and scheme in SCHEMES:
         return RedisStore(url)
-    if "://" in url:
-        raise ConfigError(f"no store for the scheme {brief(scheme.rpartition('@')[2])}: there are {_ALL}")
+    if "://" in url and _SCHEME.fullmatch(scheme):
+        raise ConfigError(f"no store for the scheme {brief(scheme)}: there are {_ALL}")
+    # A user, a password or a query may be part of it: then nothing of it is shown.
+    shown = "what was given" if _MAY_BE_SECRET.search(url) else brief(url)
     raise ConfigError(
         f"{shown} is no url: a client takes servers, such as Redlock('redis://host:6379'); "
         "a lock's name goes into the client's call, redlock('order:42')"

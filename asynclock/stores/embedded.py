@@ -58,7 +58,9 @@ class EmbeddedStore:
     def __init__(self, url: str = "embedded:") -> None:
         name = url.partition(":")[2].strip("/") or "default"
         if not re.fullmatch(r"[\w.-]{1,32}", name):
-            raise ConfigError(f"{url!r}: an embedded server's name is of letters, digits, '.', '_' and '-'")
+            raise ConfigError(
+                "an embedded server's name, after 'embedded:', is 1 to 32 letters, digits, '.', '_' and '-'"
+            )
         self.run_id = ""
         self.replaced = "", 0.0
         self.label = f"embedded:{name}"

@@ -46,10 +46,15 @@ class RedisStore:
         self.replaced = "", 0.0
         self._pool = server.connection_pool if isinstance(server, Redis) else _pool(server)
         self.label = _label(self._pool)
+        unknown = ""
         try:
             self._connection()
         except TypeError as error:
-            raise ConfigError(f"{self.label}: redis-py does not know a setting of this url ({error})") from None
+            unknown = str(error)
+        if unknown and isinstance(server, str) and "@" in server.partition("?")[2]:  # a password with a ? in it
+            raise ConfigError(f"a setting of a url is none that redis-py knows: {_ENCODED}")
+        if unknown:
+            raise ConfigError(f"{self.label}: redis-py does not know a setting of this url ({unknown})")
 
     def __repr__(self) -> str:
         return f"<RedisStore {self.label}>"
@@ -75,18 +80,25 @@ class RedisStore:
         return connection
 
 
+_ENCODED = "user and secret are percent-encoded (%2C for a comma), and each of several urls begins with its scheme"
+
+
 def _pool(url: str) -> ConnectionPool:
     scheme, _, rest = url.partition("://")
-    how = f"write it as {scheme}://{'path' if scheme == 'unix' else 'host:port/db'}, user and secret percent-encoded"
+    how = f"write it as {scheme}://{'path' if scheme == 'unix' else 'host:port/db'}; {_ENCODED}"
     try:
         pool = ConnectionPool.from_url(f"{SCHEMES[scheme.lower()]}://{rest}")
         parts = urlsplit(url)
-        db = parts.path.strip("/")
-        odd = not parts.path if scheme == "unix" else bool(db) and not db.isdigit()
     except (ValueError, TypeError):  # their messages may show the password
-        raise ConfigError(f"a {scheme} url could not be read: {how}") from None
-    if odd:
-        raise ConfigError(f"a {scheme} url lacks its path, or its db is no number: {how}")
+        pool = None
+    if pool is None:  # outside of the except: their error is not even the context of ours
+        raise ConfigError(f"a {scheme} url could not be read: {how}")
+    db = parts.path.strip("/")
+    odd = not parts.path if scheme == "unix" else bool(db) and not db.isdigit()
+    # A part of a password, cut off by a character that is not encoded, must not be taken for a host, and shown as one.
+    odd = odd or bool(parts.fragment) or "," in (parts.hostname or "")
+    if odd or any("=" not in each for each in parts.query.split("&") if each):
+        raise ConfigError(f"a {scheme} url has no path, or no number for its db, or a part that means nothing: {how}")
     return pool
 
 
