@@ -36,7 +36,7 @@ class Adoption(Tries):
         self, session: Session, lock: Recipe, settings: LockSettings, task: asyncio.Task[Any] | None, known: Known
     ) -> None:
         super().__init__(session, lock, settings, task, 0)
-        self._known = known
+        self._since = session.clock.now()  # no id of this call is older
         seed = max(int(session.clock.wall() * 1_000_000), known.token + 1)
         self._adopt = Op(
             Verb.ADOPT, lock._kind, known.name, session.new_id(seed, settings.metadata, known.mode),

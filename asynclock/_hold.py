@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._denials import Denial, lost_to
 from asynclock._op import ACQUIRE, EXTEND, RELEASE, Op, Queueing, Serve, Verb
+from asynclock._options import RELEASE_TIMEOUT
 from asynclock._quorum import WON, Ballot, drift, valid_until
 from asynclock._watchdog import RENEW_BELOW, Watched
 
@@ -136,7 +137,8 @@ class Hold:
             grant.memory, rest, queueing=(_CONTENDED if self.contended or grant.plain else _QUIET)[quorum.serve],
             done=done,
         )  # fmt: skip
-        return quorum.ask(op, self._within, only=self._where() if self._ballot.failed else None, at_once=at_once)
+        within = min(self._within, RELEASE_TIMEOUT)
+        return quorum.ask(op, within, only=self._where() if self._ballot.failed else None, at_once=at_once)
 
     def _op(self, verb: Verb, length: float) -> Op:
         grant = self.op

@@ -15,6 +15,7 @@ The rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import warnings
 from enum import Enum
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from asynclock._hold import Hold
     from asynclock._options import LockSettings, Seconds
     from asynclock._quorum import Ballot
+
+log = logging.getLogger("asynclock")
 
 
 class Tenure(Enum):

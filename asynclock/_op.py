@@ -91,8 +91,8 @@ class Op:
     """One request to every node. Once sent, only `undone`, `queueing`, `fence`, `wire` and `native` ever change."""
 
     __slots__ = (
-        "done", "fence", "id", "kind", "lease", "memory", "name", "native", "plain", "queueing", "rest", "tombstone",
-        "undone", "verb", "wire",
+        "done", "fence", "id", "kind", "lease", "memory", "name", "native", "plain", "queueing", "rest", "since",
+        "tombstone", "undone", "verb", "wire",
     )  # fmt: skip
 
     def __init__(
@@ -122,6 +122,7 @@ class Op:
         self.tombstone = tombstone  # release: leave one, for an acquire that may still be on its way
         self.queueing = queueing
         self.done = done  # release of a mutex: for the time of `rest` the name is marked as DONE, not as RESTING
+        self.since = 0.0  # release: nothing of its id was sent before this moment, on the client's clock
         self.undone = False  # acquire, wait: its undo or release was queued; it must not be sent again
         self.wire: bytes | None = None  # a store's encoding of it, made once for all nodes
         self.native: tuple[tuple[str, ...], bytes] | None = None  # the same as a command of the server's own, and which

@@ -168,6 +168,9 @@ FIRST_CONNECT = 5.0
 QUORUM_TIMEOUT = 0.05
 """The default node_timeout where other nodes can answer, in seconds."""
 
+RELEASE_TIMEOUT = 3.0
+"""The longest wait for the answer to a release, in seconds: a task that was cancelled leaves its block after it."""
+
 
 def node_timeout(client: ClientSettings, lock: LockSettings, nodes: int) -> float:
     """When a node's silence counts as no vote, in seconds. Raises ConfigError."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynclock._clock import SYSTEM, wake
 from asynclock._errors import ConfigError, brief
 from asynclock._op import ALONE, Kind, Queueing
-from asynclock._options import FIRST_CONNECT, QUORUM_TIMEOUT, LockSettings, node_timeout
+from asynclock._options import FIRST_CONNECT, QUORUM_TIMEOUT, RELEASE_TIMEOUT, LockSettings, node_timeout
 from asynclock._ports import NodeConfig
 from asynclock._quorum import Ballot, Quorum
 from asynclock._state import BROKEN, ID_LENGTH, TAG_LENGTH
@@ -217,7 +217,8 @@ class Session:
 
     def undo(self, ballot: Ballot, ticket: Queueing = ALONE) -> None:
         """Take an attempt back behind the caller's back; `aclose` waits for it."""
-        undo = self.quorum.undo(ballot, max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT), ticket)
+        within = min(max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT), RELEASE_TIMEOUT)
+        undo = self.quorum.undo(ballot, within, ticket)
         if undo is not None:
             self.loosen(undo)
 

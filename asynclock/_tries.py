@@ -24,7 +24,7 @@ from asynclock._lease import Lease
 from asynclock._line import SPAN
 from asynclock._obstacles import Obstacles
 from asynclock._op import ACQUIRE, EXTEND, RELEASE, WAIT, Op, Queueing
-from asynclock._options import QUORUM_TIMEOUT
+from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
 from asynclock._pace import FRESH
 from asynclock._quorum import REFUSED, Ballot
 from asynclock._state import ID_LENGTH
@@ -72,6 +72,7 @@ class Tries:
     number = 0  # of the last ticket; 0: none was left
     _ticket = ""  # its id, where that is one of its own
     _order = 0  # its order key
+    _since = 0.0  # when the first such id was made
     _span = 1
     _obstacles: Obstacles | None = None
     _slot: int | None = None  # the one to ask for next; None: any
@@ -181,6 +182,7 @@ class Tries:
             return _first_ticket(serve, self.lock._kind.fair, min(fresh, self._timeout or fresh))
         if not alone and not self._ticket:
             self._ticket = self._session.new_id(self._order, settings.metadata, self.lock._kind.mode)
+            self._since = self._since or self._session.clock.now()
             self._listen(self._ticket)
         left = max(self._give_up - self._session.clock.now(), 0.001)
         fair, fresh = self.lock._kind.fair, min(fresh, left)
@@ -318,4 +320,6 @@ class Tries:
         memory = settings.lease + session.settings.fence_memory
         queueing = Queueing(self._quorum.serve, contended=True)
         op = Op(RELEASE, self.lock._kind, self.name, id, settings.lease, 0, memory, queueing=queueing)
-        session.loosen(self._quorum.ask(op, max(session.within(settings), QUORUM_TIMEOUT), everyone=True, only=where))
+        op.since = self._since
+        within = min(max(session.within(settings), QUORUM_TIMEOUT), RELEASE_TIMEOUT)
+        session.loosen(self._quorum.ask(op, within, everyone=True, only=where))

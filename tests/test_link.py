@@ -41,10 +41,11 @@ def test_what_is_owed_is_not_owed_for_ever() -> None:
     """A release that is refused each time it is sent lapses when the hold that it undoes must have ended."""
     debts, op = Debts(), Op(Verb.RELEASE, MUTEX, "x", "a" * 32, 30.0)
     now = 0.0
-    debts.owe(op, now)
-    while list(debts.pay(now)):  # sent, and refused
+    debts.owe(op, now, now)
+    while paid := debts.pay(now, 10):  # sent, and refused
         now += 5.0
-        debts.owe(op, now)
+        for again in paid:
+            debts.owe(again, now, now)
     assert now == 90.0
 
 

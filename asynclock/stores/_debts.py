@@ -1,51 +1,90 @@
-"""What a server still has to forget: releases that did not reach it, and ids whose acquire may yet."""
+"""What a server still has to forget: releases that did not reach it, and ids whose acquire may yet.
+
+Both are bounded: by time, since a key expires at the end of its lease, and by number. When there are too many, the
+oldest entry is dropped, and its key stays until it expires."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from asynclock._op import Op, Queueing, Serve
+from asynclock._op import ACQUIRE, ADOPT, RELEASE, WAIT, Op, Queueing, Serve
+from asynclock.stores._link import Once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
+
+    from asynclock._ports import Sink
+
+MOST = 20_000
+"""The greatest number of entries of each sort; 20,000 owed releases take 16 MB."""
 
 _GRACE = 60.0
-"""So many seconds after its lease has an undelivered op no more to say."""
+"""An undelivered release is dropped this many seconds after its lease. The key that it would delete has expired."""
 
 _SERVING = {serve: Queueing(serve, contended=True) for serve in Serve}  # of what is owed: it puts no ticket back
+
+
+class Owed(Op):
+    """A release that a server still has to carry out. It leaves a tombstone, and puts no ticket back."""
+
+    __slots__ = ("rests_until", "until")
+
+    def __init__(self, op: Op, now: float, sent: float) -> None:
+        super().__init__(op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, tombstone=True, done=op.done)
+        self.queueing = _SERVING[op.queueing.serve]
+        self.rests_until = sent + op.rest  # min_hold counts from the release, not from its delivery
+        self.until = now + op.lease + _GRACE
 
 
 class Debts:
     """One node's."""
 
     def __init__(self) -> None:
-        self._owed: dict[str, tuple[Op, float]] = {}
-        self.orphans: dict[str, float] = {}  # ids that are to be released with a tombstone
-        self._until: dict[str, float] = {}  # of all that was owed: who is refused again and again is not for ever
+        self._owed: OrderedDict[str, Owed] = OrderedDict()  # a dict takes O(n) to find its first entry
+        self.orphans: OrderedDict[str, float] = OrderedDict()  # id, to be released with a tombstone -> until when
 
     def __len__(self) -> int:
         """How many releases are owed."""
         return len(self._owed)
 
-    def owe(self, op: Op, now: float) -> None:
-        """Keep a release that could not be delivered; at the longest while the hold it undoes may live."""
-        while self._owed and next(iter(self._owed.values()))[1] <= now:
-            del self._owed[next(iter(self._owed))]
-        until = self._until.setdefault(op.id, now + op.lease + _GRACE)
-        if op.id not in self._owed and until > now:
-            owed = Op(
-                op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, op.rest, tombstone=True, done=op.done
-            )
-            owed.queueing = _SERVING[op.queueing.serve]
-            self._owed[op.id] = owed, until
+    def owe(self, op: Op, now: float, sent: float) -> None:
+        """Keep a release, first sent at `sent`, that could not be delivered. One that was owed before, and is refused
+        again, is kept for no longer than at first."""
+        if op.id not in self._owed:
+            owed = op if isinstance(op, Owed) else Owed(op, now, sent)
+            if owed.until > now:
+                self._owed[op.id] = owed
+        self.prune(now)
 
-    def orphan(self, op: Op, now: float) -> None:
-        """An acquire, or a ticket, was left unanswered on a connection that is gone."""
-        self.orphans[op.id] = now + op.lease + _GRACE
+    def cut_off(self, sinks: Iterable[Sink | Once], now: float) -> None:
+        """The connection on which these waited for their answers is gone. An acquire, or a ticket, may still sit in
+        the server's socket."""
+        for sink in sinks:
+            if isinstance(sink, Once):
+                continue
+            op = sink.op
+            if op.verb is RELEASE:
+                self.owe(op, now, sink.sent)
+            elif op.verb in (ACQUIRE, WAIT, ADOPT):
+                self.orphans[op.id] = now + op.lease + _GRACE
+                self.orphans.move_to_end(op.id)
+        self.prune(now)
 
-    def pay(self, now: float) -> Iterator[Op]:
-        """What is to be sent now, once, on a new connection."""
-        self.orphans = {orphan: until for orphan, until in self.orphans.items() if until > now}
-        self._until = {known: until for known, until in self._until.items() if until > now or known in self._owed}
-        owed, self._owed = self._owed, {}
-        return (op for op, until in owed.values() if until > now)
+    def prune(self, now: float) -> None:
+        """Drop what is over, the oldest first, and what is too much."""
+        owed, orphans = self._owed, self.orphans
+        while owed and (len(owed) > MOST or next(iter(owed.values())).until <= now):
+            owed.popitem(last=False)
+        while orphans and (len(orphans) > MOST or next(iter(orphans.values())) <= now):
+            orphans.popitem(last=False)
+
+    def pay(self, now: float, most: int) -> list[Owed]:
+        """The next releases to send, the oldest first; at most so many. They are owed no longer."""
+        found: list[Owed] = []
+        while self._owed and len(found) < most:
+            owed = self._owed.popitem(last=False)[1]
+            if owed.until > now:
+                owed.rest = max(0.0, owed.rests_until - now)
+                found.append(owed)
+        return found

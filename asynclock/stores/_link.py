@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 
+from asynclock._op import ADOPT, BREAK, RELEASE
 from asynclock.stores._faults import ServerError
 from asynclock.stores._wire import PLAIN_YES, pack
 
 if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
     from asynclock._op import Op
     from asynclock._ports import Sink
     from asynclock.stores._node import RedisNode
@@ -23,6 +27,8 @@ and the server wait while the client does (docs/decisions.md)."""
 
 _PING = pack("PING")
 _BACKLOG = 5.0  # so many seconds a command may wait behind others that are being answered
+_SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
+_LONG_SILENCE = 5.0  # a server that is silent for so many seconds is down, unless its command was given more time
 
 
 class Link(asyncio.Protocol):
@@ -89,6 +95,16 @@ class Link(asyncio.Protocol):
         why = exc or "it closed the connection"
         self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))
 
+    def awaited_until(self) -> float:
+        """When the last answer is overdue that a client which closes waits for; -inf: there is none. These are the
+        answers that tell whether a lock is free: a release that did nothing may have to be sent again as a script."""
+        awaited = (
+            overdue_at(sink, self.moved_at)
+            for sink in self.waiting
+            if not isinstance(sink, (Once, Debt)) and sink.op.verb in (RELEASE, ADOPT, BREAK)
+        )
+        return max(awaited, default=-math.inf)
+
     def hang_up(self) -> None:
         self.flush()
         self.transport.close()
@@ -147,7 +163,28 @@ class Debt:
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...
 
 
-def is_overdue(sink: Sink | Once, moved_at: float, now: float) -> bool:
+def overdue_at(sink: Sink | Once, moved_at: float) -> float:
     """Rule 2, where the link moved last at `moved_at`. Pure."""
     limit = sink.deadline - sink.sent
-    return now >= sink.deadline and (now - moved_at >= limit or now >= sink.deadline + _BACKLOG)
+    return max(sink.deadline, min(moved_at + limit, sink.deadline + _BACKLOG))
+
+
+def is_overdue(sink: Sink | Once, moved_at: float, now: float) -> bool:
+    """The same at one moment. Pure."""
+    return now >= overdue_at(sink, moved_at)
+
+
+def patience(limit: float) -> float:
+    """Rule 3: for how long a server may be silent that has `limit` seconds for its oldest command. Pure."""
+    return max(min(3 * limit, _LONG_SILENCE), limit, _SILENCE)
+
+
+def take_over(node: RedisNode, redis: AbstractConnection) -> Link:
+    """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
+    and no lock or timeout around each. redis-py forgets the transport, which it has no public way to give up."""
+    writer, redis._writer, redis._reader = redis._writer, None, None  # noqa: SLF001
+    if writer is None:
+        raise ConnectionError(f"{node.label} hung up")
+    link = Link(node, writer)
+    link.transport.set_protocol(link)
+    return link

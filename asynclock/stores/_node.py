@@ -6,14 +6,19 @@
    (While replies come, it is we or the line who are slow: a thousand tasks at once are no outage. But there is an end
    to that, too.) Its place in the deque stays, so that a late reply falls on it and nowhere else. One timer watches
    the earliest deadline.
-3. A server that has been silent for three times as long, and half a second, is down: its connection is dropped,
-   commands fail at once, and one task connects again with back-off. A broken stream is never used again.
-4. A release that could not be delivered is owed, and goes first on the next connection. An id whose acquire was left
-   unanswered on an earlier connection is released with a tombstone: that acquire may still sit in the server's socket.
+3. A server that has been silent for three times as long is down: its connection is dropped, commands fail at once, and
+   one task connects again with back-off. The time is at least half a second, and at most 5 s or that of the oldest
+   command, whichever is longer. A broken stream is never used again.
+4. A release that could not be delivered is owed, unless its id was made while there was no connection: then nothing of
+   that id was ever sent. What is owed goes first on the next connection, in slices, and the node is down until all but
+   the last slice are answered: so no attempt overtakes a release. An id whose acquire was left unanswered on an earlier
+   connection is released with a tombstone: that acquire may still sit in the server's socket.
 5. Nothing that could create a key or a ticket is sent again (NOSCRIPT) once the release of its id was queued.
 6. Notices to those who wait come as RESP3 pushes on the same connection, from a subscription that is acknowledged
    before the connection serves anybody. So a notice never overtakes a reply, and a connection that lives, listens.
    Where a server or its ACL forbids that, the node works without: its waiters poll.
+7. A client that closes waits for the answers to releases, adoptions and breaks as long as rule 2 says, and at most a
+   tenth of a second for those to other commands.
 """
 
 from __future__ import annotations
@@ -23,22 +28,22 @@ import contextlib
 import logging
 import math
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError
-from asynclock._op import ACQUIRE, ADOPT, EXTEND, RELEASE, WAIT, Op, Serve
+from asynclock._op import EXTEND, RELEASE, Op, Serve
 from asynclock.stores._backoff import Backoff
 from asynclock.stores._debts import Debts
 from asynclock.stores._faults import Fault, ServerError, clear, code_of, connect_error, fault_of, is_about, refusal
-from asynclock.stores._keys import channel, mark
-from asynclock.stores._link import Debt, Link, Once, is_overdue
+from asynclock.stores._handshake import handshake
+from asynclock.stores._keys import mark
+from asynclock.stores._link import Debt, Link, Once, is_overdue, patience, take_over
 from asynclock.stores._probation import Dialer, Probation
 from asynclock.stores._views import names, view
 from asynclock.stores._wire import NATIVE_RELEASES, PLAIN_NO, PLAIN_YES, encode, encode_native, encode_whole, pack
 
 if TYPE_CHECKING:
-    from redis.asyncio.connection import AbstractConnection
-
     from asynclock._ports import Facts, NodeConfig, Sink, View
 
 log = logging.getLogger("asynclock")
@@ -47,10 +52,10 @@ CONNECT_TIMEOUT = 5.0
 """For TCP, TLS and login together, in seconds, unless the user's settings are shorter."""
 
 _BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent again
-_SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
 _LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
 _GRANT = Serve.GRANT
 _LAST_WORDS = 0.1  # seconds that a client which closes waits for answers that nobody else waits for
+_SLICE = 256  # so many owed releases leave in one turn of the loop: 2 ms
 
 
 class NodeState(Enum):
@@ -84,6 +89,8 @@ class RedisNode:
         self._connecting: asyncio.Task[None] | None = None
         self._met = asyncio.Event()  # the first attempt to connect has ended, well or not
         self._debts = Debts()
+        self._lost_at = -math.inf  # when the last connection was lost
+        self._repaying: Any = None  # the timer that sends refused releases again
         self._backoff = Backoff()
 
     def __repr__(self) -> str:
@@ -94,8 +101,9 @@ class RedisNode:
     def send(self, op: Op, sink: Sink) -> None:
         link = self._link
         if link is None:
-            if op.verb is RELEASE:
-                self._debts.owe(op, self.clock.now())
+            if op.verb is RELEASE and op.since <= self._lost_at:
+                now = self.clock.now()
+                self._debts.owe(op, now, now)
             self._reconnect()
             sink.fail(self.index, self.error or ConnectionError(f"{self.label} is not connected"), maybe=False)
             return
@@ -150,8 +158,8 @@ class RedisNode:
                 sink.fail(self.index, refusal(self.label, error, sink.op), maybe=False)
             case fault:
                 if sink.op.verb is RELEASE:  # BUSY and the like: nothing was done, and soon it can be
-                    self._debts.owe(sink.op, self.clock.now())
-                    self.clock.call_at(self.clock.now() + _BUSY_PAUSE, self._pay_debts)
+                    self._debts.owe(sink.op, self.clock.now(), sink.sent)
+                    self._repay_later()
                 sink.fail(self.index, error, maybe=code_of(error) == "ERR")  # it may have failed half-way
                 if fault is Fault.RECONNECT:
                     self._backoff.rebuffed(self.clock.now())
@@ -186,8 +194,7 @@ class RedisNode:
         self._second_look = False
         oldest = next((sink for sink in link.waiting if not isinstance(sink, Once)), link.waiting[0])
         limit = oldest.deadline - oldest.sent  # a vote's, for a ping has more time
-        patience = max(3 * limit, _SILENCE)
-        if now - link.moved_at >= patience:
+        if now - link.moved_at >= patience(limit):
             self.lost(link, TimeoutError(f"{self.label} has been silent for {now - link.moved_at:.3g} s"))
             return
         overdue = [sink for sink in link.waiting if is_overdue(sink, link.moved_at, now)]
@@ -195,7 +202,7 @@ class RedisNode:
         for sink in overdue:
             error = TimeoutError(f"{self.label} did not answer within {now - sink.sent:.3g} s")
             sink.fail(self.index, error, maybe=True)
-        again = max(min(later, link.moved_at + (patience if overdue else limit)), now + 0.001)
+        again = max(min(later, link.moved_at + (patience(limit) if overdue else limit)), now + 0.001)
         if self._link is link and (self._timer is None or again < self._timer_at):  # who was told may have sent more
             self._arm(again)
 
@@ -208,21 +215,16 @@ class RedisNode:
     def lost(self, link: Link, error: Exception) -> None:
         """This connection is of no use any more. Callable twice; only the first time counts."""
         link.abort()
+        self._debts.cut_off(link.waiting, self.clock.now())
         if self._link is not link:
             self._fail_all(link, error)  # of a handshake that was cut short
             return
         self._link = None
+        self._lost_at = self.clock.now()
         self.listens = False
         self.error = error
         if self.state is not NodeState.CLOSED:
             self.state = NodeState.DOWN
-        for sink in link.waiting:
-            if isinstance(sink, Once):
-                continue
-            if sink.op.verb in (ACQUIRE, WAIT, ADOPT):
-                self._debts.orphan(sink.op, self.clock.now())
-            elif sink.op.verb is RELEASE:
-                self._debts.owe(sink.op, self.clock.now())
         self._fail_all(link, error)
         self._reconnect()
 
@@ -250,6 +252,7 @@ class RedisNode:
                 await self._open_link()
             except Exception as error:  # a server may fail in any way; each is kept, told and tried again
                 self.error = error if isinstance(error, ConfigError) else connect_error(self.label, error)
+                self._debts.prune(self.clock.now())
                 if self.state is NodeState.NEW:
                     self.state = NodeState.DOWN
             else:
@@ -264,15 +267,19 @@ class RedisNode:
         try:
             async with asyncio.timeout(min(redis.socket_connect_timeout or CONNECT_TIMEOUT, CONNECT_TIMEOUT)):
                 await redis.connect()  # type: ignore[no-untyped-call]
-                link = self._take_over(redis)
-                await self._handshake(link)
+                link = take_over(self, redis)
+                ask = partial(self._ask, link)
+                native, listens = await handshake(ask, self._config, self._probation, self.label)
+            await self._pay_all_but_a_slice(link)
         except BaseException:
             if link is not None:
                 link.abort()
             await redis.disconnect(nowait=True)
             raise
         self._link = link
-        self._pay_debts()
+        self._native, self.listens = native, listens
+        self._on_probation = bool(self._probation.left)
+        self._pay_slice(link)
         self.state = NodeState.UP
         self.error = None
         if not self._on_probation:
@@ -281,56 +288,34 @@ class RedisNode:
             self._config.ear.connected(self.index)
         self._listened = self.listens
 
-    def _take_over(self, redis: AbstractConnection) -> Link:
-        """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
-        and no lock or timeout around each. redis-py forgets the transport, which it has no public way to give up."""
-        writer, redis._writer, redis._reader = redis._writer, None, None  # noqa: SLF001
-        if writer is None:
+    async def _pay_all_but_a_slice(self, link: Link) -> None:
+        """Rule 4. A slice leaves once the one before was answered, so that neither side is flooded."""
+        while len(self._debts) > _SLICE and self._repaying is None:
+            self._pay_slice(link)
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                with contextlib.suppress(ServerError):  # a refusal is an answer, too
+                    await self._ask(link, "PING").answer_of()
+        if link.transport.is_closing():
             raise ConnectionError(f"{self.label} hung up")
-        link = Link(self, writer)
-        link.transport.set_protocol(link)
-        return link
 
-    async def _handshake(self, link: Link) -> None:
-        natives = self._ask(link, "COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
-        asked = [self._ask(link, "SCRIPT", "LOAD", kind.script) for kind in self._config.kinds]
-        if self._config.quarantine is not None:
-            asked += [self._ask(link, "INFO", "server"), self._ask(link, "GET", mark(self._config.prefix))]
-        answers = await asyncio.gather(*(once.answer_of() for once in asked), return_exceptions=True)
-        self._native = ()
-        with contextlib.suppress(ServerError):  # COMMAND is forbidden: then scripts do all
-            there = await natives.answer_of()
-            self._native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
-        for answer in answers:
-            if isinstance(answer, ServerError):
-                self._probation.cannot_check(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-        if self._config.quarantine is not None:
-            self._probation.learn(*answers[-2:])
-            self._on_probation = bool(self._probation.left)
-        await self._listen(link)
-
-    async def _listen(self, link: Link) -> None:
-        """Rule 6."""
-        try:
-            await self._ask(link, "HELLO", "3").answer_of()
-            await self._ask(link, "SUBSCRIBE", channel(self._config.ear.tag)).answer_of()
-            await self._ask(link, "PUBLISH", channel(""), "").answer_of()  # who may not call is not waited for
-            self.listens = True
-        except ServerError as error:
-            log.warning("asynclock: %s sends no notices (%s): who waits for a lock there polls", self.label, error)
-
-    def _pay_debts(self) -> None:
-        """Rule 4. On a new connection before anything else is sent: what the server still has to forget."""
-        link = self._link
-        if link is None:
-            return
+    def _pay_slice(self, link: Link) -> None:
         now = self.clock.now()
-        for op in self._debts.pay(now):
+        for op in self._debts.pay(now, _SLICE):
             link.send(encode(op, self._config.prefix), Debt(op, now, now + CONNECT_TIMEOUT))
         if link.waiting and self._timer is None:
             self._arm(now + CONNECT_TIMEOUT)
+
+    def _repay_later(self) -> None:
+        """The server refused a release for now: BUSY and the like."""
+        if self._repaying is None:
+            self._repaying = self.clock.call_at(self.clock.now() + _BUSY_PAUSE, self._repay)
+
+    def _repay(self) -> None:
+        self._repaying = None
+        if self._link is not None and self._debts:
+            self._pay_slice(self._link)
+            if self._debts:
+                self._repay_later()
 
     # -- restarted servers ---------------------------------------------------------------------------------------
 
@@ -385,14 +370,29 @@ class RedisNode:
             await asyncio.wait([self._connecting])
         self.error = ConnectionError(f"{self.label} was closed")
         self._met.set()
-        if self._link is not None and self._link.waiting:  # a release may need its script after it (not_native)
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(_LAST_WORDS):
-                    await self._ask(self._link, "PING").answer_of()
+        await self._last_words()
         if (link := self._link) is not None:
             self._fail_all(link, self.error)  # who is told may have something to take back: that leaves, too
             self._link = None
             link.hang_up()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._repaying):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._repaying = None
+
+    async def _last_words(self) -> None:
+        """Rule 7. Each round awaits what is in flight; a release may need its script after that (not_native)."""
+        until = self.clock.now() + _LAST_WORDS
+        while (link := self._link) is not None and link.waiting:
+            now = self.clock.now()
+            until = max(until, link.awaited_until())
+            if now >= until:
+                return
+            try:
+                async with asyncio.timeout(until - now):
+                    await self._ask(link, "PING").answer_of()
+            except TimeoutError:
+                if link.awaited_until() <= until:
+                    return
+            except Exception:  # noqa: S112 - a refusal is an answer, too; and a lost connection ends the loop
+                continue
