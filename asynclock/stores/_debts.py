@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from asynclock._ports import Sink
 
 MOST = 20_000
-"""The greatest number of entries of each sort; 20,000 owed releases take 16 MB."""
+"""The greatest number of entries of each sort; 20,000 owed releases take 10 MB."""
 
 _GRACE = 60.0
 """An undelivered release is dropped this many seconds after its lease. The key that it would delete has expired."""
