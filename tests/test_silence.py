@@ -9,8 +9,12 @@ import time
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
+from asynclock.stores._link import patience
+from tests.fakes import FakeClock
+from tests.lines import Clocked, nodes_of
 from tests.servers import Server
-from tests.waiters import back
+from tests.still import turns
+from tests.waiters import back, until
 
 
 async def test_c10_a_frozen_minority_costs_nothing(five: list[Server], name: str) -> None:
@@ -120,3 +124,81 @@ async def test_a_blocked_loop_is_no_outage(five: list[Server], name: str) -> Non
             time.sleep(0.2)
             await lease.release()
         assert links == [node._link for node in redlock._session().quorum.nodes]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        (0.05, 0.5),  # a crowded machine
+        (0.5, 1.5),  # three times
+        (3.0, 5.0),  # at most 5 s ...
+        (6.0, 6.0),  # ... but never less than the command was given
+    ],
+)
+def test_how_long_a_server_may_be_silent(limit: float, seconds: float) -> None:
+    """Its oldest command has `limit` seconds to be answered."""
+    assert patience(limit) == seconds
+
+
+async def test_a_frozen_server_is_down_after_its_commands_time(server: Server, name: str) -> None:
+    """One node and a lease of 60 s: a command has 6 s, and the server that did not answer it is down then."""
+    clock = FakeClock()
+    async with Redlock(Clocked(server.url, clock), lease=60.0) as redlock:
+        (node,) = nodes_of(redlock)
+        server.freeze()
+        trying = asyncio.create_task(redlock(f"{name}:other").acquire(timeout=0))
+        await until(lambda: node._link.waiting)
+        clock.advance(5.9)
+        assert node.error is None
+        clock.advance(0.2)
+        assert "silent" in str(node.error)
+        with pytest.raises(QuorumUnavailable):
+            await trying
+        server.thaw()
+        await until(lambda: node.error is None)
+
+
+@pytest.mark.parametrize("leaves", ["a body", "a wait", "a client"])
+async def test_a_frozen_server_holds_nobody_for_long(server: Server, name: str, leaves: str) -> None:
+    """One node and a lease of ten minutes, so that a command has a minute to be answered. A release has 3 s: so a body
+    that is cancelled, a waiter that is, and a client that closes, are gone by then."""
+    clock = FakeClock()
+    options = {"lease": 600.0, "max_lease": 600.0}
+    async with Redlock(server.url, **options) as other:
+        client = Redlock(Clocked(server.url, clock), **options)
+        if leaves == "a wait":
+            theirs = await other(name).acquire(timeout=None)
+        entered = asyncio.Event()
+
+        async def body() -> None:
+            async with client(name):
+                entered.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(body())
+        if leaves == "a wait":
+            await until(lambda: client._session().waiting)
+        else:
+            await entered.wait()
+        server.freeze()
+        leaving = task
+        if leaves == "a client":
+            leaving = asyncio.create_task(client.aclose())
+        else:
+            task.cancel()
+            if leaves == "a wait":
+                await asyncio.wait({task})
+                leaving = asyncio.create_task(client.aclose())
+        await turns()
+        clock.advance(2.9)
+        await turns()
+        assert not leaving.done()
+        clock.advance(0.2)
+        await asyncio.wait({leaving}, timeout=5.0)
+        assert leaving.done()
+        server.thaw()
+        task.cancel()
+        await asyncio.wait({task})
+        await client.aclose()
+        if leaves == "a wait":
+            await theirs.release()
