@@ -279,7 +279,7 @@ class Lease:
         """Its client closes, or it never began: send the release; whoever thinks it holds is told."""
         if self._tenure in _OPEN:
             self._lose("closed")
-            self._session.loosen(self._release())
+            self._release()
 
     def __reduce__(self) -> str:
         raise TypeError("a Lease belongs to its event loop: it can be neither pickled nor copied")
@@ -351,8 +351,6 @@ class Lease:
             return
         # Somebody waits for it elsewhere? It leaves before all else; in one write with who asks behind it here.
         ballot = self._release(at_once=hold.contended and not session.lines)
-        if session.closed:  # the client closes at the same time: it hangs up after this
-            session.loosen(ballot)
         if hold.contended:
             if not lost:
                 session.cede(hold.op.kind, hold.name)
@@ -364,7 +362,6 @@ class Lease:
         self._forget()
         session.next_in_line(hold.names)
         if lost:
-            session.loosen(ballot)
             raise self._ended()
         if ballot.outcome is None:
             await session.finished(ballot)
@@ -411,7 +408,7 @@ class Lease:
         """Whoever it was passed to is gone: on to the next, or back."""
         if self._tenure in _OPEN and not self._pass_on():
             self._end_as(_RELEASED)
-            self._session.loosen(self._release())
+            self._release()
             self._session.next_in_line(self._hold.names)
 
     def _forget(self) -> None:

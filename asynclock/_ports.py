@@ -102,7 +102,7 @@ class Node(Protocol):
         wrong."""
 
     async def aclose(self) -> None:
-        """Send what is queued, then hang up."""
+        """Wait until what is in flight that takes a hold away, or over, is answered or overdue; then hang up."""
 
 
 class NodeConfig(NamedTuple):

@@ -10,7 +10,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asynclock._clock import SYSTEM, wake
+from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, brief
 from asynclock._op import ALONE, Kind, Queueing
 from asynclock._options import FIRST_CONNECT, QUORUM_TIMEOUT, RELEASE_TIMEOUT, LockSettings, node_timeout
@@ -87,8 +87,6 @@ class Session:
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own
         self._usual = 0.0  # the node timeout of a lock without options of its own, once it is known
         self._opening: asyncio.Task[None] | None = None
-        self._loose: set[Ballot] = set()  # what `aclose` waits for: undos that nobody awaits, late releases
-        self._drained: asyncio.Future[None] | None = None  # there are none left
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
 
@@ -216,22 +214,9 @@ class Session:
                 await self.aclose()
 
     def undo(self, ballot: Ballot, ticket: Queueing = ALONE) -> None:
-        """Take an attempt back behind the caller's back; `aclose` waits for it."""
+        """Take an attempt back. Nobody awaits it; a node that closes waits for its answer."""
         within = min(max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT), RELEASE_TIMEOUT)
-        undo = self.quorum.undo(ballot, within, ticket)
-        if undo is not None:
-            self.loosen(undo)
-
-    def loosen(self, ballot: Ballot) -> None:
-        """Nobody awaits this ballot; `aclose` does."""
-        if ballot.outcome is None:
-            self._loose.add(ballot)
-            ballot.on_settled = self._loose_settled
-
-    def _loose_settled(self, ballot: Ballot) -> None:
-        self._loose.discard(ballot)
-        if not self._loose and self._drained is not None:
-            wake(self._drained)
+        self.quorum.undo(ballot, within, ticket)
 
     def not_released(self, ballot: Ballot, name: str) -> None:
         """A release without a majority. In an outage the lease ends by itself, which is logged. Raises ConfigError
@@ -281,9 +266,6 @@ class Session:
             wait.interrupt()
         while self.waits:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
             await asyncio.sleep(0)
-        while self._loose:
-            self._drained = self.loop.create_future()
-            await self._drained
         self.hung_up = True
         await asyncio.gather(*(node.aclose() for node in self.quorum.nodes))
         closer, self._closer = self._closer, None

@@ -322,4 +322,4 @@ class Tries:
         op = Op(RELEASE, self.lock._kind, self.name, id, settings.lease, 0, memory, queueing=queueing)
         op.since = self._since
         within = min(max(session.within(settings), QUORUM_TIMEOUT), RELEASE_TIMEOUT)
-        session.loosen(self._quorum.ask(op, within, everyone=True, only=where))
+        self._quorum.ask(op, within, everyone=True, only=where)

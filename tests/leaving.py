@@ -29,7 +29,7 @@ Make = Callable[..., Redlock]
 def kept(redlock: Redlock) -> dict[str, Any]:
     """What a client still has to do with, or for, its locks."""
     session = redlock._session()
-    found = {each: getattr(session, each) for each in ("waits", "waiting", "lines", "held", "_loose")}
+    found = {each: getattr(session, each) for each in ("waits", "waiting", "lines", "held")}
     found["leases"] = list(session.watchdog)
     return {each: what for each, what in found.items() if what}
 

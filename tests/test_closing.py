@@ -61,7 +61,7 @@ async def _awaited(what: Awaitable[Any]) -> Any:
     return await what
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[1, 5])
 def nodes(request: pytest.FixtureRequest, shared_urls: list[str]) -> list[str]:
     return shared_urls[: request.param]
 
