@@ -119,11 +119,11 @@ class Ballot:
     def answer(self, index: int, reply: Sequence[Any]) -> None:
         if self.votes[index] is not None:
             return
-        self.votes[index] = reply
-        if reply[0] == 1:
+        if reply[0] == 1:  # raises for a malformed reply, which then is no vote
             self.yes += 1
         else:
             self.no += 1
+        self.votes[index] = reply
         self._count(index)
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:

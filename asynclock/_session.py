@@ -16,7 +16,7 @@ from asynclock._op import ALONE, Kind, Queueing
 from asynclock._options import FIRST_CONNECT, QUORUM_TIMEOUT, RELEASE_TIMEOUT, LockSettings, node_timeout
 from asynclock._ports import NodeConfig
 from asynclock._quorum import Ballot, Quorum
-from asynclock._state import BROKEN, ID_LENGTH, TAG_LENGTH
+from asynclock._state import BROKEN, ID_LENGTH, TAG_LENGTH, parse_notice
 from asynclock._watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class Session:
         )
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own
+        self._warned = False  # of a message that is no notice
         self._usual = 0.0  # the node timeout of a lock without options of its own, once it is known
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -129,18 +130,19 @@ class Session:
 
     def heard(self, index: int, notice: bytes) -> None:
         """A node has something to tell (Notice.wire)."""
-        try:
-            whose, number, fence, left, key = notice.decode().split(" ", 4)
-            told = int(number), int(fence), int(left)
-        except ValueError:  # of another program: raising here would cost the connection
-            log.warning("asynclock: a message on our channel that is none of ours was ignored: %.80r", notice)
+        parsed = parse_notice(notice)
+        if parsed is None:
+            if not self._warned:
+                self._warned = True
+                log.warning("asynclock: ignored a message on this client's channel that is no notice: %.99r", notice)
             return
+        whose, number, fence, left, key = parsed
         wait = self.waiting.get(whose)
         if wait is not None:
-            wait.called(index, *told)
-        elif told[0] == 0:
+            wait.called(index, number, fence, left)
+        elif number == 0:
             for lease in self.leases(key[len(self.settings.prefix) :]):
-                if told[2] == BROKEN:
+                if left == BROKEN:
                     lease._hold.broken(whose)
                 else:
                     lease._hold.waited_for(whose)

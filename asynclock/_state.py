@@ -100,6 +100,22 @@ class Notice(NamedTuple):
         return f"{self.id[:ID_LENGTH]} {self.number} {self.fence} {self.left} {key}".encode()
 
 
+_NOTICE = re.compile(rb"(\S{32}) (\d{1,16}) (\d{1,16}) (-?\d{1,16}) (.*)", re.DOTALL)
+
+
+def parse_notice(wire: bytes) -> tuple[str, int, int, int, str] | None:
+    """The random part of the id, number, fence, left and key of `Notice.wire`. None: it is no notice. Anybody who may
+    publish on a client's channel can send anything, and an exception would cost the client its connection."""
+    match = _NOTICE.fullmatch(wire)
+    if match is None:
+        return None
+    whose, number, fence, left, key = match.groups()
+    try:
+        return whose.decode(), int(number), int(fence), int(left), key.decode()
+    except UnicodeDecodeError:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A node's answer, its state after, and what is told to others."""

@@ -10,6 +10,7 @@ swallowed, pytest's `faulthandler_timeout` ends the process.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections import Counter
@@ -56,6 +57,17 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
     if settings is not None:
         item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    """No garbage is collected while pytest parses source for a report. asyncio logs the exceptions of collected tasks,
+    which parses source as well, and CPython before 3.11.8 raises SystemError where one parser runs inside another."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def tasks_shown() -> str:

@@ -36,8 +36,6 @@ async def test_background_task():
             await asyncio.sleep(0)
 
     spinning = asyncio.create_task(spin())
-    # Retrieved, for CPython 3.11 cannot log an exception while pytest formats another.
-    spinning.add_done_callback(lambda task: task.cancelled() or task.exception())
     await never_set()
 
 async def test_blocked_loop():

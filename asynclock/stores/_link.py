@@ -74,12 +74,14 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.moved_at = self._now()
         reader, take, index = self._reader, self.waiting.popleft, self._index
+        sink: Sink | Once | None = None
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not False:
                 kind = type(reply)
                 if kind is list:
-                    take().answer(index, reply)
+                    sink = take()
+                    sink.answer(index, reply)
                 elif kind is hiredis.PushNotification and reply[0] != b"subscribe":
                     self._node.pushed(reply)
                 elif kind is int and reply:  # a release by the server's own command
@@ -88,8 +90,11 @@ class Link(asyncio.Protocol):
                     self._node.not_native(self, take())
                 else:  # the acknowledgement of a subscription, too: it comes in the place of its command's reply
                     self._node.odd_reply(self, take(), reply)
-        except (hiredis.ProtocolError, IndexError) as error:
-            self._node.lost(self, ConnectionError(f"{self._node.label} broke the protocol: {error}"))
+        except (hiredis.ProtocolError, IndexError) as error:  # or a reply is not what a script answers
+            broken = ConnectionError(f"{self._node.label} broke the protocol: {error}")
+            self._node.lost(self, broken)
+            if sink is not None:  # no longer among those that `lost` tells; without effect if it has its answer
+                sink.fail(index, broken, maybe=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = exc or "it closed the connection"

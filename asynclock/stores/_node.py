@@ -140,7 +140,9 @@ class RedisNode:
         elif isinstance(reply, ServerError):
             self._server_error(link, sink, reply)
         else:
-            self.lost(link, ConnectionError(f"{self.label} answered out of step"))
+            error = ConnectionError(f"{self.label} answered out of step")
+            self.lost(link, error)
+            sink.fail(self.index, error, maybe=True)  # no longer among those that `lost` tells
 
     def pushed(self, push: Any) -> None:
         """A notice came."""
