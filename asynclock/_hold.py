@@ -149,9 +149,10 @@ class Hold:
         return self.session.within(self._settings)
 
     def _where(self) -> list[int]:
-        """The nodes that may have it. (A dead node must not be owed a release for each lock.)"""
+        """The nodes that may have it: those that let it in or may have done so, and those that were given it again. (A
+        dead node must not be owed a release for each lock.)"""
         granted = self._ballot.traces()
-        return [i for i, end in enumerate(self._ends) if i in granted or self._healed >> i & 1 or end > -math.inf]
+        return [i for i in range(self._ballot.nodes) if i in granted or self._healed >> i & 1]
 
     # -- counting their votes ------------------------------------------------------------------------------------
 
