@@ -11,6 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asynclock._errors import LockLost, LockTimeout, QuorumUnavailable, brief
+from asynclock._loop import running_loop
 from asynclock._op import DONE
 from asynclock._template import namer
 
@@ -81,7 +82,8 @@ def once(
 
 async def _begin(lock: Lock, patience: float) -> Lease | Skipped:
     """The lease of this run; or why there is none. Votes that were split among those who try at once tell nothing."""
-    deadline = asyncio.get_running_loop().time() + patience
+    loop = running_loop()
+    deadline = loop.time() + patience
     while True:
         lease = await lock.acquire(timeout=0)
         if lease is not None:
@@ -89,7 +91,7 @@ async def _begin(lock: Lock, patience: float) -> Lease | Skipped:
         holder = await lock._holder()
         if holder is not None:
             return Skipped.DONE if holder == DONE else Skipped.RUNNING
-        if asyncio.get_running_loop().time() >= deadline:
+        if loop.time() >= deadline:
             raise LockTimeout(f"{brief(lock.name)}: others try all the time, and none gets in", name=lock.name)
         await asyncio.sleep(_AGAIN[0] * random.random())  # noqa: S311 - jitter
 

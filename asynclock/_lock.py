@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 from asynclock._admin import wrong_kind
 from asynclock._adopt import Adoption
 from asynclock._denials import is_held
 from asynclock._errors import LockNotHeld, LockTimeout, QuorumUnavailable, SelfDeadlock, brief
+from asynclock._loop import no_loop, running_loop
 from asynclock._op import Op, Part, Verb
 from asynclock._options import seconds
 from asynclock._ports import WrongKind
@@ -55,6 +56,15 @@ class Lock:
     def __repr__(self) -> str:
         return f"<Lock {self._kind.name} {brief(self._name)}>"
 
+    def __copy__(self) -> Self:
+        return self  # a recipe that tasks share; a copy would know nothing of what was taken through this one
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Lock is of its client and cannot be pickled: pickle its name, and make it anew there")
+
     @property
     def _parts(self) -> tuple[Part, ...]:
         """The names that it is of."""
@@ -79,7 +89,10 @@ class Lock:
             wait = self._settings.timeout
         else:
             wait = None if timeout is None else seconds("timeout", timeout, zero=True)
-        task = asyncio.current_task()
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            raise no_loop() from None
         session = self._session_of(task)
         if not session.ready:
             began = session.clock.now()
@@ -96,7 +109,7 @@ class Lock:
 
     async def _adopt(self, known: Known) -> Lease:
         """A Lease for a hold that was detached elsewhere."""
-        task = asyncio.current_task()
+        task = asyncio.current_task(running_loop())
         session = self._session_of(task)
         if not session.ready:
             await session.open(self._settings, session.connect_limit(None))
@@ -199,7 +212,10 @@ class Lock:
 
     def _taken(self) -> Lease:
         """What this task took last; else the one open tenure whose task is gone (a fixture's)."""
-        mine = self._tenures.get(asyncio.current_task())
+        try:
+            mine = self._tenures.get(asyncio.current_task())
+        except RuntimeError:
+            raise no_loop() from None
         if mine:
             return mine[-1]
         gone = [each for task, leases in self._tenures.items() if _is_gone(task) for each in leases if each._open]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, brief
+from asynclock._loop import no_loop
 from asynclock._op import ALONE, Kind, Queueing
 from asynclock._options import FIRST_CONNECT, QUORUM_TIMEOUT, RELEASE_TIMEOUT, LockSettings, node_timeout
 from asynclock._ports import NodeConfig
@@ -95,7 +96,11 @@ class Session:
         """Raise ConfigError where this session cannot be used from here."""
         if self.forked:
             raise ConfigError("this Lease was taken before a fork: it belongs to the parent process; acquire anew here")
-        if asyncio.get_running_loop() is not self.loop:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            raise no_loop() from None
+        if here is not self.loop:
             raise ConfigError("this Lease belongs to another event loop: use it there, or acquire anew here")
 
     def connect_limit(self, wait: float | None) -> float:

@@ -14,6 +14,7 @@ from asynclock._errors import ConfigError, Unsupported
 from asynclock._handle import known_by
 from asynclock._info import Health, Holder, LockInfo, NodeHealth
 from asynclock._lock import Lock
+from asynclock._loop import running_loop
 from asynclock._options import (
     ClientOptions,
     ClientSettings,
@@ -84,11 +85,22 @@ class Redlock:
     def __repr__(self) -> str:
         return f"<Redlock {', '.join(store.label for store in self._stores) or 'not configured'}>"
 
+    def __copy__(self) -> Self:
+        return self  # as a logger does: a copy would share our sockets, and not be told of a fork
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Redlock cannot be pickled: make one there, from the same urls and options")
+
     def configure(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
-        """Name the nodes and options of a client before its first use. Raises ConfigError."""
-        if self._sessions:
-            raise ConfigError("configure() comes before the first use of a client: this one is in use")
+        """Name the nodes and options of a client that is not in use: before its first use, or after `aclose` or the end
+        of each loop that used it. Raises ConfigError."""
+        if any(not (session.closed or loop.is_closed()) for loop, session in list(self._sessions.items())):
+            raise ConfigError("configure() comes before the first use of a client: this one is in use, close it first")
         self._set(nodes, options)
+        self._sessions = {}
 
     def __call__(
         self,
@@ -229,19 +241,19 @@ class Redlock:
 
     async def release_all(self) -> None:
         """Give back all that this client holds in this loop."""
-        session = self._sessions.get(asyncio.get_running_loop())
+        session = self._sessions.get(running_loop())
         if session is not None:
             await session.release_all()
 
     async def aclose(self) -> None:
         """Give back all that is held in this loop, and hang up. Leases still held are lost (reason "closed")."""
-        session = self._sessions.get(asyncio.get_running_loop())
+        session = self._sessions.get(running_loop())
         if session is not None:
             await session.aclose()
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ConfigError, QuorumUnavailable."""
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         with self._guard:
             if (closed := self._sessions.get(loop)) is not None and closed.closed:
                 del self._sessions[loop]
@@ -268,7 +280,7 @@ class Redlock:
 
     def _session(self, task: asyncio.Task[Any] | None = None) -> Session:
         """This loop's session (`task` runs in it: asking it is cheaper than asking the system); made at first use."""
-        loop = asyncio.get_running_loop() if task is None else task.get_loop()
+        loop = running_loop() if task is None else task.get_loop()
         session = self._sessions.get(loop)
         if session is None:
             with self._guard:

@@ -24,9 +24,33 @@ class Keys(NamedTuple):
     undone_bytes: bytes
 
 
-@lru_cache(maxsize=4096)
+_MOST = 4096  # so many names are kept
+_LONGEST = (
+    256  # characters of a name and its prefix; keys of a longer one are made each time, or they would fill memory
+)
+
+
+class _Known(dict[tuple[str, str], Keys]):
+    """Keys by (prefix, name). A hit costs no call of Python code, which an `lru_cache` bounded by size would need."""
+
+    def __missing__(self, wanted: tuple[str, str]) -> Keys:
+        made = _made(*wanted)
+        if len(made.hold) <= _LONGEST:
+            if len(self) >= _MOST:
+                self.clear()
+            self[wanted] = made
+        return made
+
+
+KNOWN = _Known()
+
+
 def keys(prefix: str, name: str) -> Keys:
     """The keys of `name`."""
+    return KNOWN[prefix, name]
+
+
+def _made(prefix: str, name: str) -> Keys:
     hold = prefix + name
     where = _slot_mate(prefix, name, hold)
     fixed = hold, f"{where}fence", f"{where}queue", f"{where}tickets"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hiredis import pack_command
 
 from asynclock._state import ID_LENGTH
-from asynclock.stores._keys import keys
+from asynclock.stores._keys import KNOWN, keys
 
 if TYPE_CHECKING:
     from asynclock._op import Op, Queueing
@@ -37,7 +37,7 @@ def encode(op: Op, prefix: str) -> bytes:
         op.wire = pack("EVALSHA", _sha(op.kind.script), *_arguments(op, prefix, op.tombstone))
     else:
         # The same as pack("EVALSHA", sha, 3, *_arguments(...)), in a third of its time: what repeats is kept packed.
-        at = keys(prefix, op.name)
+        at = KNOWN[prefix, op.name]
         whole = op.id.encode()
         random = whole[:ID_LENGTH]
         fence = b"%d" % op.fence
@@ -75,7 +75,7 @@ def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None
         return None
     head, middle = _native_head(command)
     whole = op.id.encode()
-    wire = b"%b%b%b$%d\r\n%b\r\n" % (head, keys(prefix, op.name).packed_hold, middle, len(whole), whole)
+    wire = b"%b%b%b$%d\r\n%b\r\n" % (head, KNOWN[prefix, op.name].packed_hold, middle, len(whole), whole)
     op.native = command, wire
     return wire
 
