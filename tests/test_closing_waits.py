@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
 from asynclock import ConfigError, LockLost, Redlock
-from tests.proxy import RELEASE, Proxy
+from tests.proxy import Proxy
 from tests.servers import Server, Servers
 from tests.test_lost_on_the_way import behind_proxies
 from tests.waiters import LIMIT, LONG, holder, until
@@ -89,34 +89,22 @@ async def test_close_waits_for_an_undo_that_nobody_else_waits_for(servers: Serve
 async def test_close_ends_a_connect_under_way(servers: Servers, name: str, nodes: int) -> None:
     """The servers accept and say nothing at the first use. Closing ends that, leaves no task, and who asked is told."""
     some = [servers.start() for _ in range(nodes)]
-    before = asyncio.all_tasks()
-    async with behind_proxies(some, lease=LONG) as (client, proxies):
-        seen = [proxy.request(b"INFO") for proxy in proxies]
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(Proxy(each.path.with_suffix(".p"), each.path)) for each in some]
         for proxy in proxies:
             proxy.hold_replies()
+            stack.callback(proxy.let_go)
+        seen = [proxy.request(b"") for proxy in proxies]
+        client = Redlock(*(proxy.url for proxy in proxies), lease=LONG)
         acquiring = asyncio.create_task(client(name).acquire(timeout=None))
         async with asyncio.timeout(LIMIT):
             for event in seen:
                 await event.wait()
-            await client.aclose()
-            assert [each for each in asyncio.all_tasks() - before if each.get_name().startswith("asynclock")] == []
-            with pytest.raises(ConfigError, match="closed"):
-                await acquiring
-
-
-@nodes
-async def test_a_release_that_needs_a_second_command_is_sent_before_the_end(
-    servers: Servers, name: str, nodes: int
-) -> None:
-    """The key bears a mark since somebody waits, so that the server's own command deletes nothing; the script that must
-    follow it is sent though the client closes meanwhile."""
-    async with slow(servers, nodes) as (client, some, hold_back, let_go):
-        await client(name).acquire(timeout=None)
-        for server in some:
-            with server.cli() as cli:
-                cli.set(name, b"+" + holder(server, name), px=60_000)
-        hold_back()
-        sent = [proxy for proxy in RELEASE]
-        assert sent
-        await closes_only_when_answered(client, let_go)
-        assert not any(holder(server, name) for server in some)
+        opening = client._session()._opening
+        assert opening is not None
+        closing = asyncio.create_task(client.aclose())
+        done, _ = await asyncio.wait({closing}, timeout=LAST_WORDS)
+        assert done, "it waits for servers that say nothing"
+        assert opening.cancelled()
+        with pytest.raises(ConfigError, match="closed"):
+            await acquiring
