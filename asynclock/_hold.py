@@ -24,6 +24,7 @@ from asynclock._quorum import WON, Ballot, drift, valid_until
 from asynclock._watchdog import RENEW_BELOW, Watched
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from weakref import ref
 
     from asynclock._errors import Reason
@@ -72,7 +73,7 @@ class Hold:
         self._ballot = grant
         self._healed = 0  # bit i: node i lost the key and was given it again
         self._broken = False  # a server said that an operator took it away there
-        self._denials: dict[int, Denial] | None = None  # of the nodes whose last word was "no"
+        self._denials: dict[int, Denial] | None = None  # of the nodes whose last word was "no", but for those healed
         # One ballot's grants all end alike, counted from its one send; a majority of them there is.
         end = grant.sent + settings.lease - drift(settings.lease)
         self.valid_until = -math.inf
@@ -183,29 +184,31 @@ class Hold:
                 if end > self.valid_until:
                     self.valid_until = valid_until(self._ends)
         elif vote[0] == 0 and op.verb is EXTEND:
-            self._forgotten_by(index, (vote[1], vote[2]))
+            self._forgotten_by(ballot, index)
         self._mend(ballot, index)
 
-    def _forgotten_by(self, index: int, denial: Denial) -> None:
-        """Rule 2. The lease may end sooner by that than the watchdog was told."""
+    def _forgotten_by(self, ballot: Ballot, index: int) -> None:
+        """Rule 2. The lease may end sooner by that than the watchdog was told: now, or if the round is undecided at its
+        deadline, since a vote that is on its way may yet make up for this one."""
         self._ends[index] = -math.inf
         self.valid_until = valid_until(self._ends)
+        vote: Sequence[Any] = ballot.votes[index]  # type: ignore[assignment]  # a "no"
         self._denials = denials = self._denials or {}
-        denials[index] = denial
+        denials[index] = vote[1], vote[2]
         now, tenures = self.session.clock.now(), self.shared()
         if len(denials) > len(self._ends) // 2 or (self._broken and self.valid_until <= now):
             if tenures:  # with the first all are lost
                 tenures[0]._lose(lost_to(denials.values(), len(self._ends), self._broken))
             return
-        watchdog = self.session.watchdog
+        watchdog, soonest = self.session.watchdog, ballot.deadline if ballot.outcome is None else now
         for lease in tenures:
             watchdog.forget(lease)
-            watchdog.watch(lease, min(self.renew_at, max(lease._ends, now)))
+            watchdog.watch(lease, max(min(self.renew_at, lease._ends), soonest))
 
     def _mend(self, ballot: Ballot, index: int) -> None:
         """Rules 2 and 3: tell a node what it misses."""
         vote, op = ballot.votes[index], ballot.op
-        if self.over or op.plain or vote is None or isinstance(vote, Exception) or vote[0] < 0:
+        if self.over or self.op.plain or vote is None or isinstance(vote, Exception) or vote[0] < 0:
             return
         if op.verb is not EXTEND:
             if vote[0] == 0 or vote[1] < self.token:
@@ -220,6 +223,8 @@ class Hold:
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self.token, grant.memory)
         if verb is ACQUIRE:
             self._healed |= 1 << index
+            if self._denials:  # it may have the key again: only its next word says
+                self._denials.pop(index, None)
         op.undone = True  # a heal is never sent twice: the release may have overtaken it
         now = session.clock.now()
         session.quorum.nodes[index].send(op, Ballot(op, len(session.quorum.nodes), now, now + self._within))

@@ -12,6 +12,7 @@ import pytest
 from asynclock import Lease, LockLost, QuorumUnavailable, Redlock
 from asynclock._quorum import drift
 from asynclock._state import ID_LENGTH
+from asynclock.stores._keys import keys
 from tests.far import Beyond
 from tests.leaving import sent
 from tests.proxy import Proxy
@@ -163,6 +164,40 @@ async def test_each_of_several_holds_is_healed(five: list[Server], name: str, no
             await lease.release()
         await sent(clients)
         assert not any(members(server, name) for server in some)
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+async def test_a_node_that_was_healed_is_not_counted_out(name: str, nodes: int) -> None:
+    """A minority loses the key, one node after the other, and gets it again. Then one more node loses it, and says so
+    before those that were healed have answered: with them there is a majority, and the lease goes on."""
+    beyond = Beyond(nodes, name, way=0.001)
+    async with beyond.opened(renew=False) as client:
+        lease = await beyond.lease(client)
+        for index in range(nodes // 2 + 1):
+            for store in beyond.far:
+                store.way = 0.003
+            beyond.far[index].way = 0.001
+            beyond.far[index]._states.clear()
+            await beyond.finish(asyncio.create_task(lease.extend()))
+            await beyond.pass_time(0.05)
+            assert lease.held
+        assert all(store.state(name).holds for store in beyond.far)
+        await beyond.finish(asyncio.create_task(lease.release()))
+
+
+async def test_a_hold_without_a_fence_is_not_healed(five: list[Server], name: str) -> None:
+    """A heal brings a fence along, which a lock that never had one does not want."""
+    some = five[:3]
+    async with Redlock(*urls_of(some), lease=LONG) as client:
+        lease = await client(name, fencing=False).acquire(timeout=None)
+        await sent([client])
+        forgets(some[0], name)
+        await lease.extend()
+        await sent([client])
+        assert [bool(holder(server, name)) for server in some] == [False, True, True]
+        with some[0].cli() as cli:
+            assert not cli.exists(keys("", name).fence)
+        await lease.release()
 
 
 def members(server: Server, name: str) -> set[bytes]:
