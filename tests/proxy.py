@@ -26,6 +26,7 @@ class Proxy:
         self._pumps: set[asyncio.Task[None]] = set()
         self._flow = asyncio.Event()
         self._flow.set()
+        self.held = 0  # replies that wait here
         self.drop_replies = False
         self.drop_requests = False
         self._wanted: list[tuple[bytes, asyncio.Event]] = []
@@ -97,7 +98,11 @@ class Proxy:
 
     async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
-            await self._flow.wait()
+            self.held += 1
+            try:
+                await self._flow.wait()
+            finally:
+                self.held -= 1
             if not self.drop_replies:
                 writer.write(data)
 

@@ -254,7 +254,7 @@ async def test_c16_a_heal_is_not_sent_again(servers: Any, name: str) -> None:
         proxies[2].hold_replies()
         before = calls(odd)
         await lease.extend()
-        await until(lambda: calls(odd) > before)
+        await until(lambda: calls(odd) > before and proxies[2].held)
         forget(odd)
         proxies[2].let_go()
         proxies[2].hold_replies()  # but for the one that waited
