@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Coroutine
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -33,6 +34,8 @@ def main(
     for name in chosen:
         if name not in NAMES:
             raise typer.BadParameter(f"{name}: there are {', '.join(NAMES)}")
+    if uvloop and find_spec("uvloop") is None:
+        raise typer.BadParameter("uvloop is not installed: pip install uvloop")
     loop = "uvloop" if uvloop else "asyncio"
     report.console.print(f"Python {platform.python_version()}, {loop}, {rounds} rounds of {seconds:g} s a side")
     judged: list[Verdict] = []
@@ -72,8 +75,8 @@ def _waiting(name: str, rounds: int, seconds: float, plot: Path | None) -> list[
         return judged
     judged = []
     for nodes in waiting.HOT:
-        turns, verdicts = waiting.p6(nodes, rounds, seconds)
-        report.hot(f"P6  one hot name, {nodes} node{'s' * (nodes > 1)}, 4 processes of 8 tasks", turns)
+        turns, failed, verdicts = waiting.p6(nodes, rounds, seconds)
+        report.hot(f"P6  one hot name, {nodes} node{'s' * (nodes > 1)}, 4 processes of 8 tasks", turns, failed)
         judged += verdicts
         if plot is not None and nodes == 1:
             waits = {side: [wait for turn in its for wait in turn.waits] for side, its in turns.items()}

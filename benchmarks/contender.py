@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from asynclock import Redlock
 from asynclock.stores._wire import pack
+from benchmarks.sides import rival
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -43,11 +44,10 @@ async def redis_py(urls: Sequence[str], sleep: float = 0.1) -> AsyncIterator[Tak
 
 @contextlib.asynccontextmanager
 async def pottery(urls: Sequence[str]) -> AsyncIterator[Take]:
-    from pottery import AIORedlock  # an extra
-
+    lock_type = rival("pottery").AIORedlock
     async with contextlib.AsyncExitStack() as stack:
         masters = {await stack.enter_async_context(Redis.from_url(url)) for url in urls}
-        yield lambda: AIORedlock(key=NAME, masters=masters, auto_release_time=LEASE)
+        yield lambda: lock_type(key=NAME, masters=masters, auto_release_time=LEASE)
 
 
 class Relay(asyncio.Protocol):

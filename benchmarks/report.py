@@ -60,13 +60,15 @@ def imports(title: str, seconds: Mapping[str, Sequence[float]]) -> None:
     _print(title, ("what", "median"), [(name, _time(median(took))) for name, took in seconds.items()])
 
 
-def hot(title: str, each: Mapping[str, Sequence[Hot]]) -> None:
-    rows = []
+def hot(title: str, each: Mapping[str, Sequence[Hot]], failed: Mapping[str, str]) -> None:
+    """One line per side; a side that failed says why."""
+    rows: list[tuple[str, ...]] = []
     for name, turns in each.items():
         waits = sorted(wait for turn in turns for wait in turn.waits)
         rate, asked = median(turn.rate for turn in turns), median(turn.commands for turn in turns)
         times = map(_time, (mean(waits), waits[len(waits) * 99 // 100], waits[-1]))
         rows.append((name, f"{rate:,.0f}", *times, f"{asked:.2f}"))
+    rows += [(name, "failed:", why) for name, why in failed.items()]
     _print(title, ("side", "acquisitions/s", "mean wait", "p99", "longest", "commands each, per node"), rows)
 
 

@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 LEASE = 30.0
 
 
+def rival(module: str) -> Any:
+    """The module of a side that is an extra. Raises ImportError, which says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise  # it is there, and cannot work on this Python
+        raise ImportError(f"{module} is not installed: pip install -e '.[bench]'") from None
+
+
 @contextlib.asynccontextmanager
 async def asynclock(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
     """`async with redlock(name)`: guarded, watched, with a fencing token."""
@@ -84,7 +94,7 @@ async def gathered(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 @contextlib.asynccontextmanager
 async def pottery(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
     """pottery's AIORedlock."""
-    lock_type: Any = importlib.import_module("pottery").AIORedlock
+    lock_type: Any = rival("pottery").AIORedlock
     async with _clients(servers) as clients:
         masters = frozenset(clients)
 
@@ -98,7 +108,7 @@ async def pottery(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 @contextlib.asynccontextmanager
 async def aioredlock(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
     """aioredlock over aioredis 1.3; its import needs distutils, which Python 3.12 no longer has."""
-    manager: Any = importlib.import_module("aioredlock").Aioredlock([str(server.path) for server in servers])
+    manager: Any = rival("aioredlock").Aioredlock([str(server.path) for server in servers])
     try:
 
         async def cycle(i: int) -> None:

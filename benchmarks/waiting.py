@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,13 +22,16 @@ from benchmarks.goals import Verdict, judge_ratio
 from benchmarks.servers import running
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from benchmarks.servers import Server
 
 OURS, FAIR, REDIS_PY, FAST, NODE = "ours", "fair", "redis-py", "redis-py-1ms", "redis-semaphore"
 HOT: dict[int, tuple[str, ...]] = {1: (OURS, FAIR, REDIS_PY, FAST, NODE), 5: (OURS, FAIR, "pottery")}
 """P6: nodes, and who meets there."""
+
+HANG = 60.0
+"""A contender that says nothing for so many seconds longer than its turn has hung."""
 
 _IN_NODE = Path(__file__).with_name("node")
 
@@ -49,22 +55,34 @@ class Hot:
         return max(self.waits) / mean(self.waits)
 
 
+class Failed(Exception):
+    """A side is not installed, died, or hangs; the message says so in a line."""
+
+
 class Process:
-    """A contender."""
+    """A contender. Raises Failed where it cannot be started."""
 
     def __init__(self, side: str, tasks: int, servers: Sequence[Server]) -> None:
         urls = [server.url for server in servers]
         command = [sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls]
         if side == NODE:
+            if shutil.which("node") is None or not (_IN_NODE / "node_modules").is_dir():
+                raise Failed("it is not installed: get Node.js and run npm install --prefix benchmarks/node")
             command = ["node", str(_IN_NODE / "contender.js"), str(tasks), str(servers[0].path)]
-        self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `end` closes it
+        self._popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
+        )
         self._in = cast("IO[str]", self._popen.stdin)
         self._out = cast("IO[str]", self._popen.stdout)
 
     def hear(self) -> str:
-        """Its next line."""
+        """Its next line. Raises Failed where none comes."""
+        if not select.select([self._out], [], [], HANG)[0]:
+            raise Failed(f"a contender said nothing for {HANG:g} s")
         if not (line := self._out.readline()):
-            raise RuntimeError("a contender died: its error is above")
+            self._errors.seek(0)
+            raise Failed((self._errors.read().strip() or "a contender died").splitlines()[-1])
         return line.strip()
 
     def go(self) -> None:
@@ -75,13 +93,16 @@ class Process:
     def end(self) -> None:
         self._popen.kill()
         self._popen.communicate()
+        self._errors.close()
 
 
 @contextlib.contextmanager
 def contenders(sides: Sequence[str], tasks: int, servers: Sequence[Server]) -> Iterator[list[Process]]:
     """Ready, each in a process of its own."""
-    processes = [Process(side, tasks, servers) for side in sides]
+    processes: list[Process] = []
     try:
+        for side in sides:
+            processes.append(Process(side, tasks, servers))  # noqa: PERF401 - those that started are ended below
         for process in processes:
             process.hear()
         yield processes
@@ -178,24 +199,44 @@ def hot(side: str, servers: Sequence[Server], seconds: float) -> Hot:
     seen = contest([side] * PROCESSES, TASKS, servers, seconds)
     asked = calls(servers)["commands"]
     waits = [wait for each in seen for wait in each["waits"]]
+    if not waits:
+        raise Failed("nobody had it in the whole turn")
     return Hot(len(waits) / seconds, waits, asked / len(servers) / len(waits))
 
 
-def p6(nodes: int, rounds: int, seconds: float) -> tuple[dict[str, list[Hot]], list[Verdict]]:
-    """The turns of each side, and the verdicts."""
-    sides = [side for side in HOT[nodes] if side != NODE or (_IN_NODE / "node_modules").is_dir()]
-    turns: dict[str, list[Hot]] = {side: [] for side in sides}
+def p6(nodes: int, rounds: int, seconds: float) -> tuple[dict[str, list[Hot]], dict[str, str], list[Verdict]]:
+    """The turns of each side, why sides failed, and the verdicts."""
+    turns: dict[str, list[Hot]] = {side: [] for side in HOT[nodes]}
+    failed: dict[str, str] = {}
     with running(nodes) as servers:
         for _ in range(rounds):
-            for side in sides:
-                turns[side].append(hot(side, servers, seconds))
+            for side in [side for side in HOT[nodes] if side not in failed]:
+                try:
+                    turns[side].append(hot(side, servers, seconds))
+                except Failed as error:  # the others go on
+                    failed[side] = str(error)
+                    del turns[side]
+    return turns, failed, _judge_hot(nodes, turns, failed)
+
+
+def _judge_hot(nodes: int, turns: Mapping[str, Sequence[Hot]], failed: Mapping[str, str]) -> list[Verdict]:
+    """What needs a side that failed is not judged."""
     rival = REDIS_PY if nodes == 1 else "pottery"
-    ratios = _ratios([turn.rate for turn in turns[OURS]], [turn.rate for turn in turns[rival]])
-    where, worst = f"{nodes} node{'s' * (nodes > 1)}:", [turn.worst for turn in turns[OURS]]
-    return turns, [
-        judge_ratio(f"{where} acquisitions/s, asynclock / {rival}", ratios, 5, more=True),
-        judge_ratio(f"{where} longest wait / mean wait, worst turn", [max(worst)], 20, more=False),
-        judge_ratio(f"{where} commands per acquisition and node", [t.commands for t in turns[OURS]], 3, more=False),
+    where = f"{nodes} node{'s' * (nodes > 1)}:"
+
+    def judge(what: str, bound: float, more: bool, ratios: Callable[[], list[float]], *sides: str) -> Verdict:
+        why = next((failed[side] for side in (OURS, *sides) if side in failed), "")
+        if why:
+            return Verdict(f"{where} {what}", f"{'>=' if more else '<='} {bound:g}", why, None)
+        return judge_ratio(f"{where} {what}", ratios(), bound, more=more)
+
+    def rates(side: str) -> list[float]:
+        return [turn.rate for turn in turns[side]]
+
+    return [
+        judge(f"acquisitions/s, asynclock / {rival}", 5, True, lambda: _ratios(rates(OURS), rates(rival)), rival),
+        judge("longest wait / mean wait, worst turn", 20, False, lambda: [max(turn.worst for turn in turns[OURS])]),
+        judge("commands per acquisition and node", 3, False, lambda: [turn.commands for turn in turns[OURS]]),
     ]
 
 
