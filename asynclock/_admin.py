@@ -7,11 +7,11 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from asynclock._ballot import Outcome
 from asynclock._errors import ConfigError, brief
 from asynclock._info import Holder, LockInfo, Waiter
 from asynclock._op import DONE, RESTING, RESTING_MARK, Op, Queueing, Verb
 from asynclock._ports import View
-from asynclock._quorum import Outcome
 from asynclock._state import FAMILIES, ID_LENGTH, is_ours_or_mute, mode_of
 
 if TYPE_CHECKING:

@@ -9,27 +9,26 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from asynclock._ballot import Outcome
 from asynclock._clock import wake
 from asynclock._errors import ConfigError, LockNotHeld, brief
 from asynclock._op import Op, Queueing, Verb
 from asynclock._pace import Pace
-from asynclock._quorum import Outcome
 from asynclock._tries import Recipe, Tries
 
 if TYPE_CHECKING:
     import asyncio
 
+    from asynclock._ballot import Ballot
     from asynclock._handle import Known
     from asynclock._lease import Lease
     from asynclock._options import LockSettings
-    from asynclock._quorum import Ballot
     from asynclock._session import Session
 
 
 class Adoption(Tries):
     """Made for one handle."""
 
-    _awaited: Ballot | None = None  # the last round that it waited for
     _pause: asyncio.Future[None] | None = None  # between two rounds
 
     def __init__(
@@ -100,7 +99,6 @@ class Adoption(Tries):
 
     def interrupt(self) -> None:
         """The client closes."""
-        if self._awaited is not None:
-            self._awaited.expire()
+        self.cut_short()
         if self._pause is not None:
             wake(self._pause)

@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
+from asynclock._ballot import WON, Ballot, drift, valid_until
 from asynclock._denials import Denial, lost_to
 from asynclock._op import ACQUIRE, EXTEND, RELEASE, Op, Queueing, Serve, Verb
 from asynclock._options import RELEASE_TIMEOUT
-from asynclock._quorum import WON, Ballot, drift, valid_until
 from asynclock._watchdog import RENEW_BELOW, Watched
 
 if TYPE_CHECKING:

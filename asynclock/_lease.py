@@ -15,46 +15,28 @@ The rules:
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import warnings
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import ref
 
+from asynclock._ballot import UNREACHABLE, WON
 from asynclock._block import Block
 from asynclock._clock import wake
 from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupported, brief
 from asynclock._handle import handle_of
 from asynclock._line import may_pass
 from asynclock._options import lock_settings, same_terms
-from asynclock._quorum import UNREACHABLE, WON
+from asynclock._tenure import DETACHED, GIVEN, HELD, LOST, OPEN, RELEASED, UNKNOWN, ended, warn_dropped, warn_unattended
 from asynclock._watchdog import Due, due, retry_after
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
     from types import TracebackType
 
+    from asynclock._ballot import Ballot
     from asynclock._hold import Hold
     from asynclock._options import LockSettings, Seconds
-    from asynclock._quorum import Ballot
-
-log = logging.getLogger("asynclock")
-
-
-class Tenure(Enum):
-    """What became of a lease."""
-
-    HELD = "held"
-    UNKNOWN = "unknown"  # held, but the last renewal had no answer
-    LOST = "lost"
-    RELEASED = "released"
-    DETACHED = "detached"  # given away
-
-
-_HELD, _UNKNOWN, _LOST, _RELEASED, _DETACHED = Tenure  # as in `_op.py`
-_OPEN = (_HELD, _UNKNOWN)
-_GIVEN = (_RELEASED, _DETACHED)
+    from asynclock._tenure import Tenure
 
 
 class Recipe(Protocol):
@@ -85,7 +67,7 @@ class Lease:
         self._hold_until = math.inf if settings.max_hold is None else since + settings.max_hold
         self._reason: Reason = "expired"
         self._rest = 0.0  # seconds for which the name is marked as done after its release (`once`)
-        self._tenure = _HELD
+        self._tenure = HELD
         self._block: Block | None = None  # the body that it guards
         self._waiters: set[asyncio.Future[None]] | None = None  # mostly nobody asks
         self._slot = 0
@@ -119,7 +101,7 @@ class Lease:
     @property
     def held(self) -> bool:
         """Whether it is ours now, by the clock."""
-        return self._tenure in _OPEN and self._session.clock.now() < self._ends and not self._session.forked
+        return self._tenure in OPEN and self._session.clock.now() < self._ends and not self._session.forked
 
     @property
     def remaining(self) -> float:
@@ -139,7 +121,7 @@ class Lease:
         """Wait for its end. True: lost; False: released."""
         self._session.check()
         self._look_at_clock()
-        if self._tenure in _OPEN:
+        if self._tenure in OPEN:
             waiter = self._session.loop.create_future()
             self._waiters = self._waiters or set()
             self._waiters.add(waiter)
@@ -147,17 +129,17 @@ class Lease:
                 await waiter
             finally:
                 self._waiters.discard(waiter)
-        return self._tenure is _LOST
+        return self._tenure is LOST
 
     @property
     def _open(self) -> bool:
         """Whether it was neither given back nor lost, as far as we were told."""
-        return self._tenure in _OPEN
+        return self._tenure in OPEN
 
     @property
     def _is_past(self) -> bool:
         """Whether it has ended, and guards no block that still has to end."""
-        return self._tenure not in _OPEN and self._block is None
+        return self._tenure not in OPEN and self._block is None
 
     # -- what it does --------------------------------------------------------------------------------------------
 
@@ -174,7 +156,7 @@ class Lease:
             length = lock_settings(self.name, {"lease": lease, "min_hold": 0}, self._session.settings).lease
         ballot = self._hold.extend(length)
         await ballot.settled(self._session.loop)
-        if self._tenure not in _OPEN:
+        if self._tenure not in OPEN:
             raise self._ended()
         if ballot.outcome is not WON:
             raise self._session.quorum.unavailable(ballot, self.name)
@@ -184,7 +166,7 @@ class Lease:
         logged, a refusal is a ConfigError."""
         self._session.check()
         self._look_at_clock()
-        if self._tenure in _GIVEN:
+        if self._tenure in GIVEN:
             raise self._ended()
         await self._give_back()
 
@@ -201,7 +183,7 @@ class Lease:
         if len(self._hold.tenures) > 1:
             raise ConfigError(f"{brief(self.name)} was entered more than once: leave the inner blocks before detach()")
         self._hold.over = True
-        self._end_as(_DETACHED)
+        self._end_as(DETACHED)
         self._forget()
         self._session.next_in_line(self._hold.names)
         return handle_of(self._hold.op, self._hold.token)
@@ -214,7 +196,7 @@ class Lease:
                 f"the lease of {brief(self.name)} guards a block already: acquire another", name=self.name
             )
         self._look_at_clock()
-        if self._tenure is _LOST:
+        if self._tenure is LOST:
             await self._give_back()
         self.ensure_held()
         self._guard(asyncio.current_task())
@@ -233,7 +215,7 @@ class Lease:
         ours = block is not None and block.cancelled and await block.leave(e)
         self._look_at_clock()
         try:
-            if self._tenure in _GIVEN:  # by hand, inside
+            if self._tenure in GIVEN:  # by hand, inside
                 self._forget()
             else:
                 await self._give_back()
@@ -248,7 +230,7 @@ class Lease:
     def _look(self, now: float) -> float | None:
         """The watchdog's look: renew what is due, deliver what is over."""
         hold = self._hold
-        if self._tenure not in _OPEN or hold.over:  # over: it was dropped, and a warnings recorder brought it back
+        if self._tenure not in OPEN or hold.over:  # over: it was dropped, and a warnings recorder brought it back
             return None
         match due(now, hold.valid_until, hold.renew_at, self._hold_until):
             case Due.MAX_HOLD:
@@ -269,15 +251,11 @@ class Lease:
         if task is None or not task.done() or self._block is not None or self._unattended:
             return
         self._unattended = True
-        log.warning(
-            "asynclock: the task that acquired %s has ended, and nobody has released it; "
-            "it is renewed until somebody does (max_hold would end it)",
-            brief(self.name),
-        )
+        warn_unattended(self.name)
 
     def _close(self) -> None:
         """Its client closes, or it never began: send the release; whoever thinks it holds is told."""
-        if self._tenure in _OPEN:
+        if self._tenure in OPEN:
             self._lose("closed")
             self._release()
 
@@ -285,7 +263,7 @@ class Lease:
         raise TypeError("a Lease belongs to its event loop: it can be neither pickled nor copied")
 
     def __del__(self) -> None:
-        if getattr(self, "_tenure", None) not in _OPEN:
+        if getattr(self, "_tenure", None) not in OPEN:
             return
         if self._leave_hold():
             return
@@ -293,18 +271,12 @@ class Lease:
         if self._session.lines and not self._session.loop.is_closed():
             self._session.loop.call_soon_threadsafe(self._session.next_in_line, self._hold.names)
         if self.held:
-            warnings.warn(
-                f"the lease of {brief(self.name)} was dropped while held: release it, or use `async with`; "
-                f"it ends by itself in {self.remaining:.3g} s",
-                ResourceWarning,
-                source=self,
-                stacklevel=2,
-            )
+            warn_dropped(self.name, self.remaining, self)
 
     def _lose(self, reason: Reason) -> None:
         self._reason = reason
         self._hold.over = True
-        self._end_as(_LOST)
+        self._end_as(LOST)
         while others := self._hold.shared():  # the owner's who entered again
             others[0]._lose(reason)
         self._session.next_in_line(self._hold.names)
@@ -327,23 +299,21 @@ class Lease:
     def _look_at_clock(self) -> None:
         """A loop that was blocked beyond the lease finds out here, before any timer runs."""
         now = self._session.clock.now()
-        if self._tenure in _OPEN and (now >= self._hold.valid_until or now >= self._hold_until):
+        if self._tenure in OPEN and (now >= self._hold.valid_until or now >= self._hold_until):
             self._lose("max_hold" if now >= self._hold_until else "expired")
 
     def _ended(self) -> LockLost | LockNotHeld:
-        if self._tenure in _GIVEN:
-            how = "detached" if self._tenure is _DETACHED else "given back already"
-            return LockNotHeld(f"{brief(self.name)} was {how}", name=self.name)
-        return LockLost(self.name, "max_hold" if self._session.clock.now() >= self._hold_until else self._reason)
+        over = self._session.clock.now() >= self._hold_until
+        return ended(self.name, self._tenure, "max_hold" if over else self._reason)
 
     async def _give_back(self) -> None:
         """Release, and tell what became of it. Raises LockLost."""
         hold, session = self._hold, self._session
         if session.hung_up:
             raise self._unsent()
-        lost = self._tenure is _LOST
+        lost = self._tenure is LOST
         if not lost and len(hold.tenures) > 1:  # its owner entered it more often than left it
-            self._end_as(_RELEASED)
+            self._end_as(RELEASED)
             self._forget()
             return
         if not lost and session.lines and self._pass_on():
@@ -358,7 +328,7 @@ class Lease:
                 session.next_in_line(hold.names)
                 session.quorum.flush()
         if not lost:
-            self._end_as(_RELEASED)
+            self._end_as(RELEASED)
         self._forget()
         session.next_in_line(hold.names)
         if lost:
@@ -377,7 +347,7 @@ class Lease:
 
     def _unsent(self) -> LockLost | LockNotHeld:
         """Its client has hung up, so that no release can be sent."""
-        if self._tenure in _OPEN:
+        if self._tenure in OPEN:
             self._lose("closed")
         self._forget()
         return self._ended()
@@ -400,14 +370,14 @@ class Lease:
         if not may_pass(session.clock.now(), hold.tripped, hold.valid_until, self._settings.lease, left):
             return False
         line.pop(session.lines)
-        self._end_as(_RELEASED)
+        self._end_as(RELEASED)
         heir.take(Lease(hold, heir.lock, heir.task, heir.settings, self._fence + 1, session.clock.now()))
         return True
 
     def _hand_back(self) -> None:
         """Whoever it was passed to is gone: on to the next, or back."""
-        if self._tenure in _OPEN and not self._pass_on():
-            self._end_as(_RELEASED)
+        if self._tenure in OPEN and not self._pass_on():
+            self._end_as(RELEASED)
             self._release()
             self._session.next_in_line(self._hold.names)
 
@@ -424,8 +394,6 @@ class Lease:
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal or an extend is decided."""
         if ballot.outcome is WON:
-            self._tenure = _HELD
-        elif ballot.no > ballot.nodes // 2:
-            self._lose(ballot.who_took())
-        else:
-            self._tenure = _UNKNOWN
+            self._tenure = HELD
+        else:  # a majority that says "not ours" was counted vote by vote, and this lease is lost
+            self._tenure = UNKNOWN

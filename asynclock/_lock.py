@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 from asynclock._admin import wrong_kind
 from asynclock._adopt import Adoption
+from asynclock._ballot import Outcome
 from asynclock._denials import is_held
 from asynclock._errors import LockNotHeld, LockTimeout, QuorumUnavailable, SelfDeadlock, brief
 from asynclock._loop import no_loop, running_loop
 from asynclock._op import Op, Part, Verb
 from asynclock._options import seconds
 from asynclock._ports import WrongKind
-from asynclock._quorum import Outcome
 from asynclock._wait import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from types import TracebackType
 
+    from asynclock._ballot import Ballot
     from asynclock._handle import Known
     from asynclock._lease import Lease
     from asynclock._op import Kind, Rule
     from asynclock._options import LockSettings, Seconds
-    from asynclock._quorum import Ballot
     from asynclock._session import Session
 
 UNSET: Any = object()

@@ -25,8 +25,8 @@ from asynclock._state import ID_LENGTH
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from asynclock._ballot import Ballot
     from asynclock._denials import Denial
-    from asynclock._quorum import Ballot
 
 _GLANCES = 3
 """So many tries follow votes that may be split, before the waiter waits to find out whether they are."""

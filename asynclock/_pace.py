@@ -16,6 +16,12 @@ RENEW = 1 / 3
 FRESH = 1 / 2
 """... and served up to this one."""
 
+POLITE = 0.1
+"""With fewer seconds left a waiter yields to no remote waiter: that can take half of them."""
+
+COLLISIONS = 8
+"""A `timeout=0` tries another slot at most so many times."""
+
 _GLANCE = (0.05, 0.25)  # seconds between two looks at the hold of somebody who calls nobody
 _CALLED = 0.01  # so many seconds at least has one who was called before the next tries
 _PAUSE = (0.002, 0.25)  # the same where no notices come: the first pause, doubled up to the last
@@ -75,6 +81,8 @@ class Pace:
     def __init__(self, patience: float) -> None:
         self._patience = patience
         self._no_longer: float | None = None  # when an outage has lasted too long
+        self.outage: Exception | None = None  # why no majority decided the last round
+        self.reasons: dict[int, Exception] = {}  # what each node said last, in this outage
         self._pause = _PAUSE[0]
         self._outage_pause = _OUTAGE_PAUSE[0]
 
@@ -86,7 +94,8 @@ class Pace:
 
     def reached(self) -> None:
         """A majority answered: the next outage has patience of its own."""
-        self._no_longer = None
+        self._no_longer = self.outage = None
+        self.reasons.clear()
         self._outage_pause = _OUTAGE_PAUSE[0]
 
     def after_outage(self, now: float, give_up: float) -> Look | None:

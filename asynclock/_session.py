@@ -15,15 +15,16 @@ from asynclock._errors import ConfigError, brief
 from asynclock._loop import no_loop
 from asynclock._op import ALONE, Kind, Queueing
 from asynclock._options import FIRST_CONNECT, QUORUM_TIMEOUT, RELEASE_TIMEOUT, LockSettings, node_timeout
-from asynclock._ports import NodeConfig
-from asynclock._quorum import Ballot, Quorum
-from asynclock._state import BROKEN, ID_LENGTH, TAG_LENGTH, parse_notice
+from asynclock._ports import NodeConfig, WrongKind
+from asynclock._quorum import Quorum
+from asynclock._state import BROKEN, FAMILIES, ID_LENGTH, TAG_LENGTH, parse_notice
 from asynclock._watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Hashable, Sequence
     from weakref import ref
 
+    from asynclock._ballot import Ballot
     from asynclock._line import Line
     from asynclock._options import ClientSettings
     from asynclock._ports import Store
@@ -161,6 +162,16 @@ class Session:
     def leases(self, name: str) -> list[Any]:
         """What this loop has of a name, the last one last."""
         return [lease for known in self.held.get(name, ()) if (lease := known()) is not None]
+
+    def check_kind(self, name: str, kind: Kind) -> None:
+        """Raise WrongKind where a task of this process holds the name as another kind. The server would refuse it, too,
+        but a task that stands in the local queue never asks the server."""
+        family = FAMILIES[kind.mode[:1]]
+        for lease in self.leases(name):
+            held = lease._hold.op.kind
+            held = next((part.kind for part in held.parts if part.name == name), held)
+            if lease.held and FAMILIES[held.mode[:1]] != family:
+                raise WrongKind(f"{brief(name)} is in use as another kind", name=name)
 
     def gone(self, name: str, lease: ref[Any]) -> None:
         """A lease of that name has ended; harmless for one that had before."""

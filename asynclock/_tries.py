@@ -19,6 +19,7 @@ import random
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from asynclock._ballot import REFUSED, Ballot
 from asynclock._hold import Hold
 from asynclock._lease import Lease
 from asynclock._line import SPAN
@@ -26,7 +27,6 @@ from asynclock._obstacles import Obstacles
 from asynclock._op import ACQUIRE, EXTEND, RELEASE, WAIT, Op, Queueing
 from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
 from asynclock._pace import FRESH
-from asynclock._quorum import REFUSED, Ballot
 from asynclock._state import ID_LENGTH
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Tries:
     # Most acquires win at once: what they do not need is not set for each of them.
     op: Op | None = None  # of the last try
     ballot: Ballot | None = None  # of the last try; None once it was undone or became a lease
+    _awaited: Ballot | None = None  # the last round that it waited for
     number = 0  # of the last ticket; 0: none was left
     _ticket = ""  # its id, where that is one of its own
     _order = 0  # its order key
@@ -97,6 +98,11 @@ class Tries:
         self._quorum = session.quorum
         self._timeout = timeout
         self._give_up = session.clock.now() + timeout if timeout else math.inf
+
+    def cut_short(self) -> None:
+        """Wait no longer for the round under way."""
+        if self._awaited is not None:
+            self._awaited.expire()
 
     # -- sending -------------------------------------------------------------------------------------------------
 

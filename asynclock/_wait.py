@@ -22,27 +22,22 @@ import math
 import random
 from typing import TYPE_CHECKING, Any
 
+from asynclock._ballot import UNREACHABLE, WON, Ballot, Outcome
 from asynclock._clock import wake
 from asynclock._denials import is_held, soonest
-from asynclock._errors import ConfigError, brief
+from asynclock._errors import ConfigError
 from asynclock._lease import Lease
 from asynclock._line import Line
 from asynclock._obstacles import hears
 from asynclock._op import ACQUIRE, WAIT
 from asynclock._options import QUORUM_TIMEOUT
-from asynclock._pace import Look, Pace, after_call, after_split, next_look, round_trip
-from asynclock._ports import WrongKind
-from asynclock._quorum import UNREACHABLE, WON, Ballot, Outcome
-from asynclock._state import FAMILIES, GO_ON
+from asynclock._pace import COLLISIONS, POLITE, Look, Pace, after_call, after_split, next_look, round_trip
+from asynclock._state import GO_ON
 from asynclock._tries import Tries
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable
-
-
-_POLITE = 0.1  # who has fewer seconds gives way to nobody: it takes up to half of that to find that nobody comes
-_COLLISIONS = 8  # so many times at most does a `timeout=0` try another slot
 
 
 class Wait(Tries):
@@ -53,7 +48,6 @@ class Wait(Tries):
     _line: Line | None = None
     _turn: asyncio.Future[Lease | bool] | None = None  # while it stands in line
     _waker: asyncio.Future[None] | None = None  # while it waits to be called
-    _awaited: Ballot | None = None  # the last round that it waited for
     _timer: Any = None
     _due = math.inf  # when it comes
     _free_at = math.inf  # so we were told
@@ -62,8 +56,6 @@ class Wait(Tries):
     _looks = False  # the next try is a renewal
     _calls = 0  # bit i: node i called
     _yields = False  # others were called just before it came
-    _outage: Exception | None = None  # why the last round was decided by no majority
-    _reasons: dict[int, Exception] | None = None  # what each node said last, in this outage
     _refused = False  # the last word of a majority was: somebody holds it
     _rtt = 0.0
     _splits = 0
@@ -79,7 +71,7 @@ class Wait(Tries):
         try:
             if self._timeout != 0 and not self.lock._kind.fair and not self.lock._kind.shared:
                 while not self._heads():
-                    self._check_kind()
+                    session.check_kind(self.name, self.lock._kind)
                     turn = await self._stand()
                     if turn is False:
                         return None
@@ -110,20 +102,10 @@ class Wait(Tries):
             return True
         return line is not None and line.broken
 
-    def _check_kind(self) -> None:
-        """Raise WrongKind where a task of this process holds the name as another kind: the server would refuse it, too,
-        but a task that stands in the local queue never asks the server."""
-        family = FAMILIES[self.lock._kind.mode[:1]]
-        for lease in self._session.leases(self.name):
-            op = lease._hold.op
-            kind = next((part.kind for part in op.kind.parts if part.name == self.name), op.kind)
-            if lease.held and FAMILIES[kind.mode[:1]] != family:
-                raise WrongKind(f"{brief(self.name)} is in use as another kind", name=self.name)
-
     def _behind(self) -> None:
         """Where others were called just now: not ahead of them, but with a ticket, behind theirs; if there is time."""
         since, now = self._session.ceded.pop(self.name, -math.inf), self._session.clock.now()
-        if now - since <= QUORUM_TIMEOUT and self._give_up - now >= _POLITE:
+        if now - since <= QUORUM_TIMEOUT and self._give_up - now >= POLITE:
             self._yields = self._looks = True
 
     async def _stand(self) -> Lease | bool:
@@ -222,11 +204,11 @@ class Wait(Tries):
 
     def _is_time_up(self) -> bool:
         """Whether to stop without another try. Raises QuorumUnavailable where an outage is why."""
-        now = self._session.clock.now()
-        if self._outage is None:
+        now, pace = self._session.clock.now(), self._paces
+        if pace is None or pace.outage is None:
             return self._refused and now >= self._give_up
-        if now >= self._pace.outage_limit(now, self._give_up):
-            raise self._outage
+        if now >= pace.outage_limit(now, self._give_up):
+            raise pace.outage
         return False
 
     def _try(self) -> Ballot:
@@ -239,18 +221,18 @@ class Wait(Tries):
         """What to await for its outcome, which comes at the latest when the caller's time is up."""
         self._awaited = ballot
         waiter = ballot.waiter(self._session.loop)
-        return waiter if self._give_up == math.inf else self._in_time(ballot, waiter)
+        return waiter if self._give_up == math.inf else self._in_time(waiter)
 
-    async def _in_time(self, ballot: Ballot, waiter: Awaitable[Outcome]) -> Outcome:
-        timer = self._session.clock.call_at(self._give_up, lambda: self._cut_short(ballot))
+    async def _in_time(self, waiter: Awaitable[Outcome]) -> Outcome:
+        timer = self._session.clock.call_at(self._give_up, self._time_is_up)
         try:
             return await waiter
         finally:
             timer.cancel()
 
-    def _cut_short(self, ballot: Ballot) -> None:
+    def _time_is_up(self) -> None:
         self._give_up = min(self._give_up, self._session.clock.now())  # a timer may come early by a clock tick
-        ballot.expire()
+        self.cut_short()
 
     @property
     def _pace(self) -> Pace:
@@ -267,12 +249,11 @@ class Wait(Tries):
         if outcome is UNREACHABLE and not ((self._refused or self._stood != -math.inf) and now >= self._give_up):
             return self._out_of_reach(ballot, now)
         self._refused = True
-        self._outage = self._reasons = None
         self._pace.reached()
         if self._line is not None:
             self._line.broken = False
         if self._timeout == 0:
-            look = self._another_slot(ballot, now) if self._splits < _COLLISIONS else None
+            look = self._another_slot(ballot, now) if self._splits < COLLISIONS else None
             if look is not None:
                 self.undo(ballot)
             return look
@@ -282,8 +263,8 @@ class Wait(Tries):
         return Look(min(look.at, self._give_up), look.only)
 
     def _out_of_reach(self, ballot: Ballot, now: float) -> Look:
-        error = self._quorum.unavailable(ballot, self.name, self._reasons)
-        self._reasons = {**(self._reasons or {}), **dict(ballot.errors())}
+        error = self._quorum.unavailable(ballot, self.name, self._pace.reasons)
+        self._pace.reasons.update(ballot.errors())
         self.leave()
         self._refused, self._yields, self._stood = False, False, -math.inf
         if self._line is not None:
@@ -291,7 +272,7 @@ class Wait(Tries):
         again = None if self._timeout == 0 else self._pace.after_outage(now, self._give_up)
         if again is None or isinstance(error, ConfigError):
             raise error
-        self._outage = error
+        self._pace.outage = error
         return again
 
     def _refused_alone(self, ballot: Ballot, now: float) -> Look:
@@ -320,8 +301,7 @@ class Wait(Tries):
             return Look(now)
         if self.number == 1:
             self.placed(ballot.orders())
-        ranks = ballot.ranks()
-        rank = ranks[len(ranks) // 2] if ranks else 0
+        rank = ballot.rank()
         free = ballot.free() > ballot.nodes // 2
         if self.lock._kind.shared and is_held(ballot.denials(), ballot.nodes):
             self._splits = 0
@@ -347,9 +327,7 @@ class Wait(Tries):
 
     async def _idle(self, look: Look) -> Lease | None:
         """Wait until it is time to ask again. A lease: that is not needed any more."""
-        session = self._session
-        self._looks = look.only
-        at = look.at
+        session, (at, self._looks) = self._session, look
         if self._free_at < at:
             at, self._looks = self._free_at, False
         if self._calls:
@@ -415,8 +393,7 @@ class Wait(Tries):
 
     def interrupt(self) -> None:
         """The client closes."""
-        if self._awaited is not None:
-            self._awaited.expire()
+        self.cut_short()
         if self._waker is not None:
             wake(self._waker)
         self._time_up()

@@ -21,9 +21,9 @@ from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asynclock._ballot import Ballot, Outcome
 from asynclock._decide import decide
 from asynclock._op import Op, Queueing, Serve, Verb
-from asynclock._quorum import Ballot, Outcome
 from asynclock._state import Entry, State
 from asynclock.locks.mutex import FAIR, MUTEX
 from spec.explorer import Step
@@ -315,9 +315,7 @@ def _tally(votes: tuple[Vote | None, ...], certain: bool) -> Tally | None:
             ballot.answer(n, list(vote))
     if ballot.outcome is None:
         return None
-    ranks = ballot.ranks()
-    behind = bool(ranks) and ranks[len(ranks) // 2] > 0
-    return Tally(ballot.outcome, ballot.holder() is not None, ballot.free(), behind)
+    return Tally(ballot.outcome, ballot.holder() is not None, ballot.free(), behind=ballot.rank() > 0)
 
 
 @cache

@@ -105,6 +105,8 @@ async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
         for store in stores:
             store.refuses = False
         async with asyncio.timeout(LIMIT):
+            while not adopting.done():
+                await still.until(still.clock.now() + 0.05)
             adopted = await adopting
         assert sum(store.state(name).fence >= adopted.fence for store in stores) > 1
         await adopted.release()

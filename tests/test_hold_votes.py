@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asynclock import Lease, LockLost, QuorumUnavailable, Redlock
-from asynclock._quorum import drift
+from asynclock._ballot import drift
 from asynclock._state import ID_LENGTH
 from asynclock.stores._keys import keys
 from tests.far import Beyond
@@ -359,25 +359,3 @@ async def test_a_node_that_was_healed_is_told(five: list[Server], name: str, nod
 # -- messages on our channel -----------------------------------------------------------------------------------------
 
 NOBODY = "0" * ID_LENGTH
-ODD_MESSAGES = ["", "hello", "a b c d e", f"{NOBODY} 0 0", f"{NOBODY} x 0 -1 name", b"\xff\xfe 0 0 0 k"]
-
-
-@pytest.mark.parametrize("nodes", [1, 3])
-async def test_a_message_that_is_none_of_ours_is_ignored(
-    five: list[Server], name: str, nodes: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever another program publishes on the client's channel: its connections stay, and its lock."""
-    some = five[:nodes]
-    async with Redlock(*urls_of(some), lease=LONG) as client, client(name) as lease:
-        session = client._session()
-        links = [node._link for node in session.quorum.nodes]  # type: ignore[attr-defined]
-        for server in some:
-            with server.cli() as cli:
-                for message in ODD_MESSAGES:
-                    assert cli.publish(f"asynclock~{session.tag}", message) == 1
-        await sent([client])
-        await turns()
-        assert links == [node._link for node in session.quorum.nodes]  # type: ignore[attr-defined]
-        assert lease.held
-        await lease.extend()
-    assert "none of ours" in caplog.text

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from asynclock import Redlock
+from asynclock._ballot import drift
 from asynclock._clock import now
-from asynclock._quorum import drift
 from asynclock.stores._keys import keys
 from tests.proxy import RELEASE, Proxy
 from tests.servers import Server

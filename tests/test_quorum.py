@@ -11,9 +11,10 @@ from typing import cast
 
 import pytest
 
+from asynclock._ballot import Ballot, Outcome, drift, tally, valid_until
 from asynclock._op import Op, Verb
 from asynclock._ports import Facts, Node
-from asynclock._quorum import Ballot, Outcome, deployment_is_new, drift, tally, valid_until
+from asynclock._quorum import deployment_is_new
 from asynclock.locks.mutex import MUTEX
 
 YES = [1, 42]
