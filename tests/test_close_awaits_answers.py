@@ -12,7 +12,8 @@ import pytest
 from asynclock import Redlock
 from asynclock._op import Op, Verb
 from asynclock.stores import _node
-from tests.lines import lines_to, nodes_of
+from tests.fakes import FakeClock
+from tests.lines import Clocked, lines_to, nodes_of
 from tests.proxy import RELEASE
 from tests.servers import Servers
 from tests.still import turns
@@ -90,18 +91,28 @@ async def test_a_node_that_closes_waits_for_nothing_else(servers: Servers, name:
 
 
 async def test_no_answer_is_awaited_beyond_its_deadline(servers: Servers, name: str) -> None:
-    """A frozen server owes the answer to a release: who closes waits until the release is given up, no longer."""
+    """A frozen server owes the answer to a release, which has 2 s: then the client hangs up, though the server has not
+    been silent for long enough to be down."""
+    clock = FakeClock()
     server = servers.start()
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(Redlock(server.url, lease=LONG, node_timeout=0.3))
+    async with Redlock(Clocked(server.url, clock), lease=LONG, node_timeout=2.0) as client:
         lease = await client(name).acquire(timeout=None)
         server.freeze()
-        (node,) = nodes_of(client)
-        releasing = asyncio.create_task(lease.release())
-        await until(lambda: node._link is None or node._link.waiting)
-        async with asyncio.timeout(LIMIT):
-            await asyncio.gather(node.aclose(), releasing)
-        server.thaw()
+        try:
+            (node,) = nodes_of(client)
+            releasing = asyncio.create_task(lease.release())
+            await turns()
+            closing = asyncio.create_task(node.aclose())
+            await turns()
+            clock.advance(1.9)
+            await turns()
+            assert not closing.done()
+            clock.advance(0.2)
+            await turns()
+            assert closing.done()
+            await releasing
+        finally:
+            server.thaw()
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

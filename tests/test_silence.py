@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -146,24 +147,26 @@ async def test_a_frozen_server_is_down_after_its_commands_time(server: Server, n
     async with Redlock(Clocked(server.url, clock), lease=60.0) as redlock:
         (node,) = nodes_of(redlock)
         server.freeze()
-        trying = asyncio.create_task(redlock(f"{name}:other").acquire(timeout=0))
-        await until(lambda: node._link.waiting)
-        clock.advance(5.9)
-        assert node.error is None
-        clock.advance(0.2)
-        assert "silent" in str(node.error)
-        with pytest.raises(QuorumUnavailable):
-            await trying
-        server.thaw()
+        try:
+            trying = asyncio.create_task(redlock(f"{name}:other").acquire(timeout=0))
+            await until(lambda: node._link.waiting)
+            clock.advance(5.9)
+            assert node.error is None
+            clock.advance(0.2)
+            assert "silent" in str(node.error)
+            with pytest.raises(QuorumUnavailable):
+                await trying
+        finally:
+            server.thaw()
         await until(lambda: node.error is None)
 
 
-@pytest.mark.parametrize("leaves", ["a body", "a wait", "a client"])
+@pytest.mark.parametrize("leaves", ["a body", "a wait", "a try", "a client"])
 async def test_a_frozen_server_holds_nobody_for_long(server: Server, name: str, leaves: str) -> None:
     """One node and a lease of ten minutes, so that a command has a minute to be answered. A release has 3 s: so a body
     that is cancelled, a waiter that is, and a client that closes, are gone by then."""
     clock = FakeClock()
-    options = {"lease": 600.0, "max_lease": 600.0}
+    options: dict[str, Any] = {"lease": 600.0, "max_lease": 600.0}
     async with Redlock(server.url, **options) as other:
         client = Redlock(Clocked(server.url, clock), **options)
         if leaves == "a wait":
@@ -175,30 +178,38 @@ async def test_a_frozen_server_holds_nobody_for_long(server: Server, name: str, 
                 entered.set()
                 await asyncio.Event().wait()
 
-        task = asyncio.create_task(body())
-        if leaves == "a wait":
-            await until(lambda: client._session().waiting)
+        if leaves == "a try":
+            await client.health()
+            server.freeze()
+            task: asyncio.Task[Any] = asyncio.create_task(client(name).acquire(timeout=0))
+            await turns()
         else:
-            await entered.wait()
-        server.freeze()
-        leaving = task
-        if leaves == "a client":
-            leaving = asyncio.create_task(client.aclose())
-        else:
-            task.cancel()
+            task = asyncio.create_task(body())
             if leaves == "a wait":
-                await asyncio.wait({task})
+                await until(lambda: client._session().waiting)
+            else:
+                await entered.wait()
+            server.freeze()
+        try:
+            leaving = task
+            if leaves == "a client":
                 leaving = asyncio.create_task(client.aclose())
-        await turns()
-        clock.advance(2.9)
-        await turns()
-        assert not leaving.done()
-        clock.advance(0.2)
-        await asyncio.wait({leaving}, timeout=5.0)
-        assert leaving.done()
-        server.thaw()
-        task.cancel()
-        await asyncio.wait({task})
-        await client.aclose()
+            else:
+                task.cancel()
+                if leaves != "a body":
+                    await asyncio.wait({task})
+                    leaving = asyncio.create_task(client.aclose())
+            await turns()
+            clock.advance(2.9)
+            await turns()
+            assert not leaving.done()
+            clock.advance(0.2)
+            await asyncio.wait({leaving}, timeout=5.0)
+            assert leaving.done()
+        finally:
+            server.thaw()
+            task.cancel()
+            await asyncio.wait({task})
+            await client.aclose()
         if leaves == "a wait":
             await theirs.release()

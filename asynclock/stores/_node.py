@@ -167,10 +167,10 @@ class RedisNode:
                     self._backoff.rebuffed(self.clock.now())
                     self.lost(link, ConnectionError(f"{self.label}: {error}"))
 
-    def _ask(self, link: Link, *command: str) -> Once:
+    def _ask(self, link: Link, *command: str, within: float = CONNECT_TIMEOUT) -> Once:
         """One command outside the votes."""
         now = self.clock.now()
-        once = Once(now, now + CONNECT_TIMEOUT)
+        once = Once(now, now + within)
         link.send(pack(*command), once)
         if self._timer is None:
             self._arm(once.deadline)
@@ -392,7 +392,7 @@ class RedisNode:
                 return
             try:
                 async with asyncio.timeout(until - now):
-                    await self._ask(link, "PING").answer_of()
+                    await self._ask(link, "PING", within=until - now).answer_of()
             except TimeoutError:
                 if link.awaited_until() <= until:
                     return
