@@ -139,20 +139,19 @@ async def cut_and_back(lines: list[LineProxy], client: Redlock) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_an_adoption_cut_off_on_its_way_meets_a_tombstone(servers: Servers, name: str, nodes: int) -> None:
-    """The connection breaks under it; it is asked again on the next, and adopts. Its release leaves a tombstone, for
-    the first may still sit in a server's socket."""
+    """The connection of the last node breaks under it, which may sit in the server's socket. A node alone is asked
+    again, of three the others are enough. Its release leaves a tombstone at that node."""
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
         lines = await lines_to(stack, some)
         client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
         holds = await stack.enter_async_context(Redlock(*urls_of(some), lease=LONG))
         handle = await (await holds(name).acquire(timeout=None)).detach()
-        for line in lines:
-            line.drop_requests = True
+        lines[-1].drop_requests = True
         adopting = asyncio.create_task(client.adopt(handle))
-        await until(lambda: all(node._link.waiting for node in nodes_of(client)))
-        await cut_and_back(lines, client)
+        await until(lambda: nodes_of(client)[-1]._link.waiting)
+        await cut_and_back(lines[-1:], client)
         lease = await adopting
         await lease.release()
-        await until(lambda: all(has_tombstone(each, name, lease._hold.op.id) for each in some))
-        assert not any(holder(each, name) for each in some)
+        await until(lambda: has_tombstone(some[-1], name, lease._hold.op.id))
+        await until(lambda: holder(some[-1], name) != lease._hold.op.id.encode())

@@ -25,7 +25,7 @@ async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Serv
     lagging = servers.start()
     async with AsyncExitStack() as stack:
         lines = await lines_to(stack, some)
-        options: dict[str, Any] = {"lease": 3.0, "max_lease": 3.0}
+        options: dict[str, Any] = {"lease": 3.0, "max_lease": 3.0, "node_timeout": 1.0}
         rival = await stack.enter_async_context(Redlock(*(each.url for each in lines), **options))
         holds = await stack.enter_async_context(Redlock(*urls_of(some), **options))
         await until(lambda: told_of(lagging)["uptime_in_seconds"] >= 4)
