@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import time
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores._link import patience
+from asynclock.stores.redis import RedisStore
 from tests.fakes import FakeClock
 from tests.lines import Clocked, nodes_of
 from tests.servers import Server
 from tests.still import turns
-from tests.waiters import back, until
+from tests.waiters import LIMIT, back, until
 
 
 async def test_c10_a_frozen_minority_costs_nothing(five: list[Server], name: str) -> None:
@@ -213,3 +215,32 @@ async def test_a_frozen_server_holds_nobody_for_long(server: Server, name: str, 
             await client.aclose()
         if leaves == "a wait":
             await theirs.release()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
+    server: Server, name: str, alive: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answers to many releases lie unread while the loop is blocked between any two looks, as in asyncio's debug
+    mode: no warning says that they failed. A server that has sent nothing is dropped at the second look."""
+    clock, store = FakeClock(), RedisStore(server.url)
+    store.clock = clock  # type: ignore[assignment]
+    async with Redlock(store) as redlock:
+        leases = [await redlock(f"{name}:{i}").acquire(timeout=None) for i in range(300)]
+        node: Any = redlock._session().quorum.nodes[0]
+        link = node._link
+        server.freeze()
+        releases = [asyncio.create_task(lease.release()) for lease in leases]
+        while len(link.waiting) < len(leases) or link._out or link.transport.get_write_buffer_size():
+            await asyncio.sleep(0)
+        if alive:
+            server.thaw()
+            assert select.select([link.transport.get_extra_info("socket").fileno()], [], [], LIMIT)[0]
+        for _ in range(5):
+            clock.block(9.0)  # longer than a node timeout, and than commands may wait in line
+            clock.advance(0.0)  # the timers that are due run; nothing has been read
+        assert (node._link is link) is alive
+        await asyncio.gather(*releases)
+        assert (node._link is link) is alive
+        assert bool(caplog.records) is not alive
+        server.thaw()

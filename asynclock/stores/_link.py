@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import selectors
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,16 @@ class Link(asyncio.Protocol):
             self._node.lost(self, broken)
             if sink is not None:  # no longer among those that `lost` tells; without effect if it has its answer
                 sink.fail(index, broken, maybe=True)
+
+    @property
+    def unread(self) -> bool:
+        """Whether the server has sent something that the loop has not read yet. An event loop looks for it before it
+        runs the tasks that are due, so it may run a timer after them without having looked again."""
+        if self.transport.is_closing():
+            return False
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.transport.get_extra_info("socket").fileno(), selectors.EVENT_READ)
+            return bool(selector.select(0))
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = exc or "it closed the connection"

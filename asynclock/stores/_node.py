@@ -189,8 +189,8 @@ class RedisNode:
         if link is None or not link.waiting:
             return
         now = self.clock.now()
-        if now - self._timer_at > _LATE and not self._second_look:
-            self._second_look = True  # the loop was blocked: what came meanwhile is read first
+        if now - self._timer_at > _LATE and (not self._second_look or link.unread):
+            self._second_look = True  # the loop was blocked, perhaps again: what came meanwhile is read first
             self._arm(now + 0.001)
             return
         self._second_look = False
