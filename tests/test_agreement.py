@@ -38,6 +38,7 @@ def stage() -> Iterator[Stage]:
         yield stage
 
 
+@pytest.mark.timeout(180)
 @KINDS
 @playing(700)
 @given(steps=STILL)

@@ -77,6 +77,7 @@ def at_work(process: subprocess.Popen[str]) -> None:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("nodes", "workers"), [(5, 4), (3, 2)])
 def test_demo_proves_it(start: Callable[..., subprocess.Popen[str]], folder: Path, nodes: int, workers: int) -> None:
     """Five servers or the fewest: exit code 0, a verdict on each point, and no process or file is left."""

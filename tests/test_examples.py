@@ -200,6 +200,7 @@ both_apps = pytest.mark.parametrize("example", ["fastapi_app.py", "aiohttp_app.p
 # -- the web apps ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timeout(180)
 @both_apps
 @pytest.mark.parametrize("processes", [1, 2])
 def test_one_charge_at_a_time_and_none_is_lost(

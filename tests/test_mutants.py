@@ -88,6 +88,7 @@ EQUIVALENT = {
 }
 
 
+@pytest.mark.timeout(180)
 def test_each_line_of_the_script_is_needed(stage: Stage) -> None:
     """No change to it goes unnoticed, but for those that change nothing."""
     jury = jury_of(stage)

@@ -135,6 +135,7 @@ EQUIVALENT = {
 }
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("family", SCRIPTS)
 def test_each_line_of_the_scripts_is_needed(stage: Stage, family: str) -> None:
     """No change to it goes unnoticed, but for those that change nothing."""

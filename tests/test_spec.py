@@ -19,6 +19,7 @@ SCENES = [pytest.param(each, scene, id=f"{_name}-{scene}".replace(" ", "-"))
 RULES = [pytest.param(each, rule, id=rule.name) for each in MODULES for rule in each.Rule]
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("module", "scene"), SCENES)
 def test_model_holds(module: ModuleType, scene: str) -> None:
     """Whatever happens, in whatever order."""

@@ -57,6 +57,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return mypy(folder) if request.param == "mypy" else pyright(folder)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("path", OK, ids=lambda path: path.stem)
 def test_right_programs_pass(found: Found, path: Path) -> None:
     """Not a line of what a user writes rightly is an error."""

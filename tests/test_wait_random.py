@@ -80,6 +80,7 @@ class Crowd:
                 self._inside = 0
 
 
+@pytest.mark.timeout(180)
 async def test_e5_cancelled_at_random(make: Make, name: str, chance: random.Random) -> None:
     """Hundreds of rounds: one holder, rising fences, nobody forgotten, nothing left."""
     clients = await three(make)
@@ -134,6 +135,7 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(
     assert sum(notice.split()[1] != b"0" for notice in lost) > 20  # calls, not what holders are told
 
 
+@pytest.mark.timeout(180)
 async def test_e3_cancelled_at_random_while_votes_are_split(
     five: list[Server], name: str, chance: random.Random
 ) -> None:
