@@ -12,11 +12,19 @@ from typing import Any
 import anyio
 import pytest
 
-from asynclock import ConfigError, LockLost, LockNotHeld, Redlock
+from asynclock import ConfigError, Lease, LockLost, LockNotHeld, Redlock
 from tests.leaving import sent
 from tests.proxy import RELEASE, Proxy, cancelled_at
 from tests.servers import Server
-from tests.waiters import LONG, is_free
+from tests.waiters import LONG, SHORT, is_free
+
+
+def renew_now(lease: Lease) -> None:
+    """Let the watchdog find at its next turn that the lease is due."""
+    hold, dog = lease._hold, lease._session.watchdog
+    hold.renew_at = lease._session.clock.now()
+    dog.forget(lease)
+    dog.watch(lease, hold.renew_at)
 
 
 async def test_a1_cancelled_after_the_server_said_yes(server: Server, name: str) -> None:
@@ -58,10 +66,8 @@ async def test_a3_no_task_is_lost_to_the_collector(server: Server, name: str, ca
     async with Redlock(server.url, lease=LONG) as redlock:
         async with redlock(name) as lease:
             waiter = asyncio.create_task(redlock(name).acquire())
-            ends, dog = lease._hold.valid_until, redlock._session().watchdog
-            lease._hold.renew_at = redlock._session().clock.now()  # a shorter lease could end between two collections
-            dog.forget(lease)
-            dog.watch(lease, lease._hold.renew_at)
+            ends = lease._hold.valid_until
+            renew_now(lease)  # a lease short enough to wait for could end between two collections
             while lease._hold.valid_until == ends:  # until it was renewed
                 gc.collect()
                 await asyncio.sleep(0)
@@ -122,9 +128,10 @@ async def test_a6_a_holder_that_is_stuck_for_ever(make: Callable[..., Redlock], 
 
 async def test_a7_renewal_in_flight_while_released(server: Server, name: str) -> None:
     """A renewal whose answer is out when the release is sent brings no key back."""
-    async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url, lease=0.3) as redlock:
+    async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url, lease=LONG) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         renewing = proxy.request(b"extend")
+        renew_now(lease)
         await renewing.wait()
         proxy.hold_replies()
         releasing = asyncio.create_task(lease.release())
@@ -240,7 +247,7 @@ async def test_a15_a_lease_dropped_while_held(redlock: Redlock, name: str) -> No
     """ResourceWarning with the name; the watchdog renews it no more, so it ends by time."""
 
     async def drop() -> None:
-        await redlock(name, lease=0.3).acquire()
+        await redlock(name, lease=SHORT).acquire()
 
     with pytest.warns(ResourceWarning, match=name):
         await drop()
