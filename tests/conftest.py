@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 from asynclock import Redlock
 from asynclock._errors import ConfigError
@@ -24,6 +25,9 @@ from tests.limits import (  # noqa: F401 - hooks of pytest
 from tests.servers import Server, Servers, container_urls
 
 _numbers = itertools.count()
+
+settings.register_profile("asynclock", deadline=None)  # a busy machine is no fault; pytest-timeout bounds a test
+settings.load_profile("asynclock")
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

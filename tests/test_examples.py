@@ -277,7 +277,7 @@ def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str
     async def let_loose() -> list[Program]:
         async with Redlock(*urls) as other:
             leases = [await other(f"order:{each}").acquire(timeout=None) for each in orders]
-            workers = [start(urls, "worker.py", "--timeout", "0.01", *map(str, orders)) for _ in range(2)]
+            workers = [start(urls, "worker.py", "--timeout", "0.05", *map(str, orders)) for _ in range(2)]
             for worker in workers:
                 await asyncio.to_thread(worker.says, f"order {orders[-1]}: somebody else is at it")
             for lease in leases:
