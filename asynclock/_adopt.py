@@ -58,6 +58,7 @@ class Adoption(Tries):
 
     async def _ask(self) -> Lease:
         session, pace = self._session, Pace(self._session.settings.patience)
+        traces: set[int] = set()  # where an earlier round may have left the hold, or may yet
         while True:
             asked = ballot = session.quorum.ask(self._adopt, session.within(self.settings))
             outcome = await self._settled(ballot)
@@ -69,6 +70,7 @@ class Adoption(Tries):
                     sure = asked.witnesses(top)
                 lease = self.begun(ballot, top, contended=True) if sure else None
                 if lease is not None:
+                    lease._hold.may_be_at(traces)
                     return lease
             if outcome is Outcome.REFUSED:
                 raise LockNotHeld(
@@ -76,6 +78,7 @@ class Adoption(Tries):
                     "servers or another prefix",
                     name=self.name,
                 )
+            traces.update(ballot.traces())
             look = pace.after_outage(session.clock.now(), math.inf)
             error = session.quorum.unavailable(asked, self.name)
             if look is None or isinstance(error, ConfigError):

@@ -24,7 +24,7 @@ from asynclock._options import RELEASE_TIMEOUT
 from asynclock._watchdog import RENEW_BELOW, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from weakref import ref
 
     from asynclock._errors import Reason
@@ -71,7 +71,7 @@ class Hold:
         self.tenures: list[ref[Any]] = []  # whose it is now: one, or those of an owner who entered again
         self._settings = settings
         self._ballot = grant
-        self._healed = 0  # bit i: node i lost the key and was given it again
+        self._healed = 0  # bit i: node i may have it by another round than the one that won it
         self._broken = False  # a server said that an operator took it away there
         self._denials: dict[int, Denial] | None = None  # of the nodes whose last word was "no", but for those healed
         # One ballot's grants all end alike, counted from its one send; a majority of them there is.
@@ -148,6 +148,11 @@ class Hold:
     @property
     def _within(self) -> float:
         return self.session.within(self._settings)
+
+    def may_be_at(self, nodes: Iterable[int]) -> None:
+        """It is released there, too."""
+        for index in nodes:
+            self._healed |= 1 << index
 
     def _where(self) -> list[int]:
         """The nodes that may have it: those that let it in or may have done so, and those that were given it again. (A

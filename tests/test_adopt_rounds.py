@@ -204,3 +204,32 @@ def put_list(server: Server, name: str) -> None:
     with server.cli() as cli:
         cli.delete(name)
         cli.rpush(name, "somebody's")
+
+
+# -- a round that failed ---------------------------------------------------------------------------------------------
+
+
+async def test_a_round_that_failed_leaves_no_key(servers: Servers, name: str) -> None:
+    """Two of three servers are frozen as a handle is adopted, so that the round fails; one comes back, and the next
+    round wins without the other, which has the adoption still in its socket. It carries that out later, and is told
+    the release all the same."""
+    some = [servers.start() for _ in range(3)]
+    async with (
+        Redlock(*urls_of(some), lease=LONG) as giver,
+        Redlock(*urls_of(some), lease=LONG, patience=LIMIT) as taker,
+    ):
+        lease = await giver(name).acquire(timeout=None)
+        handle = await lease.detach()
+        stuck = taker._session().quorum.nodes[0]
+        for server in some[:2]:
+            server.freeze()
+        adopting = asyncio.create_task(taker.adopt(handle))
+        await until(lambda: stuck.error is not None)  # its connection was dropped, with the adoption unanswered
+        some[1].thaw()
+        async with asyncio.timeout(LIMIT):
+            adopted = await adopting
+            await adopted.release()
+        some[0].thaw()
+        await until(lambda: stuck.error is None)
+        await taker.health()
+        assert [holder(server, name) for server in some] == [b""] * 3
