@@ -42,6 +42,10 @@ class Tenure(Watched, Protocol):
     def _ends(self) -> float:
         """When it ends at the latest, unless it is renewed."""
 
+    @property
+    def _hold_until(self) -> float:
+        """When max_hold ends it."""
+
     def _renewed(self, ballot: Ballot) -> None:
         """A renewal, or an extend, is decided."""
 
@@ -53,8 +57,8 @@ class Hold:
     """Made of the ballot that won it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "_ballot", "_broken", "_denials", "_ends", "_healed", "_settings", "contended", "names", "op", "over",
-        "renew_at", "session", "tenures", "token", "tripped", "valid_until",
+        "_ballot", "_broken", "_denials", "_ends", "_healed", "_promised", "_settings", "contended", "names", "op",
+        "over", "renew_at", "session", "tenures", "token", "tripped", "valid_until",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +77,7 @@ class Hold:
         self._ballot = grant
         self._healed = 0  # bit i: node i may have it by another round than the one that won it
         self._broken = False  # a server said that an operator took it away there
+        self._promised = math.inf  # when it would have ended without the answers of nodes that have lost it
         self._denials: dict[int, Denial] | None = None  # of the nodes whose last word was "no", but for those healed
         # One ballot's grants all end alike, counted from its one send; a majority of them there is.
         end = grant.sent + settings.lease - drift(settings.lease)
@@ -194,7 +199,10 @@ class Hold:
 
     def _forgotten_by(self, ballot: Ballot, index: int) -> None:
         """Rule 2. The lease may end sooner by that than the watchdog was told: now, or if the round is undecided at its
-        deadline, since a vote that is on its way may yet make up for this one."""
+        deadline, since a vote that is on its way may yet make up for this one. But the owner is told no later than the
+        lease would have ended without this answer."""
+        if self.valid_until > -math.inf:
+            self._promised = self.valid_until
         self._ends[index] = -math.inf
         self.valid_until = valid_until(self._ends)
         vote: Sequence[Any] = ballot.votes[index]  # type: ignore[assignment]  # a "no"
@@ -208,7 +216,8 @@ class Hold:
         watchdog, soonest = self.session.watchdog, ballot.deadline if ballot.outcome is None else now
         for lease in tenures:
             watchdog.forget(lease)
-            watchdog.watch(lease, max(min(self.renew_at, lease._ends), soonest))
+            look = max(min(self.renew_at, lease._ends), soonest)
+            watchdog.watch(lease, max(now, min(look, self._promised, lease._hold_until)))
 
     def _mend(self, ballot: Ballot, index: int) -> None:
         """Rules 2 and 3: tell a node what it misses."""

@@ -26,7 +26,7 @@ from asynclock._errors import ConfigError, LockLost, LockNotHeld, Reason, Unsupp
 from asynclock._handle import handle_of
 from asynclock._line import may_pass
 from asynclock._options import lock_settings, same_terms
-from asynclock._tenure import DETACHED, GIVEN, HELD, LOST, OPEN, RELEASED, UNKNOWN, ended, warn_dropped, warn_unattended
+from asynclock._tenure import DETACHED, GIVEN, HELD, LOST, OPEN, RELEASED, UNKNOWN, ended, log_unattended, warn_dropped
 from asynclock._watchdog import Due, due, retry_after
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Lease:
         self._block: Block | None = None  # the body that it guards
         self._waiters: set[asyncio.Future[None]] | None = None  # mostly nobody asks
         self._slot = 0
-        self._unattended = False  # its task has ended, and a warning said so
+        self._unattended = False  # its task has ended, and the log says so
         self._owner: Hashable = None  # who may enter again
         self._own = ref(self)
         for name in hold.names:
@@ -240,18 +240,12 @@ class Lease:
                 self._lose("expired")
                 return None
             case Due.RENEWAL:
-                self._warn_if_unattended()
+                if not self._unattended and self._block is None and self._task is not None and self._task.done():
+                    self._unattended = True
+                    log_unattended(self.name)
                 hold.renew_at = now + retry_after(self._settings.lease)
                 hold.extend(self._settings.lease)
         return min(hold.renew_at, self._ends)
-
-    def _warn_if_unattended(self) -> None:
-        """Log, once, that its task has ended without a release: its Lock keeps it, so nothing else would ever tell."""
-        task = self._task
-        if task is None or not task.done() or self._block is not None or self._unattended:
-            return
-        self._unattended = True
-        warn_unattended(self.name)
 
     def _close(self) -> None:
         """Its client closes, or it never began: send the release; whoever thinks it holds is told."""

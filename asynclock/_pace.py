@@ -112,4 +112,4 @@ class Pace:
     def outage_limit(self, now: float, give_up: float) -> float:
         """When an acquire gives up that meets an outage."""
         self._no_longer = self._no_longer or now + self._patience
-        return self._no_longer if give_up == math.inf else give_up
+        return min(self._no_longer, give_up)

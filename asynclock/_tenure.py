@@ -45,10 +45,10 @@ def warn_dropped(name: str, remaining: float, lease: object) -> None:
     )
 
 
-def warn_unattended(name: str) -> None:
-    """The task of a lease has ended without a release. Its Lock keeps the lease, so that nothing else reports it."""
-    log.warning(
-        "asynclock: the task that acquired %s has ended, and nobody has released it; "
-        "it is renewed until somebody does (max_hold would end it)",
+def log_unattended(name: str) -> None:
+    """The task of a lease has ended without a release. Its Lock keeps the lease, so that nothing else reports it. Other
+    tasks may use it on purpose, so this is no warning."""
+    log.info(
+        "asynclock: the task that acquired %s has ended; its lease is renewed until it is released (max_hold ends it)",
         brief(name),
     )

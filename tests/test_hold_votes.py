@@ -359,3 +359,33 @@ async def test_a_node_that_was_healed_is_told(five: list[Server], name: str, nod
 # -- messages on our channel -----------------------------------------------------------------------------------------
 
 NOBODY = "0" * ID_LENGTH
+
+
+@pytest.mark.parametrize("bound", ["validity", "max_hold"])
+async def test_a_no_delays_no_loss(name: str, bound: str) -> None:
+    """Three nodes with a long node timeout. One says that it has lost the hold, one is silent, and the round stays open
+    beyond the end of the lease, or of max_hold: the body is cancelled at that end, not at the end of the round."""
+    beyond = Beyond(3, name, way=0.001)
+    options = {"max_hold": 29.0} if bound == "max_hold" else {}
+    async with beyond.opened(renew=False, lease=30.0, node_timeout=10.0) as client:
+        await client.health()
+        lease = await beyond.lease(client, **options)
+        began, ended = beyond.clock.now(), []
+
+        async def body() -> None:
+            with pytest.raises(LockLost):
+                async with lease:
+                    await asyncio.Event().wait()
+            ended.append(beyond.clock.now() - began)
+
+        running = asyncio.create_task(body())
+        await beyond.pass_time(28.0, 0.1)
+        beyond.far[0]._states.clear()
+        for far in beyond.far[1:]:
+            far.silent = True
+        extending = asyncio.create_task(lease.extend())
+        await beyond.pass_time(3.0, 0.05)
+        assert running.done()
+        assert ended[0] <= (29.2 if bound == "max_hold" else 29.9)
+        beyond.hang_up()
+        await asyncio.gather(running, extending, return_exceptions=True)

@@ -97,3 +97,15 @@ async def test_no_patience_is_one_try(servers: Servers, name: str, nodes: int) -
     with pytest.raises(QuorumUnavailable):
         await fresh(name).acquire(timeout=None)
     await fresh.aclose()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c20_patience_bounds_a_longer_timeout(servers: Servers, name: str, nodes: int) -> None:
+    """An outage ends an acquire after `patience`, though its timeout is an hour."""
+    started = [servers.start() for _ in range(nodes)]
+    async with Redlock(*(each.url for each in started), patience=TIMEOUT) as client:
+        for each in started:
+            each.kill()
+        async with asyncio.timeout(20):
+            with pytest.raises(QuorumUnavailable):
+                await client(name).acquire(timeout=3600)

@@ -12,7 +12,7 @@ from asynclock import Redlock
 from asynclock._op import Op, Verb
 from asynclock._state import ID_LENGTH
 from asynclock.locks.mutex import MUTEX
-from asynclock.stores import _debts, _node
+from asynclock.stores import _debts, _delivery
 from asynclock.stores._debts import Debts
 from asynclock.stores._keys import keys
 from asynclock.stores._link import Link
@@ -27,17 +27,28 @@ def release(id: str, lease: float = 30.0) -> Op:
     return Op(Verb.RELEASE, MUTEX, "x", id * 32, lease)
 
 
-def test_what_is_owed_is_bounded_by_number() -> None:
-    """Of three times as many as are kept, the newest are."""
+def test_what_is_owed_is_bounded_by_number(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Of three times as many as are kept, the newest are; a warning says so, once."""
+    monkeypatch.setattr(_debts, "MOST", 20)
     debts = Debts()
     for i in range(3 * _debts.MOST):
         debts.owe(Op(Verb.RELEASE, MUTEX, "x", f"{i:032}", 30.0), 0.0, 0.0)
     assert len(debts) == _debts.MOST
     assert debts.pay(0.0, 1)[0].id == f"{2 * _debts.MOST:032}"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_orphans_are_bounded_by_number_and_by_time() -> None:
+def test_as_many_as_a_process_holds_are_all_owed() -> None:
+    """100,000 leases, given back while their server is away: no release is dropped."""
+    debts = Debts()
+    for i in range(100_000):
+        debts.owe(Op(Verb.RELEASE, MUTEX, "x", f"{i:032}", 30.0), 0.0, 0.0)
+    assert len(debts) == 100_000
+
+
+def test_orphans_are_bounded_by_number_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids whose acquire may still come are kept no longer than what it would leave lives, and not more than so many."""
+    monkeypatch.setattr(_debts, "MOST", 20)
     debts = Debts()
 
     class Asked:
@@ -180,7 +191,7 @@ async def test_c19_what_is_owed_is_paid_in_slices(
 ) -> None:
     """A node comes back that is owed the releases of a hundred locks: each turn of the loop sends a slice of them at
     most, and nothing else is asked of that node before all have left."""
-    monkeypatch.setattr(_node, "_SLICE", 10)
+    monkeypatch.setattr(_delivery, "SLICE", 10)
     some = [servers.start() for _ in range(nodes)]
     turn = 0
     sent: list[tuple[int, bytes]] = []
@@ -234,7 +245,7 @@ async def test_what_is_cut_off_while_it_is_paid_stays_owed(
     servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first slice goes down with the new connection: it is sent once more on the next."""
-    monkeypatch.setattr(_node, "_SLICE", 5)
+    monkeypatch.setattr(_delivery, "SLICE", 5)
     server = servers.start()
     async with AsyncExitStack() as stack:
         (line,) = lines = await lines_to(stack, [server])

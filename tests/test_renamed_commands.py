@@ -11,7 +11,7 @@ from asynclock import ConfigError, Redlock
 from asynclock.locks.mutex import MUTEX
 from asynclock.stores._faults import Fault, ServerError, fault_of, unknown_command
 from tests.servers import Server, Servers
-from tests.waiters import until
+from tests.waiters import LONG, until, urls_of
 
 DEL_AT = next(at for at, line in enumerate(MUTEX.script.splitlines(), 1) if line.endswith("redis.call('DEL', hold)"))
 
@@ -124,3 +124,17 @@ async def test_c13_inspect_and_holders_name_the_command(servers: Servers, nodes:
             await redlock.inspect(name)
         with pytest.raises(ConfigError, match="does not know SCAN"):
             [each async for each in redlock.holders()]
+
+
+@pytest.mark.parametrize("timeout", [0, 1])
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_a_script_that_fails_half_way_is_undone(servers: Servers, name: str, nodes: int, timeout: int) -> None:
+    """PEXPIRE is unknown, and a semaphore's script calls it after it has let the permit in: none is left."""
+    some = [servers.start("--rename-command", "PEXPIRE", "") for _ in range(nodes)]
+    async with Redlock(*urls_of(some), lease=LONG) as client:
+        with pytest.raises(ConfigError, match="PEXPIRE"):
+            await client.semaphore(name, 1).acquire(timeout=timeout)
+        await client.aclose()
+    for server in some:
+        with server.cli() as cli:
+            assert not cli.exists(name)

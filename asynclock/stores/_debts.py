@@ -5,6 +5,7 @@ oldest entry is dropped, and its key stays until it expires."""
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 
     from asynclock._ports import Sink
 
-MOST = 20_000
-"""The greatest number of entries of each sort; 20,000 owed releases take 10 MB."""
+log = logging.getLogger("asynclock")
+
+MOST = 200_000
+"""The greatest number of entries of each sort: more than a process holds at once. They take 100 MB."""
 
 _GRACE = 60.0
 """An undelivered release is dropped this many seconds after its lease. The key that it would delete has expired."""
@@ -42,6 +45,7 @@ class Debts:
 
     def __init__(self) -> None:
         self._owed: OrderedDict[str, Owed] = OrderedDict()  # a dict takes O(n) to find its first entry
+        self._warned = False
         self.orphans: OrderedDict[str, float] = OrderedDict()  # id, to be released with a tombstone -> until when
 
     def __len__(self) -> int:
@@ -74,6 +78,11 @@ class Debts:
     def prune(self, now: float) -> None:
         """Drop what is over, the oldest first, and what is too much."""
         owed, orphans = self._owed, self.orphans
+        if len(owed) > MOST and not self._warned:
+            self._warned = True
+            log.warning(
+                "asynclock: a server is owed more than %d releases: the oldest of these locks end by time", MOST
+            )
         while owed and (len(owed) > MOST or next(iter(owed.values())).until <= now):
             owed.popitem(last=False)
         while orphans and (len(orphans) > MOST or next(iter(orphans.values())) <= now):

@@ -98,9 +98,16 @@ def fault_of(error: ServerError) -> Fault:
     return _CODES.get(code_of(error), Fault.DOWN)
 
 
+def is_half_done(error: ServerError) -> bool:
+    """Whether a script may have failed after it had written something. (WRONGTYPE is found out before that.)"""
+    code = code_of(error)
+    return code != "WRONGTYPE" and (code == "ERR" or "script" in str(error))
+
+
 def is_about(error: ServerError, commands: tuple[tuple[str, ...], ...]) -> bool:
     """Whether it is one of these commands that is unknown or forbidden."""
-    return any(command[0].lower() in str(error).lower() for command in commands)
+    about = str(error).lower().partition("with args")[0]  # the arguments may contain any word
+    return any(command[0].lower() in about for command in commands)
 
 
 def unknown_command(text: str, script: str = "") -> str:
@@ -119,7 +126,7 @@ def refusal(label: str, error: ServerError, op: Op) -> ConfigError:
     """The error of an op that a server refuses. A release is logged as well, because many are sent in the background:
     the key stays on that server until its lease ends."""
     refused = config_error(label, error, op.kind.script)
-    if op.verb is Verb.RELEASE:
+    if op.verb is Verb.RELEASE and not isinstance(refused, WrongKind):  # a key of another type is none of ours
         log.error("asynclock: %s was not released: %s", brief(op.name), refused)
     return refused
 

@@ -18,7 +18,7 @@
    before the connection serves anybody. So a notice never overtakes a reply, and a connection that lives, listens.
    Where a server or its ACL forbids that, the node works without: its waiters poll.
 7. A client that closes waits for the answers to releases, adoptions and breaks as long as rule 2 says, and at most a
-   tenth of a second for those to other commands.
+   tenth of a second for those to other commands. It connects once more to a server that is owed a release.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from asynclock._errors import ConfigError
 from asynclock._op import EXTEND, RELEASE, Op, Serve
 from asynclock.stores._backoff import Backoff
 from asynclock.stores._debts import Debts
-from asynclock.stores._faults import Fault, ServerError, clear, code_of, connect_error, fault_of, is_about, refusal
+from asynclock.stores._delivery import Delivery
+from asynclock.stores._faults import Fault, ServerError, clear, connect_error, fault_of, is_about, is_half_done, refusal
 from asynclock.stores._handshake import handshake
 from asynclock.stores._keys import mark
-from asynclock.stores._link import Debt, Link, Once, is_overdue, patience, take_over
+from asynclock.stores._link import CONNECT_TIMEOUT, Debt, Link, Once, is_overdue, patience, take_over
 from asynclock.stores._probation import Dialer, Probation
 from asynclock.stores._views import names, view
 from asynclock.stores._wire import NATIVE_RELEASES, PLAIN_NO, PLAIN_YES, encode, encode_native, encode_whole, pack
@@ -48,14 +49,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asynclock")
 
-CONNECT_TIMEOUT = 5.0
-"""For TCP, TLS and login together, in seconds, unless the user's settings are shorter."""
-
-_BUSY_PAUSE = 0.1  # seconds until a release that a busy server refused is sent again
 _LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
 _GRANT = Serve.GRANT
 _LAST_WORDS = 0.1  # seconds that a client which closes waits for answers that nobody else waits for
-_SLICE = 256  # so many owed releases leave in one turn of the loop: 1 ms
+_FAREWELL = 1.0  # seconds for which a client that closes tries to deliver what a server is owed
 
 
 class NodeState(Enum):
@@ -89,8 +86,8 @@ class RedisNode:
         self._connecting: asyncio.Task[None] | None = None
         self._met = asyncio.Event()  # the first attempt to connect has ended, well or not
         self._debts = Debts()
+        self._delivery = Delivery(self._debts, config.prefix, self.clock.now, self._answered)
         self._lost_at = -math.inf  # when the last connection was lost
-        self._repaying: Any = None  # the timer that sends refused releases again
         self._backoff = Backoff()
 
     def __repr__(self) -> str:
@@ -157,12 +154,12 @@ class RedisNode:
                 self._native = ()
                 link.send(encode(sink.op, self._config.prefix), sink)
             case Fault.CONFIG:
-                sink.fail(self.index, refusal(self.label, error, sink.op), maybe=False)
+                sink.fail(self.index, refusal(self.label, error, sink.op), maybe=is_half_done(error))
             case fault:
                 if sink.op.verb is RELEASE:  # BUSY and the like: nothing was done, and soon it can be
                     self._debts.owe(sink.op, self.clock.now(), sink.sent)
-                    self._repay_later()
-                sink.fail(self.index, error, maybe=code_of(error) == "ERR")  # it may have failed half-way
+                    self._delivery.refused(link)
+                sink.fail(self.index, error, maybe=is_half_done(error))
                 if fault is Fault.RECONNECT:
                     self._backoff.rebuffed(self.clock.now())
                     self.lost(link, ConnectionError(f"{self.label}: {error}"))
@@ -272,7 +269,7 @@ class RedisNode:
                 link = take_over(self, redis)
                 ask = partial(self._ask, link)
                 native, listens = await handshake(ask, self._config, self._probation, self.label)
-            await self._pay_all_but_a_slice(link)
+            await self._delivery.send_all_but_a_slice(link)
         except BaseException:
             if link is not None:
                 link.abort()
@@ -281,43 +278,25 @@ class RedisNode:
         self._link = link
         self._native, self.listens = native, listens
         self._on_probation = bool(self._probation.left)
-        self._pay_slice(link)
-        self.state = NodeState.UP
-        self.error = None
+        self._delivery.send_slice(link)
+        if link.waiting and self._timer is None:
+            self._arm(self.clock.now() + CONNECT_TIMEOUT)
+        if self.state is not NodeState.CLOSED:
+            self.state, self.error = NodeState.UP, None
         if not self._on_probation:
             self.trust()  # a server of age bears the mark of its use, so that its restart will show
         if self.listens or self._listened:
             self._config.ear.connected(self.index)
         self._listened = self.listens
 
-    async def _pay_all_but_a_slice(self, link: Link) -> None:
-        """Rule 4. A slice leaves once the one before was answered, so that neither side is flooded."""
-        while len(self._debts) > _SLICE and self._repaying is None:
-            self._pay_slice(link)
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                with contextlib.suppress(ServerError):  # a refusal is an answer, too
-                    await self._ask(link, "PING").answer_of()
-        if link.transport.is_closing():
-            raise ConnectionError(f"{self.label} hung up")
-
-    def _pay_slice(self, link: Link) -> None:
-        now = self.clock.now()
-        for op in self._debts.pay(now, _SLICE):
-            link.send(encode(op, self._config.prefix), Debt(op, now, now + CONNECT_TIMEOUT))
-        if link.waiting and self._timer is None:
-            self._arm(now + CONNECT_TIMEOUT)
-
-    def _repay_later(self) -> None:
-        """The server refused a release for now: BUSY and the like."""
-        if self._repaying is None:
-            self._repaying = self.clock.call_at(self.clock.now() + _BUSY_PAUSE, self._repay)
-
-    def _repay(self) -> None:
-        self._repaying = None
-        if self._link is not None and self._debts:
-            self._pay_slice(self._link)
-            if self._debts:
-                self._repay_later()
+    async def _pay_last(self) -> None:
+        """Rule 7. A server that is busy, or was cut off just now, gets what it is owed; one that is down does not."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(_FAREWELL):
+                if self._link is None:
+                    await self._open_link()
+                if self._link is not None:
+                    await self._delivery.finish(self._link)
 
     # -- restarted servers ---------------------------------------------------------------------------------------
 
@@ -352,6 +331,9 @@ class RedisNode:
             raise self.error or ConnectionError(f"{self.label} is not connected")
         return await clear(self.label, self._ask(self._link, *command).answer_of(), command)
 
+    async def _answered(self, link: Link) -> Any:
+        return await self._ask(link, "PING").answer_of()
+
     async def ping(self) -> float:
         began = self.clock.now()
         await self._run("PING")
@@ -367,20 +349,22 @@ class RedisNode:
 
     async def aclose(self) -> None:
         self.state = NodeState.CLOSED
+        await self._delivery.stop()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
         self.error = ConnectionError(f"{self.label} was closed")
         self._met.set()
         await self._last_words()
+        if self._debts:
+            await self._pay_last()
         if (link := self._link) is not None:
             self._fail_all(link, self.error)  # who is told may have something to take back: that leaves, too
             self._link = None
             link.hang_up()
-        for timer in (self._timer, self._repaying):
-            if timer is not None:
-                timer.cancel()
-        self._timer = self._repaying = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def _last_words(self) -> None:
         """Rule 7. Each round awaits what is in flight; a release may need its script after that (not_native)."""

@@ -11,7 +11,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
-from asynclock.stores._node import CONNECT_TIMEOUT, RedisNode
+from asynclock.stores._link import CONNECT_TIMEOUT
+from asynclock.stores._node import RedisNode
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
