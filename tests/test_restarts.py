@@ -37,12 +37,12 @@ async def test_clients_that_start_together_on_a_new_deployment(five: list[Server
 
 async def test_d3_a_majority_restarts_empty(five: list[Server], name: str) -> None:
     """No second holder while the first may hold: restarted servers cast no vote for max_lease + 1 s."""
-    async with client(five, lease=1.0, max_lease=1.0) as holder:
+    async with client(five, lease=3.0, max_lease=3.0) as holder:
         lease = await holder(name, renew=False).acquire(timeout=0)
         assert lease is not None
         for each in five[:3]:
             each.restart()
-        async with client(five, lease=1.0, max_lease=1.0) as rival:
+        async with client(five, lease=3.0, max_lease=3.0) as rival:
             with pytest.raises(QuorumUnavailable, match="restarted a short while ago"):
                 await rival(name).acquire(timeout=0)
             with pytest.raises(QuorumUnavailable):
@@ -56,7 +56,7 @@ async def test_d3_a_majority_restarts_empty(five: list[Server], name: str) -> No
 
 async def test_d3_a_rolling_restart_under_a_held_lease(five: list[Server], name: str) -> None:
     """One node after the other restarts empty; a node that lost the key is healed, so the lease lives on."""
-    async with client(five, lease=0.5, max_lease=0.5) as redlock, redlock(name) as lease:
+    async with client(five, lease=1.5, max_lease=1.5) as redlock, redlock(name) as lease:
         for each in five[:3]:
             each.restart()
             node = redlock._session().quorum.nodes[five.index(each)]
@@ -94,7 +94,7 @@ async def test_d4_counters_go_back(servers: Servers, name: str) -> None:
     """Nodes come back with an older dump: they are not counted for one lease, and fences rise all the same."""
     nodes = [servers.start("--dbfilename", f"{i}.rdb") for i in range(3)]
     fences = []
-    async with client(nodes, lease=1.0, max_lease=1.0) as redlock:
+    async with client(nodes, lease=3.0, max_lease=3.0) as redlock:
         for _ in range(3):
             async with redlock(name) as lease:
                 fences.append(lease.fence)
