@@ -356,9 +356,11 @@ async def test_a_campaign_may_have_an_end(make: Callable[..., Redlock], name: st
     async def main(lease: Lease) -> None:
         raise AssertionError("led")
 
-    async with make()(name):
+    leads, other = make(), make()
+    await other.health()  # connected, so that the timeout is for the lock alone
+    async with leads(name):
         with pytest.raises(LockTimeout):
-            await make().lead(name, main, timeout=0.05)
+            await other.lead(name, main, timeout=0.05)
     with pytest.raises(ConfigError, match="main"):
         await make().lead(name, 17)  # type: ignore[arg-type]
 

@@ -351,6 +351,7 @@ async def test_a16_cancelled_at_random(make: Make, name: str) -> None:
 async def test_it_times_out(make: Make, name: str) -> None:
     """As any lock does, in both forms, and leaves no ticket."""
     client, other = make(), make()
+    await client.health()  # connected, so that the timeout is for the lock alone
     a, b = several(name, "ab")
     lease = await taken(other(b))
     assert await client.multi(a, b).acquire(timeout=0.05) is None
