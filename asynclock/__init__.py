@@ -6,9 +6,10 @@ redlock = Redlock("redis://a", "redis://b", "redis://c")
 
 async with redlock("order:42") as lease:
     await charge(fence=lease.fence)
+
+Public are this module, `asynclock.stores` and `asynclock.info`. All other modules are private, whatever their name.
 """
 
-from asynclock._decorators import Skipped
 from asynclock._errors import (
     ConfigError,
     LockError,
@@ -19,12 +20,13 @@ from asynclock._errors import (
     SelfDeadlock,
     Unsupported,
 )
-from asynclock._info import Health, Holder, LockInfo, NodeHealth, Waiter
-from asynclock._lease import Lease
-from asynclock._lock import Lock
 from asynclock._options import ClientOptions, LockOptions
-from asynclock._ports import Store
 from asynclock.client import Redlock, redlock
+from asynclock.info import Health, Holder, LockInfo, NodeHealth, Waiter
+from asynclock.locks.decorators import Skipped
+from asynclock.locks.lease import Lease
+from asynclock.locks.lock import Lock
+from asynclock.stores.port import Store
 
 __all__ = [
     "ClientOptions",

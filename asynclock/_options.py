@@ -9,12 +9,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
 from asynclock._errors import ConfigError, brief
-from asynclock._op import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
 Seconds: TypeAlias = float | timedelta
+
+RESERVED = "asynclock~"
+"""What all keys of ours but the holds begin with, after the prefix, and our channels; names may not."""
 
 MIN_LEASE = 0.1  # shorter, and the drift allowance and one slow turn of the loop eat the lease
 MAX_METADATA = 1024  # it travels in every command of its lock

@@ -9,11 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 from weakref import WeakSet
 
-from asynclock import _admin, _decorators
 from asynclock._errors import ConfigError, Unsupported
-from asynclock._handle import known_by
-from asynclock._info import Health, Holder, LockInfo, NodeHealth
-from asynclock._lock import Lock
 from asynclock._loop import running_loop
 from asynclock._options import (
     ClientOptions,
@@ -28,12 +24,16 @@ from asynclock._options import (
     node_timeout,
     seconds,
 )
-from asynclock._session import Session
+from asynclock.acquire.handle import known_by
+from asynclock.acquire.session import Session
+from asynclock.info import Health, Holder, LockInfo, NodeHealth
+from asynclock.locks import admin, decorators
+from asynclock.locks.lock import Lock
 from asynclock.locks.multi import Multi, MultiLock, parts_of, script_of
-from asynclock.locks.mutex import FAIR, MUTEX
 from asynclock.locks.reentrant import ReentrantLock
-from asynclock.locks.rwlock import READ, WRITE
-from asynclock.locks.semaphore import MOST, SEMAPHORE, Semaphore, wants
+from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.rules.rwlock import READ, WRITE
+from asynclock.rules.semaphore import MOST, SEMAPHORE, Semaphore, wants
 from asynclock.stores import store_for, urls_of
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from asynclock._decorators import Skipped
-    from asynclock._lease import Lease
-    from asynclock._op import Kind
     from asynclock._options import Seconds
-    from asynclock._ports import Store
+    from asynclock.locks.decorators import Skipped
+    from asynclock.locks.lease import Lease
+    from asynclock.rules.model import Kind
+    from asynclock.stores.port import Store
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -169,7 +169,7 @@ class Redlock:
         is ridden out, unless there is a timeout."""
         if not callable(main):
             raise ConfigError(f"main is a coroutine function that takes the lease, not {type(main).__name__}")
-        return await _decorators.lead(self(name, **options), main)
+        return await decorators.lead(self(name, **options), main)
 
     def synchronized(
         self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
@@ -179,7 +179,7 @@ class Redlock:
         percent signs and what stands between two fields are escaped inside it. Raises ConfigError, TypeError where it
         decorates; a call raises what `async with` does, and TypeError for a value that names nothing."""
         self._lock_settings("synchronized", options)  # a bad option is told here
-        return _decorators.synchronized(name, lambda named: self(named, **options))
+        return decorators.synchronized(name, lambda named: self(named, **options))
 
     def once(
         self, name: str | Callable[..., str], /, *, within: Seconds
@@ -188,7 +188,7 @@ class Redlock:
         same name. Other calls answer Skipped.RUNNING or Skipped.DONE; a run that raised or died may be run again."""
         length, patience = seconds("within", within), self._settings.patience
         # A min_hold of the client's own would keep the name of a run that raised, which may be run again at once.
-        return _decorators.once(name, lambda named: self(named, min_hold=0), length, patience)
+        return decorators.once(name, lambda named: self(named, min_hold=0), length, patience)
 
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over what another process detached: a new Lease, with a greater token, under the options given here;
@@ -202,7 +202,7 @@ class Redlock:
         """Free `name`, whoever holds it, and tell the holder at once: until he hears of it he works on unguarded.
         Answers whether anybody held it. Raises QuorumUnavailable."""
         session = await self._opened()
-        return await _admin.break_lock(session, check_name(name), _BY_NAME)
+        return await admin.break_lock(session, check_name(name), _BY_NAME)
 
     async def health(self) -> Health:
         """How each node does. Never raises."""
@@ -224,13 +224,13 @@ class Redlock:
     async def inspect(self, name: str, /) -> LockInfo:
         """Who holds `name` and who waits for it, as a majority of the nodes sees it. Raises QuorumUnavailable."""
         session = await self._opened()
-        return await _admin.inspect(session, check_name(name))
+        return await admin.inspect(session, check_name(name))
 
     async def holders(self, prefix: str = "", /) -> AsyncIterator[Holder]:
         """All that is held of the names that begin with `prefix`, found by SCAN: on a database that others share, give
         one, or their keys are shown as well. Raises QuorumUnavailable."""
         session = await self._opened()
-        async for holder in _admin.holders(session, prefix):
+        async for holder in admin.holders(session, prefix):
             yield holder
 
     async def _opened(self) -> Session:

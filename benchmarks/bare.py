@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from asynclock._op import Op, Verb
-from asynclock.locks.mutex import MUTEX
-from asynclock.stores._wire import encode
+from asynclock.rules.model import Op, Verb
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis.encoding import encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

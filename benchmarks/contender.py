@@ -18,7 +18,7 @@ import hiredis
 from redis.asyncio import Redis
 
 from asynclock import Redlock
-from asynclock.stores._wire import pack
+from asynclock.stores.redis.encoding import pack
 from benchmarks.sides import rival
 
 if TYPE_CHECKING:

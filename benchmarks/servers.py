@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asynclock.stores import _valkey
+from asynclock.stores.embedded import server as valkey
 
 if TYPE_CHECKING:
     import subprocess
@@ -47,10 +47,10 @@ def running(count: int) -> Iterator[list[Server]]:
     """So many fresh servers; gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="asynclock-bench-") as folder:
         paths = [Path(folder) / f"s{index}.sock" for index in range(count)]
-        processes = [_valkey.start(path) for path in paths]
+        processes = [valkey.start(path) for path in paths]
         try:
             for path, process in zip(paths, processes, strict=True):
-                _valkey.wait_ready(path, process)
+                valkey.wait_ready(path, process)
             yield [Server(path, process) for path, process in zip(paths, processes, strict=True)]
         finally:
-            _valkey.stop(processes)
+            valkey.stop(processes)

@@ -24,10 +24,9 @@ from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock._decide import decide
-from asynclock._op import Op, Queueing, Serve, Verb
-from asynclock._state import Notice, State, Ticket, Verdict
-from asynclock.locks.mutex import MUTEX
+from asynclock.rules.decide import decide
+from asynclock.rules.model import Notice, Op, Queueing, Serve, State, Ticket, Verb, Verdict
+from asynclock.rules.mutex import MUTEX
 from spec.explorer import Step
 
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asynclock._ballot import Ballot, Outcome
-from asynclock._decide import decide
-from asynclock._op import Op, Queueing, Serve, Verb
-from asynclock._state import Entry, State
-from asynclock.locks.mutex import FAIR, MUTEX
+from asynclock.quorum.ballot import Ballot, Outcome
+from asynclock.rules.decide import decide
+from asynclock.rules.model import Entry, Op, Queueing, Serve, State, Verb
+from asynclock.rules.mutex import FAIR, MUTEX
 from spec.explorer import Step
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from enum import StrEnum
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from asynclock._ports import Facts, Node
-from asynclock._quorum import deployment_is_new
+from asynclock.quorum.quorum import deployment_is_new
+from asynclock.stores.port import Facts, Node
 from spec.explorer import Step
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from itertools import combinations
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock._decide import decide
-from asynclock._op import Op, Queueing, Verb
-from asynclock._state import State
-from asynclock.locks.mutex import MUTEX
+from asynclock.rules.decide import decide
+from asynclock.rules.model import Op, Queueing, State, Verb
+from asynclock.rules.mutex import MUTEX
 from spec.explorer import Step
 
 if TYPE_CHECKING:

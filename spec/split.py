@@ -14,10 +14,9 @@ from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock._decide import decide
-from asynclock._op import Op, Verb
-from asynclock._state import State, Verdict
-from asynclock.locks.mutex import MUTEX
+from asynclock.rules.decide import decide
+from asynclock.rules.model import Op, State, Verb, Verdict
+from asynclock.rules.mutex import MUTEX
 from spec.explorer import Step
 
 if TYPE_CHECKING:

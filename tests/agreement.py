@@ -18,12 +18,11 @@ from typing import Any
 import hiredis
 import redis
 
-from asynclock._decide import decide
-from asynclock._op import MARK, Kind, Op
-from asynclock._state import ID_LENGTH, Notice, Reply, State, Ticket
-from asynclock.locks.mutex import MUTEX
-from asynclock.stores._keys import channel
-from asynclock.stores._wire import PLAIN_NO, PLAIN_YES, encode_whole
+from asynclock.rules.decide import decide
+from asynclock.rules.model import ID_LENGTH, MARK, Kind, Notice, Op, Reply, State, Ticket
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis.encoding import PLAIN_NO, PLAIN_YES, encode_whole
+from asynclock.stores.redis.keys import channel
 from tests.histories import AT, IDS, TAGS, Ask, Foreign, Hear, Pass, Permit, Step, number
 from tests.stage import Stage, Told
 

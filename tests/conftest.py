@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from asynclock import Redlock
 from asynclock._errors import ConfigError
-from asynclock.stores import _valkey
+from asynclock.stores.embedded import server as valkey
 from asynclock.stores.memory import MemoryStore
 from tests.limits import (  # noqa: F401 - hooks of pytest
     pytest_runtest_makereport,
@@ -39,7 +39,7 @@ def _shared_urls(pool: Servers) -> tuple[list[str], list[Any]]:
     if given := os.environ.get("ASYNCLOCK_TEST_URLS"):
         return given.split(","), []
     try:
-        os.environ.get("ASYNCLOCK_TEST_SERVER") or _valkey.binary()
+        os.environ.get("ASYNCLOCK_TEST_SERVER") or valkey.binary()
     except ConfigError:
         return container_urls(5)
     return [pool.start().url for _ in range(5)], []

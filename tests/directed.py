@@ -6,7 +6,7 @@ from functools import partial
 
 from hypothesis import Phase, given, settings
 
-from asynclock._op import DONE, RESTING, SERVED, Serve, Verb
+from asynclock.rules.model import DONE, RESTING, SERVED, Serve, Verb
 from tests.histories import (
     BREAK,
     ELDER,

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from asynclock import Redlock
-from asynclock._op import Op
-from asynclock._ports import Ear, NodeConfig, Sink, WrongKind
+from asynclock.rules.model import Op
 from asynclock.stores.memory import MemoryNode
+from asynclock.stores.port import Ear, NodeConfig, Sink, WrongKind
 from tests.fakes import FakeClock
 from tests.still import Memory, Still, turns
 

@@ -14,9 +14,22 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from asynclock._op import DONE, MARK, RESTING, Kind, Op, Queueing, Serve, Verb
-from asynclock._state import ID_LENGTH, TAG_LENGTH, Entry, State, Ticket
-from asynclock.stores._keys import keys
+from asynclock.rules.model import (
+    DONE,
+    ID_LENGTH,
+    MARK,
+    RESTING,
+    TAG_LENGTH,
+    Entry,
+    Kind,
+    Op,
+    Queueing,
+    Serve,
+    State,
+    Ticket,
+    Verb,
+)
+from asynclock.stores.redis.keys import keys
 
 NAME = "agreed"
 
@@ -153,7 +166,7 @@ def number(text: str) -> int:
 
 
 def native_release(command: tuple[str, ...], who: int = ELDER) -> Foreign:
-    """The server's own compare-and-delete, as `_wire.py` sends it for a release with nothing else to do."""
+    """The server's own compare-and-delete, as `encoding.py` sends it for a release with nothing else to do."""
 
     def becomes(state: State, _: float) -> State:
         gone = bool(state.holds) and state.holds[0].id == IDS[who] and not state.marked

@@ -10,9 +10,9 @@ from typing import Any
 from redis.asyncio import Redis
 
 from asynclock import Redlock
-from asynclock._lease import Lease
-from asynclock.stores._keys import keys
+from asynclock.locks.lease import Lease
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
 from tests.proxy import cancelled_at, stepped
 from tests.still import idle
 from tests.waiters import LONG

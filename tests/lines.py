@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from asynclock import Redlock
-from asynclock.stores.redis import RedisStore
+from asynclock.stores.redis.store import RedisStore
 from tests.fakes import FakeClock
 from tests.proxy import Proxy
 from tests.servers import Server

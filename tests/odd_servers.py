@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from asynclock._op import ALONE, DONE, RESTING, Kind, Op, Queueing, Serve, Verb
-from asynclock._state import ID_LENGTH
+from asynclock.rules.model import ALONE, DONE, ID_LENGTH, RESTING, Kind, Op, Queueing, Serve, Verb
 from tests.agreement import KEYS, command_of
 from tests.histories import AT, ELDER, IDS, NAME, THIRD, YOUNGER
 from tests.stage import Stage

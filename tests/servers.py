@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from asynclock.stores import _valkey
+from asynclock.stores.embedded import server as valkey
 
 
 class Server:
@@ -24,10 +24,10 @@ class Server:
         self.path = folder / f"{name}.sock"
         self.options = options
         self.process = self._start()
-        _valkey.wait_ready(self.path, self.process)
+        valkey.wait_ready(self.path, self.process)
 
     def _start(self) -> Any:
-        return _valkey.start(self.path, *self.options, program=os.environ.get("ASYNCLOCK_TEST_SERVER"))
+        return valkey.start(self.path, *self.options, program=os.environ.get("ASYNCLOCK_TEST_SERVER"))
 
     @property
     def url(self) -> str:
@@ -45,13 +45,13 @@ class Server:
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        _valkey.stop([self.process])
+        valkey.stop([self.process])
 
     def restart(self) -> None:
         """kill -9, and up again; empty unless its options persist."""
         self.kill()
         self.process = self._start()
-        _valkey.wait_ready(self.path, self.process)
+        valkey.wait_ready(self.path, self.process)
 
 
 class Servers:
@@ -71,7 +71,7 @@ class Servers:
         return server
 
     def stop(self) -> None:
-        _valkey.stop([server.process for server in self._servers])
+        valkey.stop([server.process for server in self._servers])
         self._folder.cleanup()
 
 

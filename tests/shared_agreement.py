@@ -15,11 +15,10 @@ from typing import Any, cast
 
 import redis
 
-from asynclock._decide import decide
-from asynclock._op import MARK, Op, Rule
-from asynclock._several import decide_all
-from asynclock._state import ID_LENGTH, Entry, Notice, State, mode_of
-from asynclock.stores._keys import Keys, channel
+from asynclock.rules.decide import decide
+from asynclock.rules.model import ID_LENGTH, MARK, Entry, Notice, Op, Rule, State, mode_of
+from asynclock.rules.several import decide_all
+from asynclock.stores.redis.keys import Keys, channel
 from tests.agreement import STAND_STILL, command_of
 from tests.agreement import _ticket as ticket_text
 from tests.histories import MUTE, Ask, Hear, Pass, Permit, number

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from hypothesis import Phase, given, settings
 
-from asynclock._op import SERVED, Serve, Verb
+from asynclock.rules.model import SERVED, Serve, Verb
 from tests.directed import DIRECTED, acquire, breaks, calls, extend, grants, looks, release, tries
 from tests.histories import FOURTH, MUTE, NOBODY, THIRD, YOUNGER, Ask, Foreign, Hear, Pass
 from tests.shared_histories import (

@@ -12,14 +12,27 @@ from functools import cache, partial
 
 from hypothesis import strategies as st
 
-from asynclock._op import MARK, RESTING_MARK, Op, Part, Queueing, Rule, Serve, Verb
-from asynclock._state import ID_LENGTH, TAG_LENGTH, Entry, State, Ticket
 from asynclock.client import _MULTI
 from asynclock.locks.multi import Multi
-from asynclock.locks.mutex import FAIR, MUTEX
-from asynclock.locks.rwlock import READ, WRITE
-from asynclock.locks.semaphore import Semaphore, wants
-from asynclock.stores._keys import Keys, keys
+from asynclock.rules.model import (
+    ID_LENGTH,
+    MARK,
+    RESTING_MARK,
+    TAG_LENGTH,
+    Entry,
+    Op,
+    Part,
+    Queueing,
+    Rule,
+    Serve,
+    State,
+    Ticket,
+    Verb,
+)
+from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.rules.rwlock import READ, WRITE
+from asynclock.rules.semaphore import Semaphore, wants
+from asynclock.stores.redis.keys import Keys, keys
 from tests import histories
 from tests.histories import HEAD, MUTE, NOBODY, OWNER, THIRD, YOUNGER, Ask, Hear, Pass, Permit, clocks, number, tokens
 

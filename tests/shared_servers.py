@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from asynclock._op import Serve, Verb
-from asynclock._state import ID_LENGTH, State
+from asynclock.rules.model import ID_LENGTH, Serve, State, Verb
 from tests.agreement import command_of
 from tests.histories import ELDER, THIRD, YOUNGER
 from tests.shared_agreement import keys_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from asynclock import Redlock
 from asynclock._clock import SYSTEM, Timer
-from asynclock.stores.redis import RedisStore
+from asynclock.stores.redis.store import RedisStore
 
 
 class Shifted:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
-from asynclock.stores._keys import channel
+from asynclock.stores.redis.keys import channel
 from tests.histories import MUTE, TAGS
 from tests.servers import Server, Servers
 

@@ -9,10 +9,10 @@ from itertools import groupby
 from typing import Any
 
 from asynclock import Lease, Redlock
-from asynclock._hold import Hold
-from asynclock._op import Op, Verb
-from asynclock.stores._keys import keys
+from asynclock.acquire.hold import Hold
+from asynclock.rules.model import Op, Verb
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
 from tests.fakes import FakeClock
 from tests.servers import Server
 from tests.waiters import LIMIT

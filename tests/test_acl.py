@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock, Skipped
-from asynclock.stores._faults import ACL_COMMANDS
+from asynclock.stores.redis.replies import ACL_COMMANDS
 from tests.servers import Server, Servers
 from tests.waiters import LIMIT, until
 

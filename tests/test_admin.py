@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from asynclock import ConfigError, Holder, QuorumUnavailable, Redlock
-from asynclock._admin import tag_of
-from asynclock._op import DONE, RESTING
+from asynclock.locks.admin import tag_of
+from asynclock.rules.model import DONE, RESTING
 from tests.servers import Server
 
 

@@ -13,12 +13,11 @@ import pytest
 import redis as blocking
 
 from asynclock import ConfigError, LockError, LockNotHeld, QuorumUnavailable, Redlock
-from asynclock._handle import known_by
-from asynclock._op import Op, Verb
-from asynclock._ports import NodeConfig, Sink
-from asynclock._state import ID_LENGTH
-from asynclock.stores._keys import keys
+from asynclock.acquire.handle import known_by
+from asynclock.rules.model import ID_LENGTH, Op, Verb
 from asynclock.stores.memory import MemoryNode
+from asynclock.stores.port import NodeConfig, Sink
+from asynclock.stores.redis.keys import keys
 from tests.fakes import FakeClock
 from tests.leaving import Make
 from tests.servers import Server, Servers

@@ -13,9 +13,9 @@ import pytest
 import redis
 from hypothesis import assume, given, settings
 
-from asynclock._op import Kind
-from asynclock.locks.mutex import FAIR, MUTEX
-from asynclock.stores._wire import NATIVE_RELEASES
+from asynclock.rules.model import Kind
+from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.stores.redis.encoding import NATIVE_RELEASES
 from tests.agreement import Live, Stalled, Still
 from tests.directed import DIRECTED, acquire, tries
 from tests.histories import LIVE, STILL, YOUNGER, Step, native_release

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asynclock import Lease, LockLost, Redlock
-from asynclock._denials import Denial, lost_to
+from asynclock.quorum.denials import Denial, lost_to
 from tests.far import Beyond
 from tests.leaving import sent
 from tests.servers import Server

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock
-from asynclock.stores import _keys
-from asynclock.stores._keys import keys
+from asynclock.stores.redis import keys as _keys
+from asynclock.stores.redis.keys import keys
 from tests.servers import Server, Servers
 from tests.waiters import works
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from asynclock import Redlock
-from asynclock._op import Op, Verb
-from asynclock.stores import _node
+from asynclock.rules.model import Op, Verb
+from asynclock.stores.redis import node as _node
 from tests.fakes import FakeClock
 from tests.lines import Clocked, lines_to, nodes_of
 from tests.proxy import RELEASE

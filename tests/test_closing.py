@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockNotHeld, Redlock, Skipped
-from asynclock._op import Op, Verb
+from asynclock.rules.model import Op, Verb
 from tests.fakes import FakeClock
 from tests.leaving import known, no_task_is_left
 from tests.still import Memory, turns

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from asynclock import Redlock
-from asynclock.stores import _delivery
+from asynclock.stores.redis import delivery as _delivery
 from tests.servers import Server, Servers
 from tests.waiters import LIMIT, LONG, holder, until, urls_of
 

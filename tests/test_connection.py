@@ -14,7 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
-from asynclock._op import Op, Verb
+from asynclock.rules.model import Op, Verb
 from tests.proxy import RELEASE, Proxy
 from tests.servers import Server
 from tests.waiters import back

@@ -14,7 +14,7 @@ import pytest
 import redis.asyncio
 
 from asynclock import Redlock
-from asynclock._ports import Node
+from asynclock.stores.port import Node
 from tests.servers import Server
 from tests.waiters import (
     LIMIT,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from asynclock._decide import decide
-from asynclock._op import CLOCK_SKEW, DONE, RESTING, Op, Verb
-from asynclock._state import Entry, Reply, State, Verdict
-from asynclock.locks.mutex import MUTEX
+from asynclock.rules.decide import decide
+from asynclock.rules.model import CLOCK_SKEW, DONE, RESTING, Entry, Op, Reply, State, Verb, Verdict
+from asynclock.rules.mutex import MUTEX
 
 NOW = 1_700_000_000.0
 NOW_US = 1_700_000_000_000_000

@@ -6,10 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from asynclock._decide import decide
-from asynclock._op import DONE, RESTING, SERVED, Op, Queueing, Serve, Verb
-from asynclock._state import Entry, Notice, Reply, State, Ticket, Verdict
-from asynclock.locks.mutex import MUTEX
+from asynclock.rules.decide import decide
+from asynclock.rules.model import (
+    DONE,
+    RESTING,
+    SERVED,
+    Entry,
+    Notice,
+    Op,
+    Queueing,
+    Reply,
+    Serve,
+    State,
+    Ticket,
+    Verb,
+    Verdict,
+)
+from asynclock.rules.mutex import MUTEX
 
 NOW = 1_700_000_000.0
 NOW_US = 1_700_000_000_000_000

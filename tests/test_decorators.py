@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockTimeout, Redlock, Skipped
-from asynclock._template import namer
+from asynclock.locks.template import namer
 
 
 class Colour(enum.Enum):

@@ -69,7 +69,7 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
 def test_a_kinds_page_shows_its_script(kind: str) -> None:
     """Verbatim."""
     page = (ROOT / "docs" / f"{kind}.md").read_text()
-    script = (ROOT / "asynclock" / "locks" / f"{kind}.lua").read_text()
+    script = (ROOT / "asynclock" / "stores" / "redis" / "scripts" / f"{kind}.lua").read_text()
     assert f"```lua\n{script}```" in page
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from asynclock import Redlock, Skipped
-from asynclock._op import DONE
+from asynclock.rules.model import DONE
 from tests.proxy import Proxy
 from tests.servers import Server, Servers
 from tests.still import Still, idle

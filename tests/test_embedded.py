@@ -17,7 +17,7 @@ from typing import IO
 
 import pytest
 
-from asynclock.stores import _valkey
+from asynclock.stores.embedded import server as valkey
 from tests.test_loops import QUIET, REPO
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
@@ -164,8 +164,8 @@ def test_two_names_are_two_servers(box: Box) -> None:
     same, missed = box.hold("embedded:default")
     assert (got_a, got_b, got, missed) == ("held", "held", "held", "refused")
     assert box.socket("a") != box.socket("b")
-    assert _valkey.answers(box.socket("a"))
-    assert _valkey.answers(box.socket("b"))
+    assert valkey.answers(box.socket("a"))
+    assert valkey.answers(box.socket("b"))
     for program in (a, b, default, same):
         leave(program)
 
@@ -185,7 +185,7 @@ def test_gone_with_the_last(box: Box) -> None:
     first, _ = box.hold()
     second, _ = box.hold()
     leave(first)
-    assert _valkey.answers(box.socket())
+    assert valkey.answers(box.socket())
     leave(second)
     assert box.all_gone()
 
@@ -203,7 +203,7 @@ def test_it_outlives_kill_9_of_whoever_started_it(box: Box) -> None:
     second, _ = box.hold()
     first.kill()
     first.wait()
-    assert _valkey.answers(box.socket())
+    assert valkey.answers(box.socket())
     third, missed = box.hold()
     assert missed == "refused"  # the dead one's lease has not run out: its server is still the same
     leave(second)
@@ -214,13 +214,13 @@ def test_it_outlives_kill_9_of_whoever_started_it(box: Box) -> None:
 def test_a_new_server_after_kill_9_of_the_old(box: Box, which: str) -> None:
     """Who comes after a server was killed gets a new one."""
     first, _ = box.hold()
-    (keeper,) = (pid for pid in processes_of(box.runtime) if b"_keeper" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    (keeper,) = (pid for pid in processes_of(box.runtime) if b".keeper" in Path(f"/proc/{pid}/cmdline").read_bytes())
     (server,) = processes_of(box.runtime) - {keeper}
     os.kill(server if which == "server" else keeper, signal.SIGKILL)
     gone(server)
     second, got = box.hold()
     assert got == "held"
-    assert _valkey.answers(box.socket())
+    assert valkey.answers(box.socket())
     leave(second)
     first.kill()
     assert box.all_gone()

@@ -10,8 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 from asynclock import Redlock
-from asynclock.stores._keys import keys
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
 from tests.servers import Server
 from tests.waiters import in_order, in_queue, processes, queue, rise, until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from asynclock import Redlock
-from asynclock._session import Session
+from asynclock.acquire.session import Session
 from tests.servers import Server
 from tests.test_embedded import Box, box, gone, leave, lines, processes_of
 from tests.test_loops import run_python
@@ -184,7 +184,7 @@ GUARDED = (
     + """
     import fcntl, sys, threading
     from pathlib import Path
-    from asynclock.stores import _valkey, embedded
+    from asynclock.stores.embedded import store as embedded
 
     door = (embedded._folder("a") / "door").open("w")
     fcntl.flock(door, fcntl.LOCK_EX)
@@ -222,7 +222,7 @@ def test_only_one_process_at_a_time_looks_for_a_server_and_starts_one(box: Box) 
     box.folder().mkdir(mode=0o700)
     with (box.folder() / "door").open("w") as door:
         fcntl.flock(door, fcntl.LOCK_EX)
-        program = box.start("import sys\nfrom asynclock.stores.embedded import running\nprint(running('default'))")
+        program = box.start("from asynclock.stores.embedded.store import running\nprint(running('default'))")
         tick = threading.Event()
         while not waits_for(box.folder() / "door", program):
             assert program.poll() is None
@@ -241,7 +241,7 @@ def test_a_second_keeper_gives_way_to_the_first(box: Box) -> None:
     assert got == "held"
     before = processes_of(box.folder())
     second = subprocess.run(
-        [sys.executable, "-m", "asynclock.stores._keeper", str(box.folder())], timeout=LIMIT, check=False
+        [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(box.folder())], timeout=LIMIT, check=False
     )
     assert second.returncode == 0
     assert processes_of(box.folder()) == before

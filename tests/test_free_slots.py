@@ -8,7 +8,7 @@ import pytest
 import redis as blocking
 
 from asynclock import Lease, LockLost, Redlock
-from asynclock.locks.semaphore import Semaphore, wants
+from asynclock.rules.semaphore import Semaphore, wants
 from tests.leaving import sent
 from tests.waiters import LONG
 

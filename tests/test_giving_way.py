@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
-from asynclock._op import Verb
 from asynclock._options import QUORUM_TIMEOUT
+from asynclock.rules.model import Verb
 from tests.far import Beyond
 from tests.still import Still, idle, turns
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from asynclock import Lease, LockLost, QuorumUnavailable, Redlock
-from asynclock._ballot import drift
-from asynclock._state import ID_LENGTH
-from asynclock.stores._keys import keys
+from asynclock.quorum.ballot import drift
+from asynclock.rules.model import ID_LENGTH
+from asynclock.stores.redis.keys import keys
 from tests.far import Beyond
 from tests.leaving import sent
 from tests.proxy import Proxy

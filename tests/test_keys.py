@@ -14,8 +14,8 @@ from redis.crc import key_slot
 
 from asynclock import ConfigError, Redlock
 from asynclock._options import check_name
-from asynclock._state import ID_LENGTH
-from asynclock.stores._keys import RESERVED, Keys, keys, mark
+from asynclock.rules.model import ID_LENGTH
+from asynclock.stores.redis.keys import RESERVED, Keys, keys, mark
 from tests.servers import Server, Servers
 
 ODD = "{}{}ab:~"  # braces as often as not

@@ -1,4 +1,4 @@
-"""The local line: tasks of one process pass a hold on without a round trip, and never for long (`_line.py`)."""
+"""The local line: tasks of one process pass a hold on without a round trip, and never for long (`local_queue.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 import pytest
 
 from asynclock import Redlock
-from asynclock._line import PASSING, SPAN, may_pass
+from asynclock.acquire.local_queue import PASSING, SPAN, may_pass
 from tests.still import Stand, all_of, lengths, turns
 from tests.waiters import LIMIT, LONG, rise
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
-from asynclock._line import SPAN
-from asynclock._op import Op, Queueing, Serve, Verb
-from asynclock.locks.mutex import MUTEX
+from asynclock.acquire.local_queue import SPAN
+from asynclock.rules.model import Op, Queueing, Serve, Verb
+from asynclock.rules.mutex import MUTEX
 from tests.far import Beyond
 from tests.still import Stand, Still, forgotten, idle, turns
 from tests.waiters import LIMIT, LONG

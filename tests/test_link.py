@@ -13,10 +13,10 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock._op import Op, Verb
-from asynclock.locks.mutex import MUTEX
-from asynclock.stores._debts import Debts
-from asynclock.stores._link import Debt, is_overdue
+from asynclock.rules.model import Op, Verb
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis.connection import Debt, is_overdue
+from asynclock.stores.redis.pending import Debts
 from tests.servers import Server
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock
-from asynclock._line import Line
+from asynclock.acquire.local_queue import Line
 from tests.waiters import LIMIT, LONG, works
 
 KINDS: dict[str, Callable[[Redlock, str], Lock]] = {

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, Redlock
-from asynclock.stores._keys import RESERVED
+from asynclock.stores.redis.keys import RESERVED
 from tests.servers import Server
 
 REPO = Path(__file__).parents[1]

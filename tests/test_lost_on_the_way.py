@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from asynclock import Lease, Redlock
-from asynclock._op import Op, Verb
-from asynclock._ports import NodeConfig, Sink
-from asynclock._state import ID_LENGTH, Entry
-from asynclock.locks.mutex import MUTEX
+from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
+from asynclock.rules.mutex import MUTEX
 from asynclock.stores.memory import MemoryNode
+from asynclock.stores.port import NodeConfig, Sink
 from tests.fakes import FakeClock
 from tests.proxy import Proxy
 from tests.servers import Server

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock._state import ID_LENGTH, Notice, parse_notice
-from asynclock.stores._keys import channel
+from asynclock.rules.model import ID_LENGTH, Notice, parse_notice
+from asynclock.stores.redis.keys import channel
 from tests.leaving import sent
 from tests.servers import Server
 from tests.still import idle, numbers

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from asynclock.locks.mutex import MUTEX, Mutex
+from asynclock.rules.mutex import MUTEX, Mutex
 from tests.agreement import Still
 from tests.directed import corpus
 from tests.histories import Step

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from asynclock import Redlock
-from asynclock._ballot import drift
 from asynclock._clock import now
-from asynclock.stores._keys import keys
+from asynclock.quorum.ballot import drift
+from asynclock.stores.redis.keys import keys
 from tests.proxy import RELEASE, Proxy
 from tests.servers import Server
 from tests.still import Still, forgotten, idle, numbers, turns

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from asynclock import Redlock
-from asynclock._op import Op, Verb
-from asynclock._state import ID_LENGTH
-from asynclock.locks.mutex import MUTEX
-from asynclock.stores import _debts, _delivery
-from asynclock.stores._debts import Debts
-from asynclock.stores._keys import keys
-from asynclock.stores._link import Link
+from asynclock.rules.model import ID_LENGTH, Op, Verb
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis import delivery as _delivery
+from asynclock.stores.redis import pending as _debts
+from asynclock.stores.redis.connection import Link
+from asynclock.stores.redis.keys import keys
+from asynclock.stores.redis.pending import Debts
 from tests.fakes import FakeClock
 from tests.lines import Clocked, cut_lines, heal_lines, lines_to, nodes_of, swallow
 from tests.servers import Servers

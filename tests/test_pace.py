@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from asynclock._options import QUORUM_TIMEOUT
-from asynclock._pace import Look, Pace, after_call, after_split, next_look
+from asynclock.acquire.backoff import Look, Pace, after_call, after_split, next_look
 from tests.still import Still, idle, turns
 
 SECOND = 1_000.0

@@ -11,11 +11,11 @@ from typing import cast
 
 import pytest
 
-from asynclock._ballot import Ballot, Outcome, drift, tally, valid_until
-from asynclock._op import Op, Verb
-from asynclock._ports import Facts, Node
-from asynclock._quorum import deployment_is_new
-from asynclock.locks.mutex import MUTEX
+from asynclock.quorum.ballot import Ballot, Outcome, drift, tally, valid_until
+from asynclock.quorum.quorum import deployment_is_new
+from asynclock.rules.model import Op, Verb
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.port import Facts, Node
 
 YES = [1, 42]
 NO = [0, 1_500, b"other"]

@@ -11,8 +11,8 @@ import pytest
 import redis as redis_py
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock._state import ID_LENGTH
-from asynclock.stores._keys import keys
+from asynclock.rules.model import ID_LENGTH
+from asynclock.stores.redis.keys import keys
 from tests.lines import LineProxy, cut_lines, heal_lines, lines_to, nodes_of
 from tests.servers import Server, Servers
 from tests.still import idle

@@ -8,8 +8,8 @@ from contextlib import aclosing
 import pytest
 
 from asynclock import ConfigError, Redlock
-from asynclock.locks.mutex import MUTEX
-from asynclock.stores._faults import Fault, ServerError, fault_of, unknown_command
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis.replies import Fault, ServerError, fault_of, unknown_command
 from tests.servers import Server, Servers
 from tests.waiters import LONG, until, urls_of
 

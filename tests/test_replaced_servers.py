@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from asynclock import Redlock
-from asynclock.stores._keys import mark
+from asynclock.stores.redis.keys import mark
 from tests.lines import lines_to, nodes_of
 from tests.servers import Server, Servers
 from tests.waiters import LONG, back, holder, until, urls_of

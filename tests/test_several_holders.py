@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from asynclock import Lease, Redlock
-from asynclock._ballot import Ballot
-from asynclock._denials import Denial, first_free, holder_of, is_held, soonest
-from asynclock._obstacles import Obstacles
-from asynclock._op import Op, Verb
-from asynclock._pace import after_doubt
-from asynclock._state import ID_LENGTH, Entry
-from asynclock.locks.rwlock import WRITE
+from asynclock.acquire.backoff import after_doubt
+from asynclock.acquire.obstacles import Obstacles
+from asynclock.quorum.ballot import Ballot
+from asynclock.quorum.denials import Denial, first_free, holder_of, is_held, soonest
+from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
+from asynclock.rules.rwlock import WRITE
 from tests.far import Beyond
 from tests.servers import Server
 from tests.still import Still, turns

@@ -12,8 +12,8 @@ import pytest
 
 from asynclock.client import _MULTI
 from asynclock.locks.multi import _SCRIPT
-from asynclock.locks.rwlock import READ
-from asynclock.locks.semaphore import SEMAPHORE
+from asynclock.rules.rwlock import READ
+from asynclock.rules.semaphore import SEMAPHORE
 from tests.mutants import ALL, Jury, Member, survivors
 from tests.shared_agreement import Ensemble
 from tests.shared_directed import corpus

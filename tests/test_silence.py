@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock.stores._link import patience
-from asynclock.stores.redis import RedisStore
+from asynclock.stores.redis.connection import patience
+from asynclock.stores.redis.store import RedisStore
 from tests.fakes import FakeClock
 from tests.lines import Clocked, nodes_of
 from tests.servers import Server

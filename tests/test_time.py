@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
-from asynclock._ballot import drift
 from asynclock._clock import SYSTEM, now
-from asynclock._op import Op, Verb
+from asynclock.quorum.ballot import drift
+from asynclock.rules.model import Op, Verb
 from asynclock.stores.memory import MemoryStore
 from tests.fakes import FakeClock
 from tests.proxy import Proxy

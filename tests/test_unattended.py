@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asynclock import Lease, LockLost, Redlock
-from asynclock._op import Verb
+from asynclock.rules.model import Verb
 from tests.still import Still, turns
 from tests.waiters import LIMIT, works
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockNotHeld, QuorumUnavailable, Redlock
-from asynclock._session import Session
+from asynclock.acquire.session import Session
 from tests.far import Beyond
 from tests.still import turns
 

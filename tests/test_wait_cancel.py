@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from asynclock import ConfigError, LockLost, Redlock
-from asynclock._lease import Lease
+from asynclock.locks.lease import Lease
 from asynclock.stores.memory import MemoryStore
 from tests.fakes import FakeClock
 from tests.leaving import SOON, Held, Make, Scene, kept, no_task_is_left, nothing_is_left, sent, tenure, three, waiter

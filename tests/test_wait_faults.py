@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from asynclock import Redlock
-from asynclock.stores._keys import keys
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
 from tests.fakes import FakeClock
 from tests.proxy import RELEASE, Proxy
 from tests.servers import Server

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock.stores._keys import keys
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
 from tests.leaving import SOON, Make, kept, known, nothing_is_left, sent, three
 from tests.proxy import cancelled_at
 from tests.servers import Server

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock._op import CLOCK_SKEW, Verb
-from asynclock._ports import NodeConfig
-from asynclock._state import State
+from asynclock.rules.model import CLOCK_SKEW, State, Verb
 from asynclock.stores.memory import MemoryNode
+from asynclock.stores.port import NodeConfig
 from tests.far import Beyond
 from tests.still import Memory, Still, forgotten, idle, turns
 from tests.waiters import LIMIT

@@ -13,7 +13,7 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock._clock import now
-from asynclock._op import Verb
+from asynclock.rules.model import Verb
 from asynclock.stores.memory import MemoryStore
 from tests.fakes import FakeClock
 from tests.still import Still, forgotten, idle, turns

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from asynclock import Redlock
-from asynclock._state import ID_LENGTH
+from asynclock.rules.model import ID_LENGTH
 from tests.leaving import SOON, Make
 from tests.still import Still, forgotten, idle, turns
 from tests.waiters import LIMIT, LONG
@@ -86,7 +86,7 @@ async def test_one_call_of_many_is_enough(shared_urls: list[str], name: str) -> 
 @pytest.fixture
 def latest(monkeypatch: pytest.MonkeyPatch) -> None:
     """All jitter is as great as it can be."""
-    monkeypatch.setattr("asynclock._wait.random.uniform", lambda least, most: most)
+    monkeypatch.setattr("asynclock.acquire.acquisition.random.uniform", lambda least, most: most)
 
 
 @nodes

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynclock._watchdog import RETRY, TICK, Due, Watchdog, due, retry_after
+from asynclock.acquire.watchdog import RETRY, TICK, Due, Watchdog, due, retry_after
 from tests.fakes import FakeClock
 
 NEVER = math.inf

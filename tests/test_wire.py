@@ -7,9 +7,9 @@ from hashlib import sha1
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynclock._op import Op, Queueing, Serve, Verb
-from asynclock.locks.mutex import MUTEX
-from asynclock.stores import _wire
+from asynclock.rules.model import Op, Queueing, Serve, Verb
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis import encoding as _wire
 
 texts = st.text(st.characters(codec="utf-8"))
 

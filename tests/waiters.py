@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import uvloop
 
 from asynclock import Redlock
-from asynclock.stores import _valkey
-from asynclock.stores._keys import keys
+from asynclock.stores.embedded import server as valkey
+from asynclock.stores.redis.keys import keys
 from tests.servers import Server
 
 LIMIT = 20.0
@@ -164,7 +164,7 @@ async def processes(
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 cwd=Path(__file__).parent.parent,
-                preexec_fn=_valkey.die_with_parent if sys.platform == "linux" else None,
+                preexec_fn=valkey.die_with_parent if sys.platform == "linux" else None,
             )
             started.append(Process(process))
         async with asyncio.timeout(LIMIT):

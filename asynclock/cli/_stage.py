@@ -15,7 +15,7 @@ from asynclock._clock import now
 from asynclock._errors import ConfigError
 from asynclock.cli._ledger import Ledger
 from asynclock.cli._records import Blow, Hold, Run, Struck, Write
-from asynclock.stores import _valkey
+from asynclock.stores.embedded import server as valkey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,11 +138,11 @@ class Server(Actor):
         return f"unix://{self.path}"
 
     def start(self) -> None:
-        self.process = _valkey.start(self.path)
+        self.process = valkey.start(self.path)
 
     async def ready(self) -> None:
         """Return once it answers. Raises ConfigError."""
-        if not await _within(5.0, lambda: self.gone() or _valkey.answers(self.path)) or self.gone():
+        if not await _within(5.0, lambda: self.gone() or valkey.answers(self.path)) or self.gone():
             raise ConfigError(f"{self.name}, from the embedded wheel, did not start")
         self.become(State.UP)
 
@@ -166,7 +166,7 @@ class Worker(Actor):
             stdout=log,
             stderr=log,
             start_new_session=True,  # a Ctrl-C is for the demo, which then ends them
-            preexec_fn=_valkey.die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - no threads here
+            preexec_fn=valkey.die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - no threads here
         )
 
     def hear(self, said: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ class Stage:
 
     def __exit__(self, *exc: object) -> None:
         actors: list[Actor] = [*self.servers, *self.workers]
-        _valkey.stop([actor.process for actor in actors if actor.process is not None])
+        valkey.stop([actor.process for actor in actors if actor.process is not None])
 
     def meet(self, hello: dict[str, Any]) -> _Line:
         """A worker has connected."""

@@ -16,7 +16,7 @@ from asynclock.cli._ledger import LedgerServer
 from asynclock.cli._picture import Picture, tell
 from asynclock.cli._records import figures, verdict
 from asynclock.cli._stage import LEASE, Stage, State
-from asynclock.stores import _valkey
+from asynclock.stores.embedded import server as valkey
 
 if TYPE_CHECKING:
     from asynclock.cli._records import Run
@@ -33,7 +33,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def perform(nodes: int, workers: int, seconds: float, lively: bool) -> int:
     """Run it all, tell the verdict, and answer the exit code. Nothing is left behind. Raises ConfigError."""
-    _valkey.binary()
+    valkey.binary()
     with asyncio.Runner() as runner:
         run, interrupted = runner.run(_until_signal(nodes, workers, seconds, lively))
     if run is None:

@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import math
 import random
-from os.path import splitext
+from os.path import dirname, join
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, brief
-from asynclock._lock import Lock
-from asynclock._op import Part
+from asynclock.locks.lock import Lock
+from asynclock.rules.model import Part
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
-    from asynclock._lease import Lease
-    from asynclock._op import Kind, Rule
     from asynclock._options import LockSettings
-    from asynclock._session import Session
+    from asynclock.acquire.session import Session
+    from asynclock.locks.lease import Lease
+    from asynclock.rules.model import Kind, Rule
 
-with open(splitext(__file__)[0] + ".lua", encoding="utf-8") as file:  # pathlib would double the time to import us
+with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "multi.lua"), encoding="utf-8") as file:
     _SCRIPT = file.read()
 
 

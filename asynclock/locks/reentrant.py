@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from asynclock._lock import Lock
+from asynclock.locks.lock import Lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from asynclock._lease import Lease
-    from asynclock._op import Kind
     from asynclock._options import LockSettings
-    from asynclock._session import Session
+    from asynclock.acquire.session import Session
+    from asynclock.locks.lease import Lease
+    from asynclock.rules.model import Kind
 
 
 class ReentrantLock(Lock):

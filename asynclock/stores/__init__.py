@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from redis.asyncio import Redis
 
 from asynclock._errors import ConfigError, brief
-from asynclock.stores.redis import SCHEMES, RedisStore
+from asynclock.stores.redis.store import SCHEMES, RedisStore
 
 if TYPE_CHECKING:
-    from asynclock._ports import Store
+    from asynclock.stores.port import Store
 
 _ALL = ", ".join([*SCHEMES, "embedded", "memory"])
 
@@ -46,7 +46,7 @@ def _by_url(url: str) -> Store:
             "a comma that is part of a secret is written %2C"
         )
     if scheme == "embedded" and colon:
-        from asynclock.stores.embedded import EmbeddedStore  # only where it is used
+        from asynclock.stores.embedded.store import EmbeddedStore  # only where it is used
 
         return EmbeddedStore(url)
     if scheme == "memory" and colon:

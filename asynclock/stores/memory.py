@@ -9,18 +9,17 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM, Clock
-from asynclock._decide import decide
 from asynclock._errors import brief
-from asynclock._op import Verb, parts_of
-from asynclock._ports import View, WrongKind
-from asynclock._several import decide_all
-from asynclock._state import FAMILIES, State, mode_of
+from asynclock.rules.decide import decide
+from asynclock.rules.model import FAMILIES, State, Verb, mode_of, parts_of
+from asynclock.rules.several import decide_all
+from asynclock.stores.port import View, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock._op import Kind, Op
-    from asynclock._ports import Ear, Facts, NodeConfig, Sink
+    from asynclock.rules.model import Kind, Op
+    from asynclock.stores.port import Ear, Facts, NodeConfig, Sink
 
 
 class MemoryStore:

@@ -1,0 +1,1 @@
+"""How a hold is got, kept, passed on and given back."""

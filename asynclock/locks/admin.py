@@ -1,0 +1,191 @@
+"""What operators ask of a client: who holds a name, who waits for it, which names are held."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock._errors import ConfigError, brief
+from asynclock.info import Holder, LockInfo, Waiter
+from asynclock.quorum.ballot import Outcome
+from asynclock.rules.model import (
+    DONE,
+    FAMILIES,
+    ID_LENGTH,
+    RESTING,
+    RESTING_MARK,
+    Op,
+    Queueing,
+    Verb,
+    is_ours_or_mute,
+    mode_of,
+)
+from asynclock.stores.port import View
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from asynclock.acquire.session import Session
+    from asynclock.rules.model import Kind, Part
+    from asynclock.stores.port import Node
+
+
+class Tag(NamedTuple):
+    """What an id tells of its owner; nothing of its random part, which is a secret."""
+
+    host: str = ""
+    pid: int = 0
+    since: float = 0.0
+    metadata: str = ""
+
+
+def tag_of(id: str) -> Tag:
+    """Pure; an id of another program's tells nothing."""
+    if id == RESTING or (id.startswith(RESTING_MARK) and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!")):
+        return Tag(metadata="(resting)")
+    if id == DONE:
+        return Tag(metadata="(done)")
+    seed, pid, host, metadata = [*id[ID_LENGTH + 1 :].split("|", 3), "", "", "", ""][:4]
+    seed = seed.rpartition(".")[2]  # what stands before is the kind's (Kind.mode)
+    if not is_ours_or_mute(id) or not seed.isdigit() or not pid.isdigit():
+        return Tag()
+    return Tag(host, int(pid), int(seed) / 1_000_000, metadata)
+
+
+async def inspect(session: Session, name: str) -> LockInfo:
+    """Ask every node. Raises QuorumUnavailable."""
+    nodes = session.quorum.nodes
+    views = await _views(session, name)
+    known = [view for view in views if isinstance(view, View)]
+    majority = len(nodes) // 2 + 1
+    if len(known) < majority:
+        session.check_open()  # else the nodes fell silent because the client closed
+        raise session.quorum.unheard({i: v for i, v in enumerate(views) if not isinstance(v, View)}, name)
+    kinds = Counter(_kind(view) for view in known)
+    return LockInfo(
+        name,
+        kinds.most_common(1)[0][0],
+        max(view.fence for view in known),
+        merged_holders(name, known, majority),
+        merged_waiters(known),
+        {node.label: _told(view) for node, view in zip(nodes, views, strict=True)},
+    )
+
+
+async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
+    """What to tell who asked for names of which one is in use as another kind: it names both."""
+    told = ConfigError(f"{brief(parts[0].name)} was in use as something else just now: try again", name=parts[0].name)
+    for part in parts:
+        views = await _views(session, part.name)
+        asked = FAMILIES[part.kind.mode[:1]]
+        found = sorted({kind for view in views if isinstance(view, View) and (kind := _kind(view))} - {asked})
+        if found:
+            known = " and ".join(
+                f"a {kind}" if kind in FAMILIES.values() else f"no lock, but a {kind}" for kind in found
+            )
+            return ConfigError(
+                f"{brief(part.name)} is in use as {known}, and was asked for as a {asked}: "
+                "give each kind of lock names of its own",
+                name=part.name,
+            )
+    return told
+
+
+async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
+    """Each hold of each name that begins so, once; a name that is taken or freed meanwhile may be missed. Raises
+    QuorumUnavailable, ConfigError."""
+    seen: set[str] = set()
+    errors: dict[int, BaseException] = {}
+    nodes = session.quorum.nodes
+    for index, node in enumerate(nodes):
+        cursor = "0"
+        while index not in errors:
+            try:
+                cursor, found = await node.names(begin, cursor)
+            except Exception as error:  # a majority of the others finds each name
+                errors[index] = error
+                break
+            for name in found:
+                if name not in seen:
+                    seen.add(name)
+                    for holder in (await inspect(session, name)).holders:
+                        yield holder
+            if cursor == "0":
+                break
+    if len(nodes) - len(errors) <= len(nodes) // 2:
+        raise session.quorum.unheard(errors, "")
+
+
+def merged_holders(name: str, views: Sequence[View], majority: int) -> tuple[Holder, ...]:
+    """Who holds it on a majority, and until the majority-th latest end. Pure."""
+    ends: dict[str, list[float | None]] = {}
+    for view in views:
+        for whose, left in view.holds:
+            ends.setdefault(whose, []).append(left)
+    found: list[Holder] = []
+    for whose, lefts in ends.items():
+        if len(lefts) >= majority:
+            left = sorted((math.inf if left is None else left for left in lefts), reverse=True)[majority - 1]
+            until = None if left == math.inf else left
+            tag = tag_of(whose)
+            found.append(Holder(name, tag.host, tag.pid, tag.since, until, tag.metadata))
+    return tuple(sorted(found, key=lambda holder: holder.since))
+
+
+def merged_waiters(views: Sequence[View]) -> tuple[Waiter, ...]:
+    """Each ticket once, in the order in which it is served. Pure."""
+    tickets = sorted({ticket for view in views for ticket in view.waiters})
+    tags = [tag_of(whose) for _, whose in tickets]
+    return tuple(Waiter(tag.host, tag.pid, tag.since) for tag in tags)
+
+
+async def break_lock(session: Session, name: str, kinds: Mapping[str, Kind]) -> bool:
+    """Take the hold away on every node that can be reached; each tells the holder, and serves who waits. Raises
+    QuorumUnavailable."""
+    views = await _views(session, name)
+    session.check_open()
+    found = {_kind(view) for view in views if isinstance(view, View)} & kinds.keys() or {"mutex"}
+    return any([await _break(session, name, kinds[kind]) for kind in found])
+
+
+async def _break(session: Session, name: str, kind: Kind) -> bool:
+    memory = session.settings.lock.lease + session.settings.fence_memory
+    op = Op(Verb.BREAK, kind, name, "", 0.0, memory=memory, queueing=Queueing(session.quorum.serve))
+    ballot = session.quorum.ask(op, session.within(session.settings.lock), everyone=True)
+    if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
+        session.check_open()
+        raise session.quorum.unavailable(ballot, name)
+    return ballot.yes > 0
+
+
+def _kind(view: View) -> str:
+    if view.type not in ("string", "zset"):
+        return "" if view.type == "none" else view.type
+    return FAMILIES.get(mode_of(view.holds[0][0]), view.type) if view.holds else ""
+
+
+async def _views(session: Session, name: str) -> list[View | BaseException]:
+    async def ask(node: Node) -> View:
+        async with asyncio.timeout(1.0):
+            return await node.view(name)
+
+    return await asyncio.gather(*(ask(node) for node in session.quorum.nodes), return_exceptions=True)
+
+
+def _told(view: View | BaseException) -> str:
+    if isinstance(view, BaseException):
+        return str(view) or repr(view)
+    if not view.holds:
+        held = "free"
+    else:
+        whose = [_whose(*hold) for hold in view.holds]
+        held = "held by " + ", ".join(whose)
+    return f"{held}; {len(view.waiters)} wait; fence {view.fence}"
+
+
+def _whose(id: str, left: float | None) -> str:
+    tag = tag_of(id)
+    who = f"{tag.host}:{tag.pid}" if tag.host else tag.metadata or "another program"
+    return f"{who} for ever (no expiry)" if left is None else f"{who} for {left:.3g} s"

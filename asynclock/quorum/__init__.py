@@ -1,0 +1,1 @@
+"""Asking N nodes, and what their votes amount to."""

@@ -1,0 +1,156 @@
+"""Asking N nodes: one ballot for each op (`ballot.py`), the undo of an attempt, restarted servers, and why there was
+no majority. On each node the undo of an attempt is queued before the next attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from asynclock._errors import ConfigError, QuorumUnavailable, brief
+from asynclock.quorum.ballot import Ballot
+from asynclock.rules.model import ALONE, RELEASE, Op, Queueing, Serve
+from asynclock.stores.port import SameServer, WrongKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from asynclock._clock import Clock
+    from asynclock.stores.port import Node
+
+
+class Quorum:
+    """The nodes of one client in one event loop."""
+
+    def __init__(self, nodes: Sequence[Node], clock: Clock) -> None:
+        self.nodes = tuple(nodes)
+        self.clock = clock
+        # What a release does for the next who waits: over N nodes no single one can let it in.
+        self.serve = Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
+
+    async def open(self) -> None:
+        """Connect to all, and decide which young servers may vote. A node that is down is no error here."""
+        majority = len(self.nodes) // 2 + 1
+        opening = {asyncio.ensure_future(node.open()) for node in self.nodes}
+        pending = opening
+        try:
+            while pending and sum(node.error is None for node in self.nodes) < majority:
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            if pending:
+                # A majority is up, so the others get a moment only. But whether a deployment is new hangs on every node
+                # that can answer: the one that is late may bear the mark.
+                moment = None if deployment_is_new(self.nodes) else 0.2
+                await asyncio.wait(pending, timeout=moment)
+        finally:
+            for task in opening:
+                task.cancel()
+        for node in self.nodes:
+            if isinstance(node.error, SameServer):
+                raise node.error
+        await self._judge_restarts()
+
+    async def _judge_restarts(self) -> None:
+        """The delayed restart: a young server votes at once only where the whole deployment is new."""
+        for pause in (0.02, 0.05, 0.1, 0.2):
+            doubtful = [
+                known for node in self.nodes if (known := node.facts) and known.young and known.mark != known.run_id
+            ]
+            if deployment_is_new(self.nodes):
+                for node in self.nodes:
+                    node.trust()
+            elif doubtful and len(doubtful) < len(self.nodes):
+                # Another client may be finding it new right now: its marks come within moments of each other.
+                await asyncio.sleep(pause)
+                await asyncio.gather(*(node.look() for node in self.nodes), return_exceptions=True)
+                continue
+            return
+
+    def ask(
+        self,
+        op: Op,
+        within: float,
+        *,
+        on_settled: Callable[[Ballot], object] | None = None,
+        everyone: bool = False,
+        certain: bool = False,
+        only: Sequence[int] | None = None,
+        at_once: bool = False,
+        on_vote: Callable[[Ballot, int], object] | None = None,
+    ) -> Ballot:
+        """Send `op` to all nodes, or to `only` these; each has `within` seconds to answer. It leaves at the end of this
+        turn, or `at_once`, node by node: somebody waits for it."""
+        sent = self.clock.now()
+        ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain, on_vote)
+        nodes = self.nodes
+        if only is not None:
+            ballot.leave_out(set(range(len(nodes))) - set(only))
+            nodes = tuple([nodes[index] for index in only])
+        for node in nodes:
+            node.send(op, ballot)
+            if at_once:
+                node.flush()
+        return ballot
+
+    def flush(self) -> None:
+        """Let all that was sent leave now."""
+        for node in self.nodes:
+            node.flush()
+
+    @property
+    def listens(self) -> bool:
+        """Whether notices come from a majority."""
+        if len(self.nodes) == 1:
+            return self.nodes[0].listens
+        return sum(node.listens for node in self.nodes) > len(self.nodes) // 2
+
+    def undo(self, ballot: Ballot, within: float, ticket: Queueing = ALONE) -> Ballot | None:
+        """Take an attempt back wherever it left a trace or may yet (rule 3 of `ballot.py`), and put `ticket` in its
+        place. It serves the queue only if the attempt had, or may have had, a majority: nobody waits for a minority."""
+        op = ballot.op
+        op.undone = True
+        traces = ballot.traces()
+        if not traces:
+            return None
+        if len(traces) > len(self.nodes) // 2:
+            ticket = replace(ticket, serve=self.serve) if ticket is ALONE else ticket
+            ticket.serve = self.serve
+        undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket)
+        return self.ask(undo, within, everyone=True, only=traces)
+
+    def unavailable(
+        self, ballot: Ballot, name: str, before: Mapping[int, Exception] | None = None
+    ) -> ConfigError | QuorumUnavailable:
+        """Why a ballot was UNREACHABLE. A node that is silent in this round is reported with what it said `before`."""
+        errors = dict(ballot.errors())
+        for i in ballot.silent():
+            errors[i] = (before or {}).get(i) or TimeoutError(f"{self.nodes[i].label} has not answered yet")
+        return self._outage({self.nodes[i].label: errors[i] for i in sorted(errors)}, name)
+
+    def unheard(self, errors: Mapping[int, BaseException], name: str) -> ConfigError | QuorumUnavailable:
+        """The same of a question that is no ballot."""
+        told = {self.nodes[i].label: e if isinstance(e, Exception) else Exception(repr(e)) for i, e in errors.items()}
+        return self._outage(told, name)
+
+    def outage(self) -> ConfigError | QuorumUnavailable | None:
+        """Why no ballot could be won now, if so."""
+        errors = {node.label: node.error for node in self.nodes if node.error is not None}
+        return self._outage(errors, "") if len(self.nodes) - len(errors) <= len(self.nodes) // 2 else None
+
+    def _outage(self, errors: dict[str, Exception], name: str) -> ConfigError | QuorumUnavailable:
+        """A ConfigError where a majority will not serve whatever we do."""
+        hopeless = [error for error in errors.values() if isinstance(error, ConfigError)]
+        if len(hopeless) > len(self.nodes) // 2:
+            raised = WrongKind if isinstance(hopeless[0], WrongKind) else ConfigError
+            return raised(str(hopeless[0]), name=name)
+        told = "; ".join(str(error) or repr(error) for error in errors.values())
+        whose = f"{brief(name)}: " if name else ""
+        return QuorumUnavailable(
+            f"{whose}{len(errors)} of {len(self.nodes)} nodes cast no vote: {told}", name=name, errors=errors
+        )
+
+
+def deployment_is_new(nodes: Sequence[Node]) -> bool:
+    """Whether every server that answers is young, unused, and the first that this client meets there. Pure."""
+    facts = [node.facts for node in nodes if node.facts is not None]
+    return bool(facts) and all(known.mark == "" and not known.seen_other and known.young for known in facts)

@@ -1,0 +1,1 @@
+"""Who is let in: pure, without I/O and without a clock."""

@@ -1,0 +1,323 @@
+"""The rule that all kinds and stores share, without I/O: what is asked, what is answered, and how a node decides.
+
+    Op       what one node is asked, for one id (`model.py`)
+    State    what one node knows of one name: holds, fence, tombstones, and who waits (`model.py`)
+    decide   (kind, state, op, now) -> Reply, which carries the state after and whom to tell
+
+The rules, as decide and each kind's .lua keep them:
+
+1. An id that was undone (its tombstone is there) is refused for ever: its acquire comes too late.
+2. An id that holds already is answered the same again, and its end moves with the answer (never back).
+3. A new hold gets the fences up to F := max(F + 1, P) + span - 1, P being the client's clock clamped to the node's own
+   +- CLOCK_SKEW: counters of all nodes agree without talking, and one that was lost starts above all it ever gave.
+4. Extend is for the owner alone and never brings a key back.
+5. Release takes away the hold and the ticket of its id and no other's. Adopt gives the hold of a known id to another,
+   with new fences; break frees the name, tells the holder, and serves the queue.
+6. F is raised to the token that extend and release carry, whoever holds: a node that missed it catches up.
+7. Who is refused and will wait leaves a ticket: a lease that waits. The queue is in the order of the tickets' order
+   keys, which are the same at every node and in every renewal.
+8. Who frees the name, or finds it free and may not enter, serves the queue: its first ticket that is fresh, and whose
+   client listens, is told (over N nodes) or made the holder and told (at a node alone). What is found stale or deaf
+   on the way goes; its owner, if it lives, renews it in its old place. Of a kind that several may hold, as many are
+   served as may enter together, at most SERVED, of whom the last go on (GO_ON). Who waits for several names at once
+   (span 0) is told, never let in.
+9. A mutex's hold that somebody waits for is marked, so that the server's own compare-and-delete does not take it away
+   unheard.
+
+Times are in seconds; `now` is the node's own Unix time. A store turns them into its own units at its edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from asynclock.rules.model import (
+    BROKEN,
+    CLOCK_SKEW,
+    DONE,
+    GO_ON,
+    LAST,
+    RESTING,
+    RESTING_MARK,
+    SERVED,
+    Entry,
+    Notice,
+    Op,
+    Reply,
+    Serve,
+    State,
+    Ticket,
+    Verb,
+    Verdict,
+    is_ours,
+)
+
+if TYPE_CHECKING:
+    from asynclock.rules.model import Rule
+
+Hears: TypeAlias = Callable[[str], bool | None]
+"""Whether anybody listens to the channel of a tag; None: we may not publish there."""
+
+
+def decide(kind: Rule, state: State, op: Op, now: float, hears: Hears = lambda tag: True) -> Reply:
+    """The answer of a node in `state` to `op` at `now`. Pure: it is the memory store, and the oracle of the scripts."""
+    desk = _Desk(kind, state.at(now), op, now, hears)
+    match op.verb:
+        case Verb.ACQUIRE:
+            return desk.acquire()
+        case Verb.EXTEND:
+            return desk.extend()
+        case Verb.RELEASE:
+            return desk.release()
+        case Verb.ADOPT:
+            return desk.adopt()
+        case Verb.BREAK:
+            return desk.break_()
+    return desk.wait()
+
+
+class _Desk:
+    """Where one op is decided."""
+
+    def __init__(self, kind: Rule, state: State, op: Op, now: float, hears: Hears) -> None:
+        self.kind = kind
+        self.state = state
+        self.op = op
+        self.now = now
+        self.hears = hears
+        self.waiter = op.queueing.waiter or op.id
+        self.order = 0
+        self.notices: list[Notice] = []
+
+    # -- the verbs -----------------------------------------------------------------------------------------------
+
+    def acquire(self) -> Reply:
+        op, queueing = self.op, self.op.queueing
+        if not op.plain and self._is_undone():
+            return Reply(Verdict.UNDONE, self.state)
+        if not op.plain and self._mine() is not None:
+            if not self.state.fence:
+                self._next_fences(op.fence, op.memory, queueing.span)
+            self._hold(op.id, self.now + op.lease)
+            return self._yes()
+        enters = self.kind.admits(self.state.holds, op.id)
+        if op.plain:
+            if not enters:
+                return self._no()
+            self._hold(op.id, self.now + op.lease)
+            return Reply(Verdict.YES, self.state)
+        if enters and self.state.queue and (queueing.fair or self.kind.in_turn(op.id)):
+            self._enqueue()
+            enters = self._serve(until=self.waiter)
+        elif not enters:
+            self._enqueue()
+        if not enters:
+            return self._no()
+        self._drop(self.waiter)
+        self._next_fences(op.fence, op.memory, queueing.span)
+        self._hold(op.id, self.now + op.lease)
+        self._put(marked=bool(self.state.queue) and not self.kind.shared)
+        return self._yes()
+
+    def extend(self) -> Reply:
+        op = self.op
+        if op.fence:
+            self._raise(op.fence, op.memory)
+        if self._mine() is None:
+            return self._no()
+        if op.lease:
+            self._hold(op.id, self.now + op.lease)
+        return self._yes()
+
+    def release(self) -> Reply:
+        op = self.op
+        if self.state.fence < op.fence:
+            self._raise(op.fence, op.memory)
+        if op.tombstone:
+            others = tuple(entry for entry in self.state.undone if entry.id != op.id)
+            self._put(undone=(*others, Entry(op.id, self.now + op.lease)))
+        no = self._no()
+        mine = self._mine() is not None
+        if mine:
+            resting = RESTING_MARK + op.id[1:] if self.kind.shared else DONE if op.done else RESTING
+            rest = (Entry(resting, self.now + op.rest),) if op.rest > 0 else ()
+            others = tuple(entry for entry in self.state.holds if entry.id != op.id)
+            self._put(holds=(*others, *rest), marked=False)
+        self._drop(op.id)
+        fence = self.state.fence
+        if mine and op.rest > 0:
+            self._tell_rest()
+        elif self._may_serve():
+            self._serve()
+        self._enqueue()
+        if mine:
+            return Reply(Verdict.YES, self.state, fence, notices=tuple(self.notices))
+        return replace(no, state=self.state, notices=tuple(self.notices))
+
+    def adopt(self) -> Reply:
+        op, state = self.op, self.state
+        if self._is_undone():
+            return Reply(Verdict.UNDONE, state)
+        known = self._mine() or next((each for each in state.holds if each.id == op.queueing.waiter), None)
+        if known is None:
+            return self._no()
+        if known.id != op.id or not state.fence:
+            self._next_fences(op.fence, op.memory, op.queueing.span)
+        self._put(holds=tuple(each._replace(id=op.id) if each is known else each for each in state.holds))
+        self._hold(op.id, self.now + op.lease)
+        return self._yes()
+
+    def break_(self) -> Reply:
+        if not self.state.holds:
+            return self._no()
+        for hold in self.state.holds:
+            if is_ours(hold.id):
+                self._tell(Notice(hold.id, 0, 0, BROKEN))
+        self._put(holds=(), marked=False)
+        fence = self.state.fence
+        self._serve()
+        return Reply(Verdict.YES, self.state, fence, notices=tuple(self.notices))
+
+    def wait(self) -> Reply:
+        if self._is_undone():
+            return Reply(Verdict.UNDONE, self.state)
+        self._enqueue()
+        turn = self._may_serve() and self._serve(until=self.waiter)
+        return self._no(free=turn)  # its turn: come and try
+
+    # -- the queue -----------------------------------------------------------------------------------------------
+
+    def _enqueue(self) -> None:
+        """Leave, or renew, the ticket (rule 7); mark the hold that it waits for (rule 9)."""
+        op, queueing = self.op, self.op.queueing
+        if not queueing.number:
+            return
+        order = queueing.order or _us(self.now)
+        if queueing.number == 1:
+            order = _clamped(order, self.now)
+        ends = self.now + op.lease
+        others = [each for each in self.state.queue if each.id != self.waiter]
+        mine = Ticket(order, self.waiter, queueing.number, self.now + queueing.fresh, ends, queueing.span)
+        self._put(queue=tuple(sorted([*others, mine])), queue_ends=max(self.state.queue_ends, ends))
+        self.order = order
+        if self.kind.shared or not self.state.holds:
+            return
+        if not self.state.marked and is_ours(self.state.holds[0].id):
+            self._put(marked=True)
+            self._tell(Notice(self.state.holds[0].id, 0))
+
+    def _drop(self, id: str) -> None:
+        """A ticket goes."""
+        queue = tuple(each for each in self.state.queue if each.id != id)
+        self._put(queue=queue, queue_ends=self.state.queue_ends if queue else 0.0)
+
+    def _may_serve(self) -> bool:
+        """Whether it is worth a look at the queue."""
+        return self.kind.shared or not self.state.holds
+
+    def _serve(self, until: str = "") -> bool:
+        """Serve who is next (rule 8). True: it is the turn of `until`, or of who has no ticket, and it may enter."""
+        serve, woken = self.op.queueing.serve, 0
+        if not serve:
+            return False
+        called: list[Entry] = []  # who was woken counts as inside for those behind
+        for number in range(1, SERVED + 1):
+            left = GO_ON if number > SERVED - LAST and self.kind.shared else -1
+            queue, holds = self.state.queue, (*self.state.holds, *called)
+            if len(queue) == woken or queue[woken].id == until:
+                return self.kind.admits(holds, self.op.id)
+            head = queue[woken]
+            if head.fresh <= self.now or any(each.id == head.id for each in self.state.holds):
+                self._drop(head.id)
+                continue
+            if not self.kind.admits(holds, head.id):
+                return False
+            calls = serve is Serve.WAKE or not head.span
+            heard = self._wake(head, left) if calls else self._grant(head, left)
+            if heard is False:
+                self._drop(head.id)
+            elif heard is None or not self.kind.shared:
+                return False
+            elif calls:
+                called.append(Entry(head.id, head.ends))
+                woken += 1
+        return False
+
+    def _wake(self, head: Ticket, left: int) -> bool | None:
+        return self._tell(Notice(head.id, head.number, 0, left))
+
+    def _grant(self, head: Ticket, left: int) -> bool | None:
+        """Make it the holder until its ticket's end, and tell it; what nobody hears is taken back."""
+        before = self.state
+        self._drop(head.id)
+        self._next_fences(None, self.op.memory, head.span)
+        self._put(holds=(*self.state.holds, Entry(head.id, head.ends)), marked=not self.kind.shared)
+        heard = self._tell(Notice(head.id, head.number, self.state.fence, left))
+        if not heard:
+            fence, ends = self.state.fence, self.state.fence_ends
+            self.state = replace(before, fence=fence, fence_ends=ends)
+        return heard
+
+    def _tell_rest(self) -> None:
+        """The head learns when the name will be free."""
+        if self.state.queue:
+            head = self.state.queue[0]
+            self._tell(Notice(head.id, head.number, 0, round(self.op.rest * 1000)))
+
+    def _tell(self, notice: Notice) -> bool | None:
+        heard = self.hears(notice.tag)
+        if heard:
+            self.notices.append(notice)
+        return heard
+
+    # -- holds and fence -----------------------------------------------------------------------------------------
+
+    def _mine(self) -> Entry | None:
+        return next((entry for entry in self.state.holds if entry.id == self.op.id), None)
+
+    def _is_undone(self) -> bool:
+        return any(entry.id == self.op.id for entry in self.state.undone)
+
+    def _hold(self, id: str, ends: float) -> None:
+        mine = self._mine()
+        if mine is not None and mine.ends is not None:
+            ends = max(ends, mine.ends)  # never shorter
+        others = tuple(entry for entry in self.state.holds if entry.id != id)
+        self._put(holds=(*others, Entry(id, ends)))
+
+    def _next_fences(self, seed: int | None, memory: float, span: int) -> None:
+        """Rule 3. Who is granted unasked has no clock at hand: the node's serves (None)."""
+        p = _us(self.now) if seed is None else _clamped(seed, self.now)
+        self._put(fence=max(self.state.fence + 1, p) + span - 1, fence_ends=self.now + memory)
+
+    def _raise(self, token: int, memory: float) -> None:
+        """F up to the token that the op carries, and kept for as long again."""
+        self._put(fence=max(self.state.fence, token), fence_ends=self.now + memory)
+
+    # -- answers -------------------------------------------------------------------------------------------------
+
+    def _put(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
+
+    def _yes(self) -> Reply:
+        marked = self.state.marked and self.op.verb is Verb.ACQUIRE
+        return Reply(Verdict.YES, self.state, self.state.fence, notices=tuple(self.notices), marked=marked)
+
+    def _no(self, free: bool = False) -> Reply:
+        holder = self.kind.obstacle(self.state.holds) if self.state.holds and not free else None
+        ids = [each.id for each in self.state.queue]
+        waits = self.op.queueing.number and self.op.verb in (Verb.ACQUIRE, Verb.WAIT)
+        rank = ids.index(self.waiter) if waits and self.waiter in ids else -1
+        order = self.order if rank >= 0 else 0
+        taken = self.kind.taken(self.state.holds)
+        return Reply(Verdict.NO, self.state, 0, holder, rank, order, taken, tuple(self.notices))
+
+
+def _clamped(us: int, now: float) -> int:
+    return min(max(us, _us(now - CLOCK_SKEW)), _us(now + CLOCK_SKEW))
+
+
+def _us(now: float) -> int:
+    return int(now * 1_000_000)

@@ -1,0 +1,48 @@
+"""The mutex: one holder per name (Redlock's, https://redis.io/docs/latest/develop/use/patterns/distributed-locks/)."""
+
+from __future__ import annotations
+
+from os.path import dirname, join
+from typing import TYPE_CHECKING
+
+from asynclock.rules.model import Slotless
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asynclock.rules.model import Entry
+
+
+with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "mutex.lua"), encoding="utf-8") as file:
+    _SCRIPT = file.read()
+
+
+class Mutex(Slotless):
+    """Let in whoever finds nobody."""
+
+    name = "mutex"
+    mode = ""
+    shared = False
+    room = 1
+    way_out = "pass the Lease on instead of acquiring again"
+    script = _SCRIPT
+
+    def __init__(self, fair: bool = False) -> None:
+        self.fair = fair
+
+    def admits(self, holds: Sequence[Entry], id: str) -> bool:
+        del id
+        return not holds
+
+    def in_turn(self, id: str) -> bool:
+        del id
+        return self.fair
+
+    def obstacle(self, holds: Sequence[Entry]) -> Entry:
+        return holds[0]
+
+
+MUTEX = Mutex()
+
+FAIR = Mutex(fair=True)
+"""The same, in order of arrival: who finds others waiting lets the first of them in."""

@@ -1,0 +1,48 @@
+"""Many readers or one writer per name. A writer that waits holds back the readers that come after it; a release admits
+as many of those in front of the queue as may be in together.
+
+After Courtois, Heymans and Parnas, "Concurrent Control with Readers and Writers" (CACM 14, 1971), second problem, with
+a lease for each reader, so that one that dies holds back nobody for longer than that.
+"""
+
+from __future__ import annotations
+
+from os.path import dirname, join
+from typing import TYPE_CHECKING
+
+from asynclock.rules.model import Slotless, mode_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asynclock.rules.model import Entry
+
+with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "rwlock.lua"), encoding="utf-8") as file:
+    _SCRIPT = file.read()
+
+
+class ReadWrite(Slotless):
+    """One side of it."""
+
+    fair = False
+    shared = True
+    room = 1
+    way_out = "release it first (and look again at what was read), or ask to write from the start"
+    script = _SCRIPT
+
+    def __init__(self, name: str, mode: str) -> None:
+        self.name = name
+        self.mode = mode
+
+    def admits(self, holds: Sequence[Entry], id: str) -> bool:
+        return not holds or (mode_of(id) == "r" and all(mode_of(each.id) == "r" for each in holds))
+
+    def in_turn(self, id: str) -> bool:
+        return mode_of(id) == "r"
+
+    def obstacle(self, holds: Sequence[Entry]) -> Entry:
+        return max(holds, key=lambda each: (each.ends or 0.0, each.id))
+
+
+READ = ReadWrite("read", "r.")
+WRITE = ReadWrite("write", "w.")

@@ -1,0 +1,75 @@
+"""A semaphore: fewer than `permits` hold it when one more enters; each caller's own number counts.
+
+At one node the holders are counted. Over N nodes counting would let in too many: of 5 nodes a majority is 3, so 10
+permits counted at each node admit 16. So each hold takes a *slot* there, a number below its permits, by majority, and
+no two can have the same one. Who is refused hears which slots are taken, and asks for one that is free on a majority.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from os.path import dirname, join
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asynclock.rules.model import Entry
+
+with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "semaphore.lua"), encoding="utf-8") as file:
+    _SCRIPT = file.read()
+
+MOST = 10_000
+"""So many permits at most: a refusal looks at each of them."""
+
+_WANTS = re.compile(r".{33}s(\d+)/(\d*)", re.DOTALL)
+
+
+class Semaphore:
+    """With so many permits."""
+
+    name = "semaphore"
+    fair = False
+    shared = True
+    parts = ()
+    way_out = "release one before asking for more than there are"
+    script = _SCRIPT
+
+    def __init__(self, permits: int, slot: str = "") -> None:
+        self.room = self.slots = permits
+        self.mode = f"s{permits}/{slot}."
+
+    def at(self, slot: int) -> Semaphore:
+        """The same, of an attempt for that slot."""
+        return Semaphore(self.room, str(slot))
+
+    def choose(self, taken: Sequence[bytes], spare: int) -> int | None:
+        words = [word for slots in taken for word in slots.split()]
+        free = [slot for slot in range(self.slots) if words.count(b"%d" % slot) <= spare]
+        return random.choice(free) if free else None  # noqa: S311 - no secret
+
+    def admits(self, holds: Sequence[Entry], id: str) -> bool:
+        permits, slot = wants(id)
+        return len(holds) < permits and (slot == "" or all(wants(each.id)[1] != slot for each in holds))
+
+    def in_turn(self, id: str) -> bool:
+        del id
+        return False
+
+    def obstacle(self, holds: Sequence[Entry]) -> Entry:
+        return min(holds, key=lambda each: (each.ends or 0.0, each.id))
+
+    def taken(self, holds: Sequence[Entry]) -> str:
+        """The slots in use, as the script answers them."""
+        inside = sorted(holds, key=lambda each: (each.ends or 0.0, each.id))
+        return " ".join(slot for each in inside if (slot := wants(each.id)[1]))
+
+
+def wants(id: str) -> tuple[int, str]:
+    """The permits and the slot ("": none) that an id names. Pure."""
+    found = _WANTS.match(id)
+    return (int(found[1]), found[2]) if found else (0, "")
+
+
+SEMAPHORE = Semaphore(1)

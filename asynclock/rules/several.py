@@ -1,0 +1,119 @@
+"""Several names at once, as one node keeps them: the rule of each name's own kind, asked in turn. Pure, as `decide`.
+
+The rules, as `decide_all` and multi.lua keep them:
+
+1. All are let in, or none is. What was let in before one refused is given back in the same step, and so is any ticket
+   of an earlier try: whoever waits for that is served. Nobody holds one name while it waits for another.
+2. Who is refused and will wait leaves a ticket with the name that refused it, and no other; it is called (span 0), and
+   never made the holder, for that name alone is no use. Its order key is that of its first try at any of them.
+3. The fences of all names are raised to the greatest: one token above all that any of them gave before.
+4. Extend and release are for all; no is what the first name answers that has another holder, or else that has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock.rules.decide import Hears, decide
+from asynclock.rules.model import ALONE, Op, Queueing, Reply, Verb, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asynclock.rules.model import Notice, Part, State
+
+
+class Several(NamedTuple):
+    """A node's answer, the state of each name after, and what is told to others, each with the index of its name."""
+
+    wire: list[object]
+    states: list[State]
+    notices: list[tuple[int, Notice]]
+
+
+def decide_all(parts: Sequence[Part], states: Sequence[State], op: Op, now: float, hears: Hears) -> Several:
+    """The answer of a node to an op for several names, each in its state."""
+    desk = _Desk(parts, states, op, now, hears)
+    wire = desk.acquire() if op.verb is Verb.ACQUIRE else desk.each()
+    return Several(wire, desk.states, desk.notices)
+
+
+class _Desk:
+    def __init__(self, parts: Sequence[Part], states: Sequence[State], op: Op, now: float, hears: Hears) -> None:
+        self.parts = parts
+        self.states = list(states)
+        self.notices: list[tuple[int, Notice]] = []
+        self._op = op
+        self._now = now
+        self._hears = hears
+
+    def acquire(self) -> list[object]:
+        waits = self._op.queueing.number
+        for again in (True, False):  # where our place in the queue was what we lacked
+            refused, reply = self._enter()
+            if reply is None:
+                return [1, self._level()]
+            for index in range(len(self.parts)):
+                if index != refused:
+                    self._leave(index)
+            if reply.verdict is Verdict.NO and waits:
+                reply = self._ask(refused, Verb.WAIT, ticket=replace(self._op.queueing, span=0))
+                if again and reply.verdict is Verdict.NO and reply.holder is None:
+                    continue
+            return self._wire(refused, reply)
+        raise AssertionError("the second round answers")
+
+    def each(self) -> list[object]:
+        """Extend or release all."""
+        op = self._op
+        alone = Queueing(op.queueing.serve, waiter=op.queueing.waiter, contended=op.queueing.contended)
+        refused: list[object] = []
+        least: list[int] = []
+        for index in range(len(self.parts)):
+            reply = self._ask(index, op.verb, fence=op.fence, ticket=alone if index else op.queueing)
+            if reply.verdict is Verdict.YES:
+                least.append(reply.fence)
+            elif not refused or refused[1] == -2:
+                refused = self._wire(index, reply)
+        return refused or [1, min(least)]
+
+    def _enter(self) -> tuple[int, Reply | None]:
+        """(…, None): all are let in; else the name that refuses, and how."""
+        for index in range(len(self.parts)):
+            ticket = Queueing(self._op.queueing.serve, waiter=self._op.queueing.waiter)
+            reply = self._ask(index, Verb.ACQUIRE, fence=self._op.fence, ticket=ticket)
+            if reply.verdict is not Verdict.YES:
+                return index, reply
+        return -1, None
+
+    def _leave(self, index: int) -> None:
+        """Neither a hold nor a ticket of ours stays there; who waits is served."""
+        queueing = self._op.queueing
+        for whose in filter(None, (self._op.id, queueing.waiter)):
+            self._ask(index, Verb.RELEASE, id=whose, ticket=Queueing(queueing.serve))
+
+    def _level(self) -> int:
+        top = max(state.fence for state in self.states)
+        for index, state in enumerate(self.states):
+            if state.fence < top:
+                self.states[index] = replace(state, fence=top, fence_ends=self._now + self._op.memory)
+        return top
+
+    def _ask(self, index: int, verb: Verb, *, id: str = "", fence: int = 0, ticket: Queueing = ALONE) -> Reply:
+        part, op = self.parts[index], self._op
+        whose = part.named(id or op.id, waits=bool(id) and id == op.queueing.waiter)
+        waiter = part.named(ticket.waiter, waits=True)
+        mine = Op(verb, part.kind, part.name, whose, op.lease, fence, op.memory, op.rest, tombstone=op.tombstone)
+        mine.queueing = replace(ticket, fair=part.kind.fair, waiter=waiter)
+        reply = decide(part.kind, self.states[index], mine, self._now, self._hears)
+        self.states[index] = reply.state
+        self.notices += [(index, notice) for notice in reply.notices]
+        return reply
+
+    def _wire(self, index: int, reply: Reply) -> list[object]:
+        """As the script answers; slots in use go with the number of the name they are of, from 1."""
+        wire: list[object] = list(reply.wire(self._now))
+        if reply.taken is not None and len(wire) > 5:
+            wire[5] = f"{index + 1}:{reply.taken}".encode()
+        return wire

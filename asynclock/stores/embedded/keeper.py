@@ -1,0 +1,40 @@
+"""The process that keeps an embedded server: it starts it, and ends it when the last user is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from asynclock.stores.embedded import server as valkey
+
+if TYPE_CHECKING:
+    import subprocess
+
+
+def keep(folder: Path) -> None:
+    """Serve until nobody holds `users`. Two keepers would be two servers: the second gives way."""
+    path = folder / "valkey.sock"
+    alive = (folder / "alive").open("w")
+    try:
+        fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    server = valkey.start(path)
+    users = (folder / "users").open("w")
+    threading.Thread(target=_end_with_the_last, args=(users, server), daemon=True).start()
+    server.wait()  # however it ended: a user finds `alive` free once we are gone, and starts another
+    path.unlink(missing_ok=True)
+
+
+def _end_with_the_last(users: IO[str], server: subprocess.Popen[bytes]) -> None:
+    fcntl.flock(users, fcntl.LOCK_EX)  # granted when the last process that uses it has ended; whoever comes now waits
+    server.kill()
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    keep(Path(sys.argv[1]))

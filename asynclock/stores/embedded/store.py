@@ -1,0 +1,136 @@
+"""`embedded:`, one server for all of a user's processes on one machine, with nothing to install or start.
+
+Its private folder (in /tmp, or in $ASYNCLOCK_EMBEDDED_DIR) holds three files besides the socket:
+
+    door    who starts or finds the server holds it exclusively, for that long
+    users   each process that uses the server holds it shared, for life; the kernel lets go when a process dies
+    alive   the keeper, the process that started the server, holds it exclusively as long as that server may live; it
+            waits for `users` to be free, then ends the server and itself
+
+`embedded:name` is another server, apart from the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redis.asyncio.connection import UnixDomainSocketConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from asynclock._errors import ConfigError
+from asynclock.stores.embedded import server as valkey
+from asynclock.stores.redis.connection import CONNECT_TIMEOUT
+from asynclock.stores.redis.node import RedisNode
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock.stores.port import NodeConfig
+
+_using: dict[Path, int] = {}  # folder -> our shared hold of its `users`: a descriptor kept until this process ends
+_guard = threading.Lock()
+_START_LIMIT = 10.0  # seconds
+
+
+def _renew_guard() -> None:
+    global _guard  # noqa: PLW0603 - a lock that another thread held at the fork stays locked in the child
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_guard)
+
+
+class EmbeddedStore:
+    """A server of the user's own; started by whoever comes first, gone when the last process leaves."""
+
+    clock = None
+
+    def __init__(self, url: str = "embedded:") -> None:
+        name = url.partition(":")[2].strip("/") or "default"
+        if not re.fullmatch(r"[\w.-]{1,32}", name):
+            raise ConfigError(
+                "an embedded server's name, after 'embedded:', is 1 to 32 letters, digits, '.', '_' and '-'"
+            )
+        self.run_id = ""
+        self.replaced = "", 0.0
+        self.label = f"embedded:{name}"
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedStore {self.label}>"
+
+    def open(self, config: NodeConfig) -> RedisNode:
+        return RedisNode(self, config)
+
+    async def dial(self) -> AbstractConnection:
+        path = await asyncio.get_running_loop().run_in_executor(None, running, self._name)
+        return UnixDomainSocketConnection(
+            path=str(path), protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=CONNECT_TIMEOUT
+        )
+
+
+def running(name: str) -> Path:
+    """The socket of the user's server; started if it is not there. Blocks. Raises ConfigError."""
+    folder = _folder(name)
+    path = folder / "valkey.sock"
+    with _guard, (folder / "door").open("w") as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        if folder not in _using:
+            users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(users, fcntl.LOCK_SH)  # waits where a keeper is just ending its server
+            _using[folder] = users
+        give_up = time.monotonic() + _START_LIMIT
+        while not valkey.answers(path):
+            if not _is_kept(folder):
+                _keep(folder, path)
+            elif time.monotonic() > give_up:  # a server that is slow to answer is no reason to start a second
+                raise ConnectionError(f"the embedded server does not answer: look at {folder}")
+            else:  # it is stalled, or its keeper is just dying
+                time.sleep(0.01)
+    return path
+
+
+def _is_kept(folder: Path) -> bool:
+    """Whether a keeper lives, and so its server may."""
+    with (folder / "alive").open("w") as alive:
+        try:
+            fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False
+
+
+def _keep(folder: Path, path: Path) -> None:
+    valkey.binary()  # its ConfigError is better told here
+    keeper = subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(folder)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C for us is none for it
+    )
+    valkey.wait_ready(path, keeper)
+    keeper.returncode = 0  # it outlives us; nobody need wait for it
+
+
+def _folder(name: str) -> Path:
+    """A folder that is this user's alone; a socket's path must be short."""
+    # Not $TMPDIR or $ASYNCLOCK_EMBEDDED_DIR: a login shell, cron and sudo differ in those, and would exclude nobody.
+    base = Path(os.environ.get("ASYNCLOCK_EMBEDDED_DIR", "/tmp"))  # noqa: S108 - checked below
+    folder = base / f"asynclock-{os.getuid()}-{name}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    known = folder.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid() or known.st_mode & 0o077:
+        raise ConfigError(f"{folder} is not this user's private folder: remove it, or set ASYNCLOCK_EMBEDDED_DIR")
+    return folder

@@ -1,0 +1,209 @@
+"""One connection to a Redis server, and who waits on it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import selectors
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from asynclock.rules.model import ADOPT, BREAK, RELEASE
+from asynclock.stores.redis.encoding import PLAIN_YES, pack
+from asynclock.stores.redis.replies import ServerError
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock.rules.model import Op
+    from asynclock.stores.port import Sink
+    from asynclock.stores.redis.node import RedisNode
+
+CONNECT_TIMEOUT = 5.0
+"""For TCP, TLS and login together, in seconds, unless the user's settings are shorter."""
+
+CHUNK = 16
+"""So many commands of one loop turn leave together. All in one write would have the client wait while the server works
+and the server wait while the client does (docs/decisions.md)."""
+
+
+_PING = pack("PING")
+_BACKLOG = 5.0  # so many seconds a command may wait behind others that are being answered
+_SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
+_LONG_SILENCE = 5.0  # a server that is silent for so many seconds is down, unless its command was given more time
+
+
+class Link(asyncio.Protocol):
+    """A deque of sinks, in the order in which their commands were written."""
+
+    def __init__(self, node: RedisNode, writer: asyncio.StreamWriter) -> None:
+        self.waiting: deque[Sink | Once] = deque()
+        self.transport: Any = writer.transport
+        self.moved_at = node.clock.now()  # when it last brought a reply, or was given something to do
+        self._node = node
+        self._index = node.index
+        self._now = node.clock.now
+        self._writer = writer  # else it would close the transport when collected
+        self._out: list[bytes] = []
+        self._reader = hiredis.Reader(replyError=ServerError)
+        self._call_soon = asyncio.get_running_loop().call_soon
+
+    def send(self, wire: bytes, sink: Sink | Once) -> None:
+        out = self._out
+        if not out:
+            self._call_soon(self.flush)
+        out.append(wire)
+        if not self.waiting:
+            self.moved_at = self._now()
+        self.waiting.append(sink)
+        if len(out) == CHUNK:
+            self.flush()
+
+    def send_last_word(self, wire: bytes, sink: Sink) -> None:
+        """The same of a command that tells others something, and whose answer may come after that: a server writes
+        first to those whose output came last, and who is owed another answer already is served after them."""
+        self.send(_PING, Unheard(sink.sent, sink.deadline))
+        self.send(wire, sink)
+
+    def flush(self) -> None:
+        out = self._out
+        if out:
+            if len(out) == len(self.waiting):
+                self.moved_at = self._now()
+            self.transport.write(b"".join(out))
+            out.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self.moved_at = self._now()
+        reader, take, index = self._reader, self.waiting.popleft, self._index
+        sink: Sink | Once | None = None
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                kind = type(reply)
+                if kind is list:
+                    sink = take()
+                    sink.answer(index, reply)
+                elif kind is hiredis.PushNotification and reply[0] != b"subscribe":
+                    self._node.pushed(reply)
+                elif kind is int and reply:  # a release by the server's own command
+                    take().answer(index, PLAIN_YES)
+                elif kind is int:
+                    self._node.not_native(self, take())
+                else:  # the acknowledgement of a subscription, too: it comes in the place of its command's reply
+                    self._node.odd_reply(self, take(), reply)
+        except (hiredis.ProtocolError, IndexError) as error:  # or a reply is not what a script answers
+            broken = ConnectionError(f"{self._node.label} broke the protocol: {error}")
+            self._node.lost(self, broken)
+            if sink is not None:  # no longer among those that `lost` tells; without effect if it has its answer
+                sink.fail(index, broken, maybe=True)
+
+    @property
+    def unread(self) -> bool:
+        """Whether the server has sent something that the loop has not read yet. An event loop looks for it before it
+        runs the tasks that are due, so it may run a timer after them without having looked again."""
+        if self.transport.is_closing():
+            return False
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.transport.get_extra_info("socket").fileno(), selectors.EVENT_READ)
+            return bool(selector.select(0))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = exc or "it closed the connection"
+        self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))
+
+    def awaited_until(self) -> float:
+        """When the last answer is overdue that a client which closes waits for; -inf: there is none. These are the
+        answers that tell whether a lock is free: a release that did nothing may have to be sent again as a script."""
+        awaited = (
+            overdue_at(sink, self.moved_at)
+            for sink in self.waiting
+            if not isinstance(sink, (Once, Debt)) and sink.op.verb in (RELEASE, ADOPT, BREAK)
+        )
+        return max(awaited, default=-math.inf)
+
+    def hang_up(self) -> None:
+        self.flush()
+        self.transport.close()
+
+    def abort(self) -> None:
+        self._out.clear()
+        self.transport.abort()
+
+
+class Once:
+    """Who awaits one command outside the votes: the handshake's, a ping."""
+
+    def __init__(self, sent: float, deadline: float) -> None:
+        self.sent = sent
+        self.deadline = deadline
+        self._answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answer(self, index: int, reply: Any) -> None:
+        del index
+        if self._answer.done():
+            return
+        if isinstance(reply, Exception):
+            self._answer.set_exception(reply)
+            self._answer.exception()  # heard: nobody need fetch it
+        else:
+            self._answer.set_result(reply)
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        del maybe
+        self.answer(index, error)
+
+    async def answer_of(self) -> Any:
+        return await self._answer
+
+
+class Unheard(Once):
+    """A sink for an answer that says nothing."""
+
+    def __init__(self, sent: float, deadline: float) -> None:
+        self.sent = sent
+        self.deadline = deadline
+
+    def answer(self, index: int, reply: Any) -> None: ...
+
+
+class Debt:
+    """A sink for what nobody waits for."""
+
+    def __init__(self, op: Op, sent: float, deadline: float) -> None:
+        self.op = op
+        self.sent = sent
+        self.deadline = deadline
+
+    def answer(self, index: int, reply: Any) -> None: ...
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...
+
+
+def overdue_at(sink: Sink | Once, moved_at: float) -> float:
+    """Rule 2, where the link moved last at `moved_at`. Pure."""
+    limit = sink.deadline - sink.sent
+    return max(sink.deadline, min(moved_at + limit, sink.deadline + _BACKLOG))
+
+
+def is_overdue(sink: Sink | Once, moved_at: float, now: float) -> bool:
+    """The same at one moment. Pure."""
+    return now >= overdue_at(sink, moved_at)
+
+
+def patience(limit: float) -> float:
+    """Rule 3: for how long a server may be silent that has `limit` seconds for its oldest command. Pure."""
+    return max(min(3 * limit, _LONG_SILENCE), limit, _SILENCE)
+
+
+def take_over(node: RedisNode, redis: AbstractConnection) -> Link:
+    """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
+    and no lock or timeout around each. redis-py forgets the transport, which it has no public way to give up."""
+    writer, redis._writer, redis._reader = redis._writer, None, None  # noqa: SLF001
+    if writer is None:
+        raise ConnectionError(f"{node.label} hung up")
+    link = Link(node, writer)
+    link.transport.set_protocol(link)
+    return link

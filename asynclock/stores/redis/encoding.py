@@ -1,0 +1,144 @@
+"""An Op as bytes: one EVALSHA, with seconds turned into milliseconds."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any
+
+from hiredis import pack_command
+
+from asynclock.rules.model import ID_LENGTH
+from asynclock.stores.redis.keys import KNOWN, keys
+
+if TYPE_CHECKING:
+    from asynclock.rules.model import Op, Queueing
+
+NATIVE_RELEASES = (("DELIFEQ",), ("DELEX", "IFEQ"))
+"""What servers call it, with what stands between key and value: Valkey 9, Redis 8.4."""
+
+PLAIN_YES: list[Any] = [1, 0]
+"""What the OK of a plain SET NX means."""
+PLAIN_NO: list[Any] = [0, -1, b""]
+"""What its nil means: it does not tell for how long."""
+
+
+def pack(*command: str | int) -> bytes:
+    """A command as Redis reads it."""
+    packed: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means a tuple of one
+    return packed
+
+
+def encode(op: Op, prefix: str) -> bytes:
+    """The op as an EVALSHA (a plain acquire as a SET), kept in `op.wire`: it is the same for all nodes."""
+    if op.plain:
+        op.wire = pack("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease))
+    elif op.kind.parts:
+        op.wire = pack("EVALSHA", _sha(op.kind.script), *_arguments(op, prefix, op.tombstone))
+    else:
+        # The same as pack("EVALSHA", sha, 3, *_arguments(...)), in a third of its time: what repeats is kept packed.
+        at = KNOWN[prefix, op.name]
+        whole = op.id.encode()
+        random = whole[:ID_LENGTH]
+        fence = b"%d" % op.fence
+        head, verb, lease, rest = _frame(op.kind.script, op.verb, op.lease, op.memory, op.rest, op.tombstone, op.done)
+        op.wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
+            head, at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random,
+            verb, len(whole), whole, lease, len(fence), fence, rest, op.queueing.wire or _pack_queueing(op.queueing),
+        )  # fmt: skip
+    return op.wire
+
+
+def _pack_queueing(queueing: Queueing) -> bytes:
+    """Its words; packed once, for many ops share it."""
+    words = [str(word).encode() for word in _words(queueing)]
+    queueing.wire = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return queueing.wire
+
+
+def _words(queueing: Queueing) -> tuple[str | int, ...]:
+    number, fresh = queueing.number, max(1, _ms(queueing.fresh))
+    ticket = f"{number} {fresh} {queueing.order}" if number else ""
+    return f"{queueing.serve:d}{'f' * queueing.fair}", queueing.span, queueing.waiter, ticket
+
+
+def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None:
+    """A release as the server's own compare-and-delete, a tenth of a script's cost; None: it takes the script.
+
+    It finds nothing where the hold is marked: the script then serves who waits. It does not carry the token: a majority
+    of witnesses knows that since the acquire.
+    """
+    if op.native is not None and op.native[0] == command:
+        return op.native[1]
+    queueing = op.queueing
+    if op.kind.shared or op.rest or op.tombstone or queueing.number or queueing.contended:
+        return None
+    head, middle = _native_head(command)
+    whole = op.id.encode()
+    wire = b"%b%b%b$%d\r\n%b\r\n" % (head, KNOWN[prefix, op.name].packed_hold, middle, len(whole), whole)
+    op.native = command, wire
+    return wire
+
+
+def encode_whole(op: Op, prefix: str, *, tombstone: bool = False) -> bytes:
+    """The op as an EVAL, for a server that may not know the script."""
+    if op.plain:
+        return encode(op, prefix)
+    return pack("EVAL", op.kind.script, *_arguments(op, prefix, op.tombstone or tombstone))
+
+
+def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
+    """How many keys, the keys, and the words after them."""
+    found: list[str | int] = []
+    for name in [part.name for part in op.kind.parts] or [op.name]:
+        at = keys(prefix, name)
+        found += [at.hold, at.fence, at.queue, at.tickets, at.undone + op.id[:ID_LENGTH]]
+    return (
+        len(found),
+        *found,
+        op.verb,
+        op.id,
+        _ms(op.lease),
+        op.fence,
+        _ms(op.memory),
+        _rest(op.rest, op.done),
+        1 if tombstone else 0,
+        *_words(op.queueing),
+        *("f" if part.kind.fair else part.kind.mode for part in op.kind.parts),
+    )
+
+
+@lru_cache(maxsize=64)
+def _native_head(command: tuple[str, ...]) -> tuple[bytes, bytes]:
+    """A release as the server's own command, up to the key, and from the key to the id."""
+    return b"*%d\r\n" % (len(command) + 2) + _words_of(command[0]), _words_of(*command[1:])
+
+
+@lru_cache(maxsize=64)
+def _sha(script: str) -> str:
+    return sha1(script.encode()).hexdigest()  # noqa: S324 - Redis names scripts so
+
+
+@lru_cache(maxsize=1024)
+def _frame(
+    script: str, verb: str, lease: float, memory: float, rest: float, tombstone: bool, done: bool
+) -> tuple[bytes, ...]:
+    """What many ops have alike: an EVALSHA of 19 words with five keys, up to the first key; the verb; the lease; and
+    the three words after the fence."""
+    head = b"*19\r\n" + _words_of("EVALSHA", _sha(script), 5)
+    return head, _words_of(verb), _words_of(_ms(lease)), _words_of(_ms(memory), _rest(rest, done), int(tombstone))
+
+
+def _rest(rest: float, done: bool) -> str | int:
+    """For how many ms the name stays taken, and as what."""
+    left = _ms(rest)
+    return f"{left}d" if done and left else left
+
+
+def _words_of(*words: str | int) -> bytes:
+    """Words of a command, without its head."""
+    return pack(*words).partition(b"\r\n")[2]
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000 + 0.5)

@@ -1,0 +1,57 @@
+"""What a new connection is asked before anything votes on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from asynclock.stores.redis.encoding import NATIVE_RELEASES
+from asynclock.stores.redis.keys import channel, mark
+from asynclock.stores.redis.replies import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asynclock.stores.port import NodeConfig
+    from asynclock.stores.redis.connection import Once
+    from asynclock.stores.redis.restarts import Probation
+
+log = logging.getLogger("asynclock")
+
+
+async def handshake(
+    ask: Callable[..., Once], config: NodeConfig, probation: Probation, label: str
+) -> tuple[tuple[str, ...], bool]:
+    """The server's own release, if it has one and we may use it, and whether notices come. What the server says of
+    itself goes to its probation."""
+    natives = ask("COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
+    asked = [ask("SCRIPT", "LOAD", kind.script) for kind in config.kinds]
+    if config.quarantine is not None:
+        asked += [ask("INFO", "server"), ask("GET", mark(config.prefix))]
+    answers = await asyncio.gather(*(once.answer_of() for once in asked), return_exceptions=True)
+    native: tuple[str, ...] = ()
+    with contextlib.suppress(ServerError):  # COMMAND is forbidden: then scripts do all
+        there = await natives.answer_of()
+        native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
+    for answer in answers:
+        if isinstance(answer, ServerError):
+            probation.cannot_check(answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+    if config.quarantine is not None:
+        probation.learn(*answers[-2:])
+    return native, await _listen(ask, config, label)
+
+
+async def _listen(ask: Callable[..., Once], config: NodeConfig, label: str) -> bool:
+    """Rule 6 of `node.py`."""
+    try:
+        await ask("HELLO", "3").answer_of()
+        await ask("SUBSCRIBE", channel(config.ear.tag)).answer_of()
+        await ask("PUBLISH", channel(""), "").answer_of()  # a server that forbids this cannot notify anyone
+    except ServerError as error:
+        log.warning("asynclock: %s sends no notices (%s): who waits for a lock there polls", label, error)
+        return False
+    return True

@@ -1,0 +1,118 @@
+"""Who a server is, and whether it may vote: the delayed restart of the Redlock page, and one vote per server.
+
+A server that restarted may have forgotten holds, so it casts no vote until every hold that it may have forgotten has
+ended. A deployment that is new has nothing to forget; the quorum decides that over all nodes (`trust`). First use
+leaves a mark on each server, its own run_id: whoever comes later finds a young server with its *own* mark, and knows
+that somebody found the deployment new since it started; an older mark, or none beside marked ones, means a restart.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asynclock.stores.port import Facts, SameServer
+from asynclock.stores.redis.replies import Fault, ServerError, config_error, fault_of
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock.stores.port import NodeConfig
+
+
+class Dialer(Protocol):
+    """The store whose node it is, which all loops share: it makes connections to one server."""
+
+    label: str
+    run_id: str  # of the server last met there
+    replaced: tuple[str, float]  # the server that was met in place of another, and when, on the clock
+
+    async def dial(self) -> AbstractConnection:
+        """A new connection from the user's settings, not yet connected."""
+
+
+class Probation:
+    """What is known of one node's server."""
+
+    def __init__(self, dialer: Dialer, config: NodeConfig) -> None:
+        self.facts: Facts | None = None
+        self._dialer = dialer
+        self._servers = config.servers
+        self._quarantine = config.quarantine or 0.0
+        self._now = config.clock.now
+        self._silent_until = 0.0
+        self._warned = False
+
+    @property
+    def left(self) -> float:
+        """Seconds for which it still casts no vote."""
+        return self._silent_until and max(0.0, self._silent_until - self._now())
+
+    @property
+    def over(self) -> bool:
+        """Whether it was on probation, and has just served its time."""
+        return bool(self._silent_until) and not self.left
+
+    def learn(self, info: Any, mark: Any) -> None:
+        """From the answers to INFO and to GET mark, on a new connection. Raises SameServer."""
+        told = dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
+        run_id = told.get("run_id", "")
+        uptime = float(told.get("uptime_in_seconds", "inf"))
+        self._refuse_double(run_id)
+        if self.facts is not None and self.facts.run_id == run_id:
+            return
+        before, self._dialer.run_id = self._dialer.run_id, run_id or self._dialer.run_id
+        if run_id and before not in ("", run_id):
+            self._dialer.replaced = run_id, self._now()
+        replacement, since = self._dialer.replaced
+        self.facts = Facts(
+            run_id=run_id,
+            mark=mark.decode(errors="replace") if isinstance(mark, bytes) else "",
+            seen_other=bool(run_id) and replacement == run_id,
+            young=uptime < self._quarantine,
+        )
+        if self.facts.seen_other:  # whatever its age: it may be a replica that lagged behind the one before
+            self._silent_until = since + self._quarantine
+        elif self.facts.young and self.facts.mark != run_id:
+            self._silent_until = self._now() + self._quarantine - uptime
+        else:
+            self._silent_until = 0.0
+
+    def learn_mark(self, mark: Any) -> None:
+        """From a later look at the mark: whether somebody else found the deployment new meanwhile."""
+        facts = self.facts
+        if facts is not None and not facts.seen_other and mark == facts.run_id.encode():
+            self.facts = facts._replace(mark=facts.run_id)
+            self._silent_until = 0.0
+
+    def trust(self) -> str:
+        """Let it vote. Answers the mark that it has to be left, "" where it bears it."""
+        self._silent_until = 0.0
+        if self.facts is None or self.facts.mark == self.facts.run_id:
+            return ""
+        self.facts = self.facts._replace(mark=self.facts.run_id)
+        return self.facts.run_id
+
+    def cannot_check(self, error: ServerError) -> None:
+        """INFO, SCRIPT LOAD or the mark is forbidden here (managed Redis): locks work, checks do not."""
+        if fault_of(error) is Fault.CONFIG and "NOAUTH" in str(error):
+            raise config_error(self._dialer.label, error)
+        if str(error).partition(" ")[0] in {"LOADING", "MASTERDOWN", "READONLY"}:
+            raise ConnectionError(f"{self._dialer.label}: {error}")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._dialer.label} forbids what the check for restarted or doubled servers needs ({error}); "
+                "locks work, but such a server is not noticed",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _refuse_double(self, run_id: str) -> None:
+        """One server must not vote for two nodes, whenever it shows that it is one."""
+        label = self._dialer.label
+        other = self._servers.setdefault(run_id, label) if run_id else label
+        if other != label:
+            raise SameServer(f"{other} and {label} are the same server: name each server once")
+        for known in [known for known, whose in self._servers.items() if whose == label and known != run_id]:
+            del self._servers[known]

@@ -1,0 +1,114 @@
+"""Redis, Valkey and what speaks their protocol: TCP, TLS, unix sockets, ACL users, Sentinel."""
+
+from __future__ import annotations
+
+from os.path import isfile
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from asynclock._errors import ConfigError
+from asynclock.stores.redis.connection import CONNECT_TIMEOUT
+from asynclock.stores.redis.node import RedisNode
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock.stores.port import NodeConfig
+
+SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
+"""The url schemes served here, and what redis-py calls them."""
+
+_SPEAK = {
+    "protocol": 2,
+    "decode_responses": False,
+    "encoding": "utf-8",
+    "encoding_errors": "strict",
+    "health_check_interval": 0,
+    "retry_on_timeout": False,
+    "retry_on_error": [],
+    "maint_notifications_config": None,
+    "himport_registry": None,
+    "event_dispatcher": None,
+}
+"""Ours, whatever the user's client does: no retries behind our back, and plain replies."""
+
+
+class RedisStore:
+    """One server, by url or by the user's own `redis.asyncio.Redis`."""
+
+    clock = None
+
+    def __init__(self, server: str | Redis) -> None:
+        self.run_id = ""
+        self.replaced = "", 0.0
+        self._pool = server.connection_pool if isinstance(server, Redis) else _pool(server)
+        self.label = _label(self._pool)
+        unknown = ""
+        try:
+            self._connection()
+        except TypeError as error:
+            unknown = str(error)
+        if unknown and isinstance(server, str) and "@" in server.partition("?")[2]:  # a password with a ? in it
+            raise ConfigError(f"a setting of a url is none that redis-py knows: {_ENCODED}")
+        if unknown:
+            raise ConfigError(f"{self.label}: redis-py does not know a setting of this url ({unknown})")
+
+    def __repr__(self) -> str:
+        return f"<RedisStore {self.label}>"
+
+    def open(self, config: NodeConfig) -> RedisNode:
+        return RedisNode(self, config)
+
+    async def dial(self) -> AbstractConnection:
+        """A connection of our own, made as the user's pool would make it."""
+        for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+            file = self._pool.connection_kwargs.get(option)
+            if file and not isfile(file):  # noqa: ASYNC240 - once per connection, and local
+                raise ConfigError(f"{self.label}: there is no file {file}: correct {option}")
+        return self._connection()
+
+    def _connection(self) -> AbstractConnection:
+        theirs = self._pool.connection_kwargs
+        ours = {key: value for key, value in theirs.items() if not key.startswith(("maint_", "orig_"))}
+        ours |= {key: value for key, value in _SPEAK.items() if key in theirs or value is not None}
+        ours["retry"] = Retry(NoBackoff(), 0)
+        ours["socket_timeout"] = theirs.get("socket_timeout") or CONNECT_TIMEOUT
+        connection: AbstractConnection = self._pool.connection_class(**ours)
+        return connection
+
+
+_ENCODED = "user and secret are percent-encoded (%2C for a comma), and each of several urls begins with its scheme"
+
+
+def _pool(url: str) -> ConnectionPool:
+    scheme, _, rest = url.partition("://")
+    how = f"write it as {scheme}://{'path' if scheme == 'unix' else 'host:port/db'}; {_ENCODED}"
+    try:
+        pool = ConnectionPool.from_url(f"{SCHEMES[scheme.lower()]}://{rest}")
+        parts = urlsplit(url)
+    except (ValueError, TypeError):  # their messages may show the password
+        pool = None
+    if pool is None:  # outside of the except: their error is not even the context of ours
+        raise ConfigError(f"a {scheme} url could not be read: {how}")
+    db = parts.path.strip("/")
+    odd = not parts.path if scheme == "unix" else bool(db) and not db.isdigit()
+    # A part of a password, cut off by a character that is not encoded, must not be taken for a host, and shown as one.
+    odd = odd or bool(parts.fragment) or "," in (parts.hostname or "")
+    if odd or any("=" not in each for each in parts.query.split("&") if each):
+        raise ConfigError(f"a {scheme} url has no path, or no number for its db, or a part that means nothing: {how}")
+    return pool
+
+
+def _label(pool: ConnectionPool) -> str:
+    """Where it is, without user or password."""
+    said = pool.connection_kwargs
+    db = f"/{said['db']}" if said.get("db") else ""
+    if "path" in said:
+        return f"unix://{said['path']}{db}"
+    if hasattr(pool, "service_name"):
+        return f"sentinel://{pool.service_name}{db}"
+    return f"{said.get('host', 'localhost')}:{said.get('port', 6379)}{db}"

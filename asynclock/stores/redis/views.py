@@ -1,0 +1,51 @@
+"""What a Redis server knows of its names, for `inspect` and `holders`."""
+
+from __future__ import annotations
+
+from os.path import dirname, join
+from typing import TYPE_CHECKING, Any
+
+from asynclock._options import RESERVED
+from asynclock.stores.port import View
+from asynclock.stores.redis.keys import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import TypeAlias
+
+    Command: TypeAlias = Callable[..., Awaitable[Any]]  # runs one command on the node's connection
+
+with open(join(dirname(__file__), "scripts", "inspect.lua"), encoding="utf-8") as file:
+    _SCRIPT = file.read()
+
+_PAGE = "500"
+"""So many keys a SCAN looks at: one step keeps the server busy for well under a ms."""
+
+
+async def view(run: Command, prefix: str, name: str) -> View:
+    """One name."""
+    at = keys(prefix, name)
+    kind, holds, fence, waiters = await run("EVAL", _SCRIPT, "3", at.hold, at.fence, at.queue)
+    return View(
+        kind.decode(),
+        tuple((_text(who), None if left < 0 else float(left) / 1000) for who, left in _pairs(holds)),
+        int(fence) if fence.isdigit() else 0,
+        tuple((int(float(order)), _text(who)) for who, order in _pairs(waiters)),
+    )
+
+
+async def names(run: Command, prefix: str, begin: str, cursor: str) -> tuple[str, list[str]]:
+    """Some of the names that begin so, and the cursor for more ("0": that was all)."""
+    where = prefix + begin
+    pattern = "".join(f"\\{each}" if each in "*?[]\\" else each for each in where)
+    after, found = await run("SCAN", cursor, "MATCH", f"{pattern}*", "COUNT", _PAGE)
+    told = [_text(key)[len(prefix) :] for key in found]
+    return after.decode(), [name for name in told if name and not name.startswith(RESERVED)]
+
+
+def _pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
