@@ -53,7 +53,7 @@ class ClientOptions(LockOptions, total=False):
     node_timeout: Seconds | None
     """When a node's silence counts as no vote (default: 0.05 on a quorum, lease/10 on one node)."""
     patience: Seconds
-    """How long an acquire without timeout goes on while a majority is out of reach (default 5)."""
+    """How long an acquire rides out an outage, at most, in seconds (default 5); never beyond its timeout."""
     fence_memory: Seconds
     """How long a name's fencing counter outlives its last hold (default 3600)."""
     trust_restarts: bool

@@ -86,7 +86,7 @@ class Redlock:
         return f"<Redlock {', '.join(store.label for store in self._stores) or 'not configured'}>"
 
     def __copy__(self) -> Self:
-        return self  # as a logger does: a copy would share our sockets, and not be told of a fork
+        return self  # a copy would share the sockets, and the fork hook would not reset it
 
     def __deepcopy__(self, memo: object) -> Self:
         return self

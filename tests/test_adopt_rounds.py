@@ -20,9 +20,9 @@ from asynclock.stores.port import NodeConfig, Sink
 from asynclock.stores.redis.keys import keys
 from tests.fakes import FakeClock
 from tests.leaving import Make
+from tests.proxied import behind_proxies, forget, learn, told, unknown
 from tests.servers import Server, Servers
 from tests.still import Memory, Still, turns
-from tests.test_lost_on_the_way import behind_proxies, forget, learn, told, unknown
 from tests.waiters import LIMIT, LONG, holder, until, urls_of
 
 # -- the second round ------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from asynclock import ConfigError, LockLost, Redlock
+from tests.proxied import behind_proxies
 from tests.proxy import Proxy
 from tests.servers import Server, Servers
-from tests.test_lost_on_the_way import behind_proxies
 from tests.waiters import LIMIT, LONG, holder, until
 
 nodes = pytest.mark.parametrize("nodes", [1, 3])

@@ -15,10 +15,10 @@ from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.redis.keys import keys
 from tests.far import Beyond
 from tests.leaving import sent
+from tests.proxied import behind_proxies, forget, learn, unknown
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.still import Still, turns
-from tests.test_lost_on_the_way import behind_proxies, forget, learn, unknown
 from tests.waiters import LIMIT, LONG, back, calls, holder, until, urls_of
 
 

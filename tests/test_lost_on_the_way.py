@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +13,10 @@ import pytest
 
 from asynclock import Lease, Redlock
 from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
-from asynclock.rules.mutex import MUTEX
 from asynclock.stores.memory import MemoryNode
 from asynclock.stores.port import NodeConfig, Sink
 from tests.fakes import FakeClock
-from tests.proxy import Proxy
+from tests.proxied import behind_proxies, forget, learn, unknown, whole
 from tests.servers import Server
 from tests.still import Memory, Still, idle, turns
 from tests.waiters import LIMIT, LONG, holder, in_queue, until, urls_of
@@ -82,45 +81,6 @@ async def test_a_majority_refuses_a_release(five: list[Server], name: str) -> No
 
 
 # -- servers that forget the script ----------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def behind_proxies(servers: list[Server], **options: Any) -> AsyncIterator[tuple[Redlock, list[Proxy]]]:
-    """A client that sees each of them through a proxy."""
-    async with AsyncExitStack() as stack:
-        proxies = [await stack.enter_async_context(Proxy(each.path.with_suffix(".p"), each.path)) for each in servers]
-        client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), **options))
-        for each in proxies:
-            stack.callback(each.let_go)
-        yield client, proxies
-
-
-def told(server: Server, section: str, name: str, word: str) -> int:
-    """A number of the server's own statistics; 0 where it has none."""
-    with server.cli() as cli:
-        found: Any = cli.info(section)
-    return int(found.get(name, {}).get(word, 0))
-
-
-def unknown(server: Server) -> int:
-    """So often it has not known the script."""
-    return told(server, "errorstats", "errorstat_NOSCRIPT", "count")
-
-
-def whole(server: Server) -> int:
-    """So often it was sent the script itself."""
-    return told(server, "commandstats", "cmdstat_eval", "calls")
-
-
-def learn(server: Server) -> None:
-    """Another client loads the script."""
-    with server.cli() as cli:
-        cli.script_load(MUTEX.script)
-
-
-def forget(server: Server) -> None:
-    with server.cli() as cli:
-        cli.script_flush()
 
 
 def calls_in_vain(client: Redlock, name: str, nodes: int) -> None:

@@ -100,7 +100,7 @@ class Pace:
 
     def after_outage(self, now: float, give_up: float) -> Look | None:
         """When to try again; None: the time is over. The last try comes early enough for its answer: a try
-        that is cut off at the end is silent, and hides the real reason. After it the waiter only waits for the end."""
+        that is cut off at the end is silent, and hides the real reason. After it the waiter sleeps until the end."""
         limit = self.outage_limit(now, give_up)
         if now >= limit:
             return None

@@ -133,8 +133,8 @@ class Hold:
             self.check()
 
     def release(self, rest: float = 0.0, at_once: bool = False, done: bool = False) -> Ballot:
-        """Give it back; the name stays taken for another `rest` seconds, as `done` or by
-        min_hold. `at_once` as in Quorum.ask."""
+        """Give it back; the name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).
+        `at_once` as in Quorum.ask."""
         self.over = True
         self.op.undone = True
         grant, quorum = self.op, self.session.quorum
@@ -237,7 +237,7 @@ class Hold:
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self.token, grant.memory)
         if verb is ACQUIRE:
             self._healed |= 1 << index
-            if self._denials:  # it may have the key again: only its next word says
+            if self._denials:  # it may have the key again: its next reply decides
                 self._denials.pop(index, None)
         op.undone = True  # a heal is never sent twice: the release may have overtaken it
         now = session.clock.now()

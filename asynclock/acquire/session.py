@@ -73,7 +73,7 @@ class Session:
         self.waiting: dict[str, Wait] = {}  # random part of an id -> whose ticket it is
         self.forked = False
         self.closed = False  # nothing new begins
-        self.hung_up = False  # nothing can be sent any more; until then a release still is
+        self.hung_up = False  # until this is True, releases are still sent
         self.ready = False
         quarantine = None if len(stores) == 1 else 0.0 if settings.trust_restarts else settings.max_lease + 1.0
         servers: dict[str, str] = {}

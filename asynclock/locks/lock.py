@@ -57,7 +57,7 @@ class Lock:
         return f"<Lock {self._kind.name} {brief(self._name)}>"
 
     def __copy__(self) -> Self:
-        return self  # a recipe that tasks share; a copy would know nothing of what was taken through this one
+        return self  # a copy would not know the leases that were acquired through this Lock
 
     def __deepcopy__(self, memo: object) -> Self:
         return self

@@ -145,7 +145,7 @@ class Ballot:
             for late in self.late:
                 late(self, index)
             if self.late and self.complete:
-                self.late = ()  # whom it told is free to go
+                self.late = ()  # its owner can be collected
             return
         if self._everyone and not self.complete:
             return
@@ -175,7 +175,7 @@ class Ballot:
         self.outcome = outcome
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(outcome)
-        told, self.on_settled = self.on_settled, None  # a hold keeps its ballot, and shall not keep who asked
+        told, self.on_settled = self.on_settled, None  # the hold keeps this ballot, not the waiter
         if told is not None:
             told(self)
 

@@ -170,7 +170,7 @@ class Unheard(Once):
 
 
 class Debt:
-    """A sink for what nobody waits for."""
+    """Ignores the reply to a command that nobody awaits."""
 
     def __init__(self, op: Op, sent: float, deadline: float) -> None:
         self.op = op

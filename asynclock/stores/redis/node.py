@@ -367,7 +367,7 @@ class RedisNode:
         if self._debts:
             await self._pay_last()
         if (link := self._link) is not None:
-            self._fail_all(link, self.error)  # who is told may have something to take back: that leaves, too
+            self._fail_all(link, self.error)  # a sink that fails here may send an undo, which leaves, too
             self._link = None
             link.hang_up()
         if self._timer is not None:
