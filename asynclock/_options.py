@@ -164,8 +164,9 @@ def seconds(option: str, value: object, *, zero: bool = False) -> float:
     return value
 
 
-FIRST_CONNECT = 5.0
-"""Seconds that a first use waits for connections where neither its timeout nor `patience` gives more."""
+CONNECT_TIMEOUT = 5.0
+"""Seconds for TCP, TLS and login together, unless the user's settings are shorter. A first use waits as long, unless
+its timeout or `patience` gives more."""
 
 QUORUM_TIMEOUT = 0.05
 """The default node_timeout where other nodes can answer, in seconds."""

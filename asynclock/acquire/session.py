@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, brief
 from asynclock._loop import no_loop
-from asynclock._options import FIRST_CONNECT, QUORUM_TIMEOUT, RELEASE_TIMEOUT, LockSettings, node_timeout
+from asynclock._options import CONNECT_TIMEOUT, QUORUM_TIMEOUT, RELEASE_TIMEOUT, LockSettings, node_timeout
 from asynclock.acquire.watchdog import Watchdog
 from asynclock.quorum.quorum import Quorum
 from asynclock.rules.model import ALONE, BROKEN, FAMILIES, ID_LENGTH, TAG_LENGTH, Kind, Queueing, parse_notice
@@ -105,7 +105,7 @@ class Session:
 
     def connect_limit(self, wait: float | None) -> float:
         """Seconds that a first use waits for connections. A timeout or a patience of 0 allows one attempt, too."""
-        return wait or max(self.settings.patience, FIRST_CONNECT)
+        return wait or max(self.settings.patience, CONNECT_TIMEOUT)
 
     def check_open(self) -> None:
         """Raise ConfigError once the client was closed."""

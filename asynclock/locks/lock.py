@@ -199,8 +199,8 @@ class Lock:
 
     def _remember(self, lease: Lease) -> None:
         mine = self._tenures.setdefault(lease._taker, [])
-        if len(mine) > 1 and _is_past(mine[-1]) and _is_past(mine[-2]):
-            del mine[-2]  # one that ended is enough for release() to raise LockLost
+        if mine and _is_past(mine[-1]):
+            mine.pop()  # the new one is what release() gives back, and what it tells the loss of
         mine.append(lease)
         if len(self._tenures) > self._purge_at:
             ended = [

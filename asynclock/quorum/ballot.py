@@ -196,10 +196,6 @@ class Ballot:
             if vote is None or (self._maybe >> i & 1 if isinstance(vote, Exception) else vote[0] == 1)
         ]
 
-    def let_in(self) -> list[int]:
-        """The nodes that said yes."""
-        return [i for i, vote in enumerate(self.votes) if isinstance(vote, list) and vote[0] == 1]
-
     def kept_out(self) -> list[int]:
         """The nodes that did not say yes; without those that have not answered."""
         return [i for i, v in enumerate(self.votes) if v is not None and (isinstance(v, Exception) or v[0] != 1)]

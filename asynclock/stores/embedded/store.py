@@ -29,8 +29,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
+from asynclock._options import CONNECT_TIMEOUT
 from asynclock.stores.embedded import server as valkey
-from asynclock.stores.redis.connection import CONNECT_TIMEOUT
 from asynclock.stores.redis.node import RedisNode
 
 if TYPE_CHECKING:

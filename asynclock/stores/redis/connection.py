@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Sink
     from asynclock.stores.redis.node import RedisNode
 
-CONNECT_TIMEOUT = 5.0
-"""For TCP, TLS and login together, in seconds, unless the user's settings are shorter."""
-
 CHUNK = 16
 """So many commands of one loop turn leave together. All in one write would have the client wait while the server works
 and the server wait while the client does (docs/decisions.md)."""

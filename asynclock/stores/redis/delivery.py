@@ -8,7 +8,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from asynclock.stores.redis.connection import CONNECT_TIMEOUT, Debt
+from asynclock._options import CONNECT_TIMEOUT
+from asynclock.stores.redis.connection import Debt
 from asynclock.stores.redis.encoding import encode
 from asynclock.stores.redis.replies import ServerError
 

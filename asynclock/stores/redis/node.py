@@ -32,9 +32,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError
+from asynclock._options import CONNECT_TIMEOUT
 from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
 from asynclock.stores.redis import replies
-from asynclock.stores.redis.connection import CONNECT_TIMEOUT, Debt, Link, Once, is_overdue, patience, take_over
+from asynclock.stores.redis.connection import Debt, Link, Once, is_overdue, patience, take_over
 from asynclock.stores.redis.delivery import Delivery
 from asynclock.stores.redis.encoding import (
     PLAIN_NO,

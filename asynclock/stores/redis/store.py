@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
-from asynclock.stores.redis.connection import CONNECT_TIMEOUT
+from asynclock._options import CONNECT_TIMEOUT
 from asynclock.stores.redis.node import RedisNode
 
 if TYPE_CHECKING:
