@@ -377,6 +377,7 @@ SIGNALLED = """
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     try:
         asyncio.run(main())
     except KeyboardInterrupt:
