@@ -17,12 +17,12 @@ from asynclock import Redlock
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
 from asynclock.stores.memory import MemoryStore
-from tests.limits import (  # noqa: F401 - hooks of pytest
+from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_runtest_makereport,
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
-from tests.servers import Server, Servers, container_urls
+from tests.support.servers import Server, Servers, container_urls
 
 _numbers = itertools.count()
 

@@ -1,0 +1,40 @@
+"""The rule and the script of several names are one: random histories on three names of mixed kinds, of ops at one of
+them and at some together; replies, full states and what is told to others are compared after each step.
+
+`ASYNCLOCK_EXAMPLES=20000 pytest tests/agreement/test_multi_agreement.py` plays that many, other ones each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+
+from tests.agreement.test_mutex_agreement import playing
+from tests.agreement.test_shared_agreement import agree_on
+from tests.support.shared_agreement import Ensemble
+from tests.support.shared_directed import FAMILIES, directed
+from tests.support.shared_histories import Play, plays
+from tests.support.stage import Stage, staged
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """A server of this module's own."""
+    with staged() as stage:
+        yield stage
+
+
+@playing(150)
+@given(play=plays(FAMILIES["multi"][0], count=3))
+def test_decide_all_and_script_agree_over_hours(stage: Stage, play: Play) -> None:
+    """All or none, who waits at which name, who is served where, the one fence, and what is told of it."""
+    world, steps = play
+    Ensemble(stage, world).play(steps)
+
+
+def test_decide_all_and_script_agree_on_named_histories(stage: Stage) -> None:
+    """Those that were worth a name, of the mutex and of its own."""
+    for name, play in directed("multi").items():
+        agree_on(stage, name, play)

@@ -1,0 +1,58 @@
+"""The rule and the scripts of the kinds that several may hold are one: random histories over hours; replies, full state
+and what is told to others are compared after each step.
+
+`ASYNCLOCK_EXAMPLES=20000 pytest tests/agreement/test_shared_agreement.py` plays that many, other ones each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+
+from tests.agreement.test_mutex_agreement import playing
+from tests.support.shared_agreement import Ensemble
+from tests.support.shared_directed import directed
+from tests.support.shared_histories import Play, plays
+from tests.support.stage import Stage, staged
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    """A server of this module's own."""
+    with staged() as stage:
+        yield stage
+
+
+@playing(200)
+@given(play=plays(["read-write"]))
+def test_decide_and_script_of_read_write_agree_over_hours(stage: Stage, play: Play) -> None:
+    """Who is let in, who waits in which order, who is served, what ends, and what is told of it."""
+    world, steps = play
+    Ensemble(stage, world).play(steps)
+
+
+@playing(200)
+@given(play=plays(["semaphore"]))
+def test_decide_and_script_of_semaphores_agree_over_hours(stage: Stage, play: Play) -> None:
+    """The same, and which slots are taken."""
+    world, steps = play
+    Ensemble(stage, world).play(steps)
+
+
+@pytest.mark.parametrize("family", ["read-write", "semaphore"])
+def test_decide_and_script_agree_on_named_histories(stage: Stage, family: str) -> None:
+    """Those that were worth a name, of the mutex and of its own."""
+    for name, play in directed(family).items():
+        agree_on(stage, name, play)
+
+
+def agree_on(stage: Stage, name: str, play: Play) -> None:
+    """They do; or else the history is named."""
+    world, steps = play
+    try:
+        Ensemble(stage, world).play(steps)
+    except AssertionError as error:
+        error.add_note(f"in the history: {name}")
+        raise

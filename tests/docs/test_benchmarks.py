@@ -1,0 +1,52 @@
+"""The benchmarks where sides are not installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HIDDEN = ("pottery", "aioredlock", "uvloop")
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The benchmarks, in an environment without those modules and without Node.js."""
+    folder.joinpath("sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({HIDDEN!r}))\n")
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments, "--rounds", "1", "--seconds", "0.02"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": str(folder), "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(180)
+def test_a_side_that_is_not_installed_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    """Each such side is named with what to install, in P3 and P6; what needs it is not judged; the rest is."""
+    ran = run(tmp_path, "P6", "P3")
+    assert ran.returncode == 0, ran.stderr
+    said = re.sub(r"[\s\u2500-\u257f]+", " ", ran.stdout)  # without the tables' lines
+    assert "Traceback" not in ran.stdout + ran.stderr
+    for side, module in ("pottery", "pottery"), ("pottery AIORedlock", "pottery"), ("aioredlock", "aioredlock"):
+        assert f" {side} failed: ImportError: {module} is not installed: pip install" in said
+    assert " redis-semaphore failed: it is not installed: get Node.js" in said
+    for target in "acquisitions/s, asynclock / pottery", "cycles/s, asynclock / aioredlock":
+        assert re.search(rf" {target} >= \d+ ImportError: .*? not judged ", said)
+    for target in "1 node: acquisitions/s, asynclock / redis-py", "cycles/s, asynclock / gather over redis-py":
+        assert re.search(rf" {target} >= \d+ [\d.]+ \([\d.]+ to [\d.]+\) (yes|NO) ", said)
+
+
+def test_uvloop_that_is_not_installed_is_told(tmp_path: Path) -> None:
+    """Before anything is measured."""
+    ran = run(tmp_path, "P10", "--uvloop")
+    assert ran.returncode == 2
+    assert "uvloop is not installed" in ran.stderr
+    assert "Traceback" not in ran.stderr

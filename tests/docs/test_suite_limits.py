@@ -1,0 +1,121 @@
+"""The suite's own limits: a test that hangs fails, the tests after it run, and the report shows where it hung."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+HANGS = """
+import asyncio, contextlib, subprocess, time
+import pytest
+
+async def never_set():
+    await asyncio.Event().wait()
+
+async def test_coroutine():
+    await never_set()
+
+async def test_task():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(never_set())
+
+async def test_busy_loop():
+    while True:
+        await asyncio.sleep(0)
+
+async def test_background_task():
+    async def spin():
+        while True:
+            await asyncio.sleep(0)
+
+    spinning = asyncio.create_task(spin())
+    await never_set()
+
+async def test_blocked_loop():
+    time.sleep(1000)
+
+def test_child_process():
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        try:
+            child.wait()
+        finally:
+            child.kill()
+
+@pytest.fixture
+async def hanging():
+    yield
+    await never_set()
+
+async def test_tear_down_after_a_failure(hanging):
+    assert False, "it fails first"
+
+@pytest.mark.timeout(60)
+async def test_next():
+    await asyncio.sleep(0)
+"""
+
+
+def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """pytest over this program, with our conftest and settings."""
+    folder.joinpath("conftest.py").write_text("from tests.conftest import *\n")
+    folder.joinpath("test_hanging.py").write_text(program)
+    settings = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, *options, str(folder)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(240)
+def test_a_test_that_hangs_fails(tmp_path: Path) -> None:
+    """On both loops; also where the loop is blocked, and in the tear-down of a test that failed. The next test runs."""
+    ran = run(tmp_path, HANGS, "-o", "timeout=1")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    why = "tests.support.limits.Hung: Timeout (>1.0s)"
+    for loop in ("asyncio", "uvloop"):
+        for name in ("coroutine", "task", "busy_loop", "background_task", "blocked_loop"):
+            assert f"FAILED test_hanging.py::test_{name}[{loop}] - {why}" in ran.stdout
+        assert f"ERROR test_hanging.py::test_tear_down_after_a_failure[{loop}] - {why}" in ran.stdout
+    assert f"FAILED test_hanging.py::test_child_process - {why}" in ran.stdout
+    assert "13 failed, 2 passed" in ran.stdout
+    assert re.search(r"1 wait here:\n.* in test_coroutine\n.* in never_set\n", ran.stdout)
+
+
+@pytest.mark.timeout(240)
+def test_a_test_that_hangs_in_a_worker_fails(tmp_path: Path) -> None:
+    """With xdist the worker lives on."""
+    ran = run(tmp_path, HANGS, "-o", "timeout=1", "-n", "1", "-k", "coroutine or next")
+    assert "2 failed, 2 passed" in ran.stdout
+    assert "crashed" not in ran.stdout
+
+
+STUBBORN = """
+import time
+
+def test_that_swallows_the_signal():
+    while True:
+        try:
+            time.sleep(1000)
+        except BaseException:
+            pass
+"""
+
+
+@pytest.mark.timeout(240)
+def test_a_test_that_swallows_the_signal_ends_with_its_process(tmp_path: Path) -> None:
+    """Nothing else could end it. stderr shows the stack."""
+    ran = run(tmp_path, STUBBORN, "-o", "timeout=1", "-o", "faulthandler_timeout=2")
+    assert ran.returncode == 1
+    assert "in test_that_swallows_the_signal" in ran.stderr

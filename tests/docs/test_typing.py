@@ -1,0 +1,81 @@
+"""Programs as users write them, under mypy --strict and pyright strict: what is right passes, what is wrong is told.
+
+typed/ok_*.py pass both. In typed/bad_*.py both find an error in each line marked `# E:`, and in no other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+TYPED = Path(__file__).parent / "typed"
+OK = sorted(TYPED.glob("ok_*.py"))
+BAD = sorted(TYPED.glob("bad_*.py"))
+
+Found = dict[str, dict[int, str]]  # file -> line -> what is wrong there
+
+
+def run(*command: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: it found errors; more: it failed itself
+    return done.stdout
+
+
+def mypy(cache: Path) -> Found:
+    options = ["--strict", "--config-file=", "--output=json", f"--cache-dir={cache}", "--python-version=3.11"]
+    found: Found = defaultdict(dict)
+    for line in run("mypy", *options, *map(str, OK + BAD)).splitlines():
+        if line.startswith("{") and (said := json.loads(line))["severity"] == "error":
+            found[Path(said["file"]).name][said["line"]] = said["message"]
+    return found
+
+
+def pyright(folder: Path) -> Found:
+    config = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(REPO)]}
+    config |= {"include": [str(path) for path in OK + BAD]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(config))
+    told = json.loads(run("basedpyright", "--project", str(folder), "--pythonpath", sys.executable, "--outputjson"))
+    assert told["summary"]["filesAnalyzed"] == len(OK + BAD)
+    found: Found = defaultdict(dict)
+    for said in told["generalDiagnostics"]:
+        if said["severity"] == "error":
+            found[Path(said["file"]).name][said["range"]["start"]["line"] + 1] = said["message"]
+    return found
+
+
+@pytest.fixture(scope="module", params=["mypy", "pyright"])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What one checker finds; it runs once for all files."""
+    folder = tmp_path_factory.mktemp(request.param)
+    return mypy(folder) if request.param == "mypy" else pyright(folder)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("path", OK, ids=lambda path: path.stem)
+def test_right_programs_pass(found: Found, path: Path) -> None:
+    """Not a line of what a user writes rightly is an error."""
+    assert dict(found.get(path.name, {})) == {}
+
+
+@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
+def test_mistakes_are_told(found: Found, path: Path) -> None:
+    """Each marked line is an error, and no other."""
+    lines = path.read_text("utf-8").splitlines()
+    marked = {number for number, line in enumerate(lines, 1) if re.search(r"# E:", line)}
+    wrong = found.get(path.name, {})
+    assert marked
+    missed = {number: lines[number - 1] for number in marked - set(wrong)}
+    assert (missed, {number: wrong[number] for number in set(wrong) - marked}) == ({}, {})
+
+
+def test_none_is_left_out() -> None:
+    """A folder that moved would pass everything."""
+    assert len(OK) == 10
+    assert len(BAD) == 3

@@ -1,0 +1,234 @@
+"""What an adoption asks the nodes for: its fence counts on a majority before the caller has it, an adoption that was
+given up is carried out nowhere afterwards, and no error shows a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+
+import pytest
+import redis as blocking
+
+from asynclock import ConfigError, LockError, LockNotHeld, QuorumUnavailable, Redlock
+from asynclock.acquire.handle import known_by
+from asynclock.rules.model import ID_LENGTH, Op, Verb
+from asynclock.stores.memory import MemoryNode
+from asynclock.stores.port import NodeConfig, Sink
+from asynclock.stores.redis.keys import keys
+from tests.support.cancelled_waits import Make
+from tests.support.fake_clock import FakeClock
+from tests.support.proxied_clients import behind_proxies, forget, learn, told, unknown
+from tests.support.servers import Server, Servers
+from tests.support.still_clock import Memory, Still, turns
+from tests.support.waiters import LIMIT, LONG, holder, until, urls_of
+
+# -- the second round ------------------------------------------------------------------------------------------------
+
+
+async def test_a_majority_knows_the_fence_of_an_adoption(shared_urls: list[str], name: str) -> None:
+    """The counters of the nodes are far apart when a handle is adopted: as soon as the caller has the lease, a majority
+    of the nodes has a counter that is as great as its fence."""
+    urls, majority = shared_urls, len(shared_urls) // 2 + 1
+    async with Redlock(*urls) as giver, Redlock(*urls) as taker:
+        await taker.health()
+        lease = await giver(name).acquire(timeout=None)
+        handle = await lease.detach()
+        key = keys("", name).fence
+        for ahead, url in enumerate(urls[:majority], 1):
+            with closing(blocking.Redis.from_url(url)) as cli:
+                cli.set(key, lease.fence + ahead * 10**9, px=60_000)
+        adopted = await taker.adopt(handle)
+        known = [int(_get(url, key)) for url in urls]  # without a turn of the loop in between
+        assert sum(fence >= adopted.fence for fence in known) >= majority
+        assert adopted.fence > lease.fence + 10**9
+        await adopted.release()
+
+
+def _get(url: str, key: str) -> bytes:
+    with closing(blocking.Redis.from_url(url)) as cli:
+        found = cli.get(key)
+    assert isinstance(found, bytes)
+    return found
+
+
+class NoRaise(Memory):
+    """A store that, while it `refuses`, does not carry out what raises its counter."""
+
+    refuses = False
+
+    def open(self, config: NodeConfig) -> MemoryNode:
+        return NoRaiseNode(self, config)
+
+
+class NoRaiseNode(MemoryNode):
+    def __init__(self, store: NoRaise, config: NodeConfig) -> None:
+        super().__init__(store, config)
+        self._mine = store
+
+    def send(self, op: Op, sink: Sink) -> None:
+        if self._mine.refuses and op.verb is Verb.EXTEND:
+            self._mine.asked.append((op.verb, 0.0))
+            error = ConnectionError("it hung up")
+            asyncio.get_running_loop().call_soon(partial(sink.fail, self._index, error, maybe=True))
+        else:
+            super().send(op, sink)
+
+
+async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
+    """The counters of three nodes are far apart, and two of them cannot be told the fence. The adoption goes on asking;
+    the caller has it once they can."""
+    still = Still(3, name)
+    stores = [NoRaise(FakeClock()) for _ in range(3)]
+    for store in stores:
+        store._time = store.clock = still.clock
+    still.stores = list(stores)
+    async with still.client(lease=LONG) as giver, still.client(lease=LONG) as taker:
+        await taker.health()
+        lease = await giver(name).acquire(timeout=None)
+        handle = await lease.detach()
+        for ahead, store in enumerate(stores):
+            state = store._states[name]
+            object.__setattr__(state, "fence", state.fence + ahead * 10**9)
+        for store in stores[:2]:
+            store.refuses = True
+        still.asked()
+        adopting = asyncio.create_task(taker.adopt(handle))
+        async with asyncio.timeout(LIMIT):
+            while (Verb.EXTEND, 0.0) not in stores[0].asked:
+                await asyncio.sleep(0)
+        await turns()
+        assert not adopting.done()
+        for store in stores:
+            store.refuses = False
+        async with asyncio.timeout(LIMIT):
+            while not adopting.done():
+                await still.until(still.clock.now() + 0.05)
+            adopted = await adopting
+        assert sum(store.state(name).fence >= adopted.fence for store in stores) > 1
+        await adopted.release()
+
+
+# -- an adoption that was given up -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_an_adoption_is_not_sent_again_after_it_was_given_up(servers: Servers, name: str, nodes: int) -> None:
+    """The servers have lost the script as a handle is adopted; another client loads it, the adopter is cancelled, and
+    its undo is carried out; only then comes the answer that the adoption was not. It is not sent again: the hold stays
+    as it was, and the handle serves another adopter."""
+    some = [servers.start() for _ in range(nodes)]
+    async with Redlock(*urls_of(some), lease=LONG) as giver, behind_proxies(some, lease=LONG) as (taker, proxies):
+        await taker.health()
+        lease = await giver(name).acquire(timeout=None)
+        handle = await lease.detach()
+        ours = lease._hold.op.id.encode()
+        for server, proxy in zip(some, proxies, strict=True):
+            forget(server)
+            proxy.hold_replies()
+        adopting = asyncio.create_task(taker.adopt(handle))
+        await until(lambda: all(unknown(server) for server in some))
+        for server in some:
+            learn(server)
+        before = [carried_out(server) for server in some]
+        adopting.cancel()
+        await asyncio.wait({adopting})
+        await until(lambda: all(carried_out(each) > sent for each, sent in zip(some, before, strict=True)))
+        for proxy in proxies:
+            proxy.let_go()
+        await taker.health()
+        await taker.health()  # behind all that was sent, and sent again
+        assert [holder(server, name) for server in some] == [ours] * nodes
+        async with asyncio.timeout(LIMIT):
+            adopted = await giver.adopt(handle)
+        await adopted.release()
+
+
+def carried_out(server: Server) -> int:
+    """So many scripts it has been asked for by their digest."""
+    return told(server, "commandstats", "cmdstat_evalsha", "calls")
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def shows_no_secret(error: LockError, *secrets: str) -> None:
+    """Neither what it says, nor what it is made of, nor what led to it."""
+    told: list[str] = []
+    each: BaseException | None = error
+    while each is not None:
+        told += [str(each), repr(each), repr(each.__dict__), *getattr(each, "__notes__", ())]
+        each = each.__cause__ or each.__context__
+    told.append(repr(pickle.loads(pickle.dumps(error)).__dict__))
+    for secret in secrets:
+        assert not [text for text in told if secret in text]
+
+
+async def test_no_error_of_an_adoption_shows_an_id(make: Make, name: str) -> None:
+    """Not that of the hold, which the handle is made of, nor that of the client which tried: an id in a log would let
+    its reader release, or adopt, the hold of somebody else."""
+    giver, taker, late = make(), make(), make()
+    lease = await giver(name).acquire(timeout=None)
+    handle = await lease.detach()
+    adopted = await taker.adopt(handle)
+    with pytest.raises(LockNotHeld) as caught:
+        await late.adopt(handle)
+    shows_no_secret(
+        caught.value, known_by(handle).id[:ID_LENGTH], handle[12:40], adopted._hold.op.id[:ID_LENGTH],
+        late._session().tag,
+    )  # fmt: skip
+    await adopted.release()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("how", ["outage", "another-kind"])
+async def test_no_error_of_a_failed_adoption_shows_an_id(servers: Servers, name: str, nodes: int, how: str) -> None:
+    """The same where the servers are out of reach, or have something else under that name."""
+    some = [servers.start() for _ in range(nodes)]
+    async with Redlock(*urls_of(some)) as giver, Redlock(*urls_of(some), patience=0.2) as taker:
+        await taker.health()
+        handle = await (await giver.read(name).acquire(timeout=None)).detach()
+        raised: Callable[[Server], object] = Server.kill if how == "outage" else partial(put_list, name=name)
+        for server in some:
+            raised(server)
+        async with asyncio.timeout(LIMIT):
+            with pytest.raises(QuorumUnavailable if how == "outage" else ConfigError) as caught:
+                await taker.adopt(handle)
+        shows_no_secret(caught.value, known_by(handle).id[:ID_LENGTH], handle[12:40], taker._session().tag)
+
+
+def put_list(server: Server, name: str) -> None:
+    with server.cli() as cli:
+        cli.delete(name)
+        cli.rpush(name, "somebody's")
+
+
+# -- a round that failed ---------------------------------------------------------------------------------------------
+
+
+async def test_a_round_that_failed_leaves_no_key(servers: Servers, name: str) -> None:
+    """Two of three servers are frozen as a handle is adopted, so that the round fails; one comes back, and the next
+    round wins without the other, which has the adoption still in its socket. It carries that out later, and is told
+    the release all the same."""
+    some = [servers.start() for _ in range(3)]
+    async with (
+        Redlock(*urls_of(some), lease=LONG) as giver,
+        Redlock(*urls_of(some), lease=LONG, patience=LIMIT) as taker,
+    ):
+        lease = await giver(name).acquire(timeout=None)
+        handle = await lease.detach()
+        stuck = taker._session().quorum.nodes[0]
+        for server in some[:2]:
+            server.freeze()
+        adopting = asyncio.create_task(taker.adopt(handle))
+        await until(lambda: stuck.error is not None)  # its connection was dropped, with the adoption unanswered
+        some[1].thaw()
+        async with asyncio.timeout(LIMIT):
+            adopted = await adopting
+            await adopted.release()
+        some[0].thaw()
+        await until(lambda: stuck.error is None)
+        await taker.health()
+        assert [holder(server, name) for server in some] == [b""] * 3

@@ -1,0 +1,104 @@
+"""An operator breaks a lock, and the nodes do so one after the other: the holder loses it, knows why, and brings no key
+back (HAZARDS D7)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from asynclock import Lease, LockLost, Redlock
+from asynclock.quorum.denials import Denial, lost_to
+from tests.support.cancelled_waits import sent
+from tests.support.distant_stores import Beyond
+from tests.support.servers import Server
+from tests.support.waiters import LIMIT, LONG, holder, urls_of
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 5])
+async def test_d7_a_broken_hold_is_not_healed(five: list[Server], name: str, nodes: int) -> None:
+    """Each node is broken once the holder has dealt with the one before: no key comes back, the lease is held as long
+    as a majority keeps it, and the loss is told as what it is."""
+    some, majority = five[:nodes], nodes // 2 + 1
+    async with Redlock(*urls_of(some), lease=LONG) as client:
+        with pytest.raises(LockLost) as lost:
+            async with asyncio.timeout(LIMIT), client(name) as lease:
+                for count, server in enumerate(some[:majority], 1):
+                    assert lease.held
+                    await broken(server, name)
+                    while lease.held and forgotten(lease) < count:
+                        await asyncio.sleep(0)
+                    await sent([client])
+                    assert not any(holder(each, name) for each in some[:count])
+                await asyncio.Event().wait()
+        assert lost.value.reason == "broken"
+
+
+async def broken(server: Server, name: str) -> None:
+    """It is broken at that server alone."""
+    async with Redlock(server.url) as operator:
+        assert await operator.break_lock(name)
+
+
+def forgotten(lease: Lease) -> int:
+    """At so many nodes its holder knows that it is gone."""
+    return len(lease._hold._denials or ())
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+@pytest.mark.parametrize("apart", [0.0005, 0.002, 0.011])
+async def test_d7_nodes_at_different_distances(name: str, nodes: int, apart: float) -> None:
+    """Each node hears of it a little later than the one before, and the holder asks them again in between: it is told
+    that the hold was broken, not that it has expired, and all stores are empty."""
+    beyond = Beyond(nodes, name, way=0.001)
+    for index, store in enumerate(beyond.far):
+        store.way = 0.001 + apart * index
+    async with beyond.opened() as client, beyond.opened() as operator:
+        await operator.health()
+        lease = await beyond.lease(client)
+        reasons: list[str] = []
+
+        async def body() -> None:
+            try:
+                async with lease:
+                    await asyncio.Event().wait()
+            except LockLost as lost:
+                reasons.append(lost.reason)
+
+        guarded = asyncio.create_task(body())
+        breaking = asyncio.create_task(operator.break_lock(name))
+        await beyond.finish(guarded, breaking)
+        await beyond.pass_time(0.2)
+        assert reasons == ["broken"]
+        assert not any(store.state(name).holds for store in beyond.far)
+
+
+@pytest.mark.parametrize(
+    ("denials", "nodes", "broken", "reason"),
+    [
+        ([(-2, b"")], 1, True, "broken"),
+        ([(900, b"x")], 1, True, "taken"),
+        ([(-2, b""), (-2, b"")], 3, True, "broken"),
+        ([(-2, b""), (900, b"x")], 3, True, "broken"),  # the next holder has no majority yet
+        ([(900, b"x"), (900, b"y")], 3, True, "broken"),
+        ([(900, b"x"), (-1, b"x")], 3, True, "taken"),
+        ([(-2, b""), (-2, b"")], 3, False, "broken"),
+        ([(-2, b""), (900, b"x")], 3, False, "taken"),
+    ],
+)
+def test_why_a_hold_is_lost(denials: list[Denial], nodes: int, broken: bool, reason: str) -> None:
+    """Broken by an operator: unless somebody else holds a majority. Else taken, where somebody holds it anywhere."""
+    assert lost_to(denials, nodes, broken) == reason
+
+
+async def test_d7_another_hold_of_the_name_is_not_asked_about(five: list[Server], name: str) -> None:
+    """Five readers of one client, and word that one of them was broken: the others know nothing of it."""
+    async with Redlock(*urls_of(five[:3]), lease=LONG) as client:
+        leases: list[Any] = [await client.read(name).acquire(timeout=None) for _ in range(3)]
+        session = client._session()
+        whose = leases[1]._hold.op.id[:32]
+        session.heard(0, f"{whose} 0 0 -2 {name}".encode())
+        assert [lease._hold._broken for lease in leases] == [False, True, False]
+        for lease in leases:
+            await lease.release()

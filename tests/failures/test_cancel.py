@@ -1,0 +1,373 @@
+"""HAZARDS A: cancellation and tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from asynclock import ConfigError, Lease, LockLost, LockNotHeld, Redlock
+from tests.support.cancelled_waits import sent
+from tests.support.proxy import RELEASE, Proxy, cancelled_at
+from tests.support.servers import Server
+from tests.support.waiters import LONG, SHORT, is_free
+
+
+def renew_now(lease: Lease) -> None:
+    """Let the watchdog find at its next turn that the lease is due."""
+    hold, dog = lease._hold, lease._session.watchdog
+    hold.renew_at = lease._session.clock.now()
+    dog.forget(lease)
+    dog.watch(lease, hold.renew_at)
+
+
+async def test_a1_cancelled_after_the_server_said_yes(server: Server, name: str) -> None:
+    """The reply is on its way when the caller is cancelled: the hold is given back, and the cancel goes on."""
+    async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url) as redlock:
+        sent = proxy.request(b"acquire")
+        proxy.hold_replies()
+        caller = asyncio.create_task(redlock(name).acquire())
+        await sent.wait()
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        proxy.let_go()
+        assert await is_free(redlock, name)
+        assert not server.cli().exists(name)
+
+
+async def test_a2_cancelled_during_release(server: Server, name: str) -> None:
+    """The release completes all the same, and then the cancel goes on."""
+    async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url) as redlock:
+        lease = await redlock(name).acquire(timeout=None)
+        sent = proxy.request(*RELEASE)
+        proxy.hold_replies()
+        caller = asyncio.create_task(lease.release())
+        await sent.wait()
+        caller.cancel()
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.sleep(0)
+        assert not caller.done()  # it waits for the server's word, whoever cancels
+        proxy.let_go()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert not server.cli().exists(name)
+
+
+async def test_a3_no_task_is_lost_to_the_collector(server: Server, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With a collection at each turn, waiting, renewing and undoing go on, and nobody complains."""
+    async with Redlock(server.url, lease=LONG) as redlock:
+        async with redlock(name) as lease:
+            waiter = asyncio.create_task(redlock(name).acquire())
+            ends = lease._hold.valid_until
+            renew_now(lease)  # a lease short enough to wait for could end between two collections
+            while lease._hold.valid_until == ends:  # until it was renewed
+                gc.collect()
+                await asyncio.sleep(0)
+            waiter.cancel()
+            await asyncio.wait({waiter})
+            gc.collect()
+        assert await is_free(redlock, name)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a4_release_while_the_loop_shuts_down(server: Server, name: str) -> None:
+    """asyncio.run cancels the holder: the block's release is awaited; so is that of a client that nobody closed."""
+
+    left: list[Any] = []
+
+    async def leave_it_to_the_loop() -> None:
+        redlock = Redlock(server.url)
+        inside = asyncio.Event()
+
+        async def hold() -> None:
+            async with redlock(name):
+                inside.set()
+                await asyncio.Event().wait()
+
+        holder = asyncio.create_task(hold())
+        await inside.wait()
+        left.append(await redlock(f"{name}:left").acquire())
+        assert server.cli().exists(name, f"{name}:left") == 2
+        assert not holder.done()
+
+    asyncio.run(leave_it_to_the_loop())
+    assert not server.cli().exists(name, f"{name}:left")
+
+
+async def test_a4_aclose_drains(server: Server, name: str) -> None:
+    """aclose returns once what the client held is given back."""
+    redlock = Redlock(server.url)
+    lease = await redlock(name).acquire(timeout=None)
+    await redlock.aclose()
+    assert not server.cli().exists(name)
+    assert not lease.held
+    with pytest.raises(LockLost) as caught:
+        await lease.release()
+    assert caught.value.reason == "closed"
+
+
+async def test_a6_a_holder_that_is_stuck_for_ever(make: Callable[..., Redlock], name: str) -> None:
+    """max_hold ends the renewing: even a body that ignores its cancel loses the lease."""
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(pytest.raises(LockLost))
+        lease = await stack.enter_async_context(make()(name, lease=0.3, max_hold=0.4))
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        assert not lease.held
+        async with make()(name, timeout=5) as successor:
+            assert successor.fence > lease.fence
+
+
+async def test_a7_renewal_in_flight_while_released(server: Server, name: str) -> None:
+    """A renewal whose answer is out when the release is sent brings no key back."""
+    async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url, lease=LONG) as redlock:
+        lease = await redlock(name).acquire(timeout=None)
+        renewing = proxy.request(b"extend")
+        renew_now(lease)
+        await renewing.wait()
+        proxy.hold_replies()
+        releasing = asyncio.create_task(lease.release())
+        await asyncio.sleep(0)
+        proxy.let_go()
+        await releasing
+        assert await is_free(redlock, name)
+        assert not server.cli().exists(name)
+
+
+async def test_a10_cancel_while_waiting_goes_through(make: Callable[..., Redlock], name: str) -> None:
+    """A cancel that meets the very turn of the grant is not swallowed: it raises, and the grant is given back."""
+    client = make()
+    for turns in range(12):
+        caller = asyncio.create_task(client(name).acquire())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not caller.cancel():
+            await caller.result().release()
+            continue
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert await is_free(client, name)
+
+
+@pytest.fixture
+async def held_by_a_fixture(redlock: Redlock, name: str) -> AsyncIterator[Any]:
+    """Set-up, test and tear-down run in three tasks."""
+    async with redlock(name) as lease:
+        yield lease
+    assert await is_free(redlock, name)
+
+
+async def test_a11_left_in_another_task(held_by_a_fixture: Any, redlock: Redlock, name: str) -> None:
+    """A block entered in one task and left in another works."""
+    assert held_by_a_fixture.held
+    assert not await is_free(redlock, name)
+
+
+async def test_a11_loss_sets_the_event_only(redlock: Redlock, name: str) -> None:
+    """Entered in a task that is gone: the loss cancels nobody, and the end of the block says LockLost."""
+    lock = redlock(name, max_hold=0.05)
+    lease = await asyncio.create_task(lock.__aenter__())
+    assert await lease.wait_lost() is True
+    with pytest.raises(LockLost):
+        await lock.__aexit__(None, None, None)
+
+
+async def test_a11_async_generator_closed_elsewhere(redlock: Redlock, name: str) -> None:
+    """An async generator that holds a lock may be closed by another task while the first still lives."""
+
+    async def holding() -> AsyncIterator[int]:
+        async with redlock(name):
+            yield 1
+
+    generator = holding()
+    opened, closed = asyncio.Event(), asyncio.Event()
+
+    async def opener() -> None:
+        await anext(generator)
+        opened.set()
+        await closed.wait()
+
+    task = asyncio.create_task(opener())
+    await opened.wait()
+    await generator.aclose()  # type: ignore[attr-defined]
+    closed.set()
+    await task
+    assert await is_free(redlock, name)
+
+
+async def test_a12_the_bodys_exception_goes_first(redlock: Redlock, name: str) -> None:
+    """The body raised and the lease was lost: the body's exception is raised, the loss is its note."""
+    with pytest.raises(KeyError) as caught:
+        async with redlock(name, max_hold=0.02) as lease:
+            with contextlib.suppress(asyncio.CancelledError):
+                await lease.wait_lost()
+                await asyncio.Event().wait()
+            raise KeyError("mine")
+    assert any("max_hold" in note for note in caught.value.__notes__)
+
+
+async def test_a13_an_anyio_scope_cancels_at_every_await(redlock: Redlock, name: str) -> None:
+    """A handler in a cancelled scope still gives its lock back before it ends."""
+    async with anyio.create_task_group() as group:
+
+        async def handler() -> None:
+            async with redlock(name):
+                group.cancel_scope.cancel()
+                await anyio.sleep_forever()
+
+        group.start_soon(handler)
+    assert await is_free(redlock, name)
+
+
+async def test_a14_one_lock_object_in_many_tasks(redlock: Redlock, name: str) -> None:
+    """Each tenure is its own Lease: tokens never cross, nobody gives back another's."""
+    lock = redlock(name)
+    fences: list[int] = []
+
+    async def worker() -> None:
+        async with lock as lease:
+            await asyncio.sleep(0)
+            assert lease.held
+            fences.append(lease.fence)
+
+    await asyncio.gather(*(worker() for _ in range(20)))
+    assert fences == sorted(set(fences))
+    assert len(fences) == 20
+
+
+async def test_a15_a_lease_dropped_while_held(redlock: Redlock, name: str) -> None:
+    """ResourceWarning with the name; the watchdog renews it no more, so it ends by time."""
+
+    async def drop() -> None:
+        await redlock(name, lease=SHORT).acquire()
+
+    with pytest.warns(ResourceWarning, match=name):
+        await drop()
+        assert not await is_free(redlock, name)  # by now the last node's vote has come, which still knew the lease
+        gc.collect()
+    async with redlock(name, timeout=5):
+        pass
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at-once", "as-it-wakes"])
+@pytest.mark.parametrize("what", ["acquire", "extend", "release", "wait", "block"])
+async def test_a16_cancel_at_every_await(make: Callable[..., Redlock], name: str, what: str, late: bool) -> None:
+    """Index by index: no key and no task is left, whichever await is cut."""
+    client, other = make(), make()
+    await client.health()
+    await other.health()
+    before = asyncio.all_tasks()
+    for index in range(100):
+        here = f"{name}:{index}"
+        lease = await client(here).acquire(timeout=None) if what in ("extend", "release") else None
+        blocker = await other(here, lease=0.15, renew=False).acquire(timeout=None) if what == "wait" else None
+
+        async def run(here: str = here, lease: Any = lease) -> None:
+            if what in ("extend", "release"):
+                await getattr(lease, what)()
+            elif what == "block":
+                async with client(here):
+                    await asyncio.sleep(0)
+            else:
+                await (await client(here).acquire(timeout=None)).release()
+
+        hit = await cancelled_at(run, index, late=late)
+        if lease is not None and lease.held:
+            await lease.release()
+        if blocker is not None:
+            with contextlib.suppress(LockLost, LockNotHeld):  # it may have ended by time just now
+                await blocker.release()
+            await sent([other])  # nobody awaits the release of a lost lease, and the servers end keys later than we do
+        assert await is_free(client, here)
+        if not hit:
+            break
+    else:
+        pytest.fail("it never came to an end")
+    assert index > 0
+    assert asyncio.all_tasks() == before
+
+
+async def test_a12_released_by_hand_inside_the_block(redlock: Redlock, name: str) -> None:
+    """The end of the block has nothing left to do, and does not get in the way of the body's exception."""
+    async with redlock(name) as lease:
+        await lease.release()
+    lock = redlock(name)
+    with pytest.raises(KeyError):
+        async with lock:
+            await lock.release()
+            raise KeyError("mine")
+    assert await is_free(redlock, name)
+
+
+async def test_a14_a_block_that_gave_back_early_ends_nobody_elses(redlock: Redlock, name: str) -> None:
+    """One Lock, two tasks: the end of the first block leaves the second task's tenure alone."""
+    lock = redlock(name)
+    inside, ended = asyncio.Event(), asyncio.Event()
+
+    async def second() -> None:
+        async with lock as lease:
+            inside.set()
+            await ended.wait()
+            assert lease.held
+            assert not await is_free(redlock, name)
+
+    async with lock as lease:
+        await lease.release()
+        task = asyncio.create_task(second())
+        await inside.wait()
+    ended.set()
+    await task
+
+
+async def test_a14_a_lost_tenure_of_a_task_that_is_gone_is_no_second(redlock: Redlock, name: str) -> None:
+    """`release` finds the one tenure that is open, though an older one was lost."""
+    lock = redlock(name, lease=1.0, max_hold=0.5)
+
+    async def take() -> Any:
+        return await lock.acquire(timeout=None)
+
+    lost = await asyncio.create_task(take())
+    assert await lost.wait_lost()
+    open_one = await asyncio.create_task(take())
+    await lock.release()
+    assert not open_one.held
+
+
+async def test_a4_a_client_that_closes_ends_its_acquires(make: Callable[..., Redlock], name: str) -> None:
+    """Whoever waits is told at once, and what was on its way leaves no key."""
+    client, other = make(), make()
+    async with other(name):
+        waiting = [asyncio.create_task(client(name).acquire()) for _ in range(5)]
+        fresh = [asyncio.create_task(client(f"{name}:{i}").acquire()) for i in range(5)]
+        await asyncio.sleep(0)
+        await client.aclose()
+        results = await asyncio.gather(*waiting, *fresh, return_exceptions=True)
+    assert all(isinstance(each, ConfigError) or (each is not None and not each.held) for each in results)
+    for i in range(5):
+        assert await is_free(other, f"{name}:{i}")
+
+
+async def test_a4_a_cancelled_aclose_still_closes(server: Server, name: str) -> None:
+    """The cancel goes on, and so does the closing."""
+    async with Proxy(server.path.with_suffix(".p"), server.path) as proxy:
+        client = Redlock(proxy.url)
+        lease = await client(name).acquire(timeout=None)
+        proxy.hold_replies()
+        closing = asyncio.create_task(client.aclose())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        proxy.let_go()
+        await client.aclose()
+        assert not lease.held
+        assert not server.cli().exists(name)
+        assert client._session().quorum.nodes[0].state.value == "closed"  # type: ignore[attr-defined]

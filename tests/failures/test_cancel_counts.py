@@ -1,0 +1,179 @@
+"""The count of a task's cancels around a block whose lease is lost: what was cancelled before it, beside it, and by
+itself (HAZARDS A8, A9, A11)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from asynclock import LockLost, Redlock
+from tests.support.waiters import LIMIT
+
+
+def current() -> asyncio.Task[object]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def test_a8_a_block_in_the_clean_up_of_a_cancelled_task(redlock: Redlock, name: str) -> None:
+    """The task was cancelled before it entered, and goes on with its clean-up under a lock: the loss of that lease is
+    LockLost, as ever, and the cancel from before is still counted after it."""
+    reached = asyncio.Event()
+
+    async def work() -> str:
+        try:
+            reached.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            with pytest.raises(LockLost):
+                async with redlock(name, max_hold=0.05):
+                    await asyncio.Event().wait()
+            assert current().cancelling() == 1
+            await asyncio.sleep(0)
+            return "cleaned up"
+        return "not cancelled"
+
+    task = asyncio.create_task(work())
+    await reached.wait()
+    task.cancel()
+    async with asyncio.timeout(LIMIT):
+        assert await task == "cleaned up"
+
+
+@pytest.mark.parametrize("ending", ["cancelled", "ended"])
+async def test_a11_a_block_left_in_another_task_takes_no_cancel_back(redlock: Redlock, name: str, ending: str) -> None:
+    """The task that entered lives on elsewhere when the lease is lost, and is told by a cancel; another task leaves the
+    block, itself cancelled from outside or at its end. It neither takes back the first one's cancel, nor takes its own
+    for ours."""
+    lock = redlock(name, max_hold=0.05)
+    entered, left = asyncio.Event(), asyncio.Event()
+    counts: list[int] = []
+
+    async def enters() -> None:
+        await lock.__aenter__()
+        entered.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        counts.append(current().cancelling())
+        await left.wait()
+        counts.append(current().cancelling())
+
+    async def leaves() -> None:
+        await entered.wait()
+        try:
+            if ending == "cancelled":
+                await asyncio.Event().wait()
+        except asyncio.CancelledError as cancel:
+            await lock.__aexit__(type(cancel), cancel, None)  # raises nothing of its own
+            raise
+        while not counts:
+            await asyncio.sleep(0)
+        with pytest.raises(LockLost):
+            await lock.__aexit__(None, None, None)
+
+    first, second = asyncio.create_task(enters()), asyncio.create_task(leaves())
+    async with asyncio.timeout(LIMIT):
+        while not counts:
+            await asyncio.sleep(0)
+        if ending == "cancelled":
+            second.cancel()
+        await asyncio.wait({second})
+        left.set()
+        await first
+    assert second.cancelled() is (ending == "cancelled")
+    if not second.cancelled():
+        second.result()
+    assert counts == [1, 1]
+
+
+async def test_a8_an_outside_cancel_as_the_block_ends(redlock: Redlock, name: str) -> None:
+    """The body swallowed the cancel that told it of the loss, and came to its end; in that turn the task is cancelled
+    from outside. The block raises LockLost, and the cancel from outside comes at the next await."""
+    after: list[str] = []
+
+    async def work() -> None:
+        with pytest.raises(LockLost):
+            async with redlock(name, max_hold=0.05):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+                asyncio.get_running_loop().call_soon(current().cancel)
+        after.append("left")
+        await asyncio.sleep(0)
+        after.append("not cancelled")
+
+    task = asyncio.create_task(work())
+    async with asyncio.timeout(LIMIT):
+        await asyncio.wait({task})
+    assert task.cancelled()
+    assert after == ["left"]
+
+
+async def test_a9_who_finds_out_itself_is_not_cancelled_as_well(redlock: Redlock, name: str) -> None:
+    """The body hears of the loss by LockLost from its own call, and cleans up, which takes some awaits: no cancel comes
+    on top of that, in the block or after it."""
+    cleaned_up = 0
+    with pytest.raises(LockLost):
+        async with redlock(name, max_hold=0.02) as lease:
+            while lease.held:  # without a turn of the loop, no watchdog comes first
+                pass
+            with pytest.raises(LockLost):
+                await lease.extend()
+            for _ in range(3):
+                await asyncio.sleep(0)
+                cleaned_up += 1
+            assert current().cancelling() == 0
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert cleaned_up == 3
+    assert current().cancelling() == 0
+
+
+async def test_a8_an_error_of_the_body_after_the_loss(redlock: Redlock, name: str) -> None:
+    """The body turns the cancel that told it of the loss into an error of its own: that error comes out, with a note,
+    and the cancel is taken back."""
+    with pytest.raises(ZeroDivisionError) as raised:
+        async with redlock(name, max_hold=0.05):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                raise ZeroDivisionError from None
+    assert len(raised.value.__notes__) == 1
+    assert current().cancelling() == 0
+    await asyncio.sleep(0)
+
+
+async def test_a9_a_loss_that_an_eager_task_finds_out(redlock: Redlock, name: str) -> None:
+    """An eager task (Python 3.12) runs inside a step of the task that makes it: if it finds out about the loss, the
+    holder is cancelled while it runs, and may come to the end of its block before that cancel is delivered. The cancel
+    does not come after the block."""
+    lock = redlock(name, max_hold=0.02)
+    with pytest.raises(LockLost):
+        async with lock as lease:
+            while lease.held:  # without a turn of the loop
+                pass
+            assert eagerly(lease.wait_lost()) is True
+            assert current().cancelling() == 1
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert current().cancelling() == 0
+
+
+def eagerly(coro: Coroutine[Any, Any, Any]) -> Any:
+    """What it answers at once, run as an eager task runs it: as the current task, inside the step of another."""
+    loop, outer = asyncio.get_running_loop(), current()
+    inner = loop.create_task(asyncio.sleep(0))
+    asyncio.tasks._leave_task(loop, outer)  # type: ignore[attr-defined]
+    asyncio.tasks._enter_task(loop, inner)  # type: ignore[attr-defined]
+    try:
+        coro.send(None)
+    except StopIteration as stop:
+        return stop.value
+    finally:
+        asyncio.tasks._leave_task(loop, inner)  # type: ignore[attr-defined]
+        asyncio.tasks._enter_task(loop, outer)  # type: ignore[attr-defined]
+    raise AssertionError("it waits")

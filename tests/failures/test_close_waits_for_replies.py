@@ -1,0 +1,158 @@
+"""A client that closes hears what became of its releases, adoptions and breaks before it hangs up (HAZARDS A17)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from asynclock import Redlock
+from asynclock.rules.model import Op, Verb
+from asynclock.stores.redis import node as _node
+from tests.support.cut_servers import Clocked, lines_to, nodes_of
+from tests.support.fake_clock import FakeClock
+from tests.support.proxy import RELEASE
+from tests.support.servers import Servers
+from tests.support.still_clock import turns
+from tests.support.waiters import LIMIT, LONG, holder, until
+
+
+def commands(client: Redlock, name: str, handle: str, lease: Any) -> dict[str, tuple[tuple[bytes, ...], Any]]:
+    """How each looks on its way, and what sends it."""
+    return {
+        "release": (RELEASE, lease.release),
+        "adopt": ((b"\r\nadopt\r\n",), lambda: client.adopt(handle)),
+        "break": ((b"\r\nbreak\r\n",), lambda: client.break_lock(f"{name}:broken")),
+        "extend": ((b"\r\nextend\r\n",), lease.extend),
+    }
+
+
+async def tried(command: Coroutine[Any, Any, Any]) -> Any:
+    """What it came to."""
+    try:
+        return await command
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize("what", ["release", "adopt", "break"])
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_a_node_that_closes_waits_for_the_answer(
+    servers: Servers, name: str, nodes: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer is on its way as the nodes close: they wait for it, and it counts."""
+    monkeypatch.setattr(_node, "_LAST_WORDS", 0.0)  # else the test would have to wait for so long
+    some = [servers.start() for _ in range(nodes)]
+    async with AsyncExitStack() as stack:
+        lines = await lines_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
+        lease = await client(name).acquire(timeout=None)
+        broken = await client(f"{name}:broken").acquire(timeout=None)
+        handle = await (await client(f"{name}:adopted").acquire(timeout=None)).detach()
+        looks, send = commands(client, name, handle, lease)[what]
+        sent = [line.request(*looks) for line in lines]
+        for line in lines:
+            line.hold_replies()
+        sending = asyncio.create_task(tried(send()))
+        for event in sent:
+            await event.wait()
+        closing = [asyncio.create_task(node.aclose()) for node in nodes_of(client)]
+        await turns(50)
+        assert not any(task.done() for task in closing)
+        assert not sending.done()
+        for line in lines:
+            line.let_go()
+        outcome = await sending
+        assert not isinstance(outcome, Exception), outcome
+        await asyncio.gather(*closing)
+        assert broken is not None
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_a_node_that_closes_waits_for_nothing_else(servers: Servers, name: str, nodes: int) -> None:
+    """A renewal is not answered: its node timeout of 19 s keeps no client that closes."""
+    some = [servers.start() for _ in range(nodes)]
+    async with AsyncExitStack() as stack:
+        lines = await lines_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=19.0))
+        lease = await client(name).acquire(timeout=None)
+        for line in lines:
+            line.hold_replies()
+        renewing = asyncio.create_task(tried(lease.extend()))
+        await turns()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.gather(*(node.aclose() for node in nodes_of(client)))
+        assert loop.time() - began < 10.0
+        assert isinstance(await renewing, Exception)
+
+
+async def test_no_answer_is_awaited_beyond_its_deadline(servers: Servers, name: str) -> None:
+    """A frozen server owes the answer to a release, which has 2 s: then the client hangs up, though the server has not
+    been silent for long enough to be down."""
+    clock = FakeClock()
+    server = servers.start()
+    async with Redlock(Clocked(server.url, clock), lease=LONG, node_timeout=2.0) as client:
+        lease = await client(name).acquire(timeout=None)
+        server.freeze()
+        try:
+            (node,) = nodes_of(client)
+            releasing = asyncio.create_task(lease.release())
+            await turns()
+            closing = asyncio.create_task(node.aclose())
+            await turns()
+            clock.advance(1.9)
+            await turns()
+            assert not closing.done()
+            clock.advance(0.2)
+            await turns()
+            assert closing.done()
+            await releasing
+        finally:
+            server.thaw()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_a_release_that_is_sent_while_the_node_closes_leaves(servers: Servers, name: str, nodes: int) -> None:
+    """An answer is awaited as the nodes close; a release that comes meanwhile is carried out."""
+    some = [servers.start() for _ in range(nodes)]
+    async with AsyncExitStack() as stack:
+        lines = await lines_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
+        first = await client(name).acquire(timeout=None)
+        second = await client(f"{name}:2").acquire(timeout=None)
+        for line in lines:
+            line.hold_replies()
+        releasing = [asyncio.create_task(first.release())]
+        await turns()
+        closing = [asyncio.create_task(node.aclose()) for node in nodes_of(client)]
+        await turns()
+        assert all(node.state is _node.NodeState.CLOSED for node in nodes_of(client))
+        releasing.append(asyncio.create_task(second.release()))
+        await turns()
+        for line in lines:
+            line.let_go()
+        await asyncio.gather(*closing, *releasing)
+        for each in some:
+            assert not holder(each, f"{name}:2")
+
+
+async def test_an_undo_that_is_sent_as_the_node_hangs_up_leaves(servers: Servers, name: str) -> None:
+    """An acquire is cut short by the closing node, and undone in the same turn: the undo goes out before the end."""
+    server = servers.start()
+    async with AsyncExitStack() as stack:
+        (line,) = await lines_to(stack, [server])
+        client = await stack.enter_async_context(Redlock(line.url, lease=LONG))
+        session = client._session()
+        await client(f"{name}:first").locked()
+        line.hold_replies()
+        op = Op(Verb.ACQUIRE, client(name)._kind, name, session.new_id(1, ""), LONG, 1, LONG)
+        undone = line.request(b"\r\nrelease\r\n", *RELEASE[1:])
+        session.quorum.ask(op, 10.0, on_settled=session.undo)
+        await nodes_of(client)[0].aclose()
+        async with asyncio.timeout(LIMIT):
+            await undone.wait()
+        await until(lambda: not holder(server, name))

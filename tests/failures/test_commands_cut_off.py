@@ -1,0 +1,157 @@
+"""What a node does with commands that a server refused for now, or that were under way as the connection broke."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.rules.model import ID_LENGTH
+from asynclock.stores.redis.keys import keys
+from tests.support.cut_servers import LineProxy, cut_lines, heal_lines, lines_to, nodes_of
+from tests.support.servers import Server, Servers
+from tests.support.still_clock import idle
+from tests.support.waiters import LONG, back, holder, in_queue, until, urls_of
+
+
+def endless(server: Server) -> threading.Thread:
+    """Somebody's script that does not end: from its first ms on the server answers BUSY."""
+    with server.cli() as cli:
+        cli.config_set("busy-reply-threshold", 1)
+
+    def run() -> None:
+        with pytest.raises(redis_py.ResponseError), server.cli() as cli:
+            cli.eval("while true do end", 0)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def is_busy(server: Server) -> bool:
+    with server.cli() as cli:
+        try:
+            cli.ping()
+        except redis_py.ResponseError as error:
+            return "BUSY" in str(error)
+        return False
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c12_a_release_that_a_busy_server_refused_is_sent_again(servers: Servers, name: str, nodes: int) -> None:
+    """Nothing was done, and the connection is good: on the same connection it is sent again until it is carried out,
+    long before the lease ends."""
+    some = [servers.start() for _ in range(nodes)]
+    async with Redlock(*urls_of(some), lease=LONG) as client:
+        lease = await client(name).acquire(timeout=None)
+        links = [node._link for node in nodes_of(client)]
+        threads = [endless(each) for each in some]
+        await until(lambda: all(is_busy(each) for each in some))
+        await lease.release()
+        await until(lambda: all(len(node._debts) == 1 for node in nodes_of(client)))
+        for each in some:
+            with each.cli() as cli:
+                cli.script_kill()
+        for thread in threads:
+            thread.join()
+        await until(lambda: not any(holder(each, name) for each in some))
+        assert [node._link for node in nodes_of(client)] == links
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_a_script_that_failed_half_way_is_undone(servers: Servers, name: str, nodes: int) -> None:
+    """The answer is an error of the script itself, which may have set the hold before: it is taken back."""
+    some = [servers.start() for _ in range(nodes)]
+    async with AsyncExitStack() as stack:
+        lines = await lines_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG))
+        await client.health()  # what the first use still had to answer has come
+        for line in lines:
+            line.instead = b"*2\r\n:1\r\n", b"-ERR user_script:88: half-way\r\n"
+        with pytest.raises(QuorumUnavailable, match="half-way"):
+            await client(name).acquire(timeout=0)
+        await until(lambda: not any(holder(each, name) for each in some))
+
+
+async def test_a_ticket_cut_off_on_its_way_meets_a_tombstone(servers: Servers, name: str) -> None:
+    """One of three connections breaks under the renewal of a ticket, which may sit in the server's socket; it is
+    renewed on the next connection. As the waiter leaves, the ticket's id leaves a tombstone at that node."""
+    some = [servers.start() for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        lines = await lines_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
+        holds = await stack.enter_async_context(Redlock(*urls_of(some), lease=LONG))
+        lease = await holds(name).acquire(timeout=None)
+        waiting = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(lambda: in_queue(some, name, 1)() and idle(client))
+        session = client._session()
+        ((ticket, wait),) = session.waiting.items()
+        under_way: Any = wait
+        before = under_way.number
+        lines[2].drop_requests = True
+        wait.renew_soon()
+        await until(lambda: under_way.number > before and nodes_of(client)[2]._link.waiting)
+        await cut_and_back(lines[2:], client)
+        await until(lambda: under_way.number > before + 1 and idle(client))
+        assert session.waiting == {ticket: wait}
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        await until(in_queue(some, name, 0))
+        assert [has_tombstone(each, name, ticket) for each in some] == [False, False, True]
+        await lease.release()
+
+
+async def test_an_attempt_cut_off_on_its_way_meets_a_tombstone(servers: Servers, name: str) -> None:
+    """One of three connections breaks under an attempt that the other two let in. Its release comes when the third is
+    connected again, and leaves a tombstone there."""
+    some = [servers.start() for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        lines = await lines_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
+        lines[2].drop_requests = True
+        lease = await client(name).acquire(timeout=None)
+        await cut_and_back(lines[2:], client)
+        await lease.release()
+        await until(lambda: has_tombstone(some[2], name, lease._hold.op.id))
+        assert not any(has_tombstone(each, name, lease._hold.op.id) for each in some[:2])
+
+
+def has_tombstone(server: Server, name: str, id: str) -> bool:
+    with server.cli() as cli:
+        return bool(cli.exists(keys("", name).undone + id[:ID_LENGTH]))
+
+
+async def cut_and_back(lines: list[LineProxy], client: Redlock) -> None:
+    """They break, and are connected anew."""
+    links = [node._link for node in nodes_of(client)]
+    cut_lines(lines)
+    await until(
+        lambda: sum(node._link is not link for node, link in zip(nodes_of(client), links, strict=True)) == len(lines)
+    )
+    heal_lines(lines)
+    await back(client)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_an_adoption_cut_off_on_its_way_meets_a_tombstone(servers: Servers, name: str, nodes: int) -> None:
+    """The connection of the last node breaks under it, which may sit in the server's socket. A node alone is asked
+    again, of three the others are enough. Its release leaves a tombstone at that node."""
+    some = [servers.start() for _ in range(nodes)]
+    async with AsyncExitStack() as stack:
+        lines = await lines_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
+        holds = await stack.enter_async_context(Redlock(*urls_of(some), lease=LONG))
+        handle = await (await holds(name).acquire(timeout=None)).detach()
+        lines[-1].drop_requests = True
+        adopting = asyncio.create_task(client.adopt(handle))
+        await until(lambda: nodes_of(client)[-1]._link.waiting)
+        await cut_and_back(lines[-1:], client)
+        lease = await adopting
+        await lease.release()
+        await until(lambda: has_tombstone(some[-1], name, lease._hold.op.id))
+        await until(lambda: holder(some[-1], name) != lease._hold.op.id.encode())

@@ -1,0 +1,93 @@
+"""When a command is overdue, whose retries count, and what goes before a release."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_py
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.rules.model import Op, Verb
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis.connection import Debt, is_overdue
+from asynclock.stores.redis.pending import Debts
+from tests.support.servers import Server
+
+
+@pytest.mark.parametrize(
+    ("moved_at", "now", "overdue"),
+    [
+        (10.0, 10.04, False),  # its time is not up
+        (10.0, 10.06, True),  # silent since it was sent
+        (10.03, 10.06, False),  # in line behind others that are being answered
+        (10.03, 10.09, True),  # the answers have stopped
+        (15.04, 15.049, False),  # a long line
+        (15.05, 15.06, True),  # but there is an end to waiting in line
+    ],
+)
+def test_silence_makes_a_command_overdue_not_age(moved_at: float, now: float, overdue: bool) -> None:
+    """Sent at 10.0 with 0.05 s to answer, on a link that moved last at `moved_at`."""
+    sink = Debt(Op(Verb.RELEASE, MUTEX, "x", "", 30.0), 10.0, 10.05)
+    assert is_overdue(sink, moved_at, now) is overdue
+
+
+def test_what_is_owed_is_not_owed_for_ever() -> None:
+    """A release that is refused each time it is sent lapses when the hold that it undoes must have ended."""
+    debts, op = Debts(), Op(Verb.RELEASE, MUTEX, "x", "a" * 32, 30.0)
+    now = 0.0
+    debts.owe(op, now, now)
+    while paid := debts.pay(now, 10):  # sent, and refused
+        now += 5.0
+        for again in paid:
+            debts.owe(again, now, now)
+    assert now == 90.0
+
+
+async def test_a_clients_retries_do_not_delay_the_bad_news(tmp_path: Path) -> None:
+    """A handed-in client that would try for ten minutes: we are told at once what is wrong."""
+    theirs = Redis(unix_socket_path=str(tmp_path / "nobody"), retry=Retry(ConstantBackoff(60), 10))
+    redlock = Redlock(theirs)
+    with pytest.raises(QuorumUnavailable, match="out of reach"):
+        await redlock("x").acquire(timeout=0)
+    await redlock.aclose()
+
+
+def pings(cli: redis_py.Redis) -> int:
+    """So many has the server answered, or refused."""
+    stats: Any = cli.info("commandstats").get("cmdstat_ping", {})  # type: ignore[union-attr]
+    return int(stats.get("calls", 0)) + int(stats.get("rejected_calls", 0))
+
+
+@pytest.mark.parametrize("rules", ["+@all", "+@all -ping"])
+async def test_what_goes_before_a_release_that_is_waited_for(server: Server, name: str, rules: str) -> None:
+    """One word more, so that who is let in hears of it before the giver does; refused or not, its answer is nobody's,
+    and all others stay in step. A release that nobody waits for goes alone."""
+    cli = server.cli()
+    cli.execute_command("ACL", "SETUSER", "worker", "on", ">swordfish", "~*", "&*", *rules.split())
+    url = f"unix://worker:swordfish@{server.path}"
+    async with Redlock(url) as ours, Redlock(url) as other:
+        async with ours(name):
+            pass
+        before = pings(cli)
+        async with ours(name) as lease:
+            waits = asyncio.create_task(other(name).acquire(timeout=None))
+            while not lease._hold.contended:
+                await asyncio.sleep(0.001)
+        assert pings(cli) == before + 1
+        async with asyncio.timeout(5), await waits as theirs:
+            assert theirs.fence > lease.fence
+        before = pings(cli)  # who was let in out of a queue takes it that others wait
+        fences = []
+        for _ in range(3):
+            async with ours(name) as again:
+                fences.append(again.fence)
+        assert fences == sorted(fences)
+        assert fences[0] > theirs.fence
+        assert pings(cli) == before
+    cli.close()

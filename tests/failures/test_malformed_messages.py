@@ -1,0 +1,111 @@
+"""What a server or another client may send that is no notice and no reply of ours: it costs at most a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.rules.model import ID_LENGTH, Notice, parse_notice
+from asynclock.stores.redis.keys import channel
+from tests.support.cancelled_waits import sent
+from tests.support.servers import Server
+from tests.support.still_clock import idle, numbers
+from tests.support.waiters import LIMIT, LONG, queue, until, urls_of
+
+some_nodes = pytest.mark.parametrize("nodes", [1, 3])
+
+
+def junk(waiter: bytes, name: str, chance: random.Random) -> list[bytes]:
+    """Messages of many kinds. None is the grant of a ticket that was ever sent."""
+    key = name.encode()
+    numbers = [b"", b"x", b"-", b"1.5", b"1_0", b"\xd9\xa1", b"nan", b"1e9", b"9" * 17, b"9" * 400, b"9" * 5000]
+    found = [b"", b" ", b"    ", b"\x00", b"\xff\xfe", b"{}", waiter, waiter + b" 1", waiter + b" 1 0", b"x" * 100_000]
+    for number in numbers:
+        found += [b"%b %b 0 -1 %b" % (waiter, number, key), b"%b 1 %b -1 %b" % (waiter, number, key)]
+        found += [b"%b 1 0 %b %b" % (waiter, number, key), b"%b -%b 0 -%b %b" % (waiter, number, number, key)]
+    found += [b"%b 1 0 -1 \xff\xfe" % waiter, b"\xff" * 32 + b" 1 0 -1 " + key, b"f" * 32 + b" 1 0 -1 " + key]
+    found += [b"%b 0 0 -2 %b" % (b"f" * 32, key), b"%b 999999999999999 5 -1 %b" % (waiter, key)]
+    for _ in range(200):
+        found.append(bytes(chance.choices(range(256), k=chance.randrange(80))))
+        cut = bytearray(b"%b 1 0 -1 %b" % (waiter, key))
+        cut[chance.randrange(len(cut))] = chance.randrange(128, 256)
+        found.append(bytes(cut))
+    chance.shuffle(found)
+    return found
+
+
+@some_nodes
+async def test_junk_on_a_clients_channel_is_ignored(
+    five: list[Server], name: str, nodes: int, chance: random.Random, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A waiter's channel brings what is no notice: its connections stay, one warning says so, and it is served."""
+    servers = five[:nodes]
+    async with Redlock(*urls_of(servers), lease=LONG) as holds, Redlock(*urls_of(servers), lease=LONG) as waits:
+        async with holds(name) as lease:
+            waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+            await until(lambda: idle(waits) and all(len(queue(each, name)) == 1 for each in servers))
+            session: Any = waits._session()
+            links = [node._link for node in session.quorum.nodes]
+            for server in servers:
+                with server.cli() as cli:
+                    for message in junk(queue(server, name)[0][:ID_LENGTH], name, chance):
+                        assert cli.publish(channel(session.tag), message) == 1  # the client listens still
+            await sent([waits])
+            assert links == [node._link for node in session.quorum.nodes]
+            assert [record.levelname for record in caplog.records] == ["WARNING"]
+            assert not waiting.done()
+        async with asyncio.timeout(LIMIT), await waiting as served:
+            assert served.fence > lease.fence
+
+
+@pytest.mark.parametrize("number", [0, 1, 10**15])
+@pytest.mark.parametrize("left", [-3, -2, -1, 0, 10**15])
+@pytest.mark.parametrize("key", ["x", "", "with spaces  and\nlines", "\u00fc\u4e00"])
+def test_a_notice_is_parsed_as_it_was_written(number: int, left: int, key: str) -> None:
+    """Whatever the name."""
+    notice = Notice("0123456789abcdef" * 2 + "|rest", number, 2**53, left)
+    assert parse_notice(notice.wire(key)) == ("0123456789abcdef" * 2, number, 2**53, left, key)
+
+
+@pytest.mark.parametrize("reply", [b"*0\r\n", b">0\r\n", b",1.5\r\n", b"$1\r\nx\r\n", b"@\r\n"])
+async def test_a_malformed_reply_costs_its_connection_only(server: Server, name: str, reply: bytes) -> None:
+    """Whoever waits for that reply, and for those behind it, is told; the client connects again and works."""
+    async with Redlock(server.url, lease=LONG) as redlock:
+        await redlock.health()
+        node: Any = redlock._session().quorum.nodes[0]
+        link = node._link
+        server.freeze()
+        asking = [asyncio.create_task(redlock(f"{name}:{i}").acquire(timeout=0)) for i in range(3)]
+        await until(lambda: len(link.waiting) == 3)
+        link.data_received(reply)  # as if the server had said so
+        async with asyncio.timeout(LIMIT):
+            for each in asking:
+                with pytest.raises(QuorumUnavailable):
+                    await each
+            server.thaw()
+            await until(lambda: node._link not in (None, link))
+            async with redlock(name, timeout=LIMIT) as lease:
+                assert lease.held
+
+
+async def test_a_grant_of_one_node_of_three_is_no_lock(five: list[Server], name: str) -> None:
+    """A client that was set up with one of the nodes alone lets the next waiter in as it releases; the waiter needs a
+    majority, whatever that node tells it."""
+    servers = five[:3]
+    async with Redlock(*urls_of(servers), lease=LONG) as holds, Redlock(*urls_of(servers), lease=LONG) as waits:
+        async with holds(name) as lease:
+            waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+            await until(lambda: idle(waits) and all(numbers(each, name) == [1] for each in servers))
+            whose = queue(servers[0], name)[0][:ID_LENGTH].decode()
+            with servers[0].cli() as cli:
+                forged = Notice(whose, 1, lease.fence + 1).wire(name)
+                assert cli.publish(channel(waits._session().tag), forged) == 1
+            await sent([waits, waits])
+            await until(lambda: idle(waits) or waiting.done())
+            assert not waiting.done()
+        async with asyncio.timeout(LIMIT), await waiting as served:
+            assert served.fence > lease.fence

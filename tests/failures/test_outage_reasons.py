@@ -1,0 +1,111 @@
+"""What an acquire says that meets an outage: the real reason of each node, and of no healthy one (HAZARDS C20)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from asynclock import ConfigError, QuorumUnavailable, Redlock
+from tests.support.servers import Server, Servers
+
+TIMEOUT = 0.4
+
+REFUSALS: dict[str, list[str]] = {
+    "OOM": ["--maxmemory", "1"],
+    "NOREPLICAS": ["--min-replicas-to-write", "1"],
+    "CLUSTERDOWN": ["--cluster-enabled", "yes"],
+}
+"""Servers that accept a connection, answer at once, and grant nothing."""
+
+
+def _cluster_files(number: int) -> list[str]:
+    """A file and a port of its own for each server of one folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return ["--cluster-config-file", f"nodes{number}.conf", "--cluster-port", str(port)]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("code", REFUSALS)
+async def test_c20_the_reason_of_a_server_that_answers(servers: Servers, name: str, code: str, nodes: int) -> None:
+    """It answers each try with an error: that error is reported, not a silence of the last moment."""
+    urls = [servers.start(*REFUSALS[code], *_cluster_files(n)).url for n in range(nodes)]
+    async with asyncio.timeout(20):
+        for timeout in (0, TIMEOUT):
+            client = Redlock(*urls, trust_restarts=True)  # the mark of first use cannot be read here
+            with pytest.raises(QuorumUnavailable, match=code) as caught:
+                await client(name).acquire(timeout=timeout)
+            assert len(caught.value.errors) > nodes // 2
+            assert all(code in str(error) for error in caught.value.errors.values())
+            await client.aclose()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c13_a_forbidden_command(servers: Servers, name: str, nodes: int) -> None:
+    """A user that may run no script is a matter for the operator, at once and whatever the timeout."""
+    started = [servers.start() for _ in range(nodes)]
+    for each in started:
+        with each.cli() as cli:
+            cli.execute_command("ACL", "SETUSER", "limited", "on", ">secret", "~*", "&*", "+@all", "-eval", "-evalsha")  # type: ignore[no-untyped-call]
+    client = Redlock(*(f"unix://limited:secret@{each.path}" for each in started))
+    with pytest.raises(ConfigError, match="evalsha"):
+        await client(name).acquire(timeout=TIMEOUT)
+    await client.aclose()
+
+
+async def test_c20_a_healthy_node_is_not_called_silent(servers: Servers, name: str) -> None:
+    """Two of three nodes are down: the error is about these two."""
+    nodes = [servers.start() for _ in range(3)]
+    async with Redlock(*(each.url for each in nodes)) as client:
+        for each in nodes[:2]:
+            each.kill()
+        for timeout in (0, TIMEOUT):
+            with pytest.raises(QuorumUnavailable, match="2 of 3 nodes") as caught:
+                await client(name).acquire(timeout=timeout)
+            assert set(caught.value.errors) == {each.url for each in nodes[:2]}
+
+
+async def test_c20_silent_nodes_are_named(five: list[Server], name: str) -> None:
+    """Three of five nodes hang: the error is about these three, and says so of each."""
+    async with Redlock(*(each.url for each in five)) as client:
+        for each in five[:3]:
+            each.freeze()
+        for timeout in (0, TIMEOUT):
+            with pytest.raises(QuorumUnavailable) as caught:
+                await client(name).acquire(timeout=timeout)
+            assert set(caught.value.errors) == {each.url for each in five[:3]}
+            assert all(url in str(error) for url, error in caught.value.errors.items())
+        for each in five[:3]:
+            each.thaw()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_no_patience_is_one_try(servers: Servers, name: str, nodes: int) -> None:
+    """patience=0 gives a first use the time to connect, and ends at the first round without a majority."""
+    started = [servers.start() for _ in range(nodes)]
+    urls = [each.url for each in started]
+    async with Redlock(*urls, patience=0) as client, client(name) as lease:
+        assert lease.held
+    fresh = Redlock(*urls, patience=0)
+    async with fresh(name) as lease:
+        assert lease.held
+    for each in started:
+        each.kill()
+    with pytest.raises(QuorumUnavailable):
+        await fresh(name).acquire(timeout=None)
+    await fresh.aclose()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c20_patience_bounds_a_longer_timeout(servers: Servers, name: str, nodes: int) -> None:
+    """An outage ends an acquire after `patience`, though its timeout is an hour."""
+    started = [servers.start() for _ in range(nodes)]
+    async with Redlock(*(each.url for each in started), patience=TIMEOUT) as client:
+        for each in started:
+            each.kill()
+        async with asyncio.timeout(20):
+            with pytest.raises(QuorumUnavailable):
+                await client(name).acquire(timeout=3600)

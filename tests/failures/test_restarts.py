@@ -1,0 +1,232 @@
+"""HAZARDS D: servers that restart, forget, or are told to delete; the delayed restart of Redlock."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from typing import Any
+
+import pytest
+
+from asynclock import LockLost, QuorumUnavailable, Redlock
+from tests.support.servers import Server, Servers
+
+
+def client(servers: list[Server], **options: Any) -> Redlock:
+    return Redlock(*(each.url for each in servers), **options)
+
+
+async def test_a_new_deployment_works_at_once(five: list[Server], name: str) -> None:
+    """Servers a moment old that nobody used vote for the first client, and for those who come after it."""
+    for _ in range(3):
+        async with client(five) as redlock, redlock(name, timeout=0) as lease:
+            assert lease.held
+
+
+async def test_clients_that_start_together_on_a_new_deployment(five: list[Server], name: str) -> None:
+    """Whoever finds half the marks of another's first use there waits for the rest, not for max_lease."""
+    clients = [client(five) for _ in range(8)]
+
+    async def once(redlock: Redlock) -> int:
+        async with redlock, redlock(name, timeout=10) as lease:
+            return lease.fence
+
+    fences = await asyncio.gather(*(once(each) for each in clients))
+    assert len(set(fences)) == 8
+
+
+async def test_d3_a_majority_restarts_empty(five: list[Server], name: str) -> None:
+    """No second holder while the first may hold: restarted servers cast no vote for max_lease + 1 s."""
+    async with client(five, lease=3.0, max_lease=3.0) as holder:
+        lease = await holder(name, renew=False).acquire(timeout=0)
+        assert lease is not None
+        for each in five[:3]:
+            each.restart()
+        async with client(five, lease=3.0, max_lease=3.0) as rival:
+            with pytest.raises(QuorumUnavailable, match="restarted a short while ago"):
+                await rival(name).acquire(timeout=0)
+            with pytest.raises(QuorumUnavailable):
+                await holder(f"{name}:other").acquire(timeout=0)
+            taken = await rival(name).acquire(timeout=10)
+            assert taken is not None
+            assert not lease.held
+            assert taken.fence > lease.fence
+            await taken.release()
+
+
+async def test_d3_a_rolling_restart_under_a_held_lease(five: list[Server], name: str) -> None:
+    """One node after the other restarts empty; a node that lost the key is healed, so the lease lives on."""
+    async with client(five, lease=1.5, max_lease=1.5) as redlock, redlock(name) as lease:
+        for each in five[:3]:
+            each.restart()
+            node = redlock._session().quorum.nodes[five.index(each)]
+            while node.error is not None or getattr(node, "_on_probation", False) or not each.cli().exists(name):
+                assert lease.held
+                await asyncio.sleep(0.01)
+        assert lease.held
+        await lease.extend()
+
+
+async def test_trusted_restarts_vote_at_once(five: list[Server], name: str) -> None:
+    """trust_restarts=True is for servers that write to disk first."""
+    async with client(five, trust_restarts=True) as redlock:
+        async with redlock(name):
+            pass
+        for each in five[:3]:
+            each.restart()
+        lease = await redlock(name).acquire(timeout=10)
+        assert lease is not None
+        await lease.release()
+
+
+async def test_a_node_alone_votes_at_once_after_a_restart(server: Server, name: str) -> None:
+    """With one node nobody else could vote: the rule is not applied, and docs/safety.md says what that means."""
+    async with Redlock(server.url) as redlock:
+        async with redlock(name):
+            pass
+        server.restart()
+        lease = await redlock(name).acquire(timeout=10)
+        assert lease is not None
+        await lease.release()
+
+
+async def test_d4_counters_go_back(servers: Servers, name: str) -> None:
+    """Nodes come back with an older dump: they are not counted for one lease, and fences rise all the same."""
+    nodes = [servers.start("--dbfilename", f"{i}.rdb") for i in range(3)]
+    fences = []
+    async with client(nodes, lease=3.0, max_lease=3.0) as redlock:
+        for _ in range(3):
+            async with redlock(name) as lease:
+                fences.append(lease.fence)
+        for each in nodes:
+            each.cli().save()
+        for _ in range(3):
+            async with redlock(name) as lease:
+                fences.append(lease.fence)
+        for each in nodes[:2]:
+            each.restart()
+        with pytest.raises(QuorumUnavailable):
+            await redlock(name).acquire(timeout=0)
+        async with redlock(name, timeout=10) as lease:
+            fences.append(lease.fence)
+    assert fences == sorted(set(fences))
+
+
+async def test_d4_fences_rise_though_every_counter_is_lost(five: list[Server], name: str) -> None:
+    """Without any counter left the client's clock seeds the fence above all before."""
+    async with client(five) as redlock:
+        async with redlock(name) as lease:
+            before = lease.fence
+        for each in five:
+            each.cli().flushall()
+        async with redlock(name) as lease:
+            assert lease.fence > before
+
+
+async def test_fences_rise_over_nodes_that_disagree(five: list[Server], name: str) -> None:
+    """Counters far apart: the greatest of a majority wins, and a majority knows it before the caller does."""
+    async with client(five) as redlock:
+        async with redlock(name) as lease:
+            fence = lease.fence
+        key = f"asynclock~{{{name}}}fence"
+        for ahead, nodes in ((10**7, five[:1]), (10**9, five[1:]), (10**10, five[2:4]), (10**12, five[3:])):
+            for each in nodes:
+                each.cli().set(key, fence + ahead)
+            async with redlock(name) as lease:
+                granted = [int(each.cli().get(key) or 0) for each in five]  # type: ignore[arg-type]
+                assert sum(known >= lease.fence for known in granted) >= 3
+                assert lease.fence > fence
+                fence = lease.fence
+
+
+@pytest.mark.parametrize("how", ["delete", "flushall", "steal"])
+@pytest.mark.parametrize("nodes", [1, 5])
+async def test_d7_an_operator_takes_the_key_away(five: list[Server], name: str, how: str, nodes: int) -> None:
+    """The holder learns it at its next renewal, and why."""
+    async with client(five[:nodes], lease=0.6) as redlock:
+        with pytest.raises(LockLost) as caught:
+            async with redlock(name) as lease:
+                for each in five[:nodes]:
+                    if how == "delete":
+                        each.cli().delete(name)
+                    elif how == "flushall":
+                        each.cli().flushall()
+                    else:
+                        each.cli().set(name, "somebody else", px=60_000)
+                await asyncio.Event().wait()
+        assert caught.value.reason == ("taken" if how == "steal" else "broken")
+        assert lease.remaining == 0.0
+
+
+async def test_d10_info_and_script_are_forbidden(five: list[Server], name: str) -> None:
+    """One warning per node; locks work."""
+    for each in five:
+        each.cli().acl_setuser(
+            "app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-info", "-script"]
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        async with Redlock(*(each.url.replace("unix://", "unix://app:pw@") for each in five)) as redlock:
+            async with redlock(name) as lease:
+                await lease.extend()
+            async with redlock(name):
+                pass
+    said = [str(each.message) for each in caught if each.category is RuntimeWarning]
+    assert len(said) == 5
+    assert all("forbids" in text and ":pw@" not in text for text in said)
+
+
+async def test_a_second_loop_remembers_that_servers_were_replaced(five: list[Server], name: str) -> None:
+    """All nodes restart empty under a client that knew them: it waits, and so does its next session."""
+    nodes = five[:3]
+    redlock = client(nodes)
+    async with redlock, redlock(name):
+        pass
+    for each in nodes:
+        each.restart()
+    for _ in range(2):
+        async with redlock:
+            with pytest.raises(QuorumUnavailable, match="casts no vote"):
+                await redlock(name).acquire(timeout=0)
+
+
+async def test_a_node_that_forgot_the_hold_counts_no_more(five: list[Server], name: str) -> None:
+    """A majority was never lost at once, but node by node: the lease ends with what the rest can vouch for."""
+    async with client(five[:3], lease=1.5) as redlock:
+        lease = await redlock(name).acquire(timeout=None)
+        five[2].freeze()
+        left = lease.remaining
+        while lease.remaining <= left:  # a renewal on the other two
+            left = lease.remaining
+            await asyncio.sleep(0.005)
+        five[0].freeze()
+        five[1].cli().delete(name)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + lease.remaining
+        assert await lease.wait_lost() is True
+        assert five[1].cli().exists(name) == 0
+        assert loop.time() < until  # it does not stand on a word withdrawn
+        for each in (five[0], five[2]):
+            each.thaw()
+
+
+async def test_a_slow_node_may_know_that_the_deployment_is_not_new(five: list[Server], name: str) -> None:
+    """A majority restarted, and the node that bears the mark is slow to answer: nobody votes for a new client."""
+    nodes = five[:3]
+    async with client(nodes) as holder:
+        lease = await holder(name, renew=False).acquire(timeout=None)
+        for each in nodes[1:]:
+            each.restart()
+        nodes[0].freeze()
+        rival = client(nodes)
+        waiting = asyncio.create_task(rival(name).acquire(timeout=3))
+        while rival._session().quorum.nodes[1].facts is None or rival._session().quorum.nodes[2].facts is None:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        nodes[0].thaw()
+        with pytest.raises(QuorumUnavailable):
+            await waiting
+        assert lease.held
+        await rival.aclose()
+        with pytest.raises(LockLost):
+            await lease.release()

@@ -1,0 +1,84 @@
+"""What a server refuses us (HAZARDS C13): a clear error at once, and work once it is mended."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from asynclock import ConfigError, Redlock
+from tests.support.servers import Server, Servers
+from tests.support.waiters import works
+
+
+def acl(server: Server, *rules: str) -> None:
+    with server.cli() as cli:
+        cli.execute_command("ACL", "SETUSER", "worker", "on", ">swordfish", "~*", *rules)
+
+
+async def refused(url: str, *says: str) -> None:
+    """A ConfigError at once, from every way in, that names node and reason, and not the password."""
+    async with aclosing(Redlock(url)) as redlock:
+        async with asyncio.timeout(3):
+            for use in (redlock("order:42").acquire, redlock("order:42").__aenter__):
+                with pytest.raises(ConfigError) as caught:
+                    await use()
+                told = str(caught.value)
+                assert all(word in told for word in (*says, url.rpartition("@")[2].removeprefix("unix://")))
+                assert "swordfish" not in told + repr(caught.value)
+        assert "swordfish" not in repr(await redlock.health())
+
+
+async def test_c13_wrong_password(server: Server) -> None:
+    """WRONGPASS."""
+    acl(server, "+@all")
+    await refused(f"unix://worker:swordfishes@{server.path}", "password")
+
+
+async def test_c13_unknown_user(server: Server) -> None:
+    """There is no such user."""
+    await refused(f"unix://nobody:swordfish@{server.path}", "password")
+
+
+async def test_c13_no_password(server: Server) -> None:
+    """NOAUTH."""
+    with server.cli() as cli:
+        cli.config_set("requirepass", "swordfish")
+    await refused(server.url, "Authentication required")
+
+
+@pytest.mark.filterwarnings("ignore:.*forbids:RuntimeWarning")
+@pytest.mark.parametrize("rules", ["+@all -evalsha -eval", "+@all -set", "+@all resetkeys ~x:*"])
+async def test_c13_no_permission(server: Server, rules: str) -> None:
+    """NOPERM for our script, for a command inside it, or for the key; and once it is given, the same client works."""
+    acl(server, *rules.split())
+    url = f"unix://worker:swordfish@{server.path}"
+    await refused(url, "permission")
+    async with aclosing(Redlock(url)) as redlock:
+        with pytest.raises(ConfigError):
+            await redlock("order:42").acquire()
+        acl(server, "+@all", "~*")
+        await works(redlock, "order:42")
+
+
+async def test_c13_the_client_works_once_the_password_is_right(server: Server, name: str) -> None:
+    """The server was mended, not the program: the same client finds out by itself."""
+    acl(server, "+@all", "resetpass", ">other")
+    async with aclosing(Redlock(f"unix://worker:swordfish@{server.path}")) as redlock:
+        with pytest.raises(ConfigError):
+            await redlock(name).acquire()
+        acl(server)
+        async with asyncio.timeout(20):
+            while not (await redlock.health()).ok:
+                await asyncio.sleep(0.05)  # it connects again when it likes
+        await works(redlock, name)
+
+
+async def test_c13_a_minority_that_refuses(servers: Servers, name: str) -> None:
+    """One node of three with another password costs nothing."""
+    urls = [servers.start().url for _ in range(2)]
+    third = servers.start()
+    acl(third, "+@all")
+    async with Redlock(*urls, f"unix://worker:wrong@{third.path}") as redlock:
+        await works(redlock, name)

@@ -1,0 +1,64 @@
+"""Nodes that are slow to say what became of the attempt that won without them: what is still to be taken back there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from asynclock import Lease, Redlock
+from tests.support.servers import Server
+from tests.support.still_clock import idle
+from tests.support.waiters import LONG, in_queue, until, urls_of
+
+STRANGER = "another program's"
+
+
+@asynccontextmanager
+async def waited_for(
+    some: list[Server], name: str, **options: Any
+) -> AsyncIterator[tuple[Lease, Redlock, asyncio.Task[Lease]]]:
+    """The lease of a client, another that waits for it, and its task."""
+    async with Redlock(*urls_of(some), lease=LONG) as first, Redlock(*urls_of(some), lease=LONG, **options) as second:
+        lease = await first(name).acquire(timeout=None)
+        waiting = asyncio.create_task(second(name).acquire(timeout=None))
+        await until(lambda: in_queue(some, name, 1)() and idle(second))
+        yield lease, second, waiting
+
+
+async def test_what_is_taken_back_late_keeps_no_other_command_waiting(servers: Any, name: str) -> None:
+    """One of three is frozen. The attempt that wins without it, an acquire that hangs on its silence, and the ticket's
+    release that follows the first are out one after the other: each is counted out by its own deadline."""
+    some = [servers.start() for _ in range(3)]
+    async with waited_for(some, name, node_timeout=1.0) as (lease, client, waiting):
+        with some[0].cli() as cli:
+            cli.set(f"{name}:other", STRANGER)
+        some[2].freeze()
+        session = client._session()
+        (ticket,) = session.waiting
+        await lease.release()
+        got = await waiting
+        attempt = got._hold._ballot
+        await until(lambda: session.clock.now() > (attempt.sent + attempt.deadline) / 2)
+        assert await client(f"{name}:other").acquire(timeout=0) is None
+        waiting_there = session.quorum.nodes[2]._link.waiting
+        assert any(sink.op.id.startswith(ticket) for sink in waiting_there)  # the last one's time is not up
+        some[2].thaw()
+        await got.release()
+
+
+async def test_a_client_that_closes_takes_its_ticket_back_everywhere(servers: Any, name: str) -> None:
+    """One of three is frozen, where a stranger has the name. Who wins without it gives back and closes at once."""
+    some = [servers.start() for _ in range(3)]
+    async with waited_for(some, name, node_timeout=5.0) as (lease, client, waiting):
+        with some[2].cli() as cli:
+            cli.set(name, STRANGER)
+        some[2].freeze()
+        releasing = asyncio.create_task(lease.release())
+        got = await waiting
+        await got.release()
+        await client.aclose()
+        some[2].thaw()
+        await releasing
+        await until(in_queue(some, name, 0))

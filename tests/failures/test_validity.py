@@ -1,0 +1,118 @@
+"""What a client believes of its hold, against what the nodes keep, whatever happens to notices, answers and time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+
+from asynclock import ConfigError, Lease, LockLost, LockNotHeld, QuorumUnavailable, Redlock
+from asynclock.acquire.session import Session
+from tests.support.distant_stores import Beyond
+from tests.support.still_clock import turns
+
+_OFTEN = ["ask"] * 3 + ["release"] * 2 + ["hear"] * 2
+
+
+class Believers(Beyond):
+    """Clients that want one name, from stores at some distance, which they cannot hear at times, or not reach."""
+
+    def __init__(self, nodes: int, name: str, fair: bool, chance: random.Random) -> None:
+        super().__init__(nodes, name, way=chance.choice([0.001, 0.02, 0.5]))
+        self.served = 0
+        self._fair = fair
+        self._chance = chance
+        self._asking: list[asyncio.Task[None]] = []
+        self._leases: list[Lease] = []
+
+    async def play(self, steps: int) -> None:
+        chance = self._chance
+        async with AsyncExitStack() as stack:
+            clients = [
+                await stack.enter_async_context(
+                    self.opened(lease=chance.choice([6.0, 30.0]), renew=chance.random() < 0.5)
+                )
+                for _ in range(3)
+            ]
+            for client in clients:
+                await client.health()
+            for _ in range(steps):
+                self._act(chance.choice(clients))
+                await turns(chance.choice([0, 1, 3, 20]))
+                self.check()
+                seconds = chance.choice([0.0, 0.0, 0.01, 0.1, 0.1, 1.0, 5.0])
+                await self.pass_time(seconds, step=max(0.01, seconds / 20))
+                self.check()
+        await self.finish(*self._asking)  # what was on its way
+
+    def _act(self, client: Redlock) -> None:
+        chance = self._chance
+        match chance.choice([*_OFTEN, "cancel", "deaf", "silent", "again"]):
+            case "ask":
+                self._asking.append(asyncio.create_task(self._ask(client)))
+            case "release" if held := [lease for lease in self._leases if lease.held]:
+                self._asking.append(asyncio.create_task(self._release(held[0])))
+            case "cancel" if self._asking:
+                chance.choice(self._asking).cancel()
+            case "deaf":
+                for node, store in zip(client._session().quorum.nodes, self.far, strict=True):
+                    if chance.random() < 0.8:
+                        node.listens = False
+                        store.hush(client._session())
+            case "hear":
+                self._hear(client._session())
+            case "silent":
+                store = chance.choice(self.far)
+                store.silent = not store.silent
+                store.hang_up()
+            case "again":
+                client._session().connected(0)
+            case _:
+                pass
+
+    def _hear(self, session: Session) -> None:
+        for index, (node, store) in enumerate(zip(session.quorum.nodes, self.far, strict=True)):
+            if not node.listens and self._chance.random() < 0.8:
+                store.listen(session, index)
+                node.listens = True
+                session.connected(index)
+
+    async def _ask(self, client: Redlock) -> None:
+        try:
+            self._leases.append(await client(self.name, fair=self._fair).acquire(timeout=None))
+            self.served += 1
+        except (ConfigError, QuorumUnavailable):  # it closes; nobody is there
+            pass
+
+    async def _release(self, lease: Lease) -> None:
+        with suppress(LockLost, LockNotHeld):  # released twice
+            await lease.release()
+
+    def check(self) -> None:
+        """One at most believes that it holds, and a majority of the nodes keep the hold as long as it believes."""
+        held = [lease for lease in self._leases if lease.held]
+        assert len(held) <= 1
+        for lease in held:
+            kept = [
+                hold.ends - store.now()
+                for store in self.far
+                for hold in store.state(self.name).holds
+                if hold.id == lease._hold.op.id and hold.ends is not None
+            ]
+            assert sum(left >= lease.remaining for left in kept) > len(self.far) // 2, (lease, kept)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("fair", [False, True], ids=["first-come", "fair"])
+async def test_e15_nobody_believes_longer_than_the_nodes(
+    name: str, nodes: int, fair: bool, chance: random.Random
+) -> None:
+    """Hundreds of games with deafness, lost calls, cancels, lapsing leases, slow answers and none: see `check`."""
+    served = 0
+    for number in range(200 // nodes):
+        game = Believers(nodes, f"{name}:{number}", fair, chance)
+        await game.play(40)
+        served += game.served
+    assert served > 200

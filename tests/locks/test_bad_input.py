@@ -1,0 +1,322 @@
+"""Bad input gets a clear error, at once where it can be known, and costs nothing: the client works on after it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import aclosing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import redis.asyncio
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+
+from asynclock import ConfigError, LockNotHeld, QuorumUnavailable, Redlock
+from asynclock.client import redlock as ready_made
+from tests.locks.test_event_loops import run_python
+from tests.support.servers import Servers
+from tests.support.waiters import works
+
+NOWHERE = "unix:///nonexistent/none.sock"
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+BAD_LEASES = {
+    "zero": (0, "more than 0"),
+    "negative": (-1, "more than 0"),
+    "nan": (math.nan, "not finite"),
+    "inf": (math.inf, "not finite"),
+    "milliseconds": (30000, "seconds"),
+    "too short": (0.05, "at least 0.1 s"),
+    "timedelta": (timedelta(seconds=-30), "more than 0"),
+    "bool": (True, "number of seconds"),
+    "str": ("30", "number of seconds"),
+    "none": (None, "number of seconds"),
+    "huge": (10**400, "lease"),
+}
+
+
+@pytest.mark.parametrize(("lease", "says"), BAD_LEASES.values(), ids=BAD_LEASES.keys())
+async def test_b8_a_bad_lease(redlock: Redlock, name: str, lease: Any, says: str) -> None:
+    """Refused when the lock is made, and when a lease is extended by it; the hold in hand is not touched."""
+    with pytest.raises(ConfigError, match=says):
+        redlock(name, lease=lease)
+    async with redlock(name) as held:
+        if lease is not None:  # None: the lock's own
+            with pytest.raises(ConfigError, match=says):
+                await held.extend(lease=lease)
+        assert held.held
+    await works(redlock, name)
+
+
+@pytest.mark.parametrize("timeout", [-1, math.nan, math.inf, True, "2", timedelta(seconds=-1)], ids=repr)
+async def test_b8_a_bad_timeout(redlock: Redlock, name: str, timeout: Any) -> None:
+    """Of the lock, and of acquire."""
+    with pytest.raises(ConfigError, match="timeout"):
+        redlock(name, timeout=timeout)
+    with pytest.raises(ConfigError, match="timeout"):
+        await redlock(name).acquire(timeout=timeout)
+    await works(redlock, name)
+
+
+@pytest.mark.parametrize("option", ["max_hold", "min_hold"])
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, True, "2"], ids=repr)
+async def test_b8_a_bad_hold(redlock: Redlock, name: str, option: str, value: Any) -> None:
+    """The error names the option."""
+    with pytest.raises(ConfigError, match=option):
+        redlock(name, **{option: value})
+    await works(redlock, name)
+
+
+async def test_b8_a_fractional_lease(redlock: Redlock, name: str) -> None:
+    """Fractions of a second are seconds, too."""
+    async with redlock(name, lease=1.2345) as lease:
+        assert 0 < lease.remaining <= 1.2345
+
+
+async def test_b8_a_lease_too_short_for_the_nodes_on_a_quorum(shared_urls: list[str], name: str) -> None:
+    """Three node timeouts are the bound, and the message says it; also where the client is connected already."""
+    async with Redlock(*shared_urls) as redlock:
+        with pytest.raises(ConfigError, match=r"at least 0\.15 s"):
+            async with redlock(name, lease=0.1):
+                pytest.fail("entered")
+        await works(redlock, name)
+    async with aclosing(Redlock(*shared_urls)) as redlock:
+        with pytest.raises(ConfigError, match=r"at least 0\.15 s"):
+            async with redlock(name, lease=0.1):
+                pytest.fail("entered")
+
+
+async def test_misspelt_option(redlock: Redlock, name: str) -> None:
+    """Did you mean?"""
+    wrong: Any = redlock
+    with pytest.raises(ConfigError, match="did you mean 'lease'"):
+        wrong(name, leese=10)
+    with pytest.raises(ConfigError, match="did you mean 'max_lease'"):
+        wrong.configure(maxlease=10)
+    await works(redlock, name)
+
+
+@pytest.mark.parametrize("metadata", ["\ud800", "x" * 5000], ids=["surrogate", "huge"])
+async def test_metadata_that_cannot_be_sent(redlock: Redlock, name: str, metadata: str) -> None:
+    """Refused when the lock is made."""
+    with pytest.raises(ConfigError, match="metadata"):
+        redlock(name, metadata=metadata)
+    await works(redlock, name)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", ["", b"order:42", None, 42, "\ud800"], ids=repr)
+async def test_d8_a_bad_name(redlock: Redlock, name: str, bad: Any) -> None:
+    """A name is a non-empty str: refused when the lock is made."""
+    with pytest.raises(ConfigError, match="name"):
+        redlock(bad)
+    await works(redlock, name)
+
+
+async def test_d8_a_reserved_name(redlock: Redlock, name: str) -> None:
+    """A name that would be our own bookkeeping is refused; on every store, lest a test pass what production refuses."""
+    with pytest.raises(ConfigError, match="rename"):
+        redlock("asynclock~used")
+    await works(redlock, name)
+
+
+# -- nodes -----------------------------------------------------------------------------------------------------------
+
+BAD_NODES = {
+    "a name": ("order:42", "redlock\\('order:42'\\)"),
+    "empty": ("", "no url"),
+    "unknown scheme": ("http://a", "no store for the scheme 'http': there are redis"),
+    "bad port": ("redis://a:port", "redis://host:port"),
+    "bad database": ("redis://a?db=x", "redis://host:port"),
+    "unknown setting": ("redis://a?sockettimeout=3", "sockettimeout"),
+    "several in one": ("redis://a,redis://b", "each"),
+    "no path": ("unix://", "path"),
+    "bytes": (b"redis://a", "a node is a url"),
+    "none": (None, "a node is a url"),
+    "list": (["redis://a"], "a node is a url"),
+    "sync client": (redis.Redis(), "asyncio"),
+}
+
+
+@pytest.mark.parametrize(("node", "says"), BAD_NODES.values(), ids=BAD_NODES.keys())
+def test_a_bad_node(node: Any, says: str) -> None:
+    """Refused when the client is made, and by configure, which then changes nothing."""
+    with pytest.raises(ConfigError, match=says):
+        Redlock(node)
+    redlock = Redlock("redis://was:1")
+    with pytest.raises(ConfigError, match=says):
+        redlock.configure(node, prefix="x")
+    assert "was:1" in repr(redlock)
+
+
+async def test_a_cluster_client() -> None:
+    """A RedisCluster is no server."""
+    cluster = RedisCluster(startup_nodes=[ClusterNode("localhost", 1)])
+    with pytest.raises(ConfigError, match=r"RedisCluster.*one server"):
+        Redlock(cluster)  # type: ignore[arg-type]
+    await cluster.aclose()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://me:sword/fish@a",
+        "redis://:sword#fish@a",
+        "redis:/me:swordfish@a",
+        "me:swordfish@a:6379",
+        "x://:swordfish@a",
+    ],
+)
+def test_a_bad_url_does_not_tell_its_password(url: str) -> None:
+    """Nor a part of it, where an odd character cut it in two."""
+    with pytest.raises(ConfigError) as caught:
+        Redlock(url)
+    assert "sword" not in str(caught.value)
+    assert "fish" not in str(caught.value)
+
+
+async def test_no_node_says_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ready-made client without a server shows how to name one, and serves once one is named."""
+    monkeypatch.delenv("ASYNCLOCK_URLS", raising=False)
+    lock = Redlock()("order:42")
+    for use in (lock.acquire, lock.locked, lock.__aenter__):
+        with pytest.raises(ConfigError, match=r"ASYNCLOCK_URLS=embedded:"):
+            await use()
+    with pytest.raises(ConfigError, match="ASYNCLOCK_URLS"):
+        await ready_made("order:42").acquire(timeout=0)
+    monkeypatch.setenv("ASYNCLOCK_URLS", " memory: ,")
+    async with lock as lease:
+        assert lease.held
+
+
+def test_an_even_number_of_nodes_is_warned_of() -> None:
+    """Four survive no more than three do; the warning points at the line that names them."""
+    with pytest.warns(UserWarning, match="odd number") as caught:
+        Redlock(*(f"redis://{host}" for host in "abcd"))
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings(action="error"):
+        Redlock("redis://a")
+        Redlock("redis://a", "redis://b", "redis://c")
+
+
+async def test_configure_after_the_first_use(redlock: Redlock, name: str) -> None:
+    """Too late, and said so; the client stays as it was."""
+    await works(redlock, name)
+    with pytest.raises(ConfigError, match="before the first use"):
+        redlock.configure(NOWHERE)
+    await works(redlock, name)
+
+
+# -- the same server twice -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("other", ["redis://a", "redis://A", "redis://a:6379", "redis://a/0", "valkey://me:pw@a"])
+def test_d1_the_same_url_twice(other: str) -> None:
+    """Refused at once, however it is written."""
+    with pytest.raises(ConfigError, match="twice"):
+        Redlock("redis://a", other, "redis://b")
+
+
+async def doubled(redlock: Redlock) -> None:
+    """Each first use says so, again and again; no lock is ever taken."""
+    async with aclosing(redlock):
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="same server"):
+                await redlock("order:42").acquire(timeout=0)
+        with pytest.raises(ConfigError, match="same server"):
+            async with redlock:
+                pytest.fail("entered")
+
+
+async def test_d1_a_path_and_a_link_to_it(servers: Servers) -> None:
+    """Two paths of one socket: its run_id gives it away."""
+    one, two = servers.start(), servers.start()
+    alias = servers.folder / "alias.sock"
+    alias.symlink_to(one.path)
+    await doubled(Redlock(one.url, f"unix://{alias}", two.url))
+    with one.cli() as cli:
+        assert not cli.exists("order:42")
+
+
+async def test_d1_two_databases_of_one_server(servers: Servers) -> None:
+    """They fall together: one server, one vote."""
+    one, two = servers.start(), servers.start()
+    await doubled(Redlock(one.url, f"{one.url}?db=1", two.url))
+
+
+async def test_d1_a_double_that_comes_late(servers: Servers) -> None:
+    """A second way to a server that opens after the first use gives it no second vote."""
+    one = servers.start()
+    alias = servers.folder / "alias.sock"
+    async with aclosing(Redlock(one.url, f"unix://{alias}", NOWHERE)) as redlock:
+        with pytest.raises(QuorumUnavailable):
+            await redlock("order:42").acquire(timeout=0)
+        alias.symlink_to(one.path)
+        with pytest.raises((ConfigError, QuorumUnavailable)):
+            async with redlock("order:42", timeout=1):
+                pytest.fail("one server made a majority")
+
+
+# -- after the end ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_after_its_end(redlock: Redlock, name: str) -> None:
+    """Everything one can do with it says what became of it."""
+    lease = await redlock(name).acquire(timeout=None)
+    await lease.release()
+    for use in (lease.release, lease.extend, lease.__aenter__):
+        with pytest.raises(LockNotHeld) as caught:
+            await use()
+        assert caught.value.name == name
+    await works(redlock, name)
+
+
+async def test_a_lease_guards_one_block(redlock: Redlock, name: str) -> None:
+    """Entered twice: a ConfigError, and the block it guards goes on."""
+    async with redlock(name) as lease:
+        with pytest.raises(ConfigError, match="already"):
+            async with lease:
+                pytest.fail("entered")
+        assert lease.held
+    await works(redlock, name)
+
+
+async def test_a_client_after_its_end(make: Callable[..., Redlock], name: str) -> None:
+    """After aclose it says so; closed again it is silent; entered again it serves."""
+    redlock = make()
+    await works(redlock, name)
+    await redlock.aclose()
+    await redlock.aclose()
+    for use in (redlock(name).acquire, redlock(name).locked, redlock(name).__aenter__):
+        with pytest.raises(ConfigError, match="closed"):
+            await use()
+    assert not (await redlock.health()).ok
+    async with redlock:
+        await works(redlock, name)
+
+
+def test_outside_a_loop(tmp_path: Path) -> None:
+    """A ConfigError says what is missing, and the same Lock works in a loop afterwards."""
+    program = """
+        import asyncio
+        from asynclock import ConfigError, Redlock
+        redlock = Redlock("memory:")
+        step = redlock("x").acquire()
+        try:
+            step.send(None)
+        except ConfigError as error:
+            assert "asyncio event loop" in str(error)
+        async def main():
+            async with redlock("x"):
+                print("fine")
+        asyncio.run(main())
+    """
+    assert run_python(program, HOME=str(tmp_path)) == "fine\n"

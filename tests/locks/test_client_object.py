@@ -1,0 +1,198 @@
+"""The client as an object: copied, pickled, configured again, used without a loop; and what it remembers of names."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import tracemalloc
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from asynclock import ConfigError, Lock, Redlock
+from asynclock.stores.redis import keys as _keys
+from asynclock.stores.redis.keys import keys
+from tests.support.servers import Server, Servers
+from tests.support.waiters import works
+
+COPIES: list[Callable[[Any], Any]] = [copy.copy, copy.deepcopy]
+
+KINDS: dict[str, Callable[[Redlock], Lock]] = {
+    "mutex": lambda client: client("a"),
+    "reentrant": lambda client: client("a", reentrant=True),
+    "read": lambda client: client.read("a"),
+    "semaphore": lambda client: client.semaphore("a", 3),
+    "multi": lambda client: client.multi("a", "b"),
+}
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copied", COPIES, ids=["copy", "deepcopy"])
+def test_a_copy_of_a_client_is_the_client(copied: Callable[[Any], Any]) -> None:
+    """So that it is told of a fork, and closed, with it; also inside of something else that is copied."""
+    client = Redlock("memory:")
+    assert copied(client) is client
+    assert copied({"locks": [client]})["locks"][0] is client
+
+
+@pytest.mark.parametrize("copied", COPIES, ids=["copy", "deepcopy"])
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+async def test_a_copy_of_a_lock_is_the_lock(make: Callable[[Redlock], Lock], copied: Callable[[Any], Any]) -> None:
+    """It knows what was taken through it."""
+    async with Redlock("memory:") as client:
+        lock = make(client)
+        async with lock as lease:
+            assert copied(lock) is lock
+            await copied(lock).release()
+            assert not lease.held
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickling_says_what_to_do(protocol: int) -> None:
+    """A client and its locks are of one process."""
+    client = Redlock("memory:")
+    with pytest.raises(TypeError, match="from the same urls"):
+        pickle.dumps(client, protocol)
+    for make in KINDS.values():
+        with pytest.raises(TypeError, match="make it anew"):
+            pickle.dumps(make(client), protocol)
+
+
+# -- configure ---------------------------------------------------------------------------------------------------------
+
+
+async def test_configure_after_aclose(servers: Servers, name: str) -> None:
+    """No session is in use any more: the client serves its new nodes, without being entered again."""
+    before, after = servers.start(), [servers.start() for _ in range(3)]
+    client = Redlock(before.url)
+    await works(client, name)
+    await client.aclose()
+    client.configure(*(each.url for each in after))
+    before.kill()
+    await works(client, name)
+    await client.aclose()
+
+
+def test_configure_after_the_end_of_each_loop(servers: Servers) -> None:
+    """asyncio.run has closed them, and with them the sessions."""
+    before, after = servers.start(), servers.start()
+    client = Redlock(before.url)
+    for server in (before, after):
+        client.configure(server.url)
+        server.cli().config_resetstat()
+        asyncio.run(works(client, "job"))
+        assert "cmdstat_evalsha" in server.cli().info("commandstats")
+
+
+def test_configure_after_a_loop_that_was_closed_by_hand() -> None:
+    """Nothing told the client of its end: nobody can use that session any more."""
+    client = Redlock("memory:")
+    loop = asyncio.SelectorEventLoop()
+    loop.run_until_complete(works(client, "job"))
+    with pytest.raises(ConfigError, match="in use"):
+        client.configure("memory:")
+    loop.close()
+    client.configure("memory:")
+    asyncio.run(works(client, "job"))
+
+
+def test_configure_while_another_loop_uses_the_client(server: Server) -> None:
+    """One loop closed it, another has not: too early, and nothing is changed."""
+    client = Redlock(server.url)
+    asyncio.run(works(client, "job"))
+    with asyncio.Runner() as runner:
+        runner.run(works(client, "job"))
+        with pytest.raises(ConfigError, match="in use"):
+            client.configure("redis://elsewhere")
+        runner.run(works(client, "job"))
+        runner.run(client.aclose())
+        client.configure("memory:")
+
+
+async def test_a_configure_that_failed_leaves_a_closed_client_closed(server: Server, name: str) -> None:
+    """As with all that is refused, nothing is changed."""
+    client = Redlock(server.url)
+    await works(client, name)
+    await client.aclose()
+    with pytest.raises(ConfigError, match="no url"):
+        client.configure("nonsense")
+    with pytest.raises(ConfigError, match="closed"):
+        await client(name).acquire()
+
+
+# -- without a loop ----------------------------------------------------------------------------------------------------
+
+
+async def _nothing() -> None: ...
+
+
+async def _first_holder(client: Redlock) -> object:
+    return await anext(client.holders())
+
+
+USES: dict[str, Callable[[Redlock], Coroutine[Any, Any, object]]] = {
+    **{f"acquire {kind}": lambda client, make=make: make(client).acquire() for kind, make in KINDS.items()},
+    "timeout": lambda client: client("a").acquire(timeout=0),
+    "enter": lambda client: client("a").__aenter__(),
+    "release": lambda client: client("a").release(),
+    "locked": lambda client: client("a").locked(),
+    "enter client": lambda client: client.__aenter__(),
+    "aclose": lambda client: client.aclose(),
+    "release_all": lambda client: client.release_all(),
+    "inspect": lambda client: client.inspect("a"),
+    "holders": _first_holder,
+    "break_lock": lambda client: client.break_lock("a"),
+    "lead": lambda client: client.lead("a", lambda lease: lease.wait_lost()),
+    "once": lambda client: client.once("a", within=1)(_nothing)(),
+    "synchronized": lambda client: client.synchronized("a")(_nothing)(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_without_an_asyncio_loop(use: Callable[[Redlock], Coroutine[Any, Any, object]]) -> None:
+    """As under trio, which drives coroutines itself: a ConfigError says what asynclock needs."""
+    with pytest.raises(ConfigError, match="asyncio event loop"):
+        use(Redlock("memory:")).send(None)
+
+
+def test_a_lease_without_an_asyncio_loop() -> None:
+    """It was taken in a loop; whatever is asked of it elsewhere says the same. health() never raises: it tells."""
+    client = Redlock("memory:")
+    with asyncio.Runner() as runner:
+        lease = runner.run(client("a").acquire(timeout=None))
+        handle = runner.run(runner.run(client("b").acquire(timeout=None)).detach())
+        for use in (lease.release, lease.extend, lease.wait_lost, lease.__aenter__, lambda: client.adopt(handle)):
+            with pytest.raises(ConfigError, match="asyncio event loop"):
+                use().send(None)
+        with pytest.raises(StopIteration) as done:
+            client.health().send(None)
+        assert "asyncio event loop" in done.value.value.nodes[0].error
+        runner.run(lease.release())
+
+
+# -- names that are remembered -----------------------------------------------------------------------------------------
+
+
+def test_the_keys_of_long_names_are_not_kept() -> None:
+    """Thousands of names of 10 kB would fill hundreds of MB."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(500):
+            assert keys("app:", f"{number}:{'x' * 10_000}").fence.endswith("fence")
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert kept < 500_000
+
+
+def test_the_keys_of_usual_names_are_kept_up_to_a_number() -> None:
+    """A name that is used again costs no new keys; a million names do not stay."""
+    assert keys("app:", "order:42") is keys("app:", "order:42")
+    for number in range(3 * _keys._MOST):
+        keys("app:", f"order:{number}")
+    assert len(_keys.KNOWN) <= _keys._MOST

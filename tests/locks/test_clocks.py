@@ -1,0 +1,238 @@
+"""HAZARDS B: time. Where a clock has to move, the test moves it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from asynclock import LockLost, QuorumUnavailable, Redlock
+from asynclock._clock import SYSTEM, now
+from asynclock.quorum.ballot import drift
+from asynclock.rules.model import Op, Verb
+from asynclock.stores.memory import MemoryStore
+from tests.support.fake_clock import FakeClock
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
+
+
+def fake(**options: Any) -> tuple[Redlock, MemoryStore, FakeClock]:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    return Redlock(store, **options), store, clock
+
+
+async def test_b1_a_loop_blocked_longer_than_the_lease(redlock: Redlock, name: str) -> None:
+    """`held` is False at the next read, before any timer could run; nobody renews what is over."""
+    lease = await redlock(name, lease=0.2).acquire(timeout=None)
+    assert lease.held
+    time.sleep(0.25)  # to block the loop is what this test is about
+    assert not lease.held
+    assert lease.remaining == 0.0
+    with pytest.raises(LockLost):
+        await lease.extend()
+    with pytest.raises(LockLost):
+        await lease.release()
+
+
+async def test_b1_the_deadline_is_checked_before_renewing(server: Server, name: str) -> None:
+    """A watchdog that wakes too late sends no renewal, though the key may still be there."""
+    async with Redlock(server.url) as redlock:
+        lease = await redlock(name, lease=0.2).acquire(timeout=None)
+        server.cli().persist(name)
+        extends = server.cli().info("commandstats").get("cmdstat_pexpire", {"calls": 0})["calls"]
+        time.sleep(0.25)  # to block the loop is what this test is about
+        assert await lease.wait_lost() is True
+        assert server.cli().info("commandstats").get("cmdstat_pexpire", {"calls": 0})["calls"] == extends
+        server.cli().delete(name)
+
+
+async def test_b2_the_wall_clock_jumps(name: str) -> None:
+    """Validity does not hear of it; the next fence rises all the same."""
+    redlock, _, clock = fake(lease=30.0)
+    async with redlock(name) as lease:
+        for jump in (3600.0, -7200.0):
+            clock.jump_wall(jump)
+            assert lease.held
+            assert lease.remaining == pytest.approx(30.0 - drift(30.0))
+        before = lease.fence
+    async with redlock(name) as lease:
+        assert lease.fence > before
+    await redlock.aclose()
+
+
+def test_b3_validity_is_counted_through_sleep() -> None:
+    """CLOCK_BOOTTIME where there is one: it goes on while the machine sleeps, as the server's clock does."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    before = time.clock_gettime(clock)
+    assert before <= SYSTEM.now() <= now() <= time.clock_gettime(clock)
+
+
+async def test_b4_only_relative_expiry_is_sent(server: Server, proxy: Proxy, name: str) -> None:
+    """No PXAT, EXAT or PEXPIREAT anywhere: one that lies in the past answers OK and sets nothing."""
+    absolute = [proxy.request(word) for word in (b"PXAT", b"EXAT", b"PEXPIREAT", b"EXPIREAT")]
+    relative = proxy.request(b"PX")
+    async with Redlock(proxy.url) as redlock:
+        server.cli().script_flush()  # so that the whole script passes by, too
+        for fencing in (True, False):
+            async with redlock(name, fencing=fencing) as lease:
+                await lease.extend()
+    assert relative.is_set()
+    assert not any(word.is_set() for word in absolute)
+
+
+@pytest.fixture
+async def proxy(server: Server) -> Any:
+    async with Proxy(server.path.with_suffix(".p"), server.path) as between:
+        yield between
+
+
+async def test_b5_validity_counts_from_the_send(server: Server, proxy: Proxy, name: str) -> None:
+    """A grant whose reply took longer than the lease is a failure; one that took long has less to give."""
+    async with Redlock(proxy.url, lease=2.0, node_timeout=0.6) as redlock:
+        sent = proxy.request(b"acquire")
+        proxy.hold_replies()
+        waiting = asyncio.create_task(redlock(name, renew=False).acquire(timeout=0))
+        await sent.wait()
+        before = now()
+        while server.cli().pttl(name) > 1700:
+            await asyncio.sleep(0.01)
+        late_by = now() - before
+        proxy.let_go()
+        lease = await waiting
+        assert lease is not None
+        assert lease.remaining <= 2.0 - drift(2.0) - late_by
+        await lease.release()
+
+
+async def test_b6_extend_after_the_deadline(name: str) -> None:
+    """Refused; and where the key is gone on the server, an extend does not bring it back."""
+    redlock, store, clock = fake(lease=30.0)
+    lease = await redlock(name, renew=False).acquire(timeout=None)
+    clock.advance(30.0)
+    with pytest.raises(LockLost):
+        await lease.extend()
+    assert store.state(name).holds == ()
+    kind = redlock(name)._kind
+    replies: list[list[object]] = []
+    store.decide(name, Op(Verb.EXTEND, kind, name, "x" * 32, 30.0, memory=60.0), replies.append)
+    assert replies[0][0] == 0
+    assert store.state(name).holds == ()
+    await redlock.aclose()
+
+
+async def test_b7_an_extend_with_a_shorter_time(server: Server, name: str) -> None:
+    """Never shortens: not in our eyes and not on the server."""
+    async with Redlock(server.url) as redlock, redlock(name, lease=40) as lease:
+        await lease.extend(lease=1)
+        assert lease.remaining > 38
+        assert server.cli().pttl(name) > 38_000
+
+
+async def test_b10_one_renewal_is_lost(server: Server, proxy: Proxy, name: str) -> None:
+    """The next try comes after lease/12, not after another third: the lease is kept."""
+    async with Redlock(proxy.url, lease=1.2, node_timeout=0.1) as redlock:
+        sends: list[float] = []
+        async with redlock(name) as lease:
+            first = proxy.request(b"extend")
+            proxy.drop_replies = True
+            await first.wait()
+            sends.append(now())
+            proxy.forget_requests()
+            again = proxy.request(b"extend")
+            await again.wait()
+            sends.append(now())
+            proxy.drop_replies = False
+            left = lease.remaining
+            while lease.remaining <= left:  # until a renewal counts
+                left = lease.remaining
+                await asyncio.sleep(0.005)
+            assert lease.held
+        assert sends[1] - sends[0] < 1.2 / 3
+
+
+async def test_the_watchdog_renews_at_a_third(name: str) -> None:
+    """Held for ten leases, with a renewal at each third; lost once nobody renews."""
+    redlock, store, clock = fake(lease=30.0)
+    lease = await redlock(name).acquire(timeout=None)
+    for _ in range(60):
+        clock.advance(5.0)
+        await turns()
+        assert lease.held
+        assert lease.remaining > 30.0 * 2 / 3 - 5.0 - 1.0
+    assert store.state(name).holds
+    await lease.release()
+    await redlock.aclose()
+
+
+async def test_renew_false_lets_it_end(name: str) -> None:
+    """Without the watchdog's renewals the lease ends after its time, and its holder is told."""
+    redlock, _, clock = fake(lease=30.0)
+    lease = await redlock(name, renew=False).acquire(timeout=None)
+    told = asyncio.create_task(lease.wait_lost())
+    await turns()
+    clock.advance(29.0)
+    await turns()
+    assert not told.done()
+    clock.advance(1.0)
+    assert await told is True
+    await redlock.aclose()
+
+
+async def test_unknown_is_not_lost(five: list[Server], name: str) -> None:
+    """A majority freezes under a holder: only the clock ends its lease, and if the nodes wake in time it lives on."""
+    async with Redlock(*(each.url for each in five), lease=2.0) as redlock:
+        async with redlock(name) as lease:
+            for each in five[:3]:
+                each.freeze()
+            while "unknown" not in repr(lease):
+                assert lease.held
+                await asyncio.sleep(0.01)
+            with pytest.raises(QuorumUnavailable):
+                await lease.extend()
+            for each in five[:3]:
+                each.thaw()
+            while "unknown" in repr(lease):
+                assert lease.held
+                await asyncio.sleep(0.01)
+        with pytest.raises(LockLost) as caught:
+            async with redlock(name) as lease:
+                for each in five[:3]:
+                    each.freeze()
+                await asyncio.Event().wait()
+        for each in five[:3]:
+            each.thaw()
+        assert caught.value.reason == "expired"
+
+
+async def test_a5_the_watchdog_fails(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Renewing raises each time: it is tried again inside the deadline, and then the loss is delivered."""
+    redlock, _, clock = fake(lease=30.0)
+    with pytest.raises(LockLost):
+        async with redlock(name):
+            asked = 0
+
+            def broken(*args: object, **kwargs: object) -> Any:
+                nonlocal asked
+                asked += 1
+                raise RuntimeError("broken on purpose")
+
+            session = redlock._session()
+            working, session.quorum.ask = session.quorum.ask, broken  # type: ignore[method-assign]
+            call_soon = asyncio.get_running_loop().call_soon  # timers run in the loop, not in the holder's task
+            while asked <= 3:
+                call_soon(clock.advance, 1.0)
+                await asyncio.sleep(0)
+            session.quorum.ask = working  # type: ignore[method-assign]
+            call_soon(clock.advance, 30.0)
+            await asyncio.Event().wait()
+    assert asked > 3
+    assert "will try again" in caplog.text
+    await redlock.aclose()
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -1,0 +1,245 @@
+"""detach and adopt: a hold that goes from one process to another, on every deployment and both loops."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from asynclock import ConfigError, LockLost, LockNotHeld, QuorumUnavailable, Redlock
+from tests.support.servers import Server
+
+
+async def test_a_hold_moves_and_is_never_free(make: Callable[..., Redlock], name: str) -> None:
+    """The giver's block ends in peace, nobody gets in between, and the adopter's token is greater."""
+    giver, taker, third = make(), make(), make()
+    async with giver(name) as lease:
+        handle = await lease.detach()
+        assert not lease.held
+        assert not await lease.wait_lost()
+        with pytest.raises(LockNotHeld, match="detached"):
+            await lease.release()
+        with pytest.raises(LockNotHeld):
+            await lease.detach()
+    assert await third(name).acquire(timeout=0) is None
+    adopted = await taker.adopt(handle)
+    assert adopted.held
+    assert adopted.fence > lease.fence
+    assert await third(name).acquire(timeout=0) is None
+    async with adopted:
+        pass
+    async with third(name, timeout=5) as last:
+        assert last.fence > adopted.fence
+
+
+async def test_a_handle_serves_once(make: Callable[..., Redlock], name: str) -> None:
+    """Of two that try at once, one has it; later ones hear that it is gone."""
+    lease = await make()(name).acquire(timeout=None)
+    handle = await lease.detach()
+    clients = [make() for _ in range(2)]
+    outcomes = await asyncio.gather(*(client.adopt(handle) for client in clients), return_exceptions=True)
+    won = [each for each in outcomes if not isinstance(each, BaseException)]
+    assert len(won) == 1
+    assert all(isinstance(each, LockNotHeld) for each in outcomes if each is not won[0])
+    assert won[0].held
+    await won[0].extend()
+    await won[0].release()
+    with pytest.raises(LockNotHeld):
+        await make().adopt(handle)
+    assert not await make()(name).locked()
+
+
+async def test_a_handle_that_comes_too_late(make: Callable[..., Redlock], name: str) -> None:
+    """The hold ends by itself where nobody adopts it; then it is somebody else's."""
+    lease = await make()(name, lease=0.3).acquire(timeout=None)
+    handle = await lease.detach()
+    client = make()
+    async with client(name, timeout=30) as other:
+        assert other.fence > lease.fence
+        with pytest.raises(LockNotHeld):
+            await make().adopt(handle)
+        assert other.held
+
+
+async def test_waiters_get_it_from_the_adopter(make: Callable[..., Redlock], name: str) -> None:
+    """They wait on, and are called when it is released."""
+    lease = await make()(name).acquire(timeout=None)
+    client = make()
+    waiting = asyncio.create_task(client(name).acquire(timeout=30))
+    async with asyncio.timeout(20):
+        while not (await client.inspect(name)).waiters:
+            await asyncio.sleep(0.005)
+    adopted = await make().adopt(await lease.detach())
+    assert not waiting.done()
+    await adopted.release()
+    got = await waiting
+    assert got is not None
+    assert got.fence > adopted.fence
+    await got.release()
+
+
+async def test_the_adopter_is_under_the_watchdog(make: Callable[..., Redlock], name: str) -> None:
+    """Its hold outlives its lease, and may be detached again."""
+    lease = await make()(name).acquire(timeout=None)
+    adopted = await make().adopt(await lease.detach(), lease=0.3)
+    other = make()
+    assert await other(name).acquire(timeout=0.6) is None
+    again = await make().adopt(await adopted.detach())
+    assert again.fence > adopted.fence > lease.fence
+    await again.release()
+
+
+async def test_what_cannot_be_detached(make: Callable[..., Redlock], name: str) -> None:
+    """What was given back, and what its owner entered more than once."""
+    client = make()
+    lease = await client(name).acquire(timeout=None)
+    await lease.release()
+    with pytest.raises(LockNotHeld):
+        await lease.detach()
+    async with client(name, reentrant=True) as outer:
+        async with client(name, reentrant=True):
+            with pytest.raises(ConfigError, match="more than once"):
+                await outer.detach()
+        assert outer.held
+        with pytest.raises(ConfigError, match="seconds"):
+            await outer.detach(lease=3600)
+        handle = await outer.detach()
+    await (await client.adopt(handle)).release()
+
+
+async def test_forged_handles_are_refused(redlock: Redlock, name: str) -> None:
+    """With what to do; and an error never shows one."""
+    handle = await (await redlock(name).acquire(timeout=None)).detach()
+    for bad in ("", "x", handle[:-4], handle + "AAAA", handle.replace("asynclock1.", "asynclock2."), None, 17):
+        with pytest.raises(ConfigError, match="no handle") as caught:
+            await redlock.adopt(bad)  # type: ignore[arg-type]
+        assert handle[20:40] not in str(caught.value)
+    adopted = await redlock.adopt(handle)
+    assert handle[20:40] not in repr(adopted)
+    await adopted.release()
+    with pytest.raises(LockNotHeld) as late:
+        await redlock.adopt(handle)
+    assert pickle.loads(pickle.dumps(late.value)).name == name
+
+
+async def test_an_adoption_that_is_cancelled_frees_the_name(make: Callable[..., Redlock], name: str) -> None:
+    """At whatever await: it adopts all the way or leaves a name that is free, at the latest when the handle ends."""
+    for step in range(12):
+        lease = await make()(name).acquire(timeout=20)
+        assert lease is not None
+        handle = await lease.detach()
+        client = make()
+        task = asyncio.create_task(client.adopt(handle))
+        for _ in range(step):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        if task.cancelled():
+            try:
+                adopted = await make().adopt(handle)
+            except LockNotHeld:
+                continue  # it had gone through, and was taken back
+        else:
+            adopted = task.result()
+        await adopted.release()
+
+
+async def test_another_process_adopts(server: Server, name: str) -> None:
+    """A web handler acquires, a worker releases."""
+    program = (
+        "import asyncio, sys\nfrom asynclock import Redlock\n"
+        "async def main():\n"
+        "    async with Redlock(sys.argv[1]) as client, await client.adopt(sys.stdin.read()) as lease:\n"
+        "        print(lease.fence)\n"
+        "asyncio.run(main())\n"
+    )
+    async with Redlock(server.url) as client:
+        lease = await client(name).acquire(timeout=None)
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", program, server.url, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        told, _ = await worker.communicate((await lease.detach()).encode())
+        assert int(told) > lease.fence
+        assert not await client(name).locked()
+
+
+async def test_an_outage_leaves_the_hold_where_it_is(five: list[Server], name: str) -> None:
+    """Who cannot detach still holds; who cannot adopt may try again later."""
+    async with Redlock(*(server.url for server in five), patience=0.2) as client:
+        lease = await client(name).acquire(timeout=None)
+        for server in five[:3]:
+            server.freeze()
+        with pytest.raises(QuorumUnavailable):
+            await lease.detach()
+        assert lease.held
+        for server in five[:3]:
+            server.thaw()
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    handle = await lease.detach()
+                    break
+                except QuorumUnavailable:
+                    await asyncio.sleep(0.02)
+        adopted = await client.adopt(handle)
+        await adopted.release()
+
+
+# -- break_lock ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_broken_hold_is_told_at_once(make: Callable[..., Redlock], name: str) -> None:
+    """By push: the holder's block ends though no renewal is due for 20 s, with the reason; the next gets in."""
+    inside = asyncio.Event()
+
+    async def hold() -> str:
+        try:
+            async with make()(name, lease=60):
+                inside.set()
+                await asyncio.Event().wait()
+        except LockLost as lost:
+            return lost.reason
+        return ""
+
+    holder = asyncio.create_task(hold())
+    await inside.wait()
+    operator = make()
+    async with asyncio.timeout(10):
+        assert await operator.break_lock(name)
+        assert await holder == "broken"
+    async with operator(name, timeout=5):
+        pass
+    assert not await operator.break_lock(name)
+
+
+async def test_breaking_serves_who_waits(make: Callable[..., Redlock], name: str) -> None:
+    """The next in the queue, though the holder lives."""
+    holder = await make()(name, lease=60).acquire(timeout=None)
+    operator, client = make(), make()
+    waiting = asyncio.create_task(client(name).acquire(timeout=30))
+    async with asyncio.timeout(10):
+        while not (await operator.inspect(name)).waiters:
+            await asyncio.sleep(0.005)
+        await operator.break_lock(name)
+        assert await holder.wait_lost()
+        got = await waiting
+    assert got is not None
+    assert got.fence > holder.fence
+    await got.release()
+    with pytest.raises(LockLost):
+        await holder.release()
+
+
+async def test_breaking_frees_what_another_program_left(server: Server, name: str) -> None:
+    """A key without expiry, too."""
+    with server.cli() as cli:
+        cli.set(name, "left")
+        async with Redlock(server.url) as client:
+            assert await client.break_lock(name)
+            assert cli.get(name) is None
+            async with client(name, timeout=0):
+                pass

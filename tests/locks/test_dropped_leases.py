@@ -1,0 +1,93 @@
+"""A lease that nobody refers to any more (HAZARDS A15): when it warns, what it sends, and who is served after it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+
+import pytest
+
+from asynclock import Redlock
+from tests.support.cancelled_waits import SOON, Make
+from tests.support.still_clock import Still, idle, turns
+from tests.support.waiters import LONG
+
+nodes = pytest.mark.parametrize("nodes", [1, 5])
+
+
+async def drop(client: Redlock, name: str, **options: float) -> None:
+    await client(name, **options).acquire(timeout=None)
+
+
+@nodes
+async def test_a15_nothing_is_sent_when_a_lease_is_dropped(name: str, nodes: int) -> None:
+    """A collector may run anywhere: the drop warns once, asks no server for anything, then or later, and the hold ends
+    by time; even while a recorder of warnings refers to the lease."""
+    still = Still(nodes, name)
+    async with still.client() as client:
+        with pytest.warns(ResourceWarning, match=name) as warned:
+            await drop(client, name, lease=30.0)
+            await turns()
+            still.asked()
+            gc.collect()
+        assert len(warned) == 1
+        await still.until(still.clock.now() + 29.0)
+        assert still.asked() == []
+        assert all(store.state(name).holds for store in still.stores)
+        still.clock.advance(1.5)
+        assert not any(store.state(name).holds for store in still.stores)
+
+
+@nodes
+@pytest.mark.parametrize("how", ["lease", "max_hold"])
+async def test_a15_a_lease_that_is_over_is_dropped_in_silence(name: str, nodes: int, how: str) -> None:
+    """Its time is up by the clock, though no timer has run: there is nothing to warn of."""
+    still = Still(nodes, name)
+    async with still.client(lease=40.0) as client:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            lease = await client(name, **{how: 20.0}).acquire(timeout=None)
+            await turns()
+            still.clock.block(20.0)
+            assert not lease.held
+            del lease
+            gc.collect()
+
+
+@nodes
+async def test_a15_one_of_two_tenures_is_dropped(name: str, nodes: int) -> None:
+    """Its owner entered again, so the hold goes on: no warning, and the other tenure is renewed."""
+    still = Still(nodes, name)
+    async with still.client(lease=30.0) as client:
+        lock = client(name, reentrant=True)
+        async with lock as outer:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                inner = outer._again(lock, None, outer._settings)
+                del inner
+                gc.collect()
+            await still.until(still.clock.now() + 100.0)
+            assert outer.held
+
+
+async def test_a15_a_task_in_line_asks_after_a_drop(make: Make, name: str) -> None:
+    """It stood behind a lease that was dropped: it leaves a ticket with the servers, and is called when another frees
+    the name."""
+    client, operator = make(lease=LONG), make()
+    await operator.health()
+    leases = [await client(name).acquire(timeout=None)]
+    behind = asyncio.create_task(client(name).acquire(timeout=None))
+    async with asyncio.timeout(SOON):
+        while not idle(client):
+            await asyncio.sleep(0)
+    assert not (await operator.inspect(name)).waiters
+    with pytest.warns(ResourceWarning, match=name):
+        leases.clear()
+        gc.collect()
+    async with asyncio.timeout(SOON):
+        while not (await operator.inspect(name)).waiters:
+            await asyncio.sleep(0.005)
+        await operator.break_lock(name)
+        got = await behind
+    await got.release()

@@ -1,0 +1,197 @@
+"""Fair locks: in order of arrival, over clients and processes, whatever single nodes believe (HAZARDS E9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from asynclock import Redlock
+from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
+from tests.support.servers import Server
+from tests.support.waiters import in_order, in_queue, processes, queue, rise, until
+
+both = pytest.mark.parametrize("nodes", [1, 5])
+
+
+class Line:
+    """Waiters that arrive one after the other; who was served when, and with which fence."""
+
+    def __init__(self, name: str) -> None:
+        self.order: list[int] = []
+        self._name = name
+        self._fences: list[int] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def join(self, redlock: Redlock) -> None:
+        """The next arrives."""
+        self._tasks.append(asyncio.create_task(self._wait(redlock, len(self))))
+
+    async def _wait(self, redlock: Redlock, number: int) -> None:
+        async with redlock(self._name, fair=True) as lease:
+            self.order.append(number)
+            self._fences.append(lease.fence)
+
+    async def all_served(self) -> list[int]:
+        """Their numbers, in the order of service."""
+        async with asyncio.timeout(20):
+            await asyncio.gather(*self._tasks)
+        assert rise(self._fences)
+        return self.order
+
+
+async def standing(redlock: Redlock, name: str) -> int:
+    """How many wait, at the node that knows of the fewest."""
+    known = []
+    for store in redlock._stores:
+        if isinstance(store, MemoryStore):
+            known.append(len(store.state(name).queue))
+        else:
+            pool: Any = store._pool  # type: ignore[attr-defined]
+            known.append(await Redis(connection_pool=pool).zcard(keys("", name).queue))
+            await pool.disconnect()
+    return min(known)
+
+
+def number_of(server: Server, name: str, ticket: bytes) -> int:
+    """How often that ticket was sent to the server."""
+    with server.cli() as cli:
+        known: Any = cli.hget(keys("", name).tickets, ticket[:32].decode())
+    return int(known.split()[0]) if known else 0
+
+
+async def arrive(line: Line, clients: list[Redlock], servers: list[Server], name: str) -> None:
+    """One waiter of each client, the next once all servers know of the one before."""
+    for each in clients:
+        line.join(each)
+        await until(in_queue(servers, name, len(line)))
+
+
+def tamper(server: Server, name: str, order: list[bytes]) -> None:
+    """Let this server believe that they arrived in that order."""
+    with server.cli() as cli:
+        cli.zadd(keys("", name).queue, {ticket: 1e15 + place for place, ticket in enumerate(order)})
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+async def test_in_order_of_arrival(make: Callable[..., Redlock], name: str) -> None:
+    """Who came first is served first, whichever client's task it is; a newcomer does not slip in between."""
+    clients = [make(), make(), make()]
+    line = Line(name)
+    async with clients[0](name, fair=True):
+        for client in clients * 4:
+            line.join(client)
+            while await standing(client, name) < len(line):
+                await asyncio.sleep(0.005)
+    line.join(clients[0])
+    assert await line.all_served() == list(range(13))
+
+
+@both
+async def test_in_order_of_arrival_over_processes(five: list[Server], name: str, nodes: int) -> None:
+    """The same where the waiters are other processes'."""
+    servers = five[:nodes]
+    urls = [each.url for each in servers]
+    async with Redlock(*urls) as redlock, processes(3, urls) as started:
+        async with redlock(name, fair=True):
+            for number in range(9):
+                started[number % 3].wait(name, who=str(number), fair=True)
+                await until(in_queue(servers, name, number + 1))
+        await until(lambda: len(in_order(started)) == 9)
+    assert [each.who for each in in_order(started)] == [str(number) for number in range(9)]
+    assert rise(each.fence for each in in_order(started))
+
+
+@both
+async def test_who_does_not_queue_up_takes_nobodys_turn(five: list[Server], name: str, nodes: int) -> None:
+    """A fair try with timeout=0, again and again while others wait, gets nothing before them."""
+    urls = [each.url for each in five[:nodes]]
+    line = Line(name)
+    async with Redlock(*urls) as first, Redlock(*urls) as second, Redlock(*urls) as hasty:
+        async with first(name, fair=True):
+            await arrive(line, [second, first] * 4, five[:nodes], name)
+        while len(line.order) < 8:
+            lease = await hasty(name, fair=True).acquire(timeout=0)
+            if lease is not None:
+                served = len(line.order)
+                await lease.release()
+                assert served == 8
+        assert await line.all_served() == list(range(8))
+
+
+@both
+async def test_a_live_waiter_keeps_its_place(five: list[Server], name: str, nodes: int) -> None:
+    """The holder holds for several ticket lifetimes; who waits renews, and stands where it stood."""
+    servers = five[:nodes]
+    urls = [each.url for each in servers]
+    line = Line(name)
+    # A ticket that is renewed late is passed over: its life is far longer than a busy machine may stall a process.
+    async with Redlock(*urls, lease=1.8) as first, Redlock(*urls, lease=1.8) as second:
+        async with first(name, fair=True):
+            await arrive(line, [second, first, second, first], servers, name)
+            before = [queue(each, name) for each in servers]
+            # Renewed every third of a life: eight renewals are two lives and more.
+            await until(lambda: all(number_of(each, name, t) > 8 for each in servers for t in before[0]))
+            assert [queue(each, name) for each in servers] == before
+        assert await line.all_served() == [0, 1, 2, 3]
+
+
+# -- heads that differ -----------------------------------------------------------------------------------------------
+
+
+async def test_e9_nodes_agree_after_one_renewal(five: list[Server], name: str) -> None:
+    """A ticket carries its order key: nodes that took it for another's turn learn better from its renewal."""
+    urls = [each.url for each in five]
+    line = Line(name)
+    async with Redlock(*urls, lease=0.9) as first, Redlock(*urls, lease=0.9) as second:
+        async with first(name, fair=True):
+            await arrive(line, [second, first, second, first], five, name)
+            right = queue(five[0], name)
+            sent = {(each, ticket): number_of(each, name, ticket) for each in five for ticket in right}
+            tamper(five[1], name, right[::-1])
+            tamper(five[2], name, [right[2], right[0], right[3], right[1]])
+            # Two sendings later at the most: the one may have been on its way already.
+            await until(lambda: all(number_of(*(each, name, t)) > n + 1 for (each, t), n in sent.items()))
+            assert [queue(each, name) for each in five] == [right] * 5
+        assert await line.all_served() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 4])
+async def test_e9_no_deadlock_where_heads_differ(five: list[Server], name: str, wrong: int) -> None:
+    """The lock is free, and so many nodes have heads of their own, no two the same: everybody is served."""
+    urls = [each.url for each in five]
+    line = Line(name)
+    async with Redlock(*urls, lease=0.9) as first, Redlock(*urls, lease=0.9) as second:
+        lease = await first(name, fair=True).acquire(timeout=None)
+        await arrive(line, [second, first, second, first, second], five, name)
+        right = queue(five[0], name)
+        for shift, each in enumerate(five[:wrong], 1):
+            tamper(each, name, right[shift:] + right[:shift])
+        await lease.release()
+        assert sorted(await line.all_served()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("missing", [1, 2])
+async def test_e9_nodes_that_missed_tickets(five: list[Server], name: str, missing: int) -> None:
+    """A minority never heard of the first two: the others keep the order, and nobody waits for a lease to end."""
+    urls = [each.url for each in five]
+    line = Line(name)
+    async with Redlock(*urls, lease=30.0) as first, Redlock(*urls, lease=30.0) as second:
+        lease = await first(name, fair=True).acquire(timeout=None)
+        await arrive(line, [second, first, second, first], five, name)
+        right = queue(five[0], name)
+        for each in five[:missing]:
+            with each.cli() as cli:
+                cli.zrem(keys("", name).queue, *right[:2])
+                cli.hdel(keys("", name).tickets, *(ticket[:32].decode() for ticket in right[:2]))
+        await lease.release()
+        assert await line.all_served() == [0, 1, 2, 3]

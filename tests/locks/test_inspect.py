@@ -1,0 +1,137 @@
+"""What operators see: inspect and holders, on every deployment and both loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from asynclock import ConfigError, Holder, QuorumUnavailable, Redlock
+from asynclock.locks.admin import tag_of
+from asynclock.rules.model import DONE, RESTING
+from tests.support.servers import Server
+
+
+async def names_of(client: Redlock, prefix: str) -> list[str]:
+    """Of all that is held."""
+    return sorted([holder.name async for holder in client.holders(prefix)])
+
+
+async def waiting(client: Redlock, name: str, count: int) -> None:
+    """Until so many wait."""
+    async with asyncio.timeout(20):
+        while len((await client.inspect(name)).waiters) != count:
+            await asyncio.sleep(0.005)
+
+
+async def test_inspect_tells_who_holds_and_who_waits(make: Callable[..., Redlock], name: str) -> None:
+    """The holder's host, process, note and times; the waiters in order of arrival; what each node says."""
+    client, began = make(), time.time()
+    async with make()(name, metadata="nightly|run 7", lease=20) as lease:
+        tasks = []
+        for count in (1, 2):
+            tasks.append(asyncio.create_task(make()(name, metadata=str(count)).acquire(timeout=30)))
+            await waiting(client, name, count)
+        info = await client.inspect(name)
+        (holder,) = info.holders
+        assert (info.name, info.kind, info.fence) == (name, "mutex", lease.fence)
+        assert (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
+        assert holder.metadata == "nightly|run 7"
+        assert began - 1 <= holder.since <= time.time() + 1
+        assert holder.remaining is not None
+        assert 15 < holder.remaining <= 20
+        assert [waiter.pid for waiter in info.waiters] == [os.getpid()] * 2
+        assert info.waiters[0].since < info.waiters[1].since
+        assert all("held by" in said for said in info.nodes.values())
+    for task in tasks:
+        lease_or_none = await task
+        assert lease_or_none is not None
+        await lease_or_none.release()
+
+
+async def test_inspect_of_a_free_name(redlock: Redlock, name: str) -> None:
+    """Nobody, of no kind, and no token yet."""
+    info = await redlock.inspect(name)
+    assert (info.kind, info.fence, info.holders, info.waiters) == ("", 0, (), ())
+    assert all(said.startswith("free") for said in info.nodes.values())
+
+
+async def test_a_name_that_rests_is_shown_as_such(redlock: Redlock, name: str) -> None:
+    """Released, and taken still."""
+    async with redlock(name, min_hold=20):
+        pass
+    (holder,) = (await redlock.inspect(name)).holders
+    assert holder.metadata == "(resting)"
+
+
+async def test_a_name_whose_run_returned_is_shown_as_done(redlock: Redlock, name: str) -> None:
+    """Operators can tell it from a min_hold."""
+
+    @redlock.once(name, within=20)
+    async def work() -> None: ...
+
+    await work()
+    (holder,) = (await redlock.inspect(name)).holders
+    assert holder.metadata == "(done)"
+
+
+async def test_holders_lists_what_is_held(redlock: Redlock, name: str) -> None:
+    """Each once; what is free is not there, nor is what begins otherwise, nor are our own keys."""
+    async with redlock(f"{name}:a"), redlock(f"{name}:b*"), redlock(f"x{name}"):
+        async with redlock(f"{name}:c"):
+            pass
+        assert await names_of(redlock, f"{name}:") == [f"{name}:a", f"{name}:b*"]
+        assert await names_of(redlock, f"{name}:b*") == [f"{name}:b*"]
+        assert await names_of(redlock, f"{name}:*") == []
+        assert f"x{name}" in await names_of(redlock, "")
+    assert await names_of(redlock, f"{name}:") == []
+
+
+async def test_a_key_without_expiry_is_shown(server: Server, name: str) -> None:
+    """Left behind by an old program: nothing of its value, which may be a secret."""
+    with server.cli() as cli:
+        cli.set(name, "an old program's token")
+    async with Redlock(server.url) as client:
+        assert [holder async for holder in client.holders(name)] == [Holder(name, "", 0, 0.0, None, "")]
+        info = await client.inspect(name)
+    assert info.holders == (Holder(name, "", 0, 0.0, None, ""),)
+    assert "no expiry" in info.nodes[next(iter(info.nodes))]
+    assert "token" not in repr(info)
+
+
+async def test_inspect_lives_with_a_dead_minority(five: list[Server], name: str) -> None:
+    """And says what is wrong with it; without a majority it raises."""
+    async with Redlock(*(server.url for server in five)) as client, client(name):
+        for server in five[:2]:
+            server.kill()
+        info = await client.inspect(name)
+        assert len(info.holders) == 1
+        assert sum("held by" in said for said in info.nodes.values()) == 3
+        assert await names_of(client, name) == [name]
+        five[2].kill()
+        with pytest.raises(QuorumUnavailable):
+            await client.inspect(name)
+        with pytest.raises(QuorumUnavailable):
+            await names_of(client, name)
+
+
+async def test_bad_names_are_refused(redlock: Redlock) -> None:
+    """As when a lock is made."""
+    with pytest.raises(ConfigError):
+        await redlock.inspect("")
+
+
+def test_an_id_tells_nothing_of_its_secret() -> None:
+    """And whatever another program writes is no error."""
+    random = "0f" * 16
+    assert tag_of(f"{random}|1700000000000000|17|host|a|b") == ("host", 17, 1_700_000_000.0, "a|b")
+    assert tag_of(f"{random}!1700000000000000|17|host|") == ("host", 17, 1_700_000_000.0, "")
+    assert tag_of(RESTING).metadata == "(resting)"
+    assert tag_of(DONE).metadata == "(done)"
+    assert tag_of(f"~{'0' * 31}|r.1|2|host|note").metadata == "(resting)"
+    for strange in ("", "x", random, random + "|", random + "|a|b|c|d", "+" + random):
+        assert random not in str(tag_of(strange))

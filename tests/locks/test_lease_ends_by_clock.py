@@ -1,0 +1,185 @@
+"""A lease that is over by the clock is over for every question, though no timer has run and the servers still keep its
+key; and what max_hold and min_hold count from."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asynclock import LockLost, Redlock
+from tests.support.cancelled_waits import Make
+from tests.support.shifted_clock import Shifted, shifted
+from tests.support.still_clock import Stand, Still, turns
+from tests.support.waiters import LIMIT, LONG
+
+nodes = pytest.mark.parametrize("nodes", [1, 5])
+
+PAST = {"lease": ({"lease": 10.0}, "expired"), "max_hold": ({"lease": LONG, "max_hold": 10.0}, "max_hold")}
+"""What ends after ten seconds, and what a loss by it is called."""
+limits = pytest.mark.parametrize("limit", PAST)
+
+
+# -- the clock goes before everything --------------------------------------------------------------------------------
+
+
+@nodes
+async def test_a_grant_that_is_read_after_its_validity_begins_no_lease(
+    shared_urls: list[str], name: str, nodes: int
+) -> None:
+    """Between the send and the reply as much time passes as the lease lasts. The acquire gives that grant back, asks
+    again, and answers a lease that is held."""
+    clock = Shifted()
+    async with shifted(shared_urls[:nodes], clock, lease=10.0) as client:
+        await client.health()
+        acquiring = asyncio.create_task(client(name).acquire(timeout=None))
+        await asyncio.sleep(0)  # it has asked; no answer can be read in the same turn
+        asked = client._session().waits
+        assert len(asked) == 1
+        clock.jump(10.0)
+        async with asyncio.timeout(LIMIT):
+            lease = await acquiring
+        assert lease.held
+        assert lease.remaining > 5.0
+        await lease.release()
+        assert not await client(name).locked()
+
+
+@nodes
+@limits
+async def test_held_reads_the_clock(shared_urls: list[str], name: str, nodes: int, limit: str) -> None:
+    """It is False, and nothing remains, from the moment on in which the lease or max_hold is over."""
+    options, reason = PAST[limit]
+    clock = Shifted()
+    async with shifted(shared_urls[:nodes], clock) as client:
+        lease = await client(name, **options).acquire(timeout=None)
+        assert lease.held
+        assert 0.0 < lease.remaining <= 10.0
+        clock.jump(10.0)
+        assert (lease.held, lease.remaining) == (False, 0.0)
+        with pytest.raises(LockLost) as lost:
+            lease.ensure_held()
+        assert lost.value.reason == reason
+        assert await client(name).locked()  # nobody but the clock says so
+        with pytest.raises(LockLost):
+            await lease.release()
+
+
+@nodes
+@limits
+async def test_a_block_that_ends_too_late_raises(shared_urls: list[str], name: str, nodes: int, limit: str) -> None:
+    """Its body ran on for longer than the lease or max_hold, without a turn of the loop: the end of the block tells,
+    though each server still had the key and gave it back without complaint."""
+    options, reason = PAST[limit]
+    clock = Shifted()
+    async with shifted(shared_urls[:nodes], clock) as client:
+        with pytest.raises(LockLost) as lost:
+            async with client(name, **options):
+                clock.jump(10.0)
+        assert lost.value.reason == reason
+        assert not await client(name).locked()
+        with pytest.raises(ZeroDivisionError) as raised:
+            async with client(name, **options):
+                clock.jump(10.0)
+                raise ZeroDivisionError
+        assert len(raised.value.__notes__) == 1
+
+
+@nodes
+async def test_an_expired_lease_is_not_entered_again(name: str, nodes: int) -> None:
+    """The loop was blocked beyond the lease of a reentrant lock, and its owner enters before any timer runs: that is a
+    hold of its own, with a greater fence, or none where somebody else has the name by then."""
+    still = Still(nodes, name)
+    async with still.client() as client, still.client() as other:
+        lock = client(name, reentrant=True, owner="us")
+        first = await lock.acquire(timeout=None)
+        still.clock.block(60.0)
+        second = await lock.acquire(timeout=0)
+        assert second is not None
+        assert second.held
+        assert second.fence > first.fence
+        still.clock.block(60.0)
+        taken = await other(name).acquire(timeout=0)
+        assert taken is not None
+        assert await lock.acquire(timeout=0) is None
+        await taken.release()
+
+
+# -- what is counted from where --------------------------------------------------------------------------------------
+
+
+@nodes
+async def test_max_hold_of_an_heir_counts_from_its_own_beginning(name: str, nodes: int) -> None:
+    """The hold is passed on after four milliseconds: who has it then has all of its max_hold, and no more."""
+    stand = Stand(nodes)
+    async with stand.client(max_hold=2.0) as client:
+        first = await client(name).acquire(timeout=None)
+        head = asyncio.create_task(client(name).acquire(timeout=None))
+        heir = asyncio.create_task(client(name).acquire(timeout=None))
+        await turns(20)
+        await first.release()
+        lease = await head
+        stand.clock.advance(0.004)
+        await lease.release()
+        passed = await heir
+        assert passed._hold is lease._hold
+        assert passed.remaining == pytest.approx(2.0, abs=1e-6)
+        stand.clock.advance(1.999)
+        assert passed.held
+        stand.clock.advance(0.002)
+        assert not passed.held
+
+
+ENDS = pytest.mark.parametrize("end", ["lost", "lost-in-block", "closed"])
+
+
+@nodes
+@ENDS
+async def test_min_hold_outlives_a_loss_and_a_close(name: str, nodes: int, end: str) -> None:
+    """The tenure is over after a second, by max_hold or because its client closes: the name stays taken until min_hold
+    is over, and is free from then on."""
+    still = Still(nodes, name)
+    began = still.clock.now()
+    async with still.client(min_hold=5.0, max_hold=1.0 if end != "closed" else 9.0) as client, still.client() as other:
+        if end == "lost-in-block":
+            with pytest.raises(LockLost):
+                async with client(name):
+                    asyncio.get_running_loop().call_soon(still.clock.advance, 1.02)
+                    await asyncio.Event().wait()
+        else:
+            lease = await client(name).acquire(timeout=None)
+            still.clock.advance(1.02)
+            if end == "closed":
+                await client.aclose()
+            with pytest.raises(LockLost):
+                await lease.release()
+        await turns()
+        still.clock.advance(began + 4.99 - still.clock.now())
+        assert await other(name).acquire(timeout=0) is None
+        still.clock.advance(0.02)
+        after = await other(name).acquire(timeout=0)
+        assert after is not None
+        await after.release()
+
+
+@ENDS
+async def test_min_hold_outlives_a_loss_and_a_close_on_servers(make: Make, name: str, end: str) -> None:
+    """The same on each deployment, as far as it can be seen without waiting: the name rests, and nobody gets in."""
+    client: Redlock = make(lease=LONG, min_hold=30.0, max_hold=0.05 if end != "closed" else None)
+    other = make()
+    if end == "lost-in-block":
+        with pytest.raises(LockLost):
+            async with client(name):
+                await asyncio.Event().wait()
+    else:
+        lease = await client(name).acquire(timeout=None)
+        if end == "closed":
+            await client.aclose()
+        else:
+            assert await lease.wait_lost()
+        with pytest.raises(LockLost):
+            await lease.release()
+    assert await other(name).acquire(timeout=0) is None
+    (holder,) = (await other.inspect(name)).holders
+    assert holder.remaining is not None
+    assert holder.remaining <= 30.0  # a rest, and not what was left of the lease

@@ -1,0 +1,51 @@
+"""What the one order of names in a multi is for. That no two wait for each other does not depend on it, for nobody
+holds one name while it waits for another; where they wait does."""
+
+from __future__ import annotations
+
+import asyncio
+
+from asynclock import LockInfo, Redlock
+from tests.support.cancelled_waits import SOON, Make
+from tests.support.still_clock import idle
+from tests.support.waiters import LONG
+
+
+async def test_who_names_the_same_locks_waits_in_one_queue(make: Make, name: str) -> None:
+    """Three clients want the same names, each in another order, and a fourth holds them. All wait at the same name, and
+    so a release calls one of them, and they come in the order in which they began to wait."""
+    a, b, c = (f"{name}:{letter}" for letter in "abc")
+    holder = make(lease=LONG)
+    lease = await holder.multi(b, c, a).acquire(timeout=None)
+    orders = [(c, b, a), (a, b, c), (b, a, c)]
+    came: list[int] = []
+
+    async def waits(client: Redlock, number: int) -> None:
+        async with client.multi(*orders[number]):
+            came.append(number)
+            await asyncio.sleep(0)
+
+    tasks: list[asyncio.Task[None]] = []
+    async with asyncio.timeout(SOON):
+        for number in range(3):
+            client = make(lease=LONG)
+            await client.health()
+            tasks.append(asyncio.create_task(waits(client, number)))
+            while not idle(client):
+                await asyncio.sleep(0)
+        assert [len((await holder.inspect(each)).waiters) for each in (a, b, c)] == [3, 0, 0]
+        await lease.release()
+        await asyncio.gather(*tasks)
+    assert came == [0, 1, 2]
+
+
+async def test_a_multi_has_one_name_whatever_the_order(make: Make, name: str) -> None:
+    """Messages, events and inspect speak of it by the same name, and each of its kinds goes with its own name."""
+    client = make(lease=LONG)
+    a, b = f"{name}:a", f"{name}:b"
+    one, other = client.multi(client.read(b), a), client.multi(a, client.read(b))
+    assert one.name == other.name == f"{a}, {b}"
+    for lock in one, other:
+        async with lock:
+            told: dict[str, LockInfo] = {each: await client.inspect(each) for each in (a, b)}
+            assert {info.name: info.kind for info in told.values()} == {a: "mutex", b: "read-write lock"}

@@ -1,0 +1,47 @@
+"""A name is of one kind at a time, on every deployment and both loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import permutations
+
+import pytest
+
+from asynclock import ConfigError, Lock, Redlock
+from tests.support.servers import Server
+
+KINDS: dict[str, Callable[[Redlock, str], Lock]] = {
+    "mutex": lambda client, name: client(name),
+    "read-write lock": lambda client, name: client.write(name),
+    "semaphore": lambda client, name: client.semaphore(name, 2),
+}
+
+
+@pytest.mark.parametrize(("used", "asked"), list(permutations(KINDS, 2)))
+async def test_c14_mixing_kinds_is_an_error_that_names_both(
+    make: Callable[..., Redlock], name: str, used: str, asked: str
+) -> None:
+    """At once, and without harm to the holder; once it is free, the name may be of another kind."""
+    client = make()
+    async with KINDS[used](make(), name) as lease:
+        async with asyncio.timeout(10):
+            with pytest.raises(ConfigError, match=f"as a {used}.*as a {asked}") as caught:
+                await KINDS[asked](client, name).acquire()
+        assert caught.value.name == name
+        assert type(caught.value) is ConfigError
+        await lease.extend()
+        assert (await client.inspect(name)).kind == used
+    async with KINDS[asked](client, name):
+        pass
+
+
+async def test_c14_a_key_that_is_no_lock(server: Server, name: str) -> None:
+    """Of another program: said as such, and left alone."""
+    with server.cli() as cli:
+        cli.hset(name, "a", "b")
+        async with Redlock(server.url) as client:
+            for lock in KINDS.values():
+                with pytest.raises(ConfigError, match="hash"):
+                    await lock(client, name).acquire()
+        assert cli.hgetall(name) == {b"a": b"b"}

@@ -1,0 +1,148 @@
+"""What a semaphore promises, on every deployment and both loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asynclock import ConfigError, Lease, Redlock, SelfDeadlock
+from tests.support.servers import Server
+
+
+async def filled(client: Redlock, name: str, permits: int) -> list[Lease]:
+    """As many leases as there are permits, each by one try."""
+    tries = [await client.semaphore(name, permits).acquire(timeout=0) for _ in range(permits)]
+    leases = [lease for lease in tries if lease is not None]
+    assert len(leases) == permits
+    return leases
+
+
+async def test_e12_never_more_than_permits(make: Callable[..., Redlock], name: str) -> None:
+    """Of many tasks in many clients; and all the permits are used."""
+    clients = [make() for _ in range(3)]
+    inside = most = 0
+    fences: list[int] = []
+
+    async def work(client: Redlock) -> None:
+        nonlocal inside, most
+        for _ in range(5):
+            given = max(fences, default=0)
+            async with client.semaphore(name, 3) as lease:
+                assert lease.fence > given  # of all that were given before it began
+                inside += 1
+                most = max(most, inside)
+                assert inside <= 3
+                fences.append(lease.fence)
+                await asyncio.sleep(0.001)
+                inside -= 1
+
+    await asyncio.gather(*(work(clients[number % 3]) for number in range(12)))
+    assert most == 3
+    assert len(fences) == 60
+
+
+async def test_every_permit_can_be_had_by_one_try(make: Callable[..., Redlock], name: str) -> None:
+    """timeout=0 finds the slot that is free; there is one less each time, and in the end none."""
+    leases = await filled(make(), name, 7)
+    other = make().semaphore(name, 7)
+    assert await other.acquire(timeout=0) is None
+    await leases[3].release()
+    again = await other.acquire(timeout=0)
+    assert again is not None
+    assert again.fence > max(lease.fence for lease in leases)
+    assert await other.acquire(timeout=0) is None
+    for lease in [*leases[:3], *leases[4:], again]:
+        await lease.release()
+    assert not await other.locked()
+
+
+async def test_who_waits_gets_the_permit_that_is_given_back(make: Callable[..., Redlock], name: str) -> None:
+    """By push, at once, though no renewal is due for 10 s."""
+    leases = await filled(make(), name, 3)
+    waiting = [asyncio.create_task(make().semaphore(name, 3).acquire(timeout=30)) for _ in range(2)]
+    client = make()
+    async with asyncio.timeout(8):
+        while len((await client.inspect(name)).waiters) != 2:
+            await asyncio.sleep(0.005)
+        await leases[0].release()
+        await leases[1].release()
+        got = await asyncio.gather(*waiting)
+    for lease in [leases[2], *got]:
+        assert lease is not None
+        await lease.release()
+
+
+async def test_a_lost_permit_comes_back_after_its_lease(make: Callable[..., Redlock], name: str) -> None:
+    """Of a holder that renews no more."""
+    lost = await make().semaphore(name, 1, lease=0.3, renew=False).acquire(timeout=None)
+    async with make().semaphore(name, 1, timeout=10) as lease:
+        assert lease.fence > lost.fence
+        assert not lost.held
+
+
+async def test_each_callers_own_number_counts(make: Callable[..., Redlock], name: str) -> None:
+    """A rolling deploy from 2 to 4: the new ones fill up to 4, the old ones wait until fewer than 2 are left."""
+    old, new = make().semaphore(name, 2), make().semaphore(name, 4)
+    first = [await old.acquire(timeout=0), await old.acquire(timeout=0)]
+    assert await old.acquire(timeout=0) is None
+    more = [await new.acquire(timeout=0), await new.acquire(timeout=0)]
+    assert await new.acquire(timeout=0) is None
+    leases = [lease for lease in [*first, *more] if lease is not None]
+    assert len(leases) == 4
+    await leases[0].release()
+    await leases[1].release()
+    assert await old.acquire(timeout=0) is None
+    await leases[2].release()
+    last = await old.acquire(timeout=0)
+    assert last is not None
+    await last.release()
+    await leases[3].release()
+
+
+async def test_holds_are_renewed_each_for_itself(make: Callable[..., Redlock], name: str) -> None:
+    """Under the watchdog; one that ends leaves the others."""
+    client = make()
+    first = await client.semaphore(name, 2, lease=0.3).acquire(timeout=None)
+    second = await make().semaphore(name, 2, lease=0.3).acquire(timeout=None)
+    assert await make().semaphore(name, 2).acquire(timeout=0.6) is None
+    assert first.held
+    assert second.held
+    await first.release()
+    assert second.held
+    await second.release()
+
+
+async def test_who_takes_every_permit_and_asks_for_more_is_told(redlock: Redlock, name: str) -> None:
+    """It would wait for itself. While others have permits, it waits for them."""
+    first = await redlock.semaphore(name, 2).acquire(timeout=None)
+    second = await redlock.semaphore(name, 2).acquire(timeout=None)
+    with pytest.raises(SelfDeadlock):
+        await redlock.semaphore(name, 2).acquire()
+    assert await asyncio.create_task(redlock.semaphore(name, 2).acquire(timeout=0.05)) is None
+    await first.release()
+    await second.release()
+
+
+@pytest.mark.parametrize("permits", [0, -1, 1.5, True, "3", None, 10**9])
+def test_permits_are_a_whole_number(permits: Any) -> None:
+    """Refused when the lock is made."""
+    with pytest.raises(ConfigError, match="permits"):
+        Redlock("redis://nowhere").semaphore("a", permits)
+
+
+async def test_e12_whichever_minority_fails(five: list[Server], name: str) -> None:
+    """Not more than the permits, though nodes die that some holders are on and others not."""
+    async with Redlock(*(server.url for server in five)) as client:
+        five[0].kill()
+        leases = await filled(client, name, 3)
+        five[1].kill()
+        assert await asyncio.create_task(client.semaphore(name, 3).acquire(timeout=0)) is None
+        await leases[0].release()
+        again = await client.semaphore(name, 3).acquire(timeout=10)
+        assert again is not None
+        assert await asyncio.create_task(client.semaphore(name, 3).acquire(timeout=0)) is None
+        for lease in [*leases[1:], again]:
+            await lease.release()

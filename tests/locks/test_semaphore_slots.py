@@ -1,0 +1,92 @@
+"""Slots of a semaphore over N nodes: which one is asked for next, and what an attempt that lost its slot leaves."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+import redis as blocking
+
+from asynclock import Lease, LockLost, Redlock
+from asynclock.rules.semaphore import Semaphore, wants
+from tests.support.cancelled_waits import sent
+from tests.support.waiters import LONG
+
+
+@pytest.mark.parametrize(
+    ("taken", "spare", "free"),
+    [
+        ([b"0", b"0", b"0"], 1, {1}),
+        ([b"0", b"0 1", b"0"], 1, {1}),  # a majority may still give it
+        ([b"0 1", b"0 1", b"0"], 1, set()),  # no majority is left for either
+        ([b"0", b"0", b"0", b"0 1", b"0 1"], 2, {1}),
+        ([b"0", b"0", b"0 1", b"0 1", b"0 1"], 2, set()),
+        ([b"0", b"1"], 1, {0, 1}),  # what nobody has heard of the third node is no reason
+        ([b"", b"", b""], 1, {0, 1}),
+        ([], 1, {0, 1}),
+    ],
+)
+def test_a_slot_is_asked_for_while_a_majority_may_give_it(taken: list[bytes], spare: int, free: set[int]) -> None:
+    """That is as long as no more nodes refuse it than a majority can do without."""
+    found = {Semaphore(2).choose(taken, spare) for _ in range(50)}
+    assert found == (free or {None})
+
+
+def test_slots_are_told_apart_by_their_whole_number() -> None:
+    """Slot 1 is not taken where slot 10 or 11 is."""
+    others = b" ".join(b"%d" % slot for slot in range(12) if slot != 1)
+    assert {Semaphore(12).choose([others] * 3, 1) for _ in range(20)} == {1}
+
+
+def slot_of(lease: Lease) -> str:
+    return wants(lease._hold.op.id)[1]
+
+
+async def permit(client: Redlock, name: str) -> Lease:
+    lease = await client.semaphore(name, 2).acquire(timeout=0)
+    assert lease is not None
+    return lease
+
+
+async def test_a_slot_that_a_minority_refuses_can_be_had(shared_urls: list[str], name: str) -> None:
+    """One of two permits is held; of the other a minority of the nodes keeps what a client left that died. With
+    timeout=0 it is found, however often the first slot is drawn at random."""
+    urls, majority = shared_urls, len(shared_urls) // 2 + 1
+    async with Redlock(*urls, lease=LONG) as dead, Redlock(*urls, lease=LONG) as client:
+        await client.health()
+        for number in range(12):
+            here = f"{name}:{number}"
+            first, second = await permit(dead, here), await permit(dead, here)
+            await sent([dead])
+            for url in urls[:majority]:
+                with closing(blocking.Redis.from_url(url)) as cli:
+                    assert cli.zrem(here, second._hold.op.id) == 1
+            got = await permit(client, here)
+            assert slot_of(got) == slot_of(second) != slot_of(first)
+            await got.release()
+            await first.release()
+            with pytest.raises(LockLost):
+                await second.release()
+
+
+async def test_an_attempt_that_lost_its_slot_leaves_nothing(shared_urls: list[str], name: str) -> None:
+    """With timeout=0 the first slot is drawn at random: sometimes it is the one that somebody holds, by a majority. The
+    nodes that let the attempt in are told before the next slot is asked for: after the release they keep nothing."""
+    urls, majority = shared_urls, len(shared_urls) // 2 + 1
+    async with Redlock(*urls, lease=LONG) as other, Redlock(*urls, lease=LONG) as client:
+        await client.health()
+        for number in range(16):  # each draws the slot that is held with a chance of one half
+            here = f"{name}:{number}"
+            held = await permit(other, here)
+            await sent([other])
+            for url in urls[majority:]:  # a minority has forgotten it
+                with closing(blocking.Redis.from_url(url)) as cli:
+                    assert cli.zrem(here, held._hold.op.id) == 1
+            got = await permit(client, here)
+            assert slot_of(got) != slot_of(held)
+            await got.release()
+            await sent([client])
+            for url in urls:
+                with closing(blocking.Redis.from_url(url)) as cli:
+                    assert set(cli.zrange(here, 0, -1)) <= {held._hold.op.id.encode()}
+            await held.release()

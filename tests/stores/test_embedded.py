@@ -1,0 +1,315 @@
+"""`embedded:`, one server per user for all of a user's processes, gone when the last of them is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from asynclock.stores.embedded import server as valkey
+from tests.locks.test_event_loops import QUIET, REPO
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
+
+HOLD = """
+    import asyncio, sys
+    from asynclock import Redlock
+
+    async def main():
+        async with Redlock(sys.argv[1]) as redlock:
+            lease = await redlock("job").acquire(timeout=0)
+            print("held" if lease else "refused", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)     # until we are told
+            if lease:
+                await lease.release()
+
+    asyncio.run(main())
+"""
+COUNT = """
+    import asyncio, sys
+    from pathlib import Path
+    from asynclock import Redlock
+
+    async def main():
+        counter = Path(sys.argv[2])
+        async with Redlock(sys.argv[1]) as redlock:
+            for _ in range(20):
+                async with redlock("counter"):
+                    before = int(counter.read_text())
+                    await asyncio.sleep(0)
+                    counter.write_text(str(before + 1))
+
+    asyncio.run(main())
+"""
+
+
+def processes_of(folder: Path) -> set[int]:
+    """Whoever was started with that folder in its command line: the server and its keeper."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if str(folder).encode() in (entry / "cmdline").read_bytes():
+                    found.add(int(entry.name))
+    return found
+
+
+class Box:
+    """A runtime folder of the test's own, and the programs that run in it."""
+
+    def __init__(self, runtime: Path) -> None:
+        self.runtime = runtime
+        self._programs: list[subprocess.Popen[str]] = []
+
+    def folder(self, name: str = "default") -> Path:
+        return self.runtime / f"asynclock-{os.getuid()}-{name}"
+
+    def socket(self, name: str = "default") -> Path:
+        return self.folder(name) / "valkey.sock"
+
+    def start(self, program: str, *args: str) -> subprocess.Popen[str]:
+        self._programs.append(
+            subprocess.Popen(
+                [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + textwrap.dedent(program), *args],
+                env={"PYTHONPATH": str(REPO), "PATH": os.defpath, "ASYNCLOCK_EMBEDDED_DIR": str(self.runtime)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return self._programs[-1]
+
+    def hold(self, url: str = "embedded:") -> tuple[subprocess.Popen[str], str]:
+        """A program that takes the lock `job`, and whether it got it; it stays until it is told."""
+        program = self.start(HOLD, url)
+        return program, lines(program.stdout).readline().strip() or lines(program.stderr).read()
+
+    def all_gone(self) -> bool:
+        """Wait for the end of all that was started here: server and keeper, too."""
+        tick = threading.Event()
+        for _ in range(1000):
+            if not processes_of(self.runtime):
+                return True
+            tick.wait(0.01)  # the kernel tells only parents when a process ends
+        return False
+
+    def end(self) -> None:
+        for program in self._programs:
+            program.kill()
+            program.communicate()
+        for pid in processes_of(self.runtime):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def lines(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+def leave(program: subprocess.Popen[str]) -> None:
+    """Tell it to end, and hear that it ended well."""
+    _, complaints = program.communicate("\n", timeout=20)
+    assert (program.returncode, complaints) == (0, "")
+
+
+@pytest.fixture
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """Ends with all its processes."""
+    box = Box(tmp_path_factory.mktemp("run"))
+    yield box
+    box.end()
+
+
+def test_one_server_for_all_processes(box: Box) -> None:
+    """Whoever comes second finds the first one's server."""
+    first, _ = box.hold()
+    running = processes_of(box.runtime)
+    second, _ = box.hold()
+    assert processes_of(box.runtime) == running
+    assert len(running) == 2  # the server, and its keeper
+    leave(first)
+    leave(second)
+
+
+def test_two_processes_exclude_each_other(box: Box) -> None:
+    """One holds, the other is refused; once given back, the next has it."""
+    first, got = box.hold()
+    second, missed = box.hold()
+    assert (got, missed) == ("held", "refused")
+    leave(first)
+    third, got = box.hold()
+    assert got == "held"
+    leave(second)
+    leave(third)
+
+
+def test_two_names_are_two_servers(box: Box) -> None:
+    """embedded:a and embedded:b share nothing; embedded: and embedded:default are one."""
+    a, got_a = box.hold("embedded:a")
+    b, got_b = box.hold("embedded:b")
+    default, got = box.hold("embedded:")
+    same, missed = box.hold("embedded:default")
+    assert (got_a, got_b, got, missed) == ("held", "held", "held", "refused")
+    assert box.socket("a") != box.socket("b")
+    assert valkey.answers(box.socket("a"))
+    assert valkey.answers(box.socket("b"))
+    for program in (a, b, default, same):
+        leave(program)
+
+
+def test_many_start_at_once(box: Box, tmp_path: Path) -> None:
+    """Whoever races for the first start: one server, and not a count is lost."""
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    for program in [box.start(COUNT, "embedded:", str(counter)) for _ in range(4)]:
+        leave(program)
+    assert counter.read_text() == "80"
+    assert box.all_gone()
+
+
+def test_gone_with_the_last(box: Box) -> None:
+    """It stays while somebody uses it, and leaves no process when nobody does."""
+    first, _ = box.hold()
+    second, _ = box.hold()
+    leave(first)
+    assert valkey.answers(box.socket())
+    leave(second)
+    assert box.all_gone()
+
+
+def test_gone_after_kill_9_of_the_last(box: Box) -> None:
+    """A process that cannot say goodbye leaves no server behind."""
+    first, _ = box.hold()
+    first.kill()
+    assert box.all_gone()
+
+
+def test_it_outlives_kill_9_of_whoever_started_it(box: Box) -> None:
+    """The starter is a user as others are."""
+    first, _ = box.hold()
+    second, _ = box.hold()
+    first.kill()
+    first.wait()
+    assert valkey.answers(box.socket())
+    third, missed = box.hold()
+    assert missed == "refused"  # the dead one's lease has not run out: its server is still the same
+    leave(second)
+    leave(third)
+
+
+@pytest.mark.parametrize("which", ["server", "keeper"])
+def test_a_new_server_after_kill_9_of_the_old(box: Box, which: str) -> None:
+    """Who comes after a server was killed gets a new one."""
+    first, _ = box.hold()
+    (keeper,) = (pid for pid in processes_of(box.runtime) if b".keeper" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    (server,) = processes_of(box.runtime) - {keeper}
+    os.kill(server if which == "server" else keeper, signal.SIGKILL)
+    gone(server)
+    second, got = box.hold()
+    assert got == "held"
+    assert valkey.answers(box.socket())
+    leave(second)
+    first.kill()
+    assert box.all_gone()
+
+
+def gone(pid: int) -> None:
+    """Wait for the end of a process that is not our child."""
+    with contextlib.suppress(ProcessLookupError):
+        ended = os.pidfd_open(pid)
+        try:
+            assert select.select([ended], [], [], 20)[0]
+        finally:
+            os.close(ended)
+
+
+def plain_file(path: Path) -> None:
+    path.write_text("not a socket")
+
+
+def dead_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+@pytest.mark.parametrize("leave_behind", [plain_file, dead_socket])
+def test_stale_socket_files_are_survived(box: Box, leave_behind: Callable[[Path], None]) -> None:
+    """What a crash left on the disk is cleared away."""
+    box.folder().mkdir(mode=0o700)
+    leave_behind(box.socket())
+    program, got = box.hold()
+    assert got == "held"
+    leave(program)
+    assert box.all_gone()
+
+
+def test_again_after_the_end(box: Box) -> None:
+    """Its folder, left over, serves the next start."""
+    for _ in range(3):
+        program, got = box.hold()
+        assert got == "held"
+        leave(program)
+    assert box.all_gone()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
+def test_a_folder_open_to_others_is_refused(box: Box, mode: int) -> None:
+    """Somebody else could have put a server there."""
+    box.folder().mkdir()
+    box.folder().chmod(mode)
+    program, said = box.hold()
+    assert "ConfigError" in said
+    assert str(box.folder()) in said
+    program.wait(20)
+    assert not processes_of(box.folder())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_foreign_folder_is_refused(box: Box) -> None:
+    """A folder that another user made in a shared place is not ours."""
+    box.folder().mkdir(mode=0o700)
+    os.chown(box.folder(), 12345, -1)
+    program, said = box.hold()
+    assert "ConfigError" in said
+    program.wait(20)
+    assert not processes_of(box.folder())
+
+
+def test_a_link_to_a_folder_is_refused(box: Box) -> None:
+    """A link in a shared place may lead anywhere."""
+    elsewhere = box.runtime / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    box.folder().symlink_to(elsewhere)
+    program, said = box.hold()
+    assert "ConfigError" in said
+    program.wait(20)
+
+
+def test_its_files_are_private(box: Box) -> None:
+    """No other user can reach the server."""
+    program, _ = box.hold()
+    assert box.folder().stat().st_mode & 0o077 == 0
+    assert box.socket().stat().st_mode & 0o077 == 0
+    leave(program)
+
+
+@pytest.mark.parametrize("url", ["embedded:a/b", "embedded:..%2f", "embedded:" + "x" * 33, "embedded:a b"])
+def test_names_that_are_no_file_names(box: Box, url: str) -> None:
+    """A ConfigError, when the client is made."""
+    program, said = box.hold(url)
+    assert "ConfigError" in said
+    program.wait(20)
+    assert list(box.runtime.iterdir()) == []

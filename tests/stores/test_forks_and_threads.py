@@ -1,0 +1,253 @@
+"""What a client and the embedded store must not share with a forked child, nor lose between threads (HAZARDS C8)."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from asynclock import Redlock
+from asynclock.acquire.session import Session
+from tests.locks.test_event_loops import run_python
+from tests.stores.test_embedded import Box, box, gone, leave, lines, processes_of
+from tests.support.servers import Server
+from tests.support.waiters import LIMIT
+
+__all__ = ["box"]
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="locks and processes are looked for in /proc")
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+class Yielding(asyncio.SelectorEventLoop):
+    """A loop that lets other threads run whenever it is asked whether it is closed."""
+
+    def is_closed(self) -> bool:
+        closed = super().is_closed()
+        time.sleep(0)
+        return closed
+
+
+def test_c8_threads_that_begin_at_once_keep_their_sessions() -> None:
+    """The first uses from many threads do not overwrite each other: each loop finds the session that it made."""
+    threads = 8
+
+    def begin(client: Redlock, together: threading.Barrier) -> tuple[Session, Session]:
+        async def twice() -> tuple[Session, Session]:
+            together.wait(LIMIT)
+            first = client._session()
+            together.wait(LIMIT)
+            return first, client._session()
+
+        with asyncio.Runner(loop_factory=Yielding) as runner:
+            return runner.run(twice())
+
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(20):
+            client, together = Redlock("memory:"), threading.Barrier(threads)
+            for begun in [pool.submit(begin, client, together) for _ in range(threads)]:
+                first, second = begun.result()
+                assert first is second
+
+
+# -- forks -------------------------------------------------------------------------------------------------------------
+
+IN_CHILD = """
+    import os, signal
+
+    def in_child(work):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                signal.alarm(20)
+                work()
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+"""
+
+COLLECTED = (
+    IN_CHILD
+    + """
+    import asyncio, gc, sys
+    from asynclock import Redlock
+
+    redlock = Redlock(sys.argv[1])
+
+    async def use():
+        async with asyncio.timeout(20), redlock("job"):
+            pass
+
+    loop = asyncio.SelectorEventLoop()
+    loop.run_until_complete(use())
+
+    def child():
+        global loop
+        del loop
+        gc.collect()
+
+    in_child(child)
+    loop.run_until_complete(use())
+    loop.run_until_complete(redlock.aclose())
+    loop.close()
+    print("fine")
+"""
+)
+
+
+def test_c8_a_child_that_forgets_the_parents_loop_does_not_close_its_sockets(server: Server) -> None:
+    """To collect them in the child would take them out of the selector, which parent and child share: the parent would
+    hear of no reply any more."""
+    assert run_python(COLLECTED, server.url) == "fine\n"
+
+
+CONFIGURED = (
+    IN_CHILD
+    + """
+    import asyncio, sys
+    from asynclock import Redlock
+
+    redlock = Redlock(sys.argv[1])
+
+    async def use():
+        async with asyncio.timeout(20), redlock("job"):
+            pass
+
+    def child():
+        redlock.configure("memory:")
+        asyncio.run(use())
+        assert redlock._stores[0].label.startswith("memory")
+
+    loop = asyncio.SelectorEventLoop()
+    loop.run_until_complete(use())
+    in_child(child)
+    loop.run_until_complete(use())
+    loop.run_until_complete(redlock.aclose())
+    loop.close()
+    print("fine")
+"""
+)
+
+
+def test_c8_a_child_may_configure_the_client(server: Server) -> None:
+    """In the child it is not in use: the sessions that it was forked with are the parent's."""
+    assert run_python(CONFIGURED, server.url) == "fine\n"
+
+
+COPIED = (
+    IN_CHILD
+    + """
+    import asyncio, copy, sys
+    from asynclock import Redlock
+
+    redlock = copy.copy(Redlock(sys.argv[1]))       # the copy is all that is left
+
+    async def session():
+        async with asyncio.timeout(20), redlock("job"):
+            return redlock._session()
+
+    loop = asyncio.SelectorEventLoop()
+    before = loop.run_until_complete(session())
+
+    def child():
+        assert loop not in redlock._sessions
+        assert before.forked
+
+    in_child(child)
+    loop.run_until_complete(redlock.aclose())
+    loop.close()
+    print("fine")
+"""
+)
+
+
+def test_c8_a_copied_client_is_told_of_a_fork(server: Server) -> None:
+    """Parent and child never share a connection."""
+    assert run_python(COPIED, server.url) == "fine\n"
+
+
+# -- the embedded store ------------------------------------------------------------------------------------------------
+
+GUARDED = (
+    IN_CHILD
+    + """
+    import fcntl, sys, threading
+    from pathlib import Path
+    from asynclock.stores.embedded import store as embedded
+
+    door = (embedded._folder("a") / "door").open("w")
+    fcntl.flock(door, fcntl.LOCK_EX)
+    starts = threading.Thread(target=embedded.running, args=("a",))
+    starts.start()
+    while not embedded._guard.locked():
+        pass                                        # it is inside, and waits at the door
+    in_child(lambda: embedded.running("b"))
+    door.close()
+    starts.join()
+    print("fine")
+"""
+)
+
+
+@linux
+def test_c8_a_child_forked_while_a_thread_starts_a_server_starts_its_own(box: Box) -> None:
+    """The thread is not in the child: the lock that it held there at the fork is nobody's to release."""
+    program = box.start(GUARDED)
+    said, complaints = program.communicate(timeout=50)
+    assert (said, program.returncode) == ("fine\n", 0), complaints
+    assert box.all_gone()
+
+
+def waits_for(path: Path, program: subprocess.Popen[str]) -> bool:
+    """Whether that process stands before a lock of that file."""
+    inode = f":{path.stat().st_ino} "
+    waiting = [line for line in Path("/proc/locks").read_text().splitlines() if "->" in line and inode in line]
+    return any(f" {program.pid} " in line for line in waiting)
+
+
+@linux
+def test_only_one_process_at_a_time_looks_for_a_server_and_starts_one(box: Box) -> None:
+    """While another is at the door a program starts nothing; then it finds what there is."""
+    box.folder().mkdir(mode=0o700)
+    with (box.folder() / "door").open("w") as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        program = box.start("from asynclock.stores.embedded.store import running\nprint(running('default'))")
+        tick = threading.Event()
+        while not waits_for(box.folder() / "door", program):
+            assert program.poll() is None
+            assert not processes_of(box.folder())
+            tick.wait(0.01)
+        assert not processes_of(box.folder())
+    assert lines(program.stdout).readline().strip() == str(box.socket())
+    program.communicate()
+    assert box.all_gone()
+
+
+@linux
+def test_a_second_keeper_gives_way_to_the_first(box: Box) -> None:
+    """Whoever started it, at whatever moment: it ends, and the server is the one there was."""
+    first, got = box.hold()
+    assert got == "held"
+    before = processes_of(box.folder())
+    second = subprocess.run(
+        [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(box.folder())], timeout=LIMIT, check=False
+    )
+    assert second.returncode == 0
+    assert processes_of(box.folder()) == before
+    again, missed = box.hold()
+    assert missed == "refused"  # the same server still has the first one's lock
+    leave(first)
+    leave(again)
+    for pid in before:
+        gone(pid)

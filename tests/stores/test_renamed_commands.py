@@ -1,0 +1,140 @@
+"""A server that does not know a command which a lock needs (HAZARDS C13): renamed, disabled, or too old."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+
+import pytest
+
+from asynclock import ConfigError, Redlock
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis.replies import Fault, ServerError, fault_of, unknown_command
+from tests.support.servers import Server, Servers
+from tests.support.waiters import LONG, until, urls_of
+
+DEL_AT = next(at for at, line in enumerate(MUTEX.script.splitlines(), 1) if line.endswith("redis.call('DEL', hold)"))
+
+IN_LUA = "Unknown Redis command called from Lua script"
+
+REPLIES = {
+    "sent": ("ERR unknown command 'EVALSHA', with args beginning with: 'x' ", "EVALSHA"),
+    "sent, Redis 5": ("ERR unknown command `evalsha`, with args beginning with: ", "EVALSHA"),
+    "Redis 6.2": (
+        f"ERR Error running script (call to f_1a): @user_script:{DEL_AT}: @user_script: {DEL_AT}: {IN_LUA}",
+        "DEL",
+    ),
+    "Redis 7": (f"ERR Unknown Redis command called from script script: 1a, on @user_script:{DEL_AT}.", "DEL"),
+    "Valkey": (f"ERR Unknown command called from script script: on @user_script:{DEL_AT}.", "DEL"),
+    "pcall": ("ERR Unknown command called from script", "a command of its script"),
+    "a line that is none": ("ERR Unknown command called from script script: on @user_script:9999.", "a command"),
+}
+
+
+@pytest.mark.parametrize(("reply", "named"), REPLIES.values(), ids=REPLIES.keys())
+def test_c13_every_servers_words_for_an_unknown_command(reply: str, named: str) -> None:
+    """Trying again is no use, and the command is named."""
+    assert fault_of(ServerError(reply)) is Fault.CONFIG
+    assert unknown_command(reply, MUTEX.script).startswith(named)
+
+
+@pytest.mark.parametrize("reply", ["ERR value is not an integer", "BUSY Redis is busy", "ERR unknown subcommand 'X'"])
+def test_other_errors_are_not_about_an_unknown_command(reply: str) -> None:
+    """They may pass."""
+    assert fault_of(ServerError(reply)) is Fault.DOWN
+    assert unknown_command(reply) == ""
+
+
+def without(servers: Servers, *commands: str) -> Server:
+    """A server that does not know these."""
+    return servers.start(*(word for each in commands for word in ("--rename-command", each, "")))
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c13_an_acquire_names_the_command(servers: Servers, nodes: int, name: str) -> None:
+    """No endless retry, and no QuorumUnavailable that sounds like an outage."""
+    urls = [without(servers, "MGET").url for _ in range(nodes)]
+    async with aclosing(Redlock(*urls)) as redlock:
+        with pytest.raises(ConfigError, match="does not know MGET"):
+            await redlock(name).acquire()
+        with pytest.raises(ConfigError, match="does not know MGET"):
+            await redlock(name).locked()
+
+
+RELEASE = ("DEL", "DELIFEQ", "DELEX")
+"""All by which a server can delete a key for a release."""
+
+
+def unreleased(caplog: pytest.LogCaptureFixture) -> int:
+    """So many errors were logged about releases."""
+    return sum(each.levelno == logging.ERROR and "not released" in each.message for each in caplog.records)
+
+
+def no_release(servers: Servers, nodes: int) -> list[str]:
+    """Urls of servers that know none of these."""
+    known = servers.start()
+    with known.cli() as cli:
+        here = {each.decode().upper() for each in cli.command_list()}
+    return [without(servers, *(each for each in RELEASE if each in here)).url for _ in range(nodes)]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c13_a_release_that_the_server_cannot_do_fails(
+    servers: Servers, nodes: int, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It raises and is logged: no caller takes a key that stays for one that is gone."""
+    async with aclosing(Redlock(*no_release(servers, nodes))) as redlock:
+        lease = await redlock(name).acquire(timeout=None)
+        with pytest.raises(ConfigError, match=r"does not know .*\bDEL\b"):
+            await lease.release()
+        with pytest.raises(ConfigError, match=r"does not know .*\bDEL\b"):
+            async with redlock(f"{name}:block"):
+                pass
+        await until(lambda: unreleased(caplog) == 2 * nodes)  # the last node's answer may come after the majority's
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c13_the_bodys_own_exception_is_raised(servers: Servers, nodes: int, name: str) -> None:
+    """The release that failed is a note on it."""
+    async with aclosing(Redlock(*no_release(servers, nodes))) as redlock:
+        with pytest.raises(KeyError) as caught:
+            async with redlock(name):
+                raise KeyError("body")
+        assert "does not know" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c13_a_close_that_cannot_release_says_so(
+    servers: Servers, nodes: int, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its releases have no caller; the log has them."""
+    redlock = Redlock(*no_release(servers, nodes))
+    lease = await redlock(name).acquire(timeout=None)
+    await redlock.aclose()
+    assert not lease.held
+    assert unreleased(caplog) == nodes
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c13_inspect_and_holders_name_the_command(servers: Servers, nodes: int, name: str) -> None:
+    """Nor do they answer as if nothing were held."""
+    urls = [without(servers, "GETRANGE", "SCAN").url for _ in range(nodes)]
+    async with Redlock(*urls) as redlock, redlock(name):
+        with pytest.raises(ConfigError, match="does not know GETRANGE"):
+            await redlock.inspect(name)
+        with pytest.raises(ConfigError, match="does not know SCAN"):
+            [each async for each in redlock.holders()]
+
+
+@pytest.mark.parametrize("timeout", [0, 1])
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_a_script_that_fails_half_way_is_undone(servers: Servers, name: str, nodes: int, timeout: int) -> None:
+    """PEXPIRE is unknown, and a semaphore's script calls it after it has let the permit in: none is left."""
+    some = [servers.start("--rename-command", "PEXPIRE", "") for _ in range(nodes)]
+    async with Redlock(*urls_of(some), lease=LONG) as client:
+        with pytest.raises(ConfigError, match="PEXPIRE"):
+            await client.semaphore(name, 1).acquire(timeout=timeout)
+        await client.aclose()
+    for server in some:
+        with server.cli() as cli:
+            assert not cli.exists(name)

@@ -1,0 +1,340 @@
+"""The ways to a server: TCP, TLS, unix sockets, ACL users, databases, and the user's own clients."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import trustme
+from redis.asyncio import BlockingConnectionPool, Redis, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from asynclock import ConfigError, QuorumUnavailable, Redlock
+from tests.support.servers import Server, Servers
+
+PASSWORD = "sword/fish#@:%é 1"
+
+
+async def serves(node: str | Redis, name: str = "order:42", **options: Any) -> None:
+    """A lock works there as it should: it excludes, is extended, and is given back."""
+    async with Redlock(node, **options) as redlock, Redlock(node, **options) as other:
+        async with redlock(name) as lease:
+            assert await other(name).acquire(timeout=0) is None
+            await lease.extend()
+            assert lease.held
+        assert not await other(name).locked()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def tcp(servers: Servers) -> tuple[Server, int]:
+    """A server on a port, too."""
+    port = free_port()
+    return servers.start("--port", str(port), "--bind", "127.0.0.1"), port
+
+
+def held_in(server: Server, name: str, db: int = 0) -> bool:
+    with server.cli(db=db) as cli:
+        return bool(cli.exists(name))
+
+
+# -- urls ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["redis", "valkey", "REDIS"])
+async def test_tcp(tcp: tuple[Server, int], scheme: str) -> None:
+    """redis:// and valkey://, however written."""
+    await serves(f"{scheme}://127.0.0.1:{tcp[1]}")
+
+
+async def test_unix_socket(server: Server) -> None:
+    """unix:// and a path."""
+    await serves(f"unix://{server.path}")
+
+
+@pytest.mark.parametrize("how", ["path", "query"])
+async def test_database_number(tcp: tuple[Server, int], how: str) -> None:
+    """/3 on TCP and ?db=3: the lock is there and nowhere else."""
+    server, port = tcp
+    url = f"redis://127.0.0.1:{port}/3" if how == "path" else f"unix://{server.path}?db=3"
+    async with Redlock(url) as redlock, redlock("order:42"):
+        assert held_in(server, "order:42", db=3)
+        assert not held_in(server, "order:42")
+    await serves(url)
+
+
+async def test_same_name_in_two_databases(server: Server) -> None:
+    """Two databases are two worlds."""
+    async with Redlock(server.url) as redlock, Redlock(f"{server.url}?db=1") as other, redlock("order:42"):
+        async with other("order:42", timeout=0) as lease:
+            assert lease.held
+
+
+@pytest.mark.parametrize("how", ["authority", "query"])
+async def test_acl_user_in_the_url(server: Server, how: str) -> None:
+    """user:password@, with everything in the password that a url has a meaning for."""
+    with server.cli() as cli:
+        cli.execute_command("ACL", "SETUSER", "worker", "on", f">{PASSWORD}", "~*", "+@all")
+        cli.execute_command("ACL", "SETUSER", "default", "off")
+    coded = quote(PASSWORD, safe="")
+    if how == "authority":
+        await serves(f"unix://worker:{coded}@{server.path}")
+    else:
+        await serves(f"unix://{server.path}?username=worker&password={coded}")
+
+
+async def test_password_without_user(server: Server) -> None:
+    """requirepass, as before there were users."""
+    with server.cli() as cli:
+        cli.config_set("requirepass", "swordfish")
+    await serves(f"unix://:swordfish@{server.path}")
+
+
+# -- the user's own clients ------------------------------------------------------------------------------------------
+
+
+def plain(path: str) -> Redis:
+    return Redis(unix_socket_path=path)
+
+
+def decoding(path: str) -> Redis:
+    return Redis(unix_socket_path=path, decode_responses=True)
+
+
+def resp3(path: str) -> Redis:
+    return Redis(unix_socket_path=path, protocol=3)
+
+
+def retrying(path: str) -> Redis:
+    retry = Retry(ExponentialBackoff(), 5)
+    return Redis(unix_socket_path=path, retry=retry, retry_on_error=[RedisConnectionError])
+
+
+def by_url(path: str) -> Redis:
+    return Redis.from_url(f"unix://{path}", health_check_interval=1, encoding="latin-1")
+
+
+def pooled(path: str) -> Redis:
+    return Redis.from_pool(BlockingConnectionPool.from_url(f"unix://{path}", max_connections=1, timeout=1))
+
+
+def single(path: str) -> Redis:
+    return Redis(unix_socket_path=path, single_connection_client=True, client_name="app")
+
+
+def timing(path: str) -> Redis:
+    return Redis(unix_socket_path=path, socket_timeout=0.5, socket_connect_timeout=0.5, client_name="app")
+
+
+every_client = pytest.mark.parametrize("client", [plain, decoding, resp3, retrying, by_url, pooled, single, timing])
+
+
+@every_client
+async def test_a_client_handed_in(server: Server, client: Callable[[str], Redis]) -> None:
+    """Whatever it is set to for its own commands, locks work, and it works on beside them and after."""
+    async with client(str(server.path)) as theirs:
+        await theirs.set("theirs", "x")
+        await serves(theirs, "заказ:42")
+        assert await theirs.get("theirs") in ("x", b"x")
+
+
+async def test_a_pool_that_is_used_up(server: Server) -> None:
+    """Our connection is none of their pool's: a pool with no connection left does not stop a lock."""
+    async with pooled(str(server.path)) as theirs:
+        pool: Any = theirs.connection_pool
+        busy = await pool.get_connection()
+        try:
+            await serves(theirs)
+        finally:
+            await pool.release(busy)
+
+
+async def test_closing_leaves_their_client_open(server: Server) -> None:
+    """Who made it closes it."""
+    async with Redis(unix_socket_path=str(server.path)) as theirs:
+        async with Redlock(theirs) as redlock, redlock("order:42"):
+            pass
+        assert await theirs.ping()
+
+
+async def test_clients_and_urls_mix(five: list[Server]) -> None:
+    """A quorum of what there is."""
+    async with Redis(unix_socket_path=str(five[0].path)) as first:
+        nodes: list[str | Redis] = [first, five[1].url, five[2].url]
+        async with Redlock(*nodes) as redlock, redlock("order:42") as lease:
+            assert lease.held
+            assert all(held_in(server, "order:42") for server in five[:3])
+
+
+# -- TLS -------------------------------------------------------------------------------------------------------------
+
+
+class Tls:
+    """A proxy that ends TLS before a server, since the server at hand speaks none."""
+
+    def __init__(self, server: Server, folder: Path) -> None:
+        self.ca, self.other_ca = trustme.CA(), trustme.CA()
+        self.ca_file, self.other_ca_file = folder / "ca.pem", folder / "other.pem"
+        self.ca.cert_pem.write_to_path(str(self.ca_file))
+        self.other_ca.cert_pem.write_to_path(str(self.other_ca_file))
+        self._path = str(server.path)
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    @asynccontextmanager
+    async def serving(self, host: str = "localhost", *, client_certificates: bool = False) -> AsyncIterator[Tls]:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.ca.issue_cert(host).configure_cert(context)
+        if client_certificates:
+            self.ca.configure_trust(context)
+            context.verify_mode = ssl.CERT_REQUIRED
+        proxy = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
+        self.port = proxy.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            proxy.close()
+            if self._pumps:
+                await asyncio.wait(self._pumps)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._pumps.add(task)
+        inner_reader, inner_writer = await asyncio.open_unix_connection(self._path)
+        await asyncio.gather(self._pump(reader, inner_writer), self._pump(inner_reader, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass  # either end may hang up whenever it likes
+        finally:
+            writer.close()
+
+
+@pytest.fixture
+def tls(server: Server, tmp_path: Path) -> Tls:
+    return Tls(server, tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
+async def test_tls(tls: Tls, scheme: str) -> None:
+    """rediss:// with the CA that signed the server's certificate."""
+    async with tls.serving():
+        await serves(f"{scheme}://localhost:{tls.port}/0?ssl_ca_certs={tls.ca_file}")
+
+
+async def test_tls_of_a_client_handed_in(tls: Tls) -> None:
+    """A client's TLS settings are ours."""
+    async with tls.serving(), Redis(host="localhost", port=tls.port, ssl=True, ssl_ca_certs=str(tls.ca_file)) as theirs:
+        assert theirs.connection_pool.connection_class is SSLConnection
+        await serves(theirs)
+
+
+async def test_tls_with_a_client_certificate(tls: Tls, tmp_path: Path) -> None:
+    """Mutual TLS, by url."""
+    own = tls.ca.issue_cert("worker")
+    key, chain = tmp_path / "key.pem", tmp_path / "chain.pem"
+    own.private_key_pem.write_to_path(str(key))
+    chain.write_bytes(b"".join(part.bytes() for part in own.cert_chain_pems))
+    async with tls.serving(client_certificates=True):
+        await serves(f"rediss://localhost:{tls.port}?ssl_ca_certs={tls.ca_file}&ssl_certfile={chain}&ssl_keyfile={key}")
+
+
+async def test_c13_tls_with_another_ca(tls: Tls) -> None:
+    """A certificate that does not verify is a ConfigError that says so, at once and at entering."""
+    async with tls.serving():
+        url = f"rediss://localhost:{tls.port}?ssl_ca_certs={tls.other_ca_file}"
+        redlock = Redlock(url)
+        with pytest.raises(ConfigError, match=rf"localhost:{tls.port}.*certificate"):
+            await redlock("order:42").acquire()
+        await redlock.aclose()
+        with pytest.raises(ConfigError, match="certificate"):
+            async with Redlock(url):
+                pytest.fail("entered")
+
+
+async def test_c13_tls_for_another_host(tls: Tls) -> None:
+    """A certificate of another host's is none."""
+    async with tls.serving("example.org"):
+        with pytest.raises(ConfigError, match="certificate"):
+            async with Redlock(f"rediss://localhost:{tls.port}?ssl_ca_certs={tls.ca_file}"):
+                pytest.fail("entered")
+
+
+async def test_c13_tls_to_a_server_without(tcp: tuple[Server, int], tls: Tls) -> None:
+    """rediss:// to a port that speaks plain text: an error in bounded time, and it names the node."""
+    with pytest.raises(Exception, match=rf"127\.0\.0\.1:{tcp[1]}") as caught:
+        async with Redlock(f"rediss://127.0.0.1:{tcp[1]}?ssl_ca_certs={tls.ca_file}", patience=1.0):
+            pytest.fail("entered")
+    assert isinstance(caught.value, ConfigError) or "1 of 1" in str(caught.value)
+
+
+async def test_c13_a_ca_file_that_is_not_there(tls: Tls) -> None:
+    """A path that was mistyped is the user's to mend: ConfigError, not an outage."""
+    async with tls.serving():
+        with pytest.raises(ConfigError, match=r"ssl_ca_certs|nowhere\.pem"):
+            async with Redlock(f"rediss://localhost:{tls.port}?ssl_ca_certs=/nowhere.pem", patience=1.0):
+                pytest.fail("entered")
+
+
+# -- what is no Redis ------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def stranger(answer: bytes) -> AsyncIterator[str]:
+    """A server of another sort: it says `answer` to whatever comes, and nothing else."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await reader.read(65536):
+                writer.write(answer)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("setting", ["", "?client_name=x&password=p"], ids=["silent login", "login"])
+async def test_a_server_that_speaks_http(setting: str) -> None:
+    """It will not turn into Redis by waiting: ConfigError."""
+    async with stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
+        async with aclosing(Redlock(url + setting)) as redlock, asyncio.timeout(3):
+            with pytest.raises(ConfigError, match=r"127\.0\.0\.1.*host and port"):
+                await redlock("order:42").acquire()
+
+
+@pytest.mark.parametrize("use", ["acquire", "try", "enter", "locked"])
+async def test_a_server_that_says_nothing(use: str) -> None:
+    """An outage, told in bounded time, whatever it was asked."""
+    async with stranger(b"") as url, aclosing(Redlock(url, patience=0.3)) as redlock, asyncio.timeout(10):
+        lock = redlock("order:42")
+        uses: dict[str, Callable[[], Any]] = {
+            "acquire": lock.acquire,
+            "try": lambda: lock.acquire(timeout=0),
+            "enter": redlock.__aenter__,
+            "locked": lock.locked,
+        }
+        with pytest.raises(QuorumUnavailable):
+            await uses[use]()

@@ -1,0 +1,124 @@
+"""Urls: a comma in a password is no separator, and no message shows a secret, wherever in the url it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import aclosing
+
+import pytest
+
+from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock.stores import urls_of
+from tests.support.servers import Server, Servers
+from tests.support.waiters import works
+
+LISTS = {
+    "two": ("redis://a:1,redis://b:2", ("redis://a:1", "redis://b:2")),
+    "spaces": (" redis://a , rediss://b ,", ("redis://a", "rediss://b")),
+    "schemes without slashes": ("embedded:,embedded:x,memory:", ("embedded:", "embedded:x", "memory:")),
+    "an upper-case scheme": ("redis://a,VALKEYS://b", ("redis://a", "VALKEYS://b")),
+    "an unknown scheme": ("redis://a,http://b", ("redis://a", "http://b")),  # told of as such
+    "a comma in a password": ("redis://me:p,w@a,redis://b", ("redis://me:p,w@a", "redis://b")),
+    "a comma in a query": ("redis://a?password=p,w,redis://b", ("redis://a?password=p,w", "redis://b")),
+    "a comma in a path": ("unix:///a,b.sock", ("unix:///a,b.sock",)),
+    "no scheme follows": ("redis://a,b:6379", ("redis://a,b:6379",)),
+    "nothing": (" , ", ()),
+}
+
+
+@pytest.mark.parametrize(("text", "urls"), LISTS.values(), ids=LISTS.keys())
+def test_a_comma_separates_only_where_a_scheme_follows(text: str, urls: tuple[str, ...]) -> None:
+    """All other commas belong to the url they stand in."""
+    assert urls_of(text) == urls
+
+
+PASSWORD = "s3cret,x"
+
+
+@pytest.fixture
+def guarded(servers: Servers) -> list[Server]:
+    """Three servers with a password that has a comma."""
+    three = [servers.start() for _ in range(3)]
+    for each in three:
+        with each.cli() as cli:
+            cli.config_set("requirepass", PASSWORD)
+    return three
+
+
+WRITTEN: dict[str, Callable[[Server], str]] = {
+    "plain": lambda server: f"unix://:s3cret,x@{server.path}",
+    "encoded": lambda server: f"unix://:s3cret%2Cx@{server.path}",
+    "query": lambda server: f"unix://{server.path}?password=s3cret,x",
+    "encoded query": lambda server: f"unix://{server.path}?password=s3cret%2Cx",
+}
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("write", WRITTEN.values(), ids=WRITTEN.keys())
+@pytest.mark.parametrize("where", ["arguments", "environment"])
+async def test_a_comma_in_a_password_reaches_the_server(
+    guarded: list[Server],
+    write: Callable[[Server], str],
+    nodes: int,
+    where: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it stands or as %2C, in the arguments and in the environment, alone and among other urls."""
+    urls = [write(each) for each in guarded[:nodes]]
+    monkeypatch.setenv("ASYNCLOCK_URLS", ",".join(urls))
+    async with aclosing(Redlock(*urls) if where == "arguments" else Redlock()) as redlock:
+        await works(redlock, name)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://a,redis://b", "redis://a:6379,b:6379", "redis://a,b", "redis://:p,redis://x@a"]
+)
+def test_what_looks_like_several_nodes_says_how_a_comma_is_written(url: str) -> None:
+    """Whether it was meant as two nodes or as one."""
+    with pytest.raises(ConfigError, match=r"%2C"):
+        Redlock(url)
+
+
+SECRETS = [
+    *("redis://me:kilo/watt@a", "redis://:kilo#watt@a", "redis://:12#watt@a", "redis://me:kilo?watt@a"),
+    *("redis://me:12?watt@a", "redis://me:12?kilo=watt@a", "redis://me:12/watt@a", "redis://:kilo,redis://watt@a"),
+    *("redis:/me:kilowatt@a", "me:kilowatt@a:6379", "x://:kilowatt@a", "kilowatt@a://b"),
+    *("redis://a:port?password=kilowatt", "redis://a?pasword=kilowatt", "redis://a,b?password=kilowatt"),
+    *("redis://a?password=kilowatt,redis://b", "redis:a?password=kilowatt", "a:1?password=kilowatt"),
+    *(
+        "http://a?password=kilowatt",
+        "a?password=kilowatt://b",
+        "unix://?password=kilowatt",
+        "//a?password=kilo@watt",
+    ),
+    *("redis://a/x?password=kilowatt", "redis://a?db=x&password=kilowatt", "redis:/a?password=kilo@watt"),
+    *("embedded:a?password=kilowatt", "embedded:me:kilowatt@a", "redis://a?password=kilo@watt&kilowatt"),
+]
+
+
+@pytest.mark.parametrize("url", SECRETS)
+@pytest.mark.parametrize("where", ["arguments", "environment"])
+async def test_a_wrong_url_does_not_show_its_secret(url: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in userinfo nor in the query, nor a part where an odd character cut it in two, nor behind the error."""
+    if where == "environment" and len(urls_of(url)) > 1:
+        return  # there it is a list
+    monkeypatch.setenv("ASYNCLOCK_URLS", url)
+    with pytest.raises(ConfigError) as caught:
+        if where == "arguments":
+            Redlock(url)
+        else:
+            await Redlock()("order:42").acquire()
+    shown = f"{caught.value} {caught.value!r} {caught.value.__cause__} {caught.value.__context__}"
+    assert not [part for part in ("kilo", "watt", "12") if part in shown]
+
+
+@pytest.mark.parametrize("url", ["redis://localhost:1?password=kilowatt", "redis://me:kilowatt@localhost:1"])
+async def test_an_outage_does_not_show_the_secret(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Not in errors, reprs, health or the log."""
+    async with aclosing(Redlock(url, patience=0.1)) as redlock:
+        with pytest.raises(QuorumUnavailable) as caught:
+            await redlock("order:42").acquire(timeout=0)
+        known = [caught.value, *caught.value.errors.items(), redlock, redlock._stores, await redlock.health()]
+        nodes = redlock._session().quorum.nodes
+    assert "kilowatt" not in " ".join(f"{each!s} {each!r}" for each in (*known, *nodes, caplog.text))

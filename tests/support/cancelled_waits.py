@@ -1,0 +1,163 @@
+"""Acquires that are cut short while they wait, and what they may not leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from redis.asyncio import Redis
+
+from asynclock import Redlock
+from asynclock.locks.lease import Lease
+from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
+from tests.support.proxy import cancelled_at, stepped
+from tests.support.still_clock import idle
+from tests.support.waiters import LONG
+
+SOON = 10.0
+"""Seconds that only a lost wake-up could take: a ticket of LONG is renewed after 16 at the soonest."""
+
+Make = Callable[..., Redlock]
+
+
+# -- what may not be left --------------------------------------------------------------------------------------------
+
+
+def kept(redlock: Redlock) -> dict[str, Any]:
+    """What a client still has to do with, or for, its locks."""
+    session = redlock._session()
+    found = {each: getattr(session, each) for each in ("waits", "waiting", "lines", "held")}
+    found["leases"] = list(session.watchdog)
+    return {each: what for each, what in found.items() if what}
+
+
+async def known(redlock: Redlock, name: str) -> list[Any]:
+    """What the servers know of a name, but for its fence."""
+    found: list[Any] = []
+    for store in redlock._stores:
+        if isinstance(store, MemoryStore):
+            state = store.state(name)
+            found += [*state.holds, *state.queue, *state.undone]
+        else:
+            pool: Any = store._pool  # type: ignore[attr-defined]
+            there: Any = await Redis(connection_pool=pool).keys(f"*{name}*")
+            found += [key for key in there if key.decode() != keys("", name).fence]
+            await pool.disconnect()
+    return found
+
+
+async def sent(clients: Iterable[Redlock]) -> None:
+    """Return once the servers have carried out, and answered, all that these have sent."""
+    for client in clients:
+        await asyncio.gather(*(node.ping() for node in client._session().quorum.nodes))
+    for _ in range(3):  # a memory store answers in the next turn
+        await asyncio.sleep(0)
+
+
+async def nothing_is_left(clients: list[Redlock], name: str) -> None:
+    """No hold, no ticket, no tombstone, and in the clients nothing that waits, holds or undoes."""
+    await sent(clients)
+    assert not await known(clients[0], name)
+    assert [kept(client) for client in clients] == [{}] * len(clients)
+
+
+@contextmanager
+def no_task_is_left() -> Iterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    assert asyncio.all_tasks() == before
+
+
+# -- who waits -------------------------------------------------------------------------------------------------------
+
+
+async def three(make: Make, lease: float = LONG) -> list[Redlock]:
+    """Clients that are connected."""
+    clients = [make(lease=lease) for _ in range(3)]
+    for client in clients:
+        await client.health()
+    return clients
+
+
+async def tenure(redlock: Redlock, name: str, fair: bool) -> int:
+    """Hold it for a turn; its fence."""
+    async with redlock(name, fair=fair) as lease:
+        await asyncio.sleep(0)
+        return lease.fence
+
+
+async def waiter(redlock: Redlock, name: str, fair: bool) -> asyncio.Task[int]:
+    """A task that wants it; by now it waits."""
+    task = asyncio.create_task(tenure(redlock, name, fair))
+    async with asyncio.timeout(SOON):
+        await asyncio.sleep(0)
+        while not idle(redlock):
+            assert not task.done()
+            await asyncio.sleep(0)
+    return task
+
+
+class Held:
+    """A lease that is given back once somebody says so; or at last, by hand."""
+
+    def __init__(self, lease: Lease) -> None:
+        self.fence = lease.fence
+        self._lease = lease
+        self._task: asyncio.Task[None] | None = None
+
+    def end(self) -> None:
+        self._task = self._task or asyncio.create_task(self._lease.release())
+
+    async def ended(self) -> None:
+        self.end()
+        assert self._task is not None
+        await self._task
+
+
+class Scene:
+    """One name, held by one client and waited for by a task that is cut short, and by others."""
+
+    def __init__(self, clients: list[Redlock], name: str, where: str, fair: bool) -> None:
+        self.waits, self.other, self.third = clients
+        self.name = name
+        self._holder = self.waits if where == "passed-to" else self.other
+        self._where = where
+        self._fair = fair
+        self._company: list[asyncio.Task[int]] = []
+
+    async def play(self, index: int, ends: int, late: bool) -> bool:
+        """Cut at the `index`-th await; the holder gives back at the `ends`-th, or once they are idle. Answers whether
+        there were so many awaits. Raises TimeoutError where somebody is forgotten."""
+        held = Held(await self._holder(self.name, fair=self._fair).acquire(timeout=None))
+        if self._where == "behind":
+            self._company = [await waiter(self.waits, self.name, self._fair)]
+        elif self._where == "first":  # in the next turn, after the task that is cut
+            asyncio.get_running_loop().call_soon(self._join)
+        ending = asyncio.create_task(self._end_when_idle(held))
+
+        async def cut() -> Any:
+            return await stepped(tenure(self.waits, self.name, self._fair), reached)
+
+        def reached(number: int, future: object) -> None:
+            del future
+            if number == ends:
+                held.end()
+
+        async with asyncio.timeout(SOON):
+            hit = await cancelled_at(cut, index, late=late)
+            ending.cancel()
+            await asyncio.wait({ending})
+            await held.ended()
+            await asyncio.gather(*self._company)
+        return hit
+
+    def _join(self) -> None:
+        self._company.append(asyncio.create_task(tenure(self.waits, self.name, self._fair)))
+
+    async def _end_when_idle(self, held: Held) -> None:
+        while not idle(self.waits):
+            await asyncio.sleep(0)
+        held.end()

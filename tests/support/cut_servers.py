@@ -1,0 +1,89 @@
+"""Lines to servers that a test cuts and heals, and stores of real servers on a clock that a test moves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from asynclock import Redlock
+from asynclock.stores.redis.store import RedisStore
+from tests.support.fake_clock import FakeClock
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
+
+
+class Clocked(RedisStore):
+    """A real server, for a client whose clock the test moves."""
+
+    clock: Any = None
+
+    def __init__(self, url: str, clock: FakeClock) -> None:
+        super().__init__(url)
+        self.clock = clock
+
+
+def nodes_of(client: Redlock) -> tuple[Any, ...]:
+    return client._session().quorum.nodes
+
+
+class LineProxy(Proxy):
+    """A proxy that can lose one request, and say something else than the server said."""
+
+    lose: bytes = b""
+    lost: asyncio.Event | None = None
+    instead: tuple[bytes, bytes] = (b"", b"")
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if self.lose and self.lose in data:
+                self.lose = b""
+                self.cut()
+                assert self.lost is not None
+                self.lost.set()
+                return
+            if not self.drop_requests:
+                writer.write(data)
+            for part, event in self._wanted:
+                if part in data:
+                    event.set()
+
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self._flow.wait()
+            begin, instead = self.instead
+            if begin and data.startswith(begin):
+                self.instead = b"", b""
+                data = instead
+            if not self.drop_replies:
+                writer.write(data)
+
+
+async def lines_to(stack: AsyncExitStack, servers: Iterable[Server]) -> list[LineProxy]:
+    """A line to each of them."""
+    made = [LineProxy(each.path.with_suffix(".line"), each.path) for each in servers]
+    for each in made:
+        await stack.enter_async_context(each)
+        stack.callback(each.let_go)
+    return made
+
+
+def cut_lines(lines: Iterable[Proxy]) -> None:
+    """They break; whoever connects anew hears nothing."""
+    for each in lines:
+        each.drop_requests = True
+        each.cut()
+
+
+def heal_lines(lines: Iterable[Proxy]) -> None:
+    """They can be used again; what was connected meanwhile connects anew."""
+    for each in lines:
+        each.drop_requests = False
+        each.cut()
+
+
+def swallow(line: LineProxy, part: bytes) -> asyncio.Event:
+    """The next request with that part does not arrive, and its connection breaks. Set once it has."""
+    line.lose, line.lost = part, asyncio.Event()
+    return line.lost

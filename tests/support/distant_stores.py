@@ -1,0 +1,138 @@
+"""Stores at a distance: what is said takes its time on the clock that the test moves, to them and back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from asynclock import Redlock
+from asynclock.rules.model import Op
+from asynclock.stores.memory import MemoryNode
+from asynclock.stores.port import Ear, NodeConfig, Sink, WrongKind
+from tests.support.fake_clock import FakeClock
+from tests.support.still_clock import Memory, Still, turns
+
+
+class Distant:
+    """An ear that hears later."""
+
+    def __init__(self, ear: Ear, store: Far) -> None:
+        self.tag = ear.tag
+        self._ear = ear
+        self._store = store
+
+    def heard(self, index: int, notice: bytes) -> None:
+        self._store.later(lambda: self._ear.heard(index, notice), self.tag)
+
+    def connected(self, index: int) -> None:
+        self._ear.connected(index)
+
+
+class FarNode(MemoryNode):
+    """What it is asked arrives later, as it was when it was sent; its answer again as much later."""
+
+    def __init__(self, store: Far, config: NodeConfig) -> None:
+        super().__init__(store, config)
+        self._far = store
+
+    def send(self, op: Op, sink: Sink) -> None:
+        if self._far.silent:
+            self._far.unheard.append(lambda: sink.fail(self._index, ConnectionError("it hung up"), maybe=True))
+            return
+        sent = copy(op)
+        sent.queueing = replace(op.queueing)
+        self._later(lambda: self._arrives(sent, sink))
+
+    def _later(self, what: Callable[[], object]) -> None:
+        self._far.later(what, self._ear.tag)
+
+    def _arrives(self, op: Op, sink: Sink) -> None:
+        def answer(reply: list[object]) -> None:
+            self._later(lambda: sink.answer(self._index, reply))
+
+        try:
+            self._far.decide(self._prefix, op, answer)
+        except WrongKind as error:
+            wrong = error
+            self._later(lambda: sink.fail(self._index, wrong, maybe=False))
+
+
+class Far(Memory):
+    """A store each way to which takes `way` seconds, or what `ways` has for the client's tag. While it is `silent` it
+    neither answers nor fails: so looks a busy connection on which others are answered."""
+
+    def __init__(self, clock: FakeClock, way: float) -> None:
+        super().__init__(clock)
+        self.way = way
+        self.ways: dict[str, float] = {}
+        self.silent = False
+        self.unheard: list[Callable[[], object]] = []
+
+    def open(self, config: NodeConfig) -> FarNode:
+        return FarNode(self, config)
+
+    def listen(self, ear: Ear, index: int) -> None:
+        super().listen(Distant(ear, self), index)
+
+    def hang_up(self) -> None:
+        """Whoever still waits for an answer is told that there will be none."""
+        unheard, self.unheard = self.unheard, []
+        for tell in unheard:
+            tell()
+
+    def later(self, what: Callable[[], object], tag: str) -> None:
+        self._time.call_at(self._time.now() + self.ways.get(tag, self.way), what)
+
+
+class Beyond(Still):
+    """Such stores, and a name in them."""
+
+    def __init__(self, nodes: int, name: str, way: float) -> None:
+        super().__init__(nodes, name)
+        self.far = [Far(self.clock, way) for _ in range(nodes)]
+        self.stores = list(self.far)
+
+    @asynccontextmanager
+    async def opened(self, **options: Any) -> AsyncIterator[Redlock]:
+        """A client, which is given the time that it takes to close."""
+        client = self.client(**options)
+        try:
+            yield client
+        finally:
+            self.hear(True)
+            self.hang_up()
+            await self.finish(asyncio.create_task(client.aclose()))
+
+    def hear(self, hears: bool) -> None:
+        """Whether anybody is answered from now on."""
+        for store in self.far:
+            store.silent = not hears
+
+    def hang_up(self) -> None:
+        """All of them do."""
+        for store in self.far:
+            store.hang_up()
+
+    async def pass_time(self, seconds: float, step: float = 0.005) -> None:
+        """Let time pass in small steps, with turns for what wakes."""
+        end = self.clock.now() + seconds
+        while self.clock.now() < end - 1e-9:
+            self.clock.advance(min(step, end - self.clock.now()))
+            await turns(5)
+
+    async def finish(self, *tasks: asyncio.Task[Any], within: float = 5.0) -> None:
+        """Let time pass until all of them are done; an error if it takes longer."""
+        end = self.clock.now() + within
+        while not all(task.done() for task in tasks):
+            assert self.clock.now() < end, "it takes too long"
+            await self.pass_time(0.005)
+
+    async def lease(self, client: Redlock, **options: Any) -> Any:
+        """The lease of the name, which is free."""
+        task = asyncio.create_task(client(self.name, **options).acquire(timeout=None))
+        await self.finish(task)
+        return task.result()

@@ -1,0 +1,51 @@
+"""Clients of servers that each stand behind a proxy; and scripts that a server forgets and learns again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from asynclock import Redlock
+from asynclock.rules.mutex import MUTEX
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
+
+
+@asynccontextmanager
+async def behind_proxies(servers: list[Server], **options: Any) -> AsyncIterator[tuple[Redlock, list[Proxy]]]:
+    """A client that sees each of them through a proxy."""
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(Proxy(each.path.with_suffix(".p"), each.path)) for each in servers]
+        client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), **options))
+        for each in proxies:
+            stack.callback(each.let_go)
+        yield client, proxies
+
+
+def told(server: Server, section: str, name: str, word: str) -> int:
+    """A number of the server's own statistics; 0 where it has none."""
+    with server.cli() as cli:
+        found: Any = cli.info(section)
+    return int(found.get(name, {}).get(word, 0))
+
+
+def unknown(server: Server) -> int:
+    """So often it has not known the script."""
+    return told(server, "errorstats", "errorstat_NOSCRIPT", "count")
+
+
+def whole(server: Server) -> int:
+    """So often it was sent the script itself."""
+    return told(server, "commandstats", "cmdstat_eval", "calls")
+
+
+def learn(server: Server) -> None:
+    """Another client loads the script."""
+    with server.cli() as cli:
+        cli.script_load(MUTEX.script)
+
+
+def forget(server: Server) -> None:
+    with server.cli() as cli:
+        cli.script_flush()

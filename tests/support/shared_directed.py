@@ -1,0 +1,207 @@
+"""Histories of shared kinds and of several names that were worth a name, and the corpora that mutants are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from hypothesis import Phase, given, settings
+
+from asynclock.rules.model import SERVED, Serve, Verb
+from tests.support.directed import DIRECTED, acquire, breaks, calls, extend, grants, looks, release, tries
+from tests.support.histories import FOURTH, MUTE, NOBODY, THIRD, YOUNGER, Ask, Foreign, Hear, Pass
+from tests.support.shared_histories import (
+    FIFTH,
+    SECOND_TRY,
+    THIRD_TRY,
+    TICKET,
+    YOUNGER_TRY,
+    Act,
+    Play,
+    Step,
+    crowd,
+    lose,
+    plays,
+    throng,
+    world,
+)
+
+FAMILIES = {
+    "read-write": (["read-write"], 1),
+    "semaphore": (["semaphore"], 1),
+    "multi": (["mutex", "fair", "read-write", "semaphore"], 3),
+}
+"""Of which kinds the names are that random histories are on, and how many."""
+
+WORLDS = {
+    "read-write": (world("w."), world("r. w. r. r. r. r. w. r. w."), world("w. r. r. w. r. r. r. r. r.")),
+    "semaphore": (world("s1/."), world("s1/. s2/. s2/. s3/. s2/. s2/. s2/1. s2/0. s2/0.")),
+    "multi": (world("m", "w.", "s1/."), world("s2/.", "f", "r. w. r. r. r. r. w. r. w.")),
+}
+
+
+def both(
+    who: int, number: int = 1, names: tuple[int, ...] = (0, 1), verb: Verb = Verb.ACQUIRE, token: int | None = None
+) -> Act:
+    """It asks for two names, under its waiter's ticket where it is an attempt of one."""
+    ticket = number if verb is Verb.ACQUIRE else 0
+    return Act(verb, who, token=token, serve=Serve.GRANT, number=ticket, waiter=TICKET, names=names)
+
+
+# -- those of the mutex, on other kinds --------------------------------------------------------------------------------
+
+
+def borrowed(family: str) -> dict[str, Sequence[Step]]:
+    """The named histories of the mutex in which no stranger writes; for several names, each op of these for two."""
+    found: dict[str, Sequence[Step]] = {}
+    for name, steps in DIRECTED.items():
+        ours = [step for step in steps if not isinstance(step, Foreign)]
+        if len(ours) == len(steps) and not any(isinstance(step, Ask) and step.plain for step in ours):
+            found[name] = [together(step) for step in ours] if family == "multi" else ours
+    return found
+
+
+def together(step: Step) -> Step:
+    """The same for two names, if it can be."""
+    if isinstance(step, Ask) and step.verb in (Verb.ACQUIRE, Verb.EXTEND, Verb.RELEASE):
+        return Act(**{each.name: getattr(step, each.name) for each in fields(Ask)}, names=(0, 1))
+    return step
+
+
+# -- their own ---------------------------------------------------------------------------------------------------------
+
+READERS, WRITERS = world("r."), world("w.")
+MIXED = world("r. w. r. r. r. r. w. r. w.")  # the second is a writer
+THREE = world("s3/. s3/. s3/. s3/. s3/. s3/. s3/1. s3/0. s3/1.")  # attempts at slots
+SHARED: dict[str, list[Step]] = {
+    "an extend makes no fence": [acquire(), lose("fence"), extend(token=None), extend(token=3), acquire()],
+    "a hold that lost its fence gets one": [acquire(), lose("fence"), acquire(lease=20_000), extend()],
+    "a hearer of another kind is broken unheard": [Hear(MUTE), acquire(MUTE), breaks()],
+    "the tickets are lost": [acquire(), tries(YOUNGER), tries(THIRD), lose("tickets"), grants(), breaks()],
+    "the holder's own ticket is passed over": [acquire(), looks(), tries(YOUNGER), looks(YOUNGER), grants()],
+    "a rest ends before the others do": [acquire(), release(rest=500), acquire(YOUNGER), Pass(500), acquire(YOUNGER)],
+    "all leave, and none has ended": [acquire(), acquire(THIRD, lease=500), grants(), Pass(500), acquire(YOUNGER)],
+}
+
+
+def crowds(mode: str) -> dict[str, list[Step]]:
+    """More than can be served at once."""
+    return {
+        "one too many is stale": [acquire(), tries(YOUNGER), crowd(mode, SERVED), grants(), looks(THIRD)],
+        "who looks behind so many that are stale": [
+            acquire(),
+            crowd(mode, SERVED),
+            looks(YOUNGER, lease=61_000),
+            looks(YOUNGER),
+        ],
+        "who looks behind one fewer": [
+            acquire(),
+            crowd(mode, SERVED - 1),
+            looks(YOUNGER, lease=61_000),
+            looks(YOUNGER),
+        ],
+        "as many are let in as may be": [acquire(), throng(mode, SERVED + 1), grants(), looks(YOUNGER)],
+        "as many are called as may be": [acquire(), throng(mode, SERVED + 1), calls(), looks(YOUNGER)],
+        "one fewer": [acquire(), throng(mode, SERVED - 1), calls(), grants(YOUNGER)],
+    }
+
+
+OWN: dict[str, dict[str, Play]] = {
+    "read-write": {
+        **{name: (READERS, steps) for name, steps in (SHARED | crowds("r.")).items()},
+        **{f"{name}, of writers": (WRITERS, steps) for name, steps in (SHARED | crowds("w.")).items()},
+        "a writer that waits holds back readers": (
+            MIXED,
+            [acquire(), tries(YOUNGER), tries(THIRD), grants(), grants(YOUNGER), acquire(FIFTH), grants(THIRD)],
+        ),
+        "a writer is woken alone": (
+            MIXED,
+            [acquire(YOUNGER), tries(SECOND_TRY), tries(THIRD), calls(YOUNGER), acquire(SECOND_TRY)],
+        ),
+        "readers are woken together, up to a writer": (
+            MIXED,
+            [
+                *(acquire(YOUNGER), tries(THIRD), tries(FIFTH), tries(SECOND_TRY), tries(FOURTH)),
+                *(calls(YOUNGER), acquire(THIRD), acquire(FIFTH), grants(THIRD), grants(FIFTH), grants(SECOND_TRY)),
+            ],
+        ),
+    },
+    "semaphore": {
+        **{name: (world("s1/."), steps) for name, steps in SHARED.items()},
+        **{f"{name}, of three": (THREE, steps) for name, steps in SHARED.items()},
+        **{name: (world("s100/."), steps) for name, steps in crowds("s100/.").items()},
+        "a slot is taken once": (
+            THREE,
+            [acquire(SECOND_TRY), acquire(YOUNGER_TRY), acquire(THIRD_TRY), acquire(YOUNGER_TRY), extend(NOBODY)],
+        ),
+        "a slot is taken once, by who ends last": (
+            THREE,
+            [acquire(SECOND_TRY, lease=20_000), acquire(THIRD_TRY), acquire(YOUNGER_TRY), acquire(FIFTH)],
+        ),
+        "who has a slot looks under its waiter's ticket": (
+            THREE,
+            [
+                *(acquire(SECOND_TRY), acquire(), acquire(FIFTH), tries(YOUNGER_TRY, waiter=TICKET)),
+                *(lose("hold"), looks(YOUNGER_TRY, waiter=TICKET), acquire(SECOND_TRY)),
+                *(looks(YOUNGER_TRY, waiter=TICKET), looks(THIRD_TRY, waiter=TICKET)),
+            ],
+        ),
+        "as many are called as there are permits": (
+            THREE,
+            [
+                *(acquire(), acquire(YOUNGER), acquire(THIRD), tries(FOURTH), tries(FIFTH), tries(MUTE), Hear(MUTE)),
+                *(looks(THIRD, serve=Serve.WAKE), lose("hold"), looks(YOUNGER, serve=Serve.WAKE)),
+            ],
+        ),
+        "fewer permits than are in": (
+            world("s3/. s1/. s3/. s2/."),
+            [acquire(), acquire(THIRD), tries(YOUNGER), tries(FOURTH), grants(), grants(THIRD), grants(FOURTH)],
+        ),
+    },
+    "multi": {
+        "a ticket goes where another name refuses": (
+            world("m", "m"),
+            [
+                *(acquire(), both(SECOND_TRY), grants(), Act(Verb.ACQUIRE, name=1), both(YOUNGER_TRY, number=2)),
+                *(acquire(FIFTH), both(SECOND_TRY, number=3), Act(Verb.RELEASE, name=1, serve=Serve.GRANT)),
+                *(grants(FIFTH), both(YOUNGER_TRY), grants(YOUNGER_TRY)),
+            ],
+        ),
+        "who waits for what is given back is served": (
+            world("r. w.", "r. w."),
+            [
+                *(acquire(), tries(YOUNGER), Act(Verb.ACQUIRE, YOUNGER, name=1), both(THIRD, names=(0, 1))),
+                *(grants(), both(FIFTH), Act(Verb.RELEASE, YOUNGER, name=1, serve=Serve.GRANT), both(FIFTH)),
+            ],
+        ),
+        "its place in the queue was what it lacked": (
+            world("f", "f"),
+            [
+                *(acquire(), tries(YOUNGER, fresh=500), tries(THIRD, fresh=500), release(), Pass(500), both(FIFTH)),
+                *(both(FIFTH, verb=Verb.EXTEND, token=0), both(FIFTH, verb=Verb.RELEASE), both(THIRD)),
+            ],
+        ),
+    },
+}
+
+
+def directed(family: str) -> dict[str, Play]:
+    """All that have a name, each world's under its number."""
+    found = dict(OWN[family])
+    for number, each in enumerate(WORLDS[family]):
+        found |= {f"{name}, {number}": (each, list(steps)) for name, steps in borrowed(family).items()}
+    return found
+
+
+def corpus(family: str, size: int) -> list[Play]:
+    """The named histories, and so many random ones, always the same."""
+    found = list(directed(family).values())
+    families, count = FAMILIES[family]
+
+    @settings(max_examples=size, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
+    @given(play=plays(families, count=count))
+    def collect(play: Play) -> None:
+        found.append(play)
+
+    collect()
+    return found

@@ -1,0 +1,333 @@
+"""What the scripts of shared kinds and of several names promise where no history comes: on a server without memory, and
+among keys that others left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import redis
+
+from asynclock.rules.model import ID_LENGTH, Serve, State, Verb
+from tests.support.agreement import command_of
+from tests.support.histories import ELDER, THIRD, YOUNGER
+from tests.support.shared_agreement import keys_of
+from tests.support.shared_histories import AT, IDS, Act, World, op_of, world
+from tests.support.stage import Stage
+
+FAR = 2_000_000_000_000
+"""An end in Unix ms, years from now."""
+
+
+class Odd:
+    """A server, and ops of 20 s with a memory of 60 s there; the first id holds nothing yet."""
+
+    def __init__(self, stage: Stage, world: World, turned: Mapping[str, str]) -> None:
+        self.stage = stage
+        self.cli = stage.cli
+        self.world = world
+        self.turned = turned
+        stage.reset()
+
+    def ask(self, verb: Verb, who: int = ELDER, fence: int = 0, names: tuple[int, ...] = (), **more: Any) -> object:
+        """One of the ids asks, with that token or clock."""
+        act = Act(verb, who, 20_000, clock=fence - 1, token=fence, names=names, **more)
+        op, _ = op_of(act, self.world, [State() for _ in self.world.modes], 1)
+        command = command_of(op)
+        command[1] = self.turned.get(command[1].decode(), command[1].decode()).encode()
+        return self.cli.execute_command(*command)  # type: ignore[no-untyped-call]
+
+    def full(self, verb: Verb, **more: Any) -> object:
+        """The same while the server is out of memory: no command that may need some is let through."""
+        self.cli.config_set("maxmemory", 1)
+        try:
+            return self.ask(verb, **more)
+        finally:
+            self.cli.config_set("maxmemory", 0)
+
+    def refused_full(self, verb: Verb, **more: Any) -> bool:
+        """The same: whether it is refused for that; else it is granted, with the fence that each name then has."""
+        try:
+            reply = self.full(verb, **more)
+        except redis.ResponseError as error:
+            if "maxmemory" not in str(error):
+                raise
+            return True
+        fences = {self.cli.get(AT[name].fence) for name in more.get("names") or (0,)}
+        assert fences == {b"%d" % reply[1]}  # type: ignore[index]
+        return False
+
+    def id(self, who: int, name: int = 0) -> str:
+        return self.world.part(name, who).named(IDS[who])
+
+    def holds(self, fence: int = 5, who: int = ELDER, name: int = 0, ms: int = 10_000) -> None:
+        """Before: the first id holds for 10 s, F is kept for 10 s."""
+        at = AT[name]
+        if self.world.part(name, who).kind.shared:
+            self.cli.zadd(at.hold, {self.id(who, name): self._ms() + ms})
+            self.cli.pexpire(at.hold, ms)
+        else:
+            self.cli.set(at.hold, self.id(who, name), px=ms)
+        self.cli.set(at.fence, fence, px=10_000)
+
+    def waits(self, who: int = YOUNGER, number: int = 7, ends: int = FAR, name: int = 0) -> None:
+        """Before: the second id waits."""
+        self.cli.zadd(AT[name].queue, {self.id(who, name): 1})
+        self.cli.hset(AT[name].tickets, IDS[who][:ID_LENGTH], f"{number} {FAR} {ends} 1")
+
+    def holders(self, name: int = 0) -> list[bytes]:
+        found: Any = self.cli.zrange(AT[name].hold, 0, -1)
+        return list(found)
+
+    def ranks(self, name: int = 0) -> list[bytes]:
+        """Who waits."""
+        found: Any = self.cli.zrange(AT[name].queue, 0, -1)
+        return list(found)
+
+    def told(self) -> list[bytes]:
+        """What others were told."""
+        self.cli.publish(*self.stage.last())
+        return [text for _, text in self.stage.told()]
+
+    def is_empty(self) -> bool:
+        return not self.cli.exists(*(key for at in AT for key in keys_of(at)))
+
+    def left(self, name: int = 0, who: int = ELDER) -> float:
+        """Seconds that the hold has left, rounded up to ten: 10 before, 20 once renewed."""
+        at = AT[name]
+        if not self.world.part(name, who).kind.shared:
+            ms: int = self.cli.pttl(at.hold)
+            return -(-ms // 10_000) * 10
+        score: Any = self.cli.zscore(at.hold, self.id(who, name))
+        assert self.cli.pttl(at.hold) >= score - self._ms() - 1
+        left: float = score - self._ms()
+        return -(-left // 10_000) * 10
+
+    def _ms(self) -> int:
+        seconds, us = self.cli.time()
+        return int(seconds * 1000 + us // 1000)
+
+
+# -- one name ----------------------------------------------------------------------------------------------------------
+
+
+def full_acquire_is_whole(odd: Odd) -> None:
+    """It fails and leaves nothing, or has all that it takes."""
+    if odd.refused_full(Verb.ACQUIRE, fence=7):
+        assert odd.is_empty()
+    else:
+        assert odd.left() == 20
+
+
+def full_extend_goes_on(odd: Odd) -> None:
+    """The hold is prolonged; the answer owns up if F could not be raised."""
+    odd.holds(fence=5)
+    assert odd.full(Verb.EXTEND, fence=7) == [1, int(odd.cli.get(AT[0].fence) or 0)]
+    assert odd.left() == 20
+
+
+def full_extend_of_nothing_is_answered(odd: Odd) -> None:
+    """It says that nobody holds it."""
+    answer: Any = odd.full(Verb.EXTEND, fence=7)
+    assert answer[:5] == [0, -2, b"", -1, 0]
+    assert odd.is_empty()
+    odd.cli.set(AT[0].fence, 7, px=10_000)
+    odd.full(Verb.EXTEND, fence=7)
+    assert odd.cli.pttl(AT[0].fence) > 50_000
+
+
+def full_extend_of_equal_fence_goes_on(odd: Odd) -> None:
+    """In steady state F is the token, and its memory goes on without a write of it."""
+    odd.holds(fence=7)
+    assert odd.full(Verb.EXTEND, fence=7) == [1, 7]
+    assert odd.cli.pttl(AT[0].fence) > 50_000
+    assert odd.left() == 20
+
+
+def full_release_frees(odd: Odd) -> None:
+    """The name is free, though F and a tombstone may not have been written."""
+    odd.holds(fence=5)
+    assert odd.full(Verb.RELEASE, fence=7, tombstone=True) == [1, int(odd.cli.get(AT[0].fence) or 0)]
+    assert odd.holders() == []
+
+
+def full_release_of_nothing_is_answered(odd: Odd) -> None:
+    """Nor does an undo of what never came fail, with a token or without."""
+    for token in 0, 7:
+        answer: Any = odd.full(Verb.RELEASE, fence=token, tombstone=True)
+        assert answer[:5] == [0, -2, b"", -1, 0]
+
+
+def full_release_rests(odd: Odd) -> None:
+    """A hold that shall rest does; who waits is told."""
+    odd.holds()
+    odd.waits(number=7)
+    assert odd.full(Verb.RELEASE, rest=30_000) == [1, 5]
+    assert odd.holders() == [b"~" + odd.id(ELDER)[1:].encode()]
+    assert odd.told() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 30000 {AT[0].hold}".encode()]
+
+
+def full_release_calls(odd: Odd) -> None:
+    """Who waits is woken."""
+    odd.holds()
+    odd.waits(number=7)
+    assert odd.full(Verb.RELEASE, serve=Serve.WAKE) == [1, 5]
+    assert odd.told() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 -1 {AT[0].hold}".encode()]
+
+
+def full_release_grants(odd: Odd) -> None:
+    """Who waits is let in."""
+    odd.holds()
+    odd.waits()
+    assert odd.full(Verb.RELEASE, serve=Serve.GRANT) == [1, 5]
+    assert odd.holders() == [odd.id(YOUNGER).encode()]
+
+
+def full_release_puts_the_ticket_back(odd: Odd) -> None:
+    """The undo of an attempt is whole."""
+    odd.holds()
+    assert odd.full(Verb.RELEASE, serve=Serve.GRANT, number=1, fresh=10_000, waiter=THIRD) == [1, 5]
+    assert odd.ranks() == [odd.world.part(0, THIRD).named(IDS[THIRD], waits=True).encode()]
+
+
+def full_look_grants_nothing(odd: Odd) -> None:
+    """Without a fence there is no grant. The name is free, and who waits keeps its place."""
+    odd.waits()
+    answer: Any = odd.full(Verb.WAIT, who=THIRD, serve=Serve.GRANT)
+    assert answer[:5] == [0, -2, b"", -1, 0]
+    assert not odd.cli.exists(AT[0].hold, AT[0].fence)
+    assert (odd.told(), odd.ranks()) == ([], [odd.id(YOUNGER).encode()])
+
+
+def another_type_is_told(odd: Odd) -> None:
+    """A name that is in use as a mutex is neither taken nor freed."""
+    odd.cli.set(AT[0].hold, "somebody's")
+    for verb in Verb.ACQUIRE, Verb.EXTEND, Verb.RELEASE, Verb.WAIT, Verb.ADOPT, Verb.BREAK:
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            odd.ask(verb)
+    assert odd.cli.get(AT[0].hold) == b"somebody's"
+
+
+def another_kind_is_told(odd: Odd) -> None:
+    """Nor one that is in use as another kind whose holds are kept in the same way, though they may have ended."""
+    other = {"s": "r", "r": "s2/", "w": "s2/"}[odd.id(ELDER)[33]]
+    odd.cli.zadd(AT[0].hold, {f"{IDS[who][:33]}{other}.17|rws:1|": ends for who, ends in ((ELDER, 1), (YOUNGER, FAR))})
+    for verb in Verb.ACQUIRE, Verb.EXTEND, Verb.RELEASE, Verb.WAIT, Verb.ADOPT, Verb.BREAK:
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE another kind"):
+            odd.ask(verb)
+    assert odd.cli.zcard(AT[0].hold) == 2
+
+
+Promise = Callable[[Odd], None]
+
+ONE: list[Promise] = [
+    full_acquire_is_whole,
+    full_extend_goes_on,
+    full_extend_of_nothing_is_answered,
+    full_extend_of_equal_fence_goes_on,
+    full_release_frees,
+    full_release_of_nothing_is_answered,
+    full_release_rests,
+    full_release_calls,
+    full_release_grants,
+    full_release_puts_the_ticket_back,
+    full_look_grants_nothing,
+    another_type_is_told,
+    another_kind_is_told,
+]
+
+
+# -- several names -----------------------------------------------------------------------------------------------------
+
+BOTH = (0, 1)
+
+
+def full_acquire_of_both_is_whole(odd: Odd) -> None:
+    """Out of memory it fails and leaves nothing, or has both."""
+    if odd.refused_full(Verb.ACQUIRE, fence=7, names=BOTH):
+        assert not odd.cli.exists(*(at.hold for at in AT))
+    else:
+        assert (odd.left(0), odd.left(1)) == (20, 20)
+
+
+def full_release_frees_both(odd: Odd) -> None:
+    """Both are free."""
+    odd.holds(fence=5, name=0)
+    odd.holds(fence=5, name=1)
+    answer: Any = odd.full(Verb.RELEASE, fence=7, names=BOTH, tombstone=True)
+    assert answer == [1, min(int(odd.cli.get(AT[name].fence) or 0) for name in BOTH)]
+    assert not odd.cli.exists(AT[0].hold, AT[1].hold)
+
+
+def full_extend_of_both_goes_on(odd: Odd) -> None:
+    """Both are prolonged; the answer is what the fence of each is at least."""
+    odd.holds(fence=6, name=0)
+    odd.holds(fence=5, name=1)
+    assert odd.full(Verb.EXTEND, fence=5, names=BOTH) == [1, 5]
+    assert (odd.left(0), odd.left(1)) == (20, 20)
+
+
+def a_fence_that_cannot_rise_lets_go_of_both(odd: Odd) -> None:
+    """Who holds both and asks again has one token at both; where one cannot be given it, it holds neither."""
+    for first, second in ((5, 9), (9, 5)):
+        odd.stage.reset()
+        odd.holds(fence=first, name=0, ms=30_000)
+        odd.holds(fence=second, name=1, ms=30_000)
+        if odd.refused_full(Verb.ACQUIRE, fence=7, names=BOTH):
+            assert not odd.cli.exists(AT[0].hold, AT[1].hold)
+        else:
+            assert odd.cli.get(AT[0].fence) == b"9"
+
+
+def another_kind_of_one_lets_go_of_the_other(odd: Odd) -> None:
+    """One of the names is in use as something else: it is told, whatever comes first, and nobody holds the other, for
+    which those who wait are served."""
+    for wrong in BOTH:
+        for hers in Serve.GRANT, Serve.WAKE:
+            odd.stage.reset()
+            odd.cli.lpush(AT[wrong].hold, "somebody's")
+            odd.waits(name=1 - wrong)
+            with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+                odd.ask(Verb.ACQUIRE, fence=7, names=BOTH, serve=hers)
+            granted = int(odd.told()[0].split()[2])
+            assert bool(granted) is (hers is Serve.GRANT)
+            assert odd.cli.exists(AT[1 - wrong].hold) == int(bool(granted))
+
+
+def another_kind_of_one_releases_the_other(odd: Odd) -> None:
+    """A release is told of it too, and of the other it is none the less."""
+    for wrong in BOTH:
+        odd.stage.reset()
+        odd.cli.lpush(AT[wrong].hold, "somebody's")
+        odd.holds(name=1 - wrong)
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            odd.ask(Verb.RELEASE, names=BOTH)
+        assert not odd.cli.exists(AT[1 - wrong].hold)
+
+
+SEVERAL: list[Promise] = [
+    full_acquire_of_both_is_whole,
+    full_release_frees_both,
+    full_extend_of_both_goes_on,
+    a_fence_that_cannot_rise_lets_go_of_both,
+    another_kind_of_one_lets_go_of_the_other,
+    another_kind_of_one_releases_the_other,
+]
+
+WHERE = {
+    "read-write": [(promise, each) for promise in ONE for each in (world("w."), world("r."))],
+    "semaphore": [(promise, each) for promise in ONE for each in (world("s1/."), world("s1/0."))],
+    "multi": [
+        (promise, each) for promise in SEVERAL for each in (world("m", "w."), world("s1/.", "f"), world("m", "f"))
+    ],
+}
+
+
+def odd(family: str) -> list[Callable[[Stage, Mapping[str, str]], None]]:
+    """All that is promised of a family, to be held with other scripts in place of its own."""
+
+    def kept(promise: Promise, where: World) -> Callable[[Stage, Mapping[str, str]], None]:
+        return lambda stage, turned: promise(Odd(stage, where, turned))
+
+    return [kept(promise, where) for promise, where in WHERE[family]]

@@ -1,0 +1,82 @@
+"""Where histories are played: a server of their own, and who listens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from asynclock.stores.redis.keys import channel
+from tests.support.histories import MUTE, TAGS
+from tests.support.servers import Server, Servers
+
+Told = list[tuple[str, bytes]]
+"""What was published: channel and payload, in order."""
+
+
+class Stage:
+    """A server to play on: a connection that may publish, one that may not, and one that listens for all clients."""
+
+    _LAST = "last"  # where it tells itself that nothing more comes
+
+    def __init__(self, server: Server) -> None:
+        self.cli = server.cli(protocol=2)
+        self.cli.execute_command(*f"ACL SETUSER hushed reset on nopass ~* +@all &{self._LAST}".split())  # type: ignore[no-untyped-call]
+        self.hushed = server.cli(protocol=2, username="hushed", password="any")
+        self.tags: set[str] = set()
+        ear: Any = self.cli.connection_pool.make_connection()
+        self._ear = ear
+        self._ear.connect()
+        self._ear.send_command("SUBSCRIBE", self._LAST)
+        self._ear.read_response()
+        self._numbers = count(1)
+
+    def reset(self) -> None:
+        """Empty the server. All clients listen but the mute one."""
+        self.cli.flushall()
+        self.listen({*TAGS} - {TAGS[MUTE]})
+        self.cli.publish(*self.last())
+        self.told()
+
+    def listen(self, tags: Collection[str]) -> None:
+        """These are heard, and no others."""
+        for verb, some in ("SUBSCRIBE", set(tags) - self.tags), ("UNSUBSCRIBE", self.tags - set(tags)):
+            if some:
+                self._ear.send_command(verb, *map(channel, some))
+                for _ in some:
+                    while self._ear.read_response()[0] != verb.lower().encode():
+                        pass  # what a step that failed has told
+        self.tags = set(tags)
+
+    def last(self) -> tuple[str, int]:
+        """What to publish when all is done."""
+        self._last = next(self._numbers)
+        return self._LAST, self._last
+
+    def told(self) -> Told:
+        """All that was heard before `last`."""
+        found: Told = []
+        while True:
+            _, where, text = self._ear.read_response()
+            if where != self._LAST.encode():
+                found.append((where.decode(), text))
+            elif int(text) == self._last:
+                return found
+
+    def close(self) -> None:
+        self._ear.disconnect()
+        self.hushed.close()
+        self.cli.close()
+
+
+@contextmanager
+def staged() -> Iterator[Stage]:
+    """A stage on a server of its own."""
+    pool = Servers()
+    try:
+        stage = Stage(pool.start())
+        yield stage
+        stage.close()
+    finally:
+        pool.stop()

@@ -1,0 +1,134 @@
+"""Stores whose clock stands still until a test moves it; and what tests of waiting look at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from itertools import groupby
+from typing import Any
+
+from asynclock import Lease, Redlock
+from asynclock.acquire.hold import Hold
+from asynclock.rules.model import Op, Verb
+from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
+from tests.support.fake_clock import FakeClock
+from tests.support.servers import Server
+from tests.support.waiters import LIMIT
+
+
+async def turns(number: int = 10) -> None:
+    """So many turns of the loop."""
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+def idle(client: Redlock) -> bool:
+    """Whether all that want something of this client wait to be called, or stand in line."""
+    waits: Any = client._session().waits
+    return bool(waits) and all(each._waker is not None or each.standing for each in waits)
+
+
+def forgotten(client: Redlock) -> bool:
+    """Whether nobody waits here, and nobody is called for."""
+    session = client._session()
+    return not (session.waits or session.waiting or session.lines)
+
+
+class Memory(MemoryStore):
+    """On a clock that the test moves; knows what it was asked, and when."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.asked: list[tuple[Verb, float]] = []
+
+    def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
+        self.asked.append((op.verb, self._time.now()))
+        super().decide(key, op, answer)
+
+
+class Still:
+    """Stores whose clock the test moves, and a name in them."""
+
+    def __init__(self, nodes: int, name: str) -> None:
+        self.clock = FakeClock()
+        self.stores = [Memory(self.clock) for _ in range(nodes)]
+        self.name = name
+
+    def client(self, **options: Any) -> Redlock:
+        return Redlock(*self.stores, **options)
+
+    @asynccontextmanager
+    async def held(self, **options: Any) -> AsyncIterator[tuple[Redlock, Lease]]:
+        """A client that holds the name, and its lease."""
+        async with self.client(**options) as client:
+            lease = await client(self.name).acquire(timeout=None)
+            yield client, lease
+
+    async def until(self, when: float) -> None:
+        """Let time pass, a second at a time, with turns for what wakes."""
+        while self.clock.now() < when:
+            self.clock.advance(min(1.0, when - self.clock.now()))
+            await turns()
+
+    def asked(self) -> list[tuple[Verb, float]]:
+        """What the first store was asked since the last look."""
+        found = list(self.stores[0].asked)
+        for store in self.stores:
+            store.asked.clear()
+        return found
+
+
+def numbers(server: Server, name: str) -> list[int]:
+    """How often each ticket there was sent."""
+    with server.cli() as cli:
+        known: Any = cli.hvals(keys("", name).tickets)
+    return [int(ticket.split()[0]) for ticket in known]
+
+
+class Stand(Still):
+    """Notes all tenures, in order."""
+
+    def __init__(self, nodes: int, name: str = "") -> None:
+        super().__init__(nodes, name)
+        self.tenures: list[tuple[Hold, int, object]] = []
+        self.inside = 0
+
+    def tried(self) -> int:
+        """So often the first node was asked for the lock since the last look."""
+        return [verb for verb, _ in self.asked()].count(Verb.ACQUIRE)
+
+    def tenure(self, client: Redlock, name: str, who: object = None, takes: float = 0.0, **options: Any) -> Any:
+        """A task that has the name once, for so many seconds."""
+        return asyncio.create_task(self._tenure(client, name, who, takes, options))
+
+    async def _tenure(self, client: Redlock, name: str, who: object, takes: float, options: dict[str, Any]) -> None:
+        async with client(name, **options) as lease:
+            self.began(lease, who)
+            self.inside += 1
+            await asyncio.sleep(0)
+            assert self.inside == 1
+            self.inside -= 1
+            self.clock.advance(takes)
+
+    def began(self, lease: Lease, who: object = None) -> None:
+        self.tenures.append((lease._hold, lease.fence if lease._settings.fencing else 0, who))
+
+    @property
+    def fences(self) -> list[int]:
+        return [fence for _, fence, _ in self.tenures]
+
+    @property
+    def runs(self) -> list[int]:
+        """How many tenures each hold had, one after the other."""
+        return lengths(hold for hold, _, _ in self.tenures)
+
+
+def lengths(items: Iterable[object]) -> list[int]:
+    return [len(list(same)) for _, same in groupby(items)]
+
+
+async def all_of(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    async with asyncio.timeout(LIMIT):
+        await asyncio.gather(*tasks)

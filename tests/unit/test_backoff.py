@@ -1,0 +1,112 @@
+"""When a waiter asks next: by table, and that the holder's end is not slept through."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asynclock._options import QUORUM_TIMEOUT
+from asynclock.acquire.backoff import Look, Pace, after_call, after_split, next_look
+from tests.support.still_clock import Still, idle, turns
+
+SECOND = 1_000.0
+"""A moment."""
+
+
+@pytest.mark.parametrize(
+    ("rank", "left", "ours", "soonest", "latest", "only"),
+    [
+        (0, 3_000, True, 3.001, 3.001, False),  # its lease may end unheard
+        (2, 3_000, True, 3.001, 3.001, False),
+        (3, 3_000, True, 3.003, 3.003, False),  # those before it go first
+        (9, 3_000, True, 3.015, 3.015, False),
+        (0, 0, True, 0.001, 0.001, False),
+        (0, 11_000, True, 8.0, 10.0, True),  # the ticket is renewed before
+        (0, 600_000, True, 8.0, 10.0, True),
+        (0, -2, True, 8.0, 10.0, True),  # nobody holds it: who is before us was called
+        (9, -1, True, 8.0, 10.0, True),  # held for ever, and others look
+        (0, -1, True, 0.05, 0.25, False),
+        (0, 3_000, False, 0.05, 0.25, False),  # a stranger calls nobody
+        (2, 3_000, False, 0.05, 0.25, False),
+        (3, 3_000, False, 3.003, 3.003, False),
+    ],
+)
+def test_next_look(rank: int, left: int, ours: bool, soonest: float, latest: float, only: bool) -> None:
+    """Of a ticket that lives for 30 s and was sent now."""
+    for _ in range(20):
+        at, looks = next_look(SECOND, SECOND, 30.0, rank, left, ours)
+        assert soonest - 1e-9 <= at - SECOND <= latest + 1e-9
+        assert looks is only
+
+
+@pytest.mark.parametrize(
+    ("rtt", "rank", "splits", "most"),
+    [
+        (0.001, 0, 1, 0.001),
+        (0.001, 0, 2, 0.002),
+        (0.001, 0, 5, 0.016),
+        (0.001, 3, 1, 0.004),  # the first in the queue goes first
+        (0.001, 100, 1, 0.009),
+        (0.0, 0, 1, 0.0005),  # a clock that stands still is no reason to spin
+        (0.001, 0, 9, 0.25),
+        (0.01, 0, 9, 0.25),
+        (0.05, 8, 20, 0.25),
+        (0.001, 0, 5_000, 0.25),
+        (5.0, 0, 1, QUORUM_TIMEOUT),
+    ],
+)
+def test_after_split(rtt: float, rank: int, splits: int, most: float) -> None:
+    """From about a round trip up to a quarter of a second, however many votes were split before."""
+    for _ in range(20):
+        at, only = after_split(SECOND, rtt, rank, splits)
+        assert most / 2 - 1e-9 <= at - SECOND <= most + 1e-9
+        assert not only
+
+
+def test_after_call() -> None:
+    """Who was called has a moment; then it is tried all the same."""
+    assert all(0.01 - 1e-9 <= after_call(SECOND, 0.001).at - SECOND <= 0.02 + 1e-9 for _ in range(20))
+    assert all(0.04 - 1e-9 <= after_call(SECOND, 0.02).at - SECOND <= 0.08 + 1e-9 for _ in range(20))
+
+
+def test_pauses_after_refusals_grow_up_to_a_bound() -> None:
+    """And none is longer than the holder's lease lasts."""
+    pace = Pace(5.0)
+    pauses = [pace.after_refusal(SECOND).at - SECOND for _ in range(20)]
+    assert pauses[0] <= 0.002
+    assert all(0.125 - 1e-9 <= pause <= 0.25 + 1e-9 for pause in pauses[8:])
+    assert pace.after_refusal(SECOND, 0.01) == Look(SECOND + 0.01)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("many", [1, 3])
+async def test_the_end_of_a_dead_holder_is_not_slept_through(name: str, nodes: int, many: int) -> None:
+    """It calls nobody, and no ticket is due for renewal before another 13 s: the waiters, of as many clients, come in
+    one after the other, the first of them as soon as the lease has ended."""
+    still = Still(nodes, name)
+    async with (
+        still.held(lease=3.0) as (holder, _),
+        still.client(lease=60.0) as first,
+        still.client(lease=60.0) as second,
+        still.client(lease=60.0) as third,
+    ):
+        holder._session().watchdog.stop()
+        clients = (first, second, third)[:many]
+        ends = still.clock.now() + 3.0
+        served: list[float] = []
+
+        async def tenure(client: object) -> None:
+            async with client(name):  # type: ignore[operator]
+                served.append(still.clock.now())
+
+        waiting = [asyncio.create_task(tenure(client)) for client in clients]
+        while not all(map(idle, clients)):
+            still.clock.advance(0.001)
+            await turns(1)
+        while not all(task.done() for task in waiting):
+            still.clock.advance(0.001)
+            await turns()
+            assert still.clock.now() < ends + 1.0
+        assert len(served) == many
+        assert ends <= served[0] <= ends + 0.02

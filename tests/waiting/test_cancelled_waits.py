@@ -1,0 +1,224 @@
+"""Waiting that is cut short, at each await: nothing is left behind, nobody is forgotten (HAZARDS A16, E5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from asynclock import ConfigError, LockLost, Redlock
+from asynclock.locks.lease import Lease
+from asynclock.stores.memory import MemoryStore
+from tests.support.cancelled_waits import (
+    SOON,
+    Held,
+    Make,
+    Scene,
+    kept,
+    no_task_is_left,
+    nothing_is_left,
+    sent,
+    tenure,
+    three,
+    waiter,
+)
+from tests.support.fake_clock import FakeClock
+from tests.support.proxy import cancelled_at
+from tests.support.still_clock import turns
+from tests.support.waiters import LONG
+
+cuts = pytest.mark.parametrize("late", [False, True], ids=["at-once", "as-it-wakes"])
+fairness = pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
+
+
+# -- at every await --------------------------------------------------------------------------------------------------
+
+
+@cuts
+@pytest.mark.parametrize(
+    ("where", "fair"),
+    [("alone", False), ("alone", True), ("passed-to", False), ("first", False), ("first", True), ("behind", False),
+     ("behind", True)],
+)  # fmt: skip
+async def test_a16_a_waiting_acquire(make: Make, name: str, where: str, fair: bool, late: bool) -> None:
+    """Cut at each await, while the holder gives back at any of them, or once all are idle: nothing is left, who stands
+    before or behind it is served, and then anybody has it at once. It waits alone, or in line behind a holder of its
+    own process, as the first, or as the second."""
+    clients = await three(make)
+    with no_task_is_left():
+        for ends in range(3):
+            for index in range(100):
+                scene = Scene(clients, f"{name}:{ends}:{index}.", where, fair)
+                hit = await scene.play(index, ends, late)
+                await sent(clients)
+                lease = await scene.third(scene.name, fair=fair).acquire(timeout=0)
+                assert lease is not None
+                await lease.release()
+                await nothing_is_left(clients, scene.name)
+                if not hit:
+                    break
+            else:
+                pytest.fail("it never came to an end")
+            assert index > 1
+
+
+@cuts
+@pytest.mark.parametrize("what", ["extend", "release", "wait_lost"])
+async def test_a16_a_lease_that_is_waited_for(make: Make, name: str, what: str, late: bool) -> None:
+    """Cut at each await of what a holder does, while another client waits, and one of its own stands in line: both are
+    served as soon as it has given back."""
+    holds, waits, _ = clients = await three(make)
+    with no_task_is_left():
+        for index in range(100):
+            here = f"{name}:{index}."
+            lease = await holds(here).acquire(timeout=None)
+            others = [await waiter(waits, here, False), await waiter(holds, here, False)]
+            if what == "wait_lost" and index:  # it waits for ever, unless it ends
+                others.append(asyncio.create_task(fence_of(lease)))
+            hit = await cancelled_at(getattr(lease, what), index, late=late and index > 0)
+            assert not lease._waiters
+            if lease.held:
+                await lease.release()
+            async with asyncio.timeout(SOON):
+                fences = await asyncio.gather(*others)
+            assert min(fences[:2]) > lease.fence
+            await nothing_is_left(clients, here)
+            if not hit:
+                break
+        else:
+            pytest.fail("it never came to an end")
+    assert index > 0
+
+
+async def fence_of(lease: Lease) -> int:
+    """Give it back."""
+    await asyncio.sleep(0)
+    await lease.release()
+    return lease.fence
+
+
+@cuts
+@fairness
+async def test_a16_no_timer_is_left(name: str, fair: bool, late: bool) -> None:
+    """Cut at each await: all timers of the wait are taken back, too."""
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    async with Redlock(store) as first, Redlock(store) as second, Redlock(store) as third:
+        clients = [first, second, third]
+        for client in clients:
+            await client.health()
+        assert not await Scene(clients, f"{name}.", "alone", fair).play(100, 9, late)  # all their watchdogs run now
+        before = clock.armed
+        for index in range(100):
+            hit = await Scene(clients, f"{name}:{index}.", "alone", fair).play(index, 9, late)
+            await sent(clients)
+            assert clock.armed == before
+            if not hit:
+                break
+        assert index > 1
+
+
+async def test_a16_who_leaves_the_line_leaves_no_line(make: Make, name: str) -> None:
+    """The holder's own process has no more of those who stood behind it, though it holds on."""
+    (client, *_) = await three(make)
+    async with client(name):
+        standing = [await waiter(client, name, False) for _ in range(3)]
+        for number in (1, 0, 2):
+            standing[number].cancel()
+            await asyncio.wait({standing[number]})
+        assert kept(client).keys() == {"held", "leases"}
+
+
+# -- the woken waiter is cancelled -----------------------------------------------------------------------------------
+
+
+@fairness
+@pytest.mark.parametrize("first", ["cancel", "notice"])
+@pytest.mark.parametrize("heir", ["elsewhere", "behind"])
+async def test_e5_cancelled_in_the_turn_of_the_notice(
+    make: Make, name: str, monkeypatch: pytest.MonkeyPatch, fair: bool, first: str, heir: str
+) -> None:
+    """The head is called, and cancelled just before or after it hears of it, by the first node or any other: what
+    reached it is passed on at once, to another client or to the next in its own line."""
+    holds, waits, other = clients = await three(make)
+    session = waits._session()
+    hear = session.heard
+    heard: list[Callable[[], object]] = []
+
+    def intercept(index: int, notice: bytes) -> None:
+        cancel: Callable[[], object] = heard.pop(0) if heard else bool
+        order: list[Callable[[], object]] = [cancel, partial(hear, index, notice)]
+        for act in order if first == "cancel" else order[::-1]:
+            act()
+
+    monkeypatch.setattr(session, "heard", intercept)
+    with no_task_is_left():
+        for number in range(len(session.quorum.nodes)):
+            here = f"{name}:{number}."
+            lease = await holds(here, fair=fair).acquire(timeout=None)
+            victim = await waiter(waits, here, fair)
+            next_one = await waiter(waits if heir == "behind" else other, here, fair)
+            heard[:] = [bool] * number + [victim.cancel]
+            await lease.release()
+            async with asyncio.timeout(SOON):
+                await asyncio.wait({victim})
+                assert await next_one > lease.fence
+            assert victim.cancelled() or number
+            heard.clear()
+            await nothing_is_left(clients, here)
+
+
+@fairness
+async def test_e5_cancelled_as_the_holder_gives_back(make: Make, name: str, fair: bool) -> None:
+    """The head is cancelled some turns after the release began, wherever its call is on the way: the next is served."""
+    holds, waits, other = clients = await three(make)
+    with no_task_is_left():
+        for number in range(60):
+            here = f"{name}:{number}."
+            held = Held(await holds(here, fair=fair).acquire(timeout=None))
+            victim = await waiter(waits, here, fair)
+            next_one = await waiter(other, here, fair)
+            held.end()
+            await turns(number)
+            victim.cancel()
+            async with asyncio.timeout(SOON):
+                await held.ended()
+                assert await next_one > held.fence
+                await asyncio.wait({victim})
+            await nothing_is_left(clients, here)
+
+
+# -- the client closes -----------------------------------------------------------------------------------------------
+
+
+@fairness
+@pytest.mark.parametrize("holder", ["itself", "another"])
+async def test_closed_while_tasks_wait(make: Make, name: str, holder: str, fair: bool) -> None:
+    """Whatever turn the client closes in, and whether or not the holder gives back just then: each task that waits
+    through it gets ConfigError, nothing is left, and who waits elsewhere is served."""
+    other, third = make(lease=LONG), make(lease=LONG)
+    for client in (other, third):
+        await client.health()
+    for number in range(20):
+        here = f"{name}:{number}."
+        closes = make(lease=LONG)
+        await closes.health()
+        held = Held(await (closes if holder == "itself" else other)(here, fair=fair).acquire(timeout=None))
+        tasks = [asyncio.create_task(tenure(closes, here, fair)) for _ in range(5)]
+        await turns(number)
+        elsewhere = asyncio.create_task(tenure(third, here, fair))
+        await turns(number // 2)
+        if number % 2 and holder == "another":
+            held.end()
+        await closes.aclose()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for each in results:
+            assert isinstance(each, ConfigError | LockLost)
+        assert kept(closes) == {}
+        if holder == "another":
+            await held.ended()
+        async with asyncio.timeout(SOON):
+            assert await elsewhere > held.fence
+        await nothing_is_left([other, third], here)

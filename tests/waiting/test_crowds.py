@@ -1,0 +1,194 @@
+"""Many wait, and then the servers fail, or the holder dies, or is a stranger who calls nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import pytest
+import redis.asyncio
+
+from asynclock import Redlock
+from asynclock.stores.port import Node
+from tests.support.servers import Server
+from tests.support.waiters import (
+    LIMIT,
+    LOADED,
+    LONG,
+    RENEWED_AFTER,
+    SHORT,
+    calls,
+    holder,
+    in_order,
+    in_queue,
+    processes,
+    rise,
+    until,
+    urls_of,
+)
+
+both = pytest.mark.parametrize("nodes", [1, 5])
+
+Fault: TypeAlias = Callable[[list[Server], list[Redlock]], Awaitable[None]]
+
+
+def left(server: Server, name: str) -> float:
+    """Seconds until its hold ends there."""
+    with server.cli() as cli:
+        ends: Any = cli.pttl(name)
+    return int(ends) / 1000
+
+
+# -- servers that fail -----------------------------------------------------------------------------------------------
+
+
+async def connections_are_cut(servers: list[Server], clients: list[Redlock]) -> None:
+    """All of them, at each server: those that ask, and those that listen."""
+    del clients
+    for each in servers:
+        with each.cli() as cli:
+            for kind in ("normal", "pubsub"):
+                cli.client_kill_filter(_type=kind)
+
+
+async def shut_down_for_a_while(servers: list[Server], clients: list[Redlock]) -> None:
+    """In good order, but with nothing on disk: the one; of five two, one after the other. Everybody notices."""
+    sessions = [client._session() for client in clients]
+    for index, each in enumerate(servers[: max(1, len(servers) // 2)]):
+        each.process.terminate()
+        each.process.wait()
+        if len(servers) == 1:
+            await until(lambda: not any(session.waiting for session in sessions))  # who waited is told of the outage
+        nodes = [session.quorum.nodes[index] for session in sessions]
+        await until(partial(noticed, nodes))
+        each.restart()
+
+
+def noticed(nodes: list[Node]) -> bool:
+    return all(node.error is not None for node in nodes)
+
+
+async def replaced(servers: list[Server], clients: list[Redlock]) -> None:
+    """A failover to a replica that knows nothing: kill -9, and an empty server at the same address at once."""
+    del clients
+    servers[0].restart()
+
+
+@pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
+@pytest.mark.parametrize(
+    ("nodes", "fault"),
+    [
+        (1, connections_are_cut),
+        (1, shut_down_for_a_while),
+        (1, replaced),
+        (5, connections_are_cut),
+        (5, shut_down_for_a_while),
+    ],
+)
+async def test_a_hundred_wait_through_a_fault(
+    five: list[Server], name: str, nodes: int, fair: bool, fault: Fault
+) -> None:
+    """Holder and servers fail together while a hundred tasks wait: all are served, none later than the holder's lease
+    and a ticket's life, and with fences that rise, though counters were lost."""
+    servers, lease = five[:nodes], SHORT
+    urls = urls_of(servers)
+    served: list[tuple[float, int]] = []
+
+    async def wait(client: Redlock) -> None:
+        async with client(name, fair=fair) as tenure:
+            served.append((time.monotonic(), tenure.fence))
+
+    async with AsyncExitStack() as stack:
+        (doomed,) = await stack.enter_async_context(processes(1, urls, lease=lease))
+        clients = [await stack.enter_async_context(Redlock(*urls, lease=lease)) for _ in range(4)]
+        doomed.wait(name, ever=True)
+        await until(lambda: doomed.served)
+        tasks = [asyncio.create_task(wait(client)) for client in clients * 25]
+        await until(in_queue(servers, name, 100 if fair else 4))
+        assert not served
+        await doomed.kill()
+        await fault(servers, clients)
+        began = time.monotonic()
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*tasks)
+    assert len(served) == 100
+    assert max(at for at, _ in served) - began < 2 * lease + LOADED
+    assert rise([doomed.served[0].fence, *(fence for _, fence in served)])
+
+
+# -- holders that call nobody ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "fair"), [(1, False), (1, True), (5, True)])
+async def test_two_hundred_wait_for_a_dead_holder(five: list[Server], name: str, nodes: int, fair: bool) -> None:
+    """A dead holder calls nobody: who waits keeps quiet until its lease ends, but for renewing tickets; then the first
+    is served, and the rest at once after it."""
+    servers, lease = five[:nodes], 2.0
+    urls, tickets = urls_of(servers), 200 if fair else 4
+    async with processes(5, urls, lease=lease) as (doomed, *waiting):
+        doomed.wait(name, ever=True)
+        await until(lambda: doomed.served)
+        for each in waiting:
+            each.wait(name, count=50, fair=fair)
+        await until(in_queue(servers, name, tickets))
+        await doomed.kill()
+        dead, ends = holder(servers[0], name), time.monotonic() + left(servers[0], name)
+        before, spent = calls(servers[0]), 0
+
+        def over() -> bool:
+            nonlocal spent
+            now = calls(servers[0])
+            if holder(servers[0], name) != dead:
+                return True
+            spent = now - before
+            return False
+
+        await until(over)
+        await until(lambda: len(in_order(waiting)) == 200)
+        served = in_order(waiting)
+    assert ends - 0.1 < served[0].at < ends + LOADED
+    assert max(b.at - a.at for a, b in pairwise(served)) < lease
+    assert rise([doomed.served[0].fence, *(each.fence for each in served)])
+    assert spent < tickets * (1 / RENEWED_AFTER + 1) + 30
+
+
+@both
+@pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
+async def test_no_wake_up_is_lost(five: list[Server], name: str, nodes: int, fair: bool) -> None:
+    """Two hundred tasks in four processes hand over again and again: no pause as long as a lost notice would cost,
+    which only the next renewal finds."""
+    urls, rounds = urls_of(five[:nodes]), 4 if nodes == 1 else 2
+    async with processes(4, urls, lease=LONG) as started:
+        for each in started:
+            each.wait(name, count=50, fair=fair, rounds=rounds)
+        await until(lambda: len(in_order(started)) == 200 * rounds)
+    served = in_order(started)
+    assert max(b.at - a.at for a, b in pairwise(served)) < LONG * RENEWED_AFTER / 2
+    assert rise(each.fence for each in served)
+
+
+@both
+async def test_a_stranger_releases(five: list[Server], name: str, nodes: int) -> None:
+    """redis-py's own Lock calls nobody when it releases, so the first in the queue look at it every 50 to 250 ms: it
+    is noticed within 0.3 s on a quiet machine, and here within the second that a crowded one may add."""
+    strangers = [redis.asyncio.Redis(unix_socket_path=str(each.path)) for each in five[:nodes]]
+    locks = [each.lock(name, timeout=LONG) for each in strangers]
+    async with AsyncExitStack() as stack:
+        for each in strangers:
+            await stack.enter_async_context(each)
+        for lock in locks:
+            assert await lock.acquire(blocking=False)
+        redlock = await stack.enter_async_context(Redlock(*urls_of(five[:nodes]), lease=LONG))
+        waiting = asyncio.create_task(redlock(name).acquire(timeout=None))
+        await until(in_queue(five[:nodes], name, 1))
+        assert not waiting.done()
+        for lock in locks:
+            await lock.release()
+        began = time.monotonic()
+        async with asyncio.timeout(LIMIT), await waiting:
+            assert time.monotonic() - began < 1.0

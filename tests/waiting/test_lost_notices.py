@@ -1,0 +1,348 @@
+"""Notices that are lost, late or forbidden, and servers that forget the script (HAZARDS E15, C16 to C18)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from asynclock import Redlock
+from asynclock._clock import now
+from asynclock.quorum.ballot import drift
+from asynclock.stores.redis.keys import keys
+from tests.support.proxy import RELEASE, Proxy
+from tests.support.servers import Server
+from tests.support.still_clock import Still, forgotten, idle, numbers, turns
+from tests.support.waiters import (
+    LIMIT,
+    LONG,
+    RENEWED_AFTER,
+    SHORT,
+    calls,
+    holder,
+    in_queue,
+    queue,
+    rise,
+    until,
+    urls_of,
+)
+
+both = pytest.mark.parametrize("nodes", [1, 5])
+fair_or_not = pytest.mark.parametrize("fair", [False, True], ids=["first-come", "fair"])
+
+
+# -- notices -----------------------------------------------------------------------------------------------------------
+
+
+@both
+@fair_or_not
+async def test_e15_a_lost_notice(name: str, nodes: int, fair: bool) -> None:
+    """Nobody hears the call: the renewal finds out, a third of the ticket's life after it was sent, and the lease is
+    as long as the servers', or shorter."""
+    still = Still(nodes, name)
+    async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
+        session = other._session()
+        lost: list[bytes] = []
+        session.heard = lambda index, notice: lost.append(notice)  # type: ignore[method-assign]
+        waiting = asyncio.create_task(other(name, fair=fair).acquire(timeout=None))
+        await turns()
+        sent = still.clock.now()
+        still.clock.advance(1.0)
+        await lease.release()
+        await turns()
+        assert len(lost) == nodes
+        assert not waiting.done()
+        while not waiting.done():
+            still.clock.advance(0.1)
+            await turns()
+            assert still.clock.now() <= sent + 10.0 + 0.2
+        got = waiting.result()
+        ends = sorted(store.state(name).holds[0].ends or 0.0 for store in still.stores)
+        left = ends[nodes // 2] - still.stores[0].now()
+        assert 30.0 - drift(30.0) - 0.2 <= got.remaining <= left
+        await got.release()
+
+
+@pytest.mark.parametrize("turn", range(5))
+async def test_e15_renewed_as_the_grant_came(name: str, turn: int) -> None:
+    """The ticket was granted, and renewed before its notice is heard, some turns later: one lease, whose validity the
+    server's hold covers whichever of the two sendings it counts from."""
+    still = Still(1, name)
+    async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
+        session = other._session()
+        heard, late = session.heard, []
+        session.heard = lambda index, notice: late.append((index, notice))  # type: ignore[method-assign]
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns()
+        still.clock.advance(7.9)  # before the renewal is due
+        await lease.release()
+        await turns()
+        assert len(late) == 1
+        still.asked()
+        still.clock.advance(2.2)
+        while not still.stores[0].asked:
+            await asyncio.sleep(0)
+        await turns(turn)
+        heard(*late[0])
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        held = still.stores[0].state(name)
+        assert got.remaining <= (held.holds[0].ends or 0.0) - still.stores[0].now()
+        assert got.fence == held.fence
+        await turns()
+        still.clock.advance(0.001)
+        assert [hold.id for hold in still.stores[0].state(name).holds] == [got._hold.op.id]
+        await got.release()
+        assert not still.stores[0].state(name).holds
+        assert not still.stores[0].state(name).queue
+        assert forgotten(other)
+
+
+async def test_e15_validity_counts_from_the_sending_that_was_granted(name: str) -> None:
+    """The servers' hold ends when the granted ticket does: so the lease is as much shorter as the ticket is old."""
+    still = Still(1, name)
+    async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns()
+        still.clock.advance(7.5)
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        left = (still.stores[0].state(name).holds[0].ends or 0.0) - still.stores[0].now()
+        assert left == pytest.approx(22.5)
+        assert got.remaining == pytest.approx(22.5 - drift(30.0))
+        await got.release()
+
+
+class Lossy(Proxy):
+    """Loses one reply, or notice, where it is told to."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server.path.with_suffix(".p"), server.path)
+        self.loses = False
+        self.lost = asyncio.Event()
+
+    async def _replies(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if self.loses:
+                self.loses = False
+                self.lost.set()
+            else:
+                writer.write(data)
+
+
+async def test_c18_granted_and_asked_again(server: Server, name: str) -> None:
+    """The notice of a grant is lost on its way; the renewal of the ticket is answered with the same fence, and the
+    key's end moves with the answer."""
+    async with Lossy(server) as proxy:
+        async with Redlock(server.url, lease=LONG) as first, Redlock(proxy.url, lease=3.0) as second:
+            lease = await first(name).acquire(timeout=None)
+            waiting = asyncio.create_task(second(name, renew=False).acquire(timeout=None))
+            await until(lambda: in_queue([server], name, 1)() and idle(second))
+            proxy.loses = True
+            await lease.release()
+            await proxy.lost.wait()
+            with server.cli() as cli:
+                granted: Any = cli.get(keys("", name).fence)
+                ends = now() + int(cli.pttl(name)) / 1000
+            async with asyncio.timeout(LIMIT):
+                got = await waiting
+            assert got.fence == int(granted)
+            with server.cli() as cli:
+                left = int(cli.pttl(name)) / 1000
+            assert now() + left > ends + 0.5
+            assert got.remaining <= left + 0.002
+            await got.release()
+
+
+# -- servers that forget scripts, or forbid notices --------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def through_proxies(servers: list[Server], **options: Any) -> AsyncIterator[tuple[Redlock, list[Proxy]]]:
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(Proxy(each.path.with_suffix(".p"), each.path)) for each in servers]
+        yield await stack.enter_async_context(Redlock(*(each.url for each in proxies), **options)), proxies
+
+
+def refused_scripts(server: Server) -> int:
+    """How often it said NOSCRIPT."""
+    with server.cli() as cli:
+        stats: Any = cli.info("errorstats")
+    return int(stats.get("errorstat_NOSCRIPT", {"count": 0})["count"])
+
+
+@both
+async def test_c16_noscript_answers_a_renewal(five: list[Server], name: str, nodes: int) -> None:
+    """The servers forgot the script while somebody waits: the ticket is renewed all the same, and its owner served."""
+    servers = five[:nodes]
+    async with Redlock(*urls_of(servers), lease=LONG) as first, Redlock(*urls_of(servers), lease=SHORT) as second:
+        async with first(name):
+            waiting = asyncio.create_task(second(name).acquire(timeout=None))
+            await until(lambda: in_queue(servers, name, 1)() and idle(second))
+            before = [numbers(each, name) for each in servers]
+            for each in servers:
+                with each.cli() as cli:
+                    cli.script_flush()
+            await until(lambda: all(numbers(each, name) > n for each, n in zip(servers, before, strict=True)))
+            assert all(map(refused_scripts, servers))
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()
+
+
+@both
+async def test_c16_noscript_answers_a_renewal_after_its_undo(five: list[Server], name: str, nodes: int) -> None:
+    """The renewal met no script, and was undone before that was heard: it is not sent again, so no ticket is left."""
+    servers = five[:nodes]
+    async with Redlock(*urls_of(servers), lease=LONG) as first:
+        async with first(name), through_proxies(servers, lease=SHORT, node_timeout=0.3) as (second, proxies):
+            waiting = asyncio.create_task(second(name).acquire(timeout=None))
+            await until(lambda: in_queue(servers, name, 1)() and idle(second))
+            script = first(name)._kind.script
+            for each, proxy in zip(servers, proxies, strict=True):
+                with each.cli() as cli:
+                    cli.script_flush()
+                proxy.hold_replies()
+            await until(lambda: all(map(refused_scripts, servers)))
+            undone = [proxy.request(*RELEASE) for proxy in proxies]
+            for each in servers:
+                with each.cli() as cli:
+                    cli.script_load(script)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            for asked in undone:
+                await asked.wait()
+            for proxy in proxies:
+                proxy.let_go()
+            for node in second._session().quorum.nodes:
+                await node.ping()  # what would have been sent again is there by now
+            assert not any(queue(each, name) for each in servers)
+            assert not any(numbers(each, name) for each in servers)
+            assert forgotten(second)
+
+
+MUTE = {"no channels": "resetchannels", "no publish": "allchannels -publish"}
+
+
+def user(server: Server, rules: str) -> str:
+    """A url by a user of these rules, who may do all else."""
+    with server.cli() as cli:
+        cli.execute_command(*f"ACL SETUSER app reset on >pw ~* +@all {rules}".split())
+    return server.url.replace("unix://", "unix://app:pw@")
+
+
+async def taken_in_turn(first: Redlock, second: Redlock, name: str, fair: bool, rounds: int = 3) -> list[int]:
+    """Two clients, of which one always waits for the other; their fences."""
+    fences = []
+    lease = await first(name, fair=fair).acquire(timeout=None)
+    for client in [second, first] * rounds:
+        fences.append(lease.fence)
+        waiting = asyncio.create_task(client(name, fair=fair).acquire(timeout=None))
+        await until(partial(idle, client))
+        await lease.release()
+        async with asyncio.timeout(LONG * RENEWED_AFTER / 2):
+            lease = await waiting
+    await lease.release()
+    return fences
+
+
+@pytest.mark.parametrize(("nodes", "forbidden"), [(1, 1), (5, 2), (5, 3), (5, 5)])
+@fair_or_not
+async def test_c17_no_channels(five: list[Server], name: str, nodes: int, forbidden: int, fair: bool) -> None:
+    """The default of a new user since Redis 7. Where a majority sends no notices waiters poll, and no ticket is left to
+    lapse; else the others call. Either way whoever waits is served long before a lease, or a ticket, ends."""
+    urls = [user(each, MUTE["no channels"]) for each in five[:forbidden]] + urls_of(five[forbidden:nodes])
+    async with Redlock(*urls, lease=LONG) as first, Redlock(*urls, lease=LONG) as second:
+        assert first._session().quorum.listens is (forbidden <= nodes // 2)
+        fences = await taken_in_turn(first, second, name, fair)
+        assert rise(fences)
+        assert len(fences) == 6
+        assert forgotten(first)
+        assert forgotten(second)
+        await until(in_queue(five[:nodes], name, 0))
+        assert not any(holder(each, name) for each in five[:nodes])
+
+
+@both
+@fair_or_not
+async def test_c17_channels_are_forbidden_while_it_waits(servers: Any, name: str, nodes: int, fair: bool) -> None:
+    """From then on it polls; and though its last attempts bring no ticket along, the one that it left is gone after."""
+    some = [servers.start() for _ in range(nodes)]
+    async with Redlock(*urls_of(some), lease=LONG) as first, Redlock(*urls_of(some), lease=LONG) as second:
+        lease = await first(name, fair=fair).acquire(timeout=None)
+        waiting = asyncio.create_task(second(name, fair=fair).acquire(timeout=None))
+        await until(lambda: in_queue(some, name, 1)() and idle(second))
+        for server in some:
+            with server.cli() as cli:
+                cli.execute_command("ACL", "SETUSER", "default", "resetchannels")
+        ours = second._session().quorum.nodes
+        await until(lambda: all(node.error is None and not node.listens for node in ours))
+        before = calls(some[0])
+        async with asyncio.timeout(LONG * RENEWED_AFTER / 2):
+            await until(lambda: calls(some[0]) >= before + 3)
+            await lease.release()
+            async with await waiting:
+                await until(in_queue(some, name, 0))
+
+
+async def test_c17_a_node_without_notices_comes_and_goes(servers: Any, name: str) -> None:
+    """One of three calls nobody. Its connection breaks and comes back: nobody asks anew for that."""
+    some = [servers.start() for _ in range(3)]
+    urls = [*urls_of(some[:2]), user(some[2], MUTE["no channels"])]
+    async with Redlock(*urls_of(some), lease=LONG) as first, Redlock(*urls, lease=LONG) as second:
+        async with first(name):
+            waiting = asyncio.create_task(second(name).acquire(timeout=None))
+            await until(lambda: in_queue(some, name, 1)() and idle(second))
+            (wait,) = second._session().waits
+            due = wait._due  # type: ignore[attr-defined]
+            node: Any = second._session().quorum.nodes[2]
+            link = node._link
+            link.transport.abort()
+            await until(lambda: node._link not in (link, None))
+            await asyncio.sleep(0)
+            assert wait._due == due  # type: ignore[attr-defined]
+            waiting.cancel()
+            await asyncio.wait({waiting})
+
+
+@both
+@pytest.mark.parametrize("holds", list(MUTE))
+async def test_c17_the_holder_may_not_call(five: list[Server], name: str, nodes: int, holds: str) -> None:
+    """The holder's user may not publish, the waiter's may hear: no release is half done. A holder that may not call
+    says so, and the waiter looks again and again."""
+    servers = five[:nodes]
+    urls = [user(each, MUTE[holds]) for each in servers]
+    async with Redlock(*urls, lease=LONG) as mute, Redlock(*urls_of(servers), lease=LONG) as hears:
+        assert hears._session().quorum.listens
+        for _ in range(3):
+            held = await mute(name).acquire(timeout=None)
+            waiting = asyncio.create_task(hears(name).acquire(timeout=None))
+            await until(lambda: in_queue(servers, name, 1)() and idle(hears))
+            await held.release()
+            async with asyncio.timeout(LONG * RENEWED_AFTER / 2):
+                got = await waiting
+            assert got.fence > held.fence
+            await got.release()
+        await until(lambda: not any(holder(each, name) or queue(each, name) for each in servers))
+
+
+@pytest.mark.parametrize("holds", list(MUTE))
+async def test_c17_what_may_not_be_told_is_not_done(server: Server, name: str, holds: str) -> None:
+    """A release that may not call the head makes nobody the holder, and leaves the head its ticket and its place."""
+    async with Redlock(user(server, MUTE[holds]), lease=LONG) as mute:
+        async with through_proxies([server], lease=LONG, node_timeout=0.2) as (hears, (proxy,)):
+            lease = await mute(name).acquire(timeout=None)
+            waiting = asyncio.create_task(hears(name).acquire(timeout=None))
+            await until(lambda: in_queue([server], name, 1)() and idle(hears))
+            proxy.drop_requests = True  # what it would ask by itself
+            ticket = queue(server, name)
+            await lease.release()
+            assert holder(server, name) == b""
+            assert queue(server, name) == ticket
+            assert len(numbers(server, name)) == 1
+            waiting.cancel()
+            await asyncio.wait({waiting})

@@ -1,0 +1,169 @@
+"""Waiting that is cut short at random: one holder at a time, nobody is forgotten, nothing is left (HAZARDS E3, E5,
+E15)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
+from tests.support.cancelled_waits import SOON, Make, kept, known, nothing_is_left, sent, three
+from tests.support.proxy import cancelled_at
+from tests.support.servers import Server
+from tests.support.still_clock import turns
+from tests.support.waiters import LONG
+from tests.waiting.test_split_votes_and_dead_waiters import behind_gates
+
+
+class Crowd:
+    """Tasks of several clients that want one name, and may be cancelled anywhere; checks that one at a time has it,
+    with a greater fence than all before."""
+
+    def __init__(self, clients: list[Redlock], name: str, chance: random.Random) -> None:
+        self.served = 0
+        self._clients = clients
+        self._name = name
+        self._chance = chance
+        self._inside = 0
+        self._fence = 0
+
+    async def round(self, many: int = 8) -> None:
+        """Some come, one after the other; all are served, cancelled, or gone when their time is up."""
+        chance = self._chance
+        fair = chance.random() < 0.5
+        tasks: list[asyncio.Task[Any]] = []
+        for _ in range(chance.randint(2, many)):
+            want = partial(self._want, chance.choice(self._clients), fair, chance.choice([None, None, None, 0, 0.002]))
+            tasks.append(asyncio.create_task(self._cut(want) if chance.random() < 0.6 else want()))
+            await turns(chance.choice([0, 0, 1, 2, 5]))
+        async with asyncio.timeout(SOON):
+            await asyncio.gather(*tasks)
+        assert not self._inside
+
+    async def _cut(self, want: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Cancel it at one of its awaits, or after so many turns of the loop."""
+        chance = self._chance
+        if chance.random() < 0.5:
+            await cancelled_at(want, chance.randrange(6), late=chance.random() < 0.5)
+            return
+        task = asyncio.create_task(want())
+        await turns(chance.randrange(40))
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+
+    async def _want(self, redlock: Redlock, fair: bool, timeout: float | None) -> None:
+        try:
+            lease = await redlock(self._name, fair=fair).acquire(timeout=timeout)
+        except QuorumUnavailable:  # no word in so short a time
+            assert timeout is not None
+            return
+        if lease is None:
+            return
+        async with lease:
+            assert not self._inside
+            assert lease.fence > self._fence
+            self._inside, self._fence = 1, lease.fence
+            self.served += 1
+            try:
+                await turns(self._chance.choice([0, 0, 1, 5]))
+            finally:
+                self._inside = 0
+
+
+@pytest.mark.timeout(180)
+async def test_e5_cancelled_at_random(make: Make, name: str, chance: random.Random) -> None:
+    """Hundreds of rounds: one holder, rising fences, nobody forgotten, nothing left."""
+    clients = await three(make)
+    crowd = Crowd(clients, f"{name}.", chance)
+    nodes = len(clients[0]._stores)
+    rounds = 500 if nodes > 1 else 1500 if isinstance(clients[0]._stores[0], MemoryStore) else 1000
+    for number in range(rounds):
+        await crowd.round()
+        await sent(clients)
+        assert [kept(client) for client in clients] == [{}] * 3
+        if number % 50 == 0:
+            assert not await known(clients[0], f"{name}.")
+    await nothing_is_left(clients, f"{name}.")
+    assert crowd.served > rounds
+
+
+async def test_e15_cancelled_at_random_where_notices_get_lost(
+    make: Make, name: str, chance: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third of all notices is never heard, and tickets are sent anew at odd moments, so that many are renewed as the
+    grant comes: found at the next renewal; one holder, rising fences, nobody forgotten, nothing left."""
+    clients = await three(make, lease=1.2)
+    lost: list[bytes] = []
+
+    def unsure(hear: Callable[[int, bytes], None], index: int, notice: bytes) -> None:
+        if chance.random() < 1 / 3:
+            lost.append(notice)
+        else:
+            hear(index, notice)
+
+    for client in clients:
+        session = client._session()
+        monkeypatch.setattr(session, "heard", partial(unsure, session.heard))
+    crowds = [Crowd(clients, f"{name}:{number}.", chance) for number in range(50)]
+
+    async def rounds(crowd: Crowd) -> None:
+        for _ in range(8):
+            await crowd.round(many=5)
+
+    async def listen_again() -> None:
+        while True:
+            await asyncio.sleep(chance.uniform(0, 0.3))
+            chance.choice(clients)._session().connected(0)
+
+    again = asyncio.create_task(listen_again())
+    await asyncio.gather(*map(rounds, crowds))
+    again.cancel()
+    await asyncio.wait({again})
+    for number in range(len(crowds)):
+        await nothing_is_left(clients, f"{name}:{number}.")
+    assert sum(crowd.served for crowd in crowds) > 400
+    assert sum(notice.split()[1] != b"0" for notice in lost) > 20  # calls, not what holders are told
+
+
+@pytest.mark.timeout(180)
+async def test_e3_cancelled_at_random_while_votes_are_split(
+    five: list[Server], name: str, chance: random.Random
+) -> None:
+    """Each node lets in another first, by lot, and any may be cancelled meanwhile: the others are served, and nothing
+    is left."""
+    async with AsyncExitStack() as stack:
+        made = [
+            await stack.enter_async_context(behind_gates(five, who, lease=LONG, node_timeout=5.0)) for who in range(3)
+        ]
+        clients = [client for client, _ in made]
+        for client in clients:
+            await client.health()
+        crowd = Crowd(clients, f"{name}.", chance)
+        for _ in range(500):
+            playing = asyncio.create_task(crowd.round())
+            for index in range(len(five)):
+                first = chance.randrange(3)
+                for who, (_, gates) in enumerate(made):
+                    if who != first:
+                        gates[index].open.clear()
+            await turns(chance.randrange(40))
+            for _, gates in made:
+                for gate in gates:
+                    gate.open.set()
+            await playing
+            await sent(clients)
+            assert [kept(client) for client in clients] == [{}] * 3
+        for each in five:
+            with each.cli() as cli:
+                assert cli.keys(f"*{name}.*") == [keys("", f"{name}.").fence.encode()]
+        assert crowd.served > 500

@@ -1,0 +1,337 @@
+"""A name that several hold over N nodes, which name different ones of them: it is held, and a waiter does not poll
+(HAZARDS E19); while votes that attempts have split are waited for by nobody (E14)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from asynclock import Lease, Redlock
+from asynclock.acquire.backoff import after_doubt
+from asynclock.acquire.obstacles import Obstacles
+from asynclock.quorum.ballot import Ballot
+from asynclock.quorum.denials import Denial, first_free, holder_of, is_held, soonest
+from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
+from asynclock.rules.rwlock import WRITE
+from tests.support.distant_stores import Beyond
+from tests.support.servers import Server
+from tests.support.still_clock import Still, turns
+from tests.support.waiters import LIMIT, LONG, calls, until, urls_of
+
+KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "readers": (lambda client, name, many: client.read(name), lambda client, name, many: client.write(name)),
+    "permits": (lambda client, name, many: client.semaphore(name, many),) * 2,
+}
+"""The lock of a holder, of which there are so many, and that of a waiter."""
+
+HANDFUL = 8
+"""So many scripts at each node at most does it take to find out who is in the way."""
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+both = pytest.mark.parametrize("nodes", [3, 5])
+
+
+# -- who is in the way -----------------------------------------------------------------------------------------------
+
+
+class Crowded(Beyond):
+    """As many clients hold a name as there are nodes, each at another distance from each node, so that each node names
+    another of them."""
+
+    def __init__(self, nodes: int, name: str, kind: str) -> None:
+        super().__init__(nodes, name, way=0.001)
+        self.holds, self.wants = KINDS[kind]
+        self.nodes = nodes
+
+    @asynccontextmanager
+    async def crowd(self) -> AsyncIterator[tuple[Redlock, list[Lease]]]:
+        """One more client, and the leases of the others."""
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(self.opened()) for _ in range(self.nodes + 1)]
+            for place, client in enumerate(clients):
+                await client.health()
+                for index, store in enumerate(self.far):
+                    store.ways[client._session().tag] = 0.001 + 0.002 * ((place + index) % self.nodes)
+            asking = [
+                asyncio.create_task(self.holds(client, self.name, self.nodes).acquire(timeout=None))
+                for client in clients[1:]
+            ]
+            await self.finish(*asking)
+            leases = [task.result() for task in asking]
+            await self.extend(leases)
+            yield clients[0], leases
+
+    async def extend(self, leases: list[Lease]) -> None:
+        """All at one moment; they arrive one after the other, at each node in another order."""
+        await self.pass_time(0.1)
+        await self.finish(*(asyncio.create_task(lease.extend()) for lease in leases))
+        await self.pass_time(0.1)
+
+    def asked_each(self) -> int:
+        """So often has the node that was asked most often been asked for the lock since the last look."""
+        found = [sum(verb in (Verb.ACQUIRE, Verb.WAIT) for verb, _ in store.asked) for store in self.stores]
+        for store in self.stores:
+            store.asked.clear()
+        return max(found)
+
+
+@kinds
+@both
+async def test_e19_refused_by_a_majority_is_held(name: str, nodes: int, kind: str) -> None:
+    """No id is named by a majority, and locked() is True all the same; after the last release it is False."""
+    crowded = Crowded(nodes, name, kind)
+    async with crowded.crowd() as (other, leases):
+        lock = crowded.wants(other, name, nodes)
+        looking = asyncio.create_task(lock._seen())
+        await crowded.finish(looking)
+        assert looking.result().holder() is None
+        looking = asyncio.create_task(lock.locked())
+        await crowded.finish(looking)
+        assert looking.result() is True
+        await crowded.finish(*(asyncio.create_task(lease.release()) for lease in leases))
+        looking = asyncio.create_task(lock.locked())
+        await crowded.finish(looking)
+        assert looking.result() is False
+
+
+@kinds
+@both
+@pytest.mark.parametrize("renewed", ["together", "one by one"])
+async def test_e19_who_waits_for_several_does_not_poll(name: str, nodes: int, kind: str, renewed: str) -> None:
+    """A handful of scripts at the start; then nothing but the renewals of its ticket, though those of the holders
+    change whom the nodes name; and the release is heard at once."""
+    crowded = Crowded(nodes, name, kind)
+    async with crowded.crowd() as (other, leases):
+        if renewed == "one by one":
+            for lease in leases:
+                await crowded.pass_time(1.7, 0.02)
+                await crowded.finish(asyncio.create_task(lease.extend()))
+        crowded.asked_each()
+        waiting = asyncio.create_task(crowded.wants(other, name, nodes).acquire(timeout=None))
+        await crowded.pass_time(1.0)
+        assert crowded.asked_each() <= HANDFUL
+        await crowded.pass_time(6.5, 0.05)
+        assert crowded.asked_each() == 0
+        await crowded.pass_time(80.0, 0.05)
+        assert crowded.asked_each() <= 80.0 / (30.0 / 3 * 0.8) + (renewed == "one by one") * HANDFUL
+        assert not waiting.done()
+        assert all(lease.held for lease in leases)
+        await crowded.finish(*(asyncio.create_task(lease.release()) for lease in leases))
+        await crowded.finish(waiting, within=1.0)
+        await crowded.finish(asyncio.create_task(waiting.result().release()))
+
+
+@kinds
+@both
+async def test_e19_holders_that_die_are_followed(name: str, nodes: int, kind: str) -> None:
+    """Nobody renews and nobody releases: the waiter comes in when the first of them, of permits, or the last ends."""
+    crowded = Crowded(nodes, name, kind)
+    async with crowded.crowd() as (other, leases):
+        for lease in leases:
+            lease._session.watchdog.stop()
+        waiting = asyncio.create_task(crowded.wants(other, name, nodes).acquire(timeout=None))
+        await crowded.pass_time(29.5, 0.05)
+        assert not waiting.done()
+        await crowded.finish(waiting, within=1.0)
+        await crowded.finish(asyncio.create_task(waiting.result().release()))
+
+
+@kinds
+async def test_e19_real_servers(five: list[Server], name: str, kind: str) -> None:
+    """The same with five holders at five servers each of which names another: a handful of scripts until it waits, and
+    the release serves it."""
+    holds, wants = KINDS[kind]
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Redlock(*urls_of(five), lease=LONG)) for _ in range(6)]
+        leases = [await holds(client, name, 5).acquire(timeout=None) for client in clients[1:]]
+        for server, lease in zip(five, leases, strict=True):
+            await until(lambda server=server: count(server, name) == 5)  # type: ignore[misc]
+            with server.cli() as cli:  # the last end of a reader is what is named, and the first of a permit
+                cli.zincrby(name, 500 if kind == "readers" else -500, lease._hold.op.id)
+        lock = wants(clients[0], name, 5)
+        assert (await lock._seen()).holder() is None
+        assert await lock.locked()
+        before = [calls(server) for server in five]
+        waiting = asyncio.create_task(lock.acquire(timeout=None))
+        session = clients[0]._session()
+        await until(lambda: any(wait._waker and wait._due > session.clock.now() + 5.0 for wait in session.waits))  # type: ignore[attr-defined]
+        assert all(calls(server) - was <= 2 * HANDFUL for server, was in zip(five, before, strict=True))
+        for lease in leases:
+            await lease.release()
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()
+
+
+def count(server: Server, name: str) -> int:
+    """So many hold it there."""
+    with server.cli() as cli:
+        found: Any = cli.zcard(name)
+    return int(found)
+
+
+# -- votes that are split --------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("seen", [0.002, 0.05, 0.09])
+async def test_e14_attempts_are_not_waited_for(name: str, nodes: int, seen: float) -> None:
+    """At each node stands another attempt for a while; then all are undone, which nobody is told of. The writer comes
+    in a moment later, long before its ticket is renewed or any of these would have ended."""
+    still = Still(nodes, name)
+    async with still.client() as client:
+        await client.health()
+        ends = still.stores[0].now() + 30.0
+        for index, store in enumerate(still.stores):
+            attempt = Entry(f"{index:0{ID_LENGTH}x}|w.1|1|host|", ends)
+            store._states[name] = replace(store.state(name), holds=(attempt,))
+        waiting = asyncio.create_task(client.write(name).acquire(timeout=None))
+        undone = still.clock.now() + seen
+        while still.clock.now() < undone:
+            await turns()
+            still.clock.advance(0.001)
+        for store in still.stores:
+            store._states[name] = replace(store.state(name), holds=())
+        while not waiting.done():
+            still.clock.advance(0.001)
+            await turns()
+            assert still.clock.now() < undone + 1.0
+        await waiting.result().release()
+
+
+# -- slots -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["semaphore", "multi"])
+async def test_permits_that_a_minority_misses_are_taken(name: str, kind: str) -> None:
+    """Three permits over five nodes, each on a majority and not everywhere: each node has one to give, and none is free
+    at a majority. Who asks finds that out by a few tries, and then waits."""
+    still = Still(5, name)
+    async with still.client(lease=60.0, renew=False) as client, still.client(lease=60.0) as other:
+        leases: list[Any] = [await client.semaphore(name, 3).acquire(timeout=None) for _ in range(3)]
+        for number, lease in enumerate(leases):
+            for store in (still.stores[number], still.stores[number + 1]):
+                state = store.state(name)
+                others = tuple(each for each in state.holds if each.id != lease._hold.op.id)
+                store._states[name] = replace(state, holds=others)
+        still.asked()
+        lock = other.semaphore(name, 3)
+        waiting = asyncio.create_task((other.multi(lock) if kind == "multi" else lock).acquire(timeout=None))
+        end = still.clock.now() + 10.0
+        while still.clock.now() < end:
+            await turns()
+            still.clock.advance(0.01)
+        tries = [verb for verb, _ in still.asked() if verb in (Verb.ACQUIRE, Verb.WAIT)]
+        assert len(tries) <= 2 * HANDFUL
+        await leases[0].release()
+        while not waiting.done():
+            await turns()
+            still.clock.advance(0.01)
+            assert still.clock.now() < end + 1.0
+        await waiting.result().release()
+
+
+# -- pure ------------------------------------------------------------------------------------------------------------
+
+FREE: Denial = (-2, b"")
+
+
+@pytest.mark.parametrize(
+    ("denials", "nodes", "held", "first", "one"),
+    [
+        ([], 3, False, 0, None),
+        ([(900, b"a")], 1, True, 900, (b"a", 900)),
+        ([(-1, b"a")], 1, True, -1, (b"a", -1)),
+        ([FREE, FREE, (900, b"a")], 3, False, 0, None),
+        ([FREE, (800, b"b"), (900, b"a")], 3, True, 800, None),
+        ([(700, b"c"), (800, b"b"), (900, b"a")], 3, True, 800, None),
+        ([(700, b"c"), (-1, b"b"), (-1, b"a")], 3, True, -1, None),
+        ([(700, b"a"), (-1, b"b"), (900, b"a")], 3, True, 900, (b"a", 700)),
+        ([(800, b"b"), (900, b"a")], 3, True, 800, None),  # the third let it in, or says nothing
+        ([(700, b"c"), (800, b"b"), (900, b"a")], 5, True, 700, None),
+        ([(600, b"d"), (700, b"c"), (800, b"b"), (900, b"a")], 5, True, 700, None),
+        ([(500, b"e"), (600, b"d"), (700, b"c"), (800, b"b"), (900, b"a")], 5, True, 700, None),
+    ],
+)
+def test_what_denials_amount_to(
+    denials: list[Denial], nodes: int, held: bool, first: int, one: tuple[bytes, int] | None
+) -> None:
+    """Held by a majority, by whomever; the earliest moment at which a majority could be free; and the one holder."""
+    assert is_held(denials, nodes) is held
+    assert first_free(denials, nodes) == first
+    assert holder_of(denials, nodes) == one
+
+
+def test_the_first_hold_that_ends() -> None:
+    """A whole ms more, as Redis rounds; never where none has an end."""
+    assert soonest([FREE, (-1, b"a"), (700, b"b"), (900, b"c")]) == pytest.approx(0.701)
+    assert soonest([FREE, (-1, b"a")]) == float("inf")
+
+
+def test_since_when_ids_are_known() -> None:
+    """Of the ids that the nodes name, the majority that has been known for longest, at whichever node."""
+    seen = Obstacles(0.1)
+    assert seen.since([(9, b"a"), (9, b"b"), (9, b"c")], 3, 1.0) == 1.0
+    assert seen.since([(9, b"a"), (9, b"d"), (9, b"e")], 3, 2.0) == 2.0
+    assert seen.since([(9, b"b"), FREE, (9, b"c")], 3, 3.0) == 1.0
+    assert seen.since([(9, b"d"), (9, b"d"), (9, b"x")], 3, 4.0) == 2.0
+    assert seen.since([(9, b"x"), (9, b"y"), (9, b"z")], 3, 5.0) == 5.0
+
+
+def test_ids_are_forgotten() -> None:
+    """However many have come and gone, a few are kept: those that were named last."""
+    seen = Obstacles(0.1)
+    for number in range(1_000):
+        seen.since([(9, b"stays"), (9, b"stays"), (9, b"%d" % number)], 3, float(number))
+    assert len(seen._since) <= 64
+    assert seen.since([(9, b"stays"), (9, b"stays"), (9, b"new")], 3, 2_000.0) == 0.0
+    assert seen.since([(9, b"0"), (9, b"1"), (9, b"2")], 3, 2_000.0) == 2_000.0
+
+
+def refused(verb: Verb, sent: float, *ids: str) -> Ballot:
+    """By nodes that name these, each for another 20 s."""
+    made = Ballot(Op(verb, WRITE, "name", "id", 30.0), len(ids), sent, sent + 0.05)
+    for index, whose in enumerate(ids):
+        made.answer(index, [0, 20_000, f"{whose:0>{ID_LENGTH}}|w.1|1|host|".encode(), 0, 1])
+    return made
+
+
+def test_where_somebody_is_served_all_the_time_the_pauses_grow() -> None:
+    """New ids at each look: after a few tries it only looks, later and later, at last with each renewal."""
+    seen, now, verb = Obstacles(0.1), 100.0, Verb.ACQUIRE
+    pauses: list[float] = []
+    for number in range(14):
+        look = seen.look(refused(verb, now, *(f"{number}{each}" for each in "abc")), now + 0.001, 0.001, 0)
+        assert look.only is (number >= 3)
+        verb = Verb.WAIT if look.only else verb
+        pauses.append(look.at - now)
+        now = look.at
+    assert all(pause < 0.1 for pause in pauses[:3])
+    assert pauses[5:11] == sorted(pauses[5:11])
+    assert sum(pauses) > 30.0
+    assert all(8.0 <= pause <= 10.0 for pause in pauses[-3:])
+
+
+def test_holds_are_waited_for_once_they_are_known() -> None:
+    """The same ids at a look that an attempt could not have lived to see; then only a renewal is due. New ones at a
+    renewal take one more look."""
+    seen = Obstacles(0.1)
+    assert seen.look(refused(Verb.ACQUIRE, 100.0, *"abc"), 100.01, 0.01, 0).at < 100.1
+    assert seen.look(refused(Verb.ACQUIRE, 100.109, *"abc"), 100.11, 0.01, 0).at < 100.2
+    look = seen.look(refused(Verb.ACQUIRE, 100.111, *"bca"), 100.12, 0.01, 0)
+    assert look.only
+    assert look.at >= 108.0
+    look = seen.look(refused(Verb.WAIT, 109.0, *"def"), 109.01, 0.01, 0)
+    assert look.only
+    assert 109.11 <= look.at <= 109.13
+    assert seen.look(refused(Verb.WAIT, look.at, *"fed"), look.at + 0.01, 0.01, 0).at >= look.at + 8.0
+
+
+def test_after_doubt_is_bounded_by_the_renewal() -> None:
+    """Whatever has gone on before."""
+    assert after_doubt(100.0, 100.0, 0.3, 100.0, 0.2, 0) <= (100.1, True)
+    assert 108.0 <= after_doubt(100.0, 100.0, 30.0, 100.0, 0.1, 1_000).at <= 110.0

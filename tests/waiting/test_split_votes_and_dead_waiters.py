@@ -1,0 +1,286 @@
+"""Waiting where votes are split, notices come at odd moments, and who waits dies (HAZARDS E3, E6, E13 to E15, E17)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from asynclock import Redlock
+from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis.keys import keys
+from tests.support.fake_clock import FakeClock
+from tests.support.proxy import RELEASE, Proxy
+from tests.support.servers import Server
+from tests.support.waiters import (
+    LIMIT,
+    LOADED,
+    LONG,
+    RENEWED_AFTER,
+    SHORT,
+    calls,
+    holder,
+    in_queue,
+    processes,
+    queue,
+    rise,
+    until,
+    urls_of,
+)
+
+both = pytest.mark.parametrize("nodes", [1, 5])
+
+
+class Gate(Proxy):
+    """Holds back requests, too, from when it is shut."""
+
+    def __init__(self, server: Server, front: str) -> None:
+        super().__init__(server.path.with_name(front), server.path)
+        self.open = asyncio.Event()
+        self.open.set()
+        self.passed = bytearray()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self.open.wait()
+            self.passed += data
+            if not self.drop_requests:
+                writer.write(data)
+
+    @property
+    def releases(self) -> bool:
+        """Whether a release is among what has passed."""
+        return any(part in self.passed for part in RELEASE)
+
+
+@asynccontextmanager
+async def behind_gates(
+    servers: Sequence[Server], who: int, **options: Any
+) -> AsyncIterator[tuple[Redlock, list[Gate]]]:
+    """A client with a gate of its own before each server."""
+    async with AsyncExitStack() as stack:
+        gates = [await stack.enter_async_context(Gate(each, f"g{who}-{i}.sock")) for i, each in enumerate(servers)]
+        yield await stack.enter_async_context(Redlock(*(gate.url for gate in gates), **options)), gates
+
+
+# -- split votes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("contenders", "up", "firsts"),
+    [
+        (2, 4, [{0, 1}, {2, 3}]),
+        (3, 5, [{0, 1}, {2, 3}, {4}]),
+        (5, 5, [{0}, {1}, {2}, {3}, {4}]),
+        (8, 5, [{0}, {1}, {2}, {3}, {4}, set(), set(), set()]),
+    ],
+)
+async def test_e3_split_votes(five: list[Server], name: str, contenders: int, up: int, firsts: list[set[int]]) -> None:
+    """Each is let in at some nodes, and none at a majority: they give back, and all are served before a lease ends."""
+    for each in five[up:]:
+        each.kill()
+    fences: list[int] = []
+
+    async def contend(client: Redlock) -> None:
+        async with client(name) as lease:
+            fences.append(lease.fence)
+
+    async with AsyncExitStack() as stack:
+        made = [
+            await stack.enter_async_context(behind_gates(five, who, lease=LONG, node_timeout=5.0))
+            for who in range(contenders)
+        ]
+        for (_, gates), first in zip(made, firsts, strict=True):
+            for index, gate in enumerate(gates):
+                if index not in first:
+                    gate.open.clear()
+        tasks = [asyncio.create_task(contend(client)) for client, _ in made]
+        await until(lambda: all(holder(each, name) for each in five[:up]))
+        for _, gates in made:
+            for gate in gates:
+                gate.open.set()
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*tasks)
+    assert len(fences) == contenders
+    assert rise(fences)
+
+
+@pytest.mark.parametrize("contenders", [2, 8])
+async def test_e3_a_minority_is_taken_by_a_stranger(five: list[Server], name: str, contenders: int) -> None:
+    """Somebody's leftover on two nodes lives for a minute: the other three decide, for all contenders."""
+    for each in five[:2]:
+        with each.cli() as cli:
+            cli.set(name, "somebody else's", px=60_000)
+    fences: list[int] = []
+
+    async def contend(client: Redlock) -> None:
+        for _ in range(3):
+            async with client(name) as lease:
+                fences.append(lease.fence)
+
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Redlock(*urls_of(five), lease=LONG)) for _ in range(contenders)]
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*map(contend, clients))
+    assert len(fences) == 3 * contenders
+    assert rise(fences)
+
+
+async def test_e14_exactly_a_majority_is_up(five: list[Server], name: str) -> None:
+    """Two of five are dead: two contenders hand over a hundred times, each time in a few commands, and none waits
+    for a lease to end."""
+    rounds, up = 50, five[:3]
+    fences: list[int] = []
+
+    async def contend(client: Redlock) -> None:
+        for _ in range(rounds):
+            async with client(name) as lease:
+                fences.append(lease.fence)
+                await asyncio.sleep(0)
+
+    async with Redlock(*urls_of(five), lease=LONG) as first, Redlock(*urls_of(five), lease=LONG) as second:
+        for each in five[3:]:
+            each.kill()
+        before = sum(map(calls, up))
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(contend(first), contend(second))
+        spent = sum(map(calls, up)) - before
+    assert rise(fences)
+    assert len(fences) == 2 * rounds
+    assert spent / len(fences) / len(up) < 12  # a try, a ticket, a try, two releases; and again where votes split
+
+
+# -- notices ---------------------------------------------------------------------------------------------------------
+
+
+def sent(server: Server, name: str) -> int:
+    """How often the one ticket there was sent; 0: there is none."""
+    with server.cli() as cli:
+        known: Any = cli.hvals(keys("", name).tickets)
+    return int(known[0].split()[0]) if known else 0
+
+
+@pytest.mark.parametrize("sending", [1, 2])
+async def test_e15_a_grant_on_the_heels_of_a_refusal(server: Server, name: str, sending: int) -> None:
+    """Refused, and a moment later granted, the two arrive together: the grant counts, whichever sending of the ticket
+    it answers, and is not found at the next renewal only."""
+    lease = LONG if sending == 1 else 3.0
+    front = server.path.with_name("proxy.sock")
+    async with Proxy(front, server.path) as proxy, Redlock(server.url, lease=lease) as holds:
+        async with Redlock(proxy.url, lease=lease) as waits:
+            async with holds(name):
+                if sending == 1:
+                    proxy.hold_replies()
+                waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+                await until(lambda: sent(server, name) == 1)
+                if sending == 2:
+                    renewed = proxy.request(b"acquire")
+                    await until(lambda: waits._session().waiting)
+                    proxy.hold_replies()
+                    await renewed.wait()
+                    await until(lambda: sent(server, name) == 2)
+            await until(lambda: holder(server, name) and not sent(server, name))
+            number = calls(server)
+            proxy.let_go()
+            async with asyncio.timeout(LIMIT), await waiting:
+                assert calls(server) == number
+
+
+@both
+async def test_e1_released_before_the_holder_hears_of_a_waiter(five: list[Server], name: str, nodes: int) -> None:
+    """What tells the holder that somebody waits is still on its way as it releases: the waiter is served all the same,
+    at once, and not when its ticket is renewed."""
+    servers = five[:nodes]
+    async with behind_gates(servers, 0, lease=LONG, node_timeout=5.0) as (holds, gates):
+        async with Redlock(*urls_of(servers), lease=LONG) as waits:
+            lease = await holds(name).acquire(timeout=None)
+            for gate in gates:
+                gate.hold_replies()
+                gate.passed.clear()  # its handshake spoke of releases, too
+            waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+            await until(in_queue(servers, name, 1))
+            released = asyncio.create_task(lease.release())
+            await until(lambda: all(gate.releases for gate in gates))
+            for gate in gates:
+                gate.let_go()
+            await released
+            began = time.monotonic()
+            async with asyncio.timeout(LIMIT), await waiting:
+                assert time.monotonic() - began < LONG * RENEWED_AFTER / 2
+
+
+class Standing(FakeClock):
+    """Its timers never fire; yet, as a real one, it never says the same twice."""
+
+    def now(self) -> float:
+        self._now += 1e-9
+        return self._now
+
+
+async def test_a_majority_that_calls_is_enough(name: str) -> None:
+    """Over five nodes the waiter tries once three have called, and not a round trip later: no timer is needed."""
+    clock = Standing()
+    stores = [MemoryStore(clock) for _ in range(5)]
+    async with Redlock(*stores) as first, Redlock(*stores) as second:
+        async with first(name):
+            waiting = asyncio.create_task(second(name).acquire(timeout=None))
+            await until(lambda: all(store.state(name).queue for store in stores) and clock.armed)
+        async with asyncio.timeout(LIMIT), await waiting as lease:
+            assert lease.held
+
+
+# -- waiters that die ------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+@pytest.mark.parametrize("many", [1, 10], ids=["e6_one", "e17_ten"])
+async def test_e6_e17_dead_at_the_head(five: list[Server], name: str, nodes: int, how: str, many: int) -> None:
+    """The head of the queue is dead, or ten are: the next is served within one ticket's life; the ten cost no more.
+    Frozen is the harder case, for its connections live on, and so a server believes that it hears."""
+    servers = five[:nodes]
+    urls = urls_of(servers)
+    async with Redlock(*urls, lease=SHORT) as first, Redlock(*urls, lease=SHORT) as second:
+        async with processes(1, urls, clients=many, lease=SHORT) as (doomed,):
+            async with first(name, fair=True) as held:
+                doomed.wait(name, fair=True)
+                await until(in_queue(servers, name, many))
+                waiting = asyncio.create_task(second(name, fair=True).acquire(timeout=None))
+                await until(in_queue(servers, name, many + 1))
+                doomed.freeze() if how == "frozen" else await doomed.kill()
+            began = time.monotonic()
+            async with asyncio.timeout(LIMIT), await waiting as lease:
+                took = time.monotonic() - began
+                assert lease.fence > held.fence
+    assert took < SHORT + LOADED  # one life; ten would be ten
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_e13_who_reaches_a_minority_blocks_nobody(five: list[Server], name: str, knows: bool) -> None:
+    """The head of a fair queue is cut off from three of five nodes, and `knows` it or not when its turn comes: the
+    next is served; and while it tries on, the two that it reaches keep no ticket of its."""
+    urls = urls_of(five)
+    async with Redlock(*urls, lease=SHORT) as first, Redlock(*urls, lease=SHORT) as next_one:
+        async with behind_gates(five, 0, lease=SHORT, patience=LONG) as (lonely, gates):
+            async with first(name, fair=True):
+                alone = asyncio.create_task(lonely(name, fair=True).acquire(timeout=None))
+                await until(in_queue(five, name, 1))
+                waiting = asyncio.create_task(next_one(name, fair=True).acquire(timeout=None))
+                await until(in_queue(five, name, 2))
+                ticket = queue(five[0], name)[0]
+                for gate in gates[2:]:
+                    gate.drop_requests = True
+                if knows:
+                    await until(lambda: all(ticket not in queue(each, name) for each in five[:2]))
+                assert not waiting.done()
+            began = time.monotonic()
+            async with asyncio.timeout(LIMIT), await waiting:
+                assert time.monotonic() - began < SHORT + LOADED
+                await until(lambda: all(ticket not in queue(each, name) for each in five[:2]))
+            assert not alone.done()
+            alone.cancel()
+            await asyncio.wait({alone})

@@ -1,0 +1,247 @@
+"""What an acquire's timeouts promise, and that whoever waits is served whenever the release comes (HAZARDS E1)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock._clock import now
+from asynclock.rules.model import Verb
+from asynclock.stores.memory import MemoryStore
+from tests.support.fake_clock import FakeClock
+from tests.support.still_clock import Still, forgotten, idle, turns
+from tests.support.waiters import LIMIT, LONG, until
+
+Make = Callable[..., Redlock]
+
+both = pytest.mark.parametrize("nodes", [1, 5])
+fair_or_not = pytest.mark.parametrize("fair", [False, True], ids=["first-come", "fair"])
+
+
+# -- timeouts ----------------------------------------------------------------------------------------------------------
+
+PLACES = ["head", "in-line", "fair", "behind-our-own"]
+
+
+@both
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("timeout", [1e-6, 0.05, 0.2, 9.99, 10.0, 10.01, 100.0, timedelta(days=1) / 100])
+async def test_a_timeout_is_exact(name: str, nodes: int, place: str, timeout: float | timedelta) -> None:
+    """None at its moment, not a microsecond before nor after, wherever one waits; and nothing is left of it."""
+    still = Still(nodes, name)
+    seconds = timeout / timedelta(seconds=1) if isinstance(timeout, timedelta) else timeout
+    async with still.held() as (ours, lease), still.client() as other:
+        client = ours if place == "behind-our-own" else other
+        ahead = asyncio.create_task(other(name).acquire(timeout=None)) if place == "in-line" else None
+        await turns()
+        began = still.clock.now()
+        waiting = asyncio.create_task(client(name, fair=place == "fair").acquire(timeout=timeout))
+        await turns()
+        await still.until(began + seconds - 5e-7)
+        assert not waiting.done()
+        still.clock.advance(1e-6)
+        async with asyncio.timeout(LIMIT):
+            assert await waiting is None
+        await turns()
+        assert [len(store.state(name).queue) for store in still.stores] == [ahead is not None] * nodes
+        assert lease.held
+        if ahead is not None:
+            await lease.release()
+            await (await ahead).release()
+        assert forgotten(client)
+
+
+@both
+async def test_a_timer_that_comes_early(name: str, nodes: int) -> None:
+    """A loop may call back a clock tick too soon: the answer is None all the same, and not another try for ever."""
+    clock = FakeClock(early=1e-3)
+    stores = [MemoryStore(clock) for _ in range(nodes)]
+    async with Redlock(*stores) as first, Redlock(*stores) as second:
+        lease = await first(name).acquire(timeout=None)
+        waiting = asyncio.create_task(second(name).acquire(timeout=1.0))
+        await turns()
+        for _ in range(2):
+            clock.advance(1.0)
+            await turns()
+        assert waiting.done()
+        assert waiting.result() is None
+        await lease.release()
+
+
+@pytest.mark.parametrize("seconds", [0.05, 0.2])
+@fair_or_not
+async def test_a_timeout_by_the_machines_clock(make: Make, name: str, seconds: float, fair: bool) -> None:
+    """Never sooner, and not as late as the next renewal of a ticket; at the end no ticket is left."""
+    first, second = make(lease=LONG), make(lease=LONG)
+    await second.health()
+    async with first(name):
+        began = now()
+        async with asyncio.timeout(LONG / 6):
+            assert await second(name, fair=fair).acquire(timeout=seconds) is None
+        assert now() - began >= seconds - 0.001  # uvloop counts in whole ms
+        assert forgotten(second)
+
+
+@both
+@fair_or_not
+async def test_zero_asks_once(name: str, nodes: int, fair: bool) -> None:
+    """It leaves no ticket, stands in no line, and asks once, though others of its own process stand there."""
+    still = Still(nodes, name)
+    async with still.held() as (ours, lease), still.client() as other:
+        standing = [asyncio.create_task(client(name).acquire(timeout=None)) for client in (ours, other, other)]
+        await turns()
+        waiting = len(still.stores[0].state(name).queue)
+        for client in (ours, other):
+            still.asked()
+            assert await client(name, fair=fair).acquire(timeout=0) is None
+            assert [verb for verb, _ in still.asked()] == [Verb.ACQUIRE]
+            assert len(still.stores[0].state(name).queue) == waiting
+        await lease.release()
+        for _ in standing:
+            done, _ = await asyncio.wait(standing, return_when=asyncio.FIRST_COMPLETED)
+            standing = [each for each in standing if each not in done]
+            for each in done:
+                await (await each).release()
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["free", "taken"])
+async def test_a_tiny_timeout(make: Make, name: str, taken: bool) -> None:
+    """A microsecond is too short for any server: a lease, None, or no word from a majority; and nothing is left."""
+    first, second = make(lease=LONG), make(lease=LONG)
+    await second.health()
+    lease = await first(name).acquire(timeout=None) if taken else None
+    for _ in range(20):
+        try:
+            got = await second(name).acquire(timeout=1e-6)
+        except QuorumUnavailable:
+            got = None
+        assert got is None or not taken
+        if got is not None:
+            await got.release()
+        assert forgotten(second)
+    if lease is not None:
+        await lease.release()
+    async with asyncio.timeout(LIMIT):
+        await (await first(name).acquire(timeout=None)).release()
+
+
+@pytest.mark.parametrize("timeout", [1e9, 1e300, timedelta(days=10_000), timedelta.max], ids=str)
+@fair_or_not
+async def test_a_huge_timeout(make: Make, name: str, timeout: float | timedelta, fair: bool) -> None:
+    """As good as none: it waits, at the head and in line, and is served."""
+    first, second = make(lease=LONG), make(lease=LONG)
+    await second.health()
+    lease = await first(name, fair=fair).acquire(timeout=timeout)
+    assert lease is not None
+    waiting = [asyncio.create_task(second(name, fair=fair).acquire(timeout=timeout)) for _ in range(2)]
+    await until(lambda: idle(second))
+    assert not any(each.done() for each in waiting)
+    await lease.release()
+    async with asyncio.timeout(LIMIT):
+        for _ in range(2):
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            waiting = [each for each in waiting if each not in done]
+            for each in done:
+                got = each.result()
+                assert got is not None
+                await got.release()
+
+
+class Limit:
+    """A limit of the caller's own around an acquire, which the test lets run out."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._scope: Any = None
+
+    async def around(self, acquire: Callable[[], Any]) -> str:
+        """What became of it."""
+        try:
+            match self.kind:
+                case "asyncio.timeout":
+                    async with asyncio.timeout(None) as self._scope:
+                        await acquire()
+                case "fail_after":
+                    with anyio.fail_after(math.inf) as self._scope:
+                        await acquire()
+                case _:
+                    with anyio.move_on_after(math.inf) as self._scope:
+                        await acquire()
+                    if self._scope.cancelled_caught:
+                        return "cut"
+        except TimeoutError:
+            return "cut"
+        return "served"
+
+    def run_out(self) -> None:
+        if self.kind == "asyncio.timeout":
+            self._scope.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._scope.deadline = -math.inf
+
+
+@pytest.mark.parametrize("kind", ["asyncio.timeout", "fail_after", "move_on_after"])
+@pytest.mark.parametrize("place", ["head", "in-line", "fair", "block"])
+async def test_a_limit_around_an_acquire(make: Make, name: str, kind: str, place: str) -> None:
+    """asyncio's and anyio's: the acquire is cut, its task lives on and may ask again, and nothing is left."""
+    first, second = make(lease=LONG), make(lease=LONG)
+    await second.health()
+    lock = second(name, fair=place == "fair")
+    lease = await first(name).acquire(timeout=None)
+    ahead = asyncio.create_task(second(name).acquire(timeout=None)) if place == "in-line" else None
+
+    async def block() -> None:
+        async with lock:
+            pass
+
+    async def plain() -> None:
+        await (await lock.acquire(timeout=None)).release()
+
+    async def twice() -> list[str]:
+        body = block if place == "block" else plain
+        return [await limit.around(body), await limit.around(body)]
+
+    limit = Limit(kind)
+    asking = asyncio.create_task(twice())
+    many = 1 + (ahead is not None)
+    await until(lambda: idle(second) and len(second._session().waits) == many)
+    cut = set(second._session().waits)
+    limit.run_out()
+    await until(lambda: idle(second) and len(second._session().waits - cut) == 1)
+    assert len(second._session().waits) == many
+    await lease.release()
+    if ahead is not None:
+        await (await ahead).release()
+    async with asyncio.timeout(LIMIT):
+        assert await asking == ["cut", "served"]
+    assert forgotten(second)
+    assert not await first(name).locked()
+
+
+# -- no release is missed ----------------------------------------------------------------------------------------------
+
+
+@both
+@fair_or_not
+@pytest.mark.parametrize("turn", range(12))
+async def test_e1_released_in_any_turn(name: str, nodes: int, fair: bool, turn: int) -> None:
+    """Whenever the release comes, before the try, between try and ticket or after: the waiter is served, and not by a
+    renewal of its ticket, for hardly any time passes."""
+    still = Still(nodes, name)
+    async with still.held() as (_, lease), still.client() as other:
+        waiting = asyncio.create_task(other(name, fair=fair).acquire(timeout=None))
+        await turns(turn)
+        await lease.release()
+        for _ in range(300):  # an attempt and the release may split the votes, then it tries again in a moment
+            await turns(5)
+            if waiting.done():
+                break
+            still.clock.advance(0.001)
+        await waiting.result().release()

@@ -1,0 +1,328 @@
+"""A waiter's own time: its timeout and its ticket's renewals go by its own clock, whatever it is told and whoever is
+silent; and how far a clock may be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.rules.model import CLOCK_SKEW, State, Verb
+from asynclock.stores.memory import MemoryNode
+from asynclock.stores.port import NodeConfig
+from tests.support.distant_stores import Beyond
+from tests.support.still_clock import Memory, Still, forgotten, idle, turns
+from tests.support.waiters import LIMIT
+
+both = pytest.mark.parametrize("nodes", [1, 5])
+
+
+# -- a name that rests -----------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("fair", [False, True], ids=["first-come", "fair"])
+async def test_a_name_that_rests_does_not_hold_back_a_timeout(name: str, nodes: int, fair: bool) -> None:
+    """Who waits is told that the name will be free in so many seconds; its own time is up before, and it answers so
+    then."""
+    still = Still(nodes, name)
+    async with still.held(min_hold=20.0) as (_, lease), still.client() as other:
+        began = still.clock.now()
+        waiting = asyncio.create_task(other(name, fair=fair).acquire(timeout=5.0))
+        await turns()
+        assert idle(other)
+        await still.until(began + 1.0)
+        await lease.release()
+        await still.until(began + 4.99)
+        assert not waiting.done()
+        still.clock.advance(0.02)
+        await turns()
+        assert waiting.done()
+        assert waiting.result() is None
+        assert forgotten(other)
+        assert not any(store.state(name).queue for store in still.stores)
+
+
+@both
+async def test_a_name_that_rests_does_not_hold_back_renewals(name: str, nodes: int) -> None:
+    """The rest lasts for longer than a ticket lives: it is renewed as ever, every third of its life, so that its owner
+    is still in the queue, and called, when the name is free."""
+    still = Still(nodes, name)
+    async with still.held(min_hold=20.0) as (_, lease), still.client(lease=6.0) as other:
+        began = still.clock.now()
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns()
+        await still.until(began + 1.0)
+        await lease.release()
+        await turns()
+        still.asked()
+        while still.clock.now() < began + 19.5:
+            assert all(len(store.state(name).queue) == 1 for store in still.stores)
+            assert not waiting.done()
+            still.clock.advance(0.1)
+            await turns()
+        asked = [began + 1.0, *(when for verb, when in still.asked() if verb in (Verb.ACQUIRE, Verb.WAIT))]
+        assert len(asked) > 9
+        assert all(later - sooner <= 2.0 + 0.2 for sooner, later in pairwise(asked))
+        while not waiting.done():
+            still.clock.advance(0.1)
+            await turns()
+            assert still.clock.now() <= began + 20.5
+        await waiting.result().release()
+
+
+# -- the first use ---------------------------------------------------------------------------------------------------
+
+
+class Slow(Memory):
+    """A store that takes four seconds to connect; and, where it is `dead`, has not been reached then."""
+
+    dead = False
+
+    def open(self, config: NodeConfig) -> MemoryNode:
+        return SlowNode(self, config, self.dead)
+
+
+class SlowNode(MemoryNode):
+    def __init__(self, store: Slow, config: NodeConfig, dead: bool) -> None:
+        super().__init__(store, config)
+        self._clock = config.clock
+        self.error = ConnectionError("out of reach") if dead else None
+
+    async def open(self) -> None:
+        advance = getattr(self._clock, "advance")  # noqa: B009 - of the clock that the test moves
+        if self._index == 0:
+            advance(4.0)
+        if self.error is None:
+            await super().open()
+
+    def send(self, op: object, sink: object) -> None:
+        error = self.error
+        if error is None:
+            super().send(op, sink)  # type: ignore[arg-type]
+        else:
+            asyncio.get_running_loop().call_soon(lambda: sink.fail(self._index, error, maybe=False))  # type: ignore[attr-defined]
+
+
+@both
+async def test_a_first_use_takes_no_longer_than_it_may(name: str, nodes: int) -> None:
+    """Connecting is part of the time that an acquire has: nobody is reached, which it says when that is over."""
+    still = Still(nodes, name)
+    stores = [Slow(still.clock) for _ in range(nodes)]
+    for store in stores:
+        store.dead = True
+    began = still.clock.now()
+    async with aclosing(Redlock(*stores)) as client:
+        waiting = asyncio.create_task(client(name).acquire(timeout=5.0))
+        await turns(20)
+        assert still.clock.now() == began + 4.0
+        await still.until(began + 4.9)
+        assert not waiting.done()
+        await still.until(began + 5.1)
+        assert waiting.done()
+        assert isinstance(waiting.exception(), QuorumUnavailable)
+
+
+@both
+async def test_a_first_use_waits_no_longer_for_a_holder(name: str, nodes: int) -> None:
+    """The same where somebody holds the name: None, when the time is over that began with connecting."""
+    still = Still(nodes, name)
+    still.stores = [Slow(still.clock) for _ in range(nodes)]
+    async with still.held(lease=60.0):
+        began = still.clock.now()
+        async with aclosing(still.client()) as client:
+            waiting = asyncio.create_task(client(name).acquire(timeout=5.0))
+            await turns(20)
+            assert still.clock.now() == began + 4.0
+            await still.until(began + 4.9)
+            assert not waiting.done()
+            await still.until(began + 5.1)
+            assert waiting.done()
+            assert waiting.result() is None
+
+
+# -- a command that is not answered ----------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("timeout", [0.01, 1.0, 10.0, 45.0])
+async def test_silence_ends_with_the_timeout(name: str, nodes: int, timeout: float) -> None:
+    """A server does not answer this one command, and answers others, so that nobody takes it for dead: who asked has
+    its outage when its time is up, be that before or after the server's."""
+    beyond = Beyond(nodes, name, way=0.001)
+    async with beyond.opened() as client:
+        await client.health()
+        beyond.hear(False)
+        began = beyond.clock.now()
+        waiting = asyncio.create_task(client(name).acquire(timeout=timeout))
+        await turns()
+        await beyond.pass_time(timeout - 0.005, timeout / 10)
+        assert not waiting.done()
+        await beyond.finish(waiting, within=1.0)
+        assert isinstance(waiting.exception(), QuorumUnavailable)
+        assert beyond.clock.now() <= began + timeout + 0.02
+
+
+@both
+async def test_silence_after_a_refusal_ends_with_the_timeout(name: str, nodes: int) -> None:
+    """The same where it had been told before that somebody holds the name: then it is None."""
+    beyond = Beyond(nodes, name, way=0.001)
+    async with beyond.opened() as first, beyond.opened() as second:
+        held = await beyond.lease(first, lease=60.0)
+        began = beyond.clock.now()
+        waiting = asyncio.create_task(second(name).acquire(timeout=15.0))
+        await beyond.pass_time(1.0)
+        assert idle(second)
+        beyond.hear(False)
+        await beyond.pass_time(13.9, 0.1)  # its renewals get no answer
+        assert not waiting.done()
+        await beyond.finish(waiting, within=1.0)
+        assert waiting.result() is None
+        assert beyond.clock.now() <= began + 15.02
+        beyond.hear(True)
+        beyond.hang_up()
+        await beyond.finish(asyncio.create_task(held.release()))
+
+
+@both
+async def test_each_outage_has_patience_of_its_own(name: str, nodes: int) -> None:
+    """However long it waits, and whatever it has ridden out before."""
+    beyond = Beyond(nodes, name, way=0.001)
+    async with beyond.opened() as first, beyond.opened() as second:
+        held = await beyond.lease(first, lease=60.0)
+        waiting = asyncio.create_task(second(name, lease=6.0).acquire())
+        for _ in range(3):
+            await beyond.pass_time(10.0, 0.1)
+            beyond.hear(False)
+            await beyond.pass_time(3.0, 0.1)  # its renewals get no answer
+            beyond.hang_up()
+            await beyond.pass_time(0.5, 0.01)
+            beyond.hear(True)
+            beyond.hang_up()
+            await beyond.pass_time(1.0, 0.01)
+            assert not waiting.done()
+        await beyond.finish(asyncio.create_task(held.release()))
+        await beyond.finish(waiting)
+        assert waiting.result().held
+        await beyond.finish(asyncio.create_task(waiting.result().release()))
+
+
+async def test_silence_in_the_second_round_ends_with_the_timeout(name: str) -> None:
+    """All let it in, with tokens that differ, so they are asked once more: and nobody answers that. It is an outage,
+    told when the time is up; nobody else held the name."""
+    beyond = Beyond(3, name, way=0.1)
+    async with beyond.opened() as client:
+        await client.health()
+        for index, store in enumerate(beyond.far):
+            ahead = int((store.now() + 5.0 * (index + 1)) * 1_000_000)
+            store._states[name] = State(fence=ahead, fence_ends=store.now() + 3600.0)
+        waiting = asyncio.create_task(client(name).acquire(timeout=1.0))
+        await beyond.pass_time(0.15)
+        beyond.hear(False)
+        await beyond.pass_time(0.8)
+        assert not waiting.done()
+        await beyond.pass_time(0.1)
+        assert waiting.done()
+        assert isinstance(waiting.exception(), QuorumUnavailable)
+
+
+# -- clocks that are wrong -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [3, 5])
+@pytest.mark.parametrize("fair", [False, True], ids=["first-come", "fair"])
+@pytest.mark.parametrize("wrong", [-3600.0, 3600.0])
+async def test_an_order_key_is_one_however_wrong_the_clock(name: str, nodes: int, fair: bool, wrong: float) -> None:
+    """The servers' clocks differ a little, and the client's by an hour. Each server clamps the key of the first ticket
+    to its own clock; from the next sending on it is the same key at all of them, and stays what it is."""
+    still = Still(nodes, name)
+    for index, store in enumerate(still.stores):
+        store._epoch += index * 0.7
+    async with still.held(lease=60.0), still.client(lease=30.0) as other:
+        still.clock.jump_wall(wrong)
+        began = still.clock.now()
+        clocks = sorted(store.now() for store in still.stores)
+        waiting = asyncio.create_task(other(name, fair=fair).acquire(timeout=None))
+        await turns(20)
+        assert [its.number for store in still.stores for its in store.state(name).queue] == [1] * nodes
+        assert len(orders(still, name)) == nodes
+        known: set[int] = set()
+        for number in range(2, 6):
+            while {its.number for store in still.stores for its in store.state(name).queue} != {number}:
+                still.clock.advance(0.5)
+                await turns()
+                assert still.clock.now() < began + 55.0
+            known |= orders(still, name)
+            assert len(known) == 1
+        (order,) = known
+        limit = CLOCK_SKEW + 0.001
+        assert clocks[0] - limit <= order / 1_000_000 <= clocks[-1] + limit
+        waiting.cancel()
+        await asyncio.wait({waiting})
+
+
+def orders(still: Still, name: str) -> set[int]:
+    """The order keys of the ticket, at all stores."""
+    return {its.order for store in still.stores for its in store.state(name).queue}
+
+
+# -- a grant ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_grant_counts_from_when_its_ticket_was_sent(name: str) -> None:
+    """For ten seconds no notices may come: it asks again and again, without a ticket. Then they come again, and before
+    the ticket is renewed it is served: the hold ends when that ticket ends, and so does the validity."""
+    still = Still(1, name)
+    async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns()
+        sent = still.clock.now()
+        session = other._session()
+        (node,) = session.quorum.nodes
+        node.listens = False
+        session.connected(0)
+        still.asked()
+        while still.clock.now() < sent + 10.0:
+            still.clock.advance(0.1)
+            await turns()
+        assert len(still.asked()) > 10
+        node.listens = True
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        (hold,) = still.stores[0].state(name).holds
+        assert hold.ends is not None
+        left = hold.ends - still.stores[0].now()
+        assert left == pytest.approx(20.0)
+        assert got.remaining < left
+        await got.release()
+
+
+async def test_notices_that_come_again_while_it_asks_without(name: str) -> None:
+    """Over three nodes: for half a minute no notices may come, so it asks again and again, without a ticket, and the
+    one that it had is stale. They come again while it asks: it leaves a ticket at once, and is called."""
+    still = Still(3, name)
+    async with still.held(lease=60.0) as (_, lease), still.client(lease=60.0) as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns(20)
+        session = other._session()
+        for node in session.quorum.nodes:
+            node.listens = False
+        session.connected(0)
+        await still.until(still.clock.now() + 35.0)
+        wait: Any = next(iter(session.waits))
+        while idle(other):
+            still.clock.advance(0.01)
+            await asyncio.sleep(0)
+        assert wait.ballot is not None
+        for node in session.quorum.nodes:
+            node.listens = True
+            session.connected(0)
+        await turns(20)
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()

@@ -1,0 +1,187 @@
+"""What it costs to wait, and to wake who waits (HAZARDS E2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+import pytest
+
+from asynclock import Lease, Redlock
+from tests.support.servers import Server
+from tests.support.still_clock import Still, idle, numbers, turns
+from tests.support.waiters import LIMIT, LONG, calls, in_queue, rise, until, urls_of
+
+both = pytest.mark.parametrize("nodes", [1, 5])
+
+
+def counted(servers: list[Server]) -> Counter[str]:
+    """So many commands of each sort they have carried out, those of scripts among them; but for our looks."""
+    found: Counter[str] = Counter()
+    for each in servers:
+        with each.cli() as cli:
+            stats: Any = cli.info("commandstats")
+        found.update({command.removeprefix("cmdstat_"): int(its["calls"]) for command, its in stats.items()})
+    for ours in ("info", "client|setinfo", "hello", "zrange", "get", "ping", "pttl", "hvals", "exists"):
+        del found[ours]
+    return found
+
+
+class Ears:
+    """Counts who hears of what: (client, number, fence) of each notice."""
+
+    def __init__(self, clients: list[Redlock]) -> None:
+        self.heard: list[tuple[int, int, int]] = []
+        for who, client in enumerate(clients):
+            session = client._session()
+            session.heard = self._listening(who, session.heard)  # type: ignore[assignment, method-assign]
+
+    def _listening(self, who: int, heard: Callable[[int, bytes], None]) -> Callable[[int, bytes], None]:
+        def hear(index: int, notice: bytes) -> None:
+            _, number, fence, *_ = notice.decode().split(" ")
+            self.heard.append((who, int(number), int(fence)))
+            heard(index, notice)
+
+        return hear
+
+
+class Crowd:
+    """Clients whose tasks all want a name, which one more client holds; whoever gets it keeps it."""
+
+    def __init__(self, name: str, clients: list[Redlock], each: int) -> None:
+        self.served: asyncio.Queue[Lease] = asyncio.Queue()
+        self._clients = clients
+        self._each = each
+        self._name = name
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._wait(client)) for client in self._clients for _ in range(self._each)]
+        return self
+
+    async def _wait(self, client: Redlock) -> None:
+        self.served.put_nowait(await client(self._name).acquire(timeout=None))
+
+    @property
+    def waiting(self) -> int:
+        return sum(not task.done() for task in self._tasks)
+
+    async def __aexit__(self, *exc: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        for client in self._clients:
+            await client.release_all()
+
+
+async def handed_over(servers: list[Server], name: str, clients: int, each: int) -> tuple[Counter[str], list[Any]]:
+    """What a release costs where so many wait: the commands, and who hears of it."""
+    async with AsyncExitStack() as stack:
+        made = [Redlock(*urls_of(servers), lease=LONG) for _ in range(clients + 1)]
+        for client in made:
+            await stack.enter_async_context(client)
+        lease = await made[0](name).acquire(timeout=None)
+        crowd = await stack.enter_async_context(Crowd(name, made[1:], each))
+        await until(in_queue(servers, name, clients))
+        await until(lambda: all(map(idle, made[1:])) and lease._hold.contended)
+        ears = Ears(made)
+        before = counted(servers)
+        await lease.release()
+        got = await crowd.served.get()
+        assert got.held
+        for client in made:  # what they have sent is carried out by now
+            await asyncio.gather(*(node.ping() for node in client._session().quorum.nodes))
+        assert crowd.waiting == clients * each - 1
+        cost = counted(servers) - before
+        return cost, ears.heard
+
+
+@pytest.mark.parametrize("each", [1, 10])
+async def test_e2_one_node_a_release_wakes_one(server: Server, name: str, each: int) -> None:
+    """A hundred clients wait, or ten, with one task each or ten: one of them hears, and not one command differs."""
+    costs = []
+    for clients in (10, 100):
+        cost, heard = await handed_over([server], f"{name}:{clients}", clients, each)
+        assert [(number, fence > 0) for _, number, fence in heard if number] == [(1, True)]
+        costs.append(cost)
+    assert costs[0] == costs[1]
+    assert costs[0]["publish"] <= 2  # to the waiter; and the new holder may be told that somebody waits
+    assert costs[0]["evalsha"] <= 2
+
+
+async def test_e2_five_nodes_a_release_wakes_one(five: list[Server], name: str) -> None:
+    """The same over five nodes: each calls the same client, and those that it does not call send nothing."""
+    for clients in (5, 25):
+        cost, heard = await handed_over(five, f"{name}:{clients}", clients, 2)
+        assert len({who for who, number, _ in heard if number}) == 1
+        # A release, a try, and the ticket that goes; some more where a call came long before the others.
+        assert cost["evalsha"] / len(five) <= 10
+        assert cost["publish"] / len(five) <= 10
+
+
+@both
+async def test_e2_a_thousand_tasks(five: list[Server], name: str, nodes: int) -> None:
+    """A thousand tasks of twenty clients: the servers know of twenty tickets, and a release lets one task in."""
+    servers = five[:nodes]
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Redlock(*urls_of(servers), lease=LONG)) for _ in range(20)]
+        first = await clients[0](f"{name}").acquire(timeout=None)
+        crowd = await stack.enter_async_context(Crowd(name, clients[1:], 50))
+        await until(in_queue(servers, name, 19))
+        await until(lambda: all(map(idle, clients[1:])))
+        fences = [first.fence]
+        lease = first
+        for round_number in range(1, 21):
+            await lease.release()
+            async with asyncio.timeout(LIMIT):
+                lease = await crowd.served.get()
+            fences.append(lease.fence)
+            assert crowd.waiting == 950 - round_number
+            assert crowd.served.empty()
+        assert rise(fences)
+        await lease.release()
+
+
+@both
+@pytest.mark.parametrize("tasks", [1, 5])
+async def test_e2_who_waits_sends_nothing_but_renewals(name: str, nodes: int, tasks: int) -> None:
+    """Of a client that waits the servers hear once in a while, between 0.8 and 1 times a third of its ticket's life
+    after the last time, however many of its tasks wait."""
+    still = Still(nodes, name)
+    async with still.held(lease=60.0, renew=False), still.client(lease=6.0) as other:
+        waiting = [asyncio.create_task(other(name).acquire(timeout=None)) for _ in range(tasks)]
+        await turns()
+        sent = still.clock.now()
+        still.asked()
+        for _ in range(10):
+            while not (asked := still.asked()):
+                still.clock.advance(0.01)
+                await turns()
+                assert still.clock.now() <= sent + 2.0 + 0.02
+            assert len(asked) == 1
+            assert asked[0][1] - sent >= 2.0 * 0.8 - 1e-6
+            sent = asked[0][1]
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+
+
+@both
+async def test_e2_a_waiter_costs_its_renewals(five: list[Server], name: str, nodes: int) -> None:
+    """Real servers count: while somebody waits, as many scripts run at a node as its ticket was renewed."""
+    servers = five[:nodes]
+    async with Redlock(*urls_of(servers), lease=LONG) as first, Redlock(*urls_of(servers), lease=0.6) as second:
+        async with first(name):
+            waiting = asyncio.create_task(second(name).acquire(timeout=None))
+            await until(in_queue(servers, name, 1))
+            await until(lambda: idle(second))
+            began = [(calls(each), numbers(each, name)[0]) for each in servers]
+            await until(lambda: all(numbers(each, name)[0] >= began[i][1] + 4 for i, each in enumerate(servers)))
+            for each, (called, number) in zip(servers, began, strict=True):
+                renewed = numbers(each, name)[0] - number
+                assert renewed <= calls(each) - called <= renewed + 2  # one may come while we look
+            waiting.cancel()
+            await asyncio.wait({waiting})

@@ -1,0 +1,179 @@
+"""A waiter asks when it is time to: what it was told while it was busy counts, one call of many is enough, and no other
+event puts off what is due. And what comes too late for it is not its own any more."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from asynclock import Redlock
+from asynclock.rules.model import ID_LENGTH
+from tests.support.cancelled_waits import SOON, Make
+from tests.support.still_clock import Still, forgotten, idle, turns
+from tests.support.waiters import LIMIT, LONG
+
+nodes = pytest.mark.parametrize("nodes", [1, 3])
+
+
+async def until_idle(client: Redlock) -> None:
+    """All that want something of this client wait to be called, or stand in line."""
+    async with asyncio.timeout(LIMIT):
+        while not idle(client):
+            await asyncio.sleep(0)
+
+
+# -- what wakes it ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_in_line_is_served_after_a_detach(make: Make, name: str) -> None:
+    """It stood behind a task of its own process, which passed its hold to another client: it asks for itself, and has
+    the name when that client gives it back."""
+    giver, taker = make(lease=LONG), make(lease=LONG)
+    lease = await giver(name).acquire(timeout=None)
+    behind = asyncio.create_task(giver(name).acquire(timeout=None))
+    await until_idle(giver)
+    adopted = await taker.adopt(await lease.detach())
+    await adopted.release()
+    async with asyncio.timeout(SOON):
+        got = await behind
+    assert got.fence > adopted.fence
+    await got.release()
+
+
+@nodes
+@pytest.mark.parametrize("turn", range(6))
+async def test_told_when_it_will_be_free_before_it_is_idle(name: str, nodes: int, turn: int) -> None:
+    """The release with min_hold reaches the servers so many turns after the acquire: where it comes right behind the
+    waiter's ticket, the answer to that says that the holder has a minute, and the notice that comes before the waiter
+    has run again says five seconds. It tries after those."""
+    still = Still(nodes, name)
+    async with still.held(lease=60.0, min_hold=5.0) as (_, lease), still.client(lease=60.0) as other:
+        await other.health()
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns(turn)
+        await lease.release()
+        await until_idle(other)
+        still.clock.advance(4.9)
+        await turns()
+        assert not waiting.done()
+        still.clock.advance(0.2)
+        await turns(20)
+        assert waiting.done()
+        await waiting.result().release()
+
+
+async def test_one_call_of_many_is_enough(shared_urls: list[str], name: str) -> None:
+    """The notices of all nodes but one are lost. The waiter tries a round trip after that one, and not when its ticket
+    is renewed, 16 s later at the soonest."""
+    async with Redlock(*shared_urls, lease=LONG) as first, Redlock(*shared_urls, lease=LONG) as second:
+        lease = await first(name).acquire(timeout=None)
+        waiting = asyncio.create_task(second(name).acquire(timeout=None))
+        await second.health()
+        await until_idle(second)
+        session = second._session()
+        hear = session.heard
+        session.heard = lambda index, notice: hear(index, notice) if index == 1 else None  # type: ignore[method-assign]
+        await lease.release()
+        async with asyncio.timeout(SOON):
+            got = await waiting
+        await got.release()
+
+
+# -- what does not put it off ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All jitter is as great as it can be."""
+    monkeypatch.setattr("asynclock.acquire.acquisition.random.uniform", lambda least, most: most)
+
+
+@nodes
+@pytest.mark.usefixtures("latest")
+async def test_a_reconnect_does_not_put_off_a_try(name: str, nodes: int) -> None:
+    """The name rests until a moment that the waiter knows. A node is connected again just before, for which it would
+    renew its ticket within 50 ms: it tries in that moment all the same."""
+    still = Still(nodes, name)
+    async with still.held(min_hold=5.0) as (_, lease), still.client(lease=LONG) as other:
+        began = still.clock.now()
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await until_idle(other)
+        await lease.release()
+        await turns()
+        still.clock.advance(4.99)
+        await turns()
+        assert idle(other)
+        other._session().connected(0)
+        still.clock.advance(0.012)
+        await turns(20)
+        assert still.clock.now() < began + 5.01
+        assert waiting.done()
+        await waiting.result().release()
+
+
+@nodes
+@pytest.mark.usefixtures("latest")
+async def test_a_reconnect_does_not_put_off_a_timeout(name: str, nodes: int) -> None:
+    """The same just before the waiter's own time is up: it answers in time."""
+    still = Still(nodes, name)
+    async with still.held(lease=60.0), still.client() as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=2.0))
+        await until_idle(other)
+        still.clock.advance(1.99)
+        await turns()
+        assert idle(other)
+        other._session().connected(0)
+        still.clock.advance(0.012)
+        await turns()
+        assert waiting.done()
+        assert waiting.result() is None
+        assert forgotten(other)
+
+
+# -- what comes too late for it --------------------------------------------------------------------------------------
+
+
+@nodes
+@pytest.mark.parametrize("renewed", [False, True], ids=["first-ticket", "renewed"])
+async def test_a_ticket_is_served_no_longer_than_its_owner_waits(name: str, nodes: int, renewed: bool) -> None:
+    """A process hangs, and the time of its waiter is up, long before its ticket ends. The holder gives back: the next
+    in the queue has the name at once, without any time passing."""
+    still = Still(nodes, name)
+    async with still.held(lease=60.0) as (_, lease), still.client() as hangs, still.client() as other:
+        began = still.clock.now()
+        late = asyncio.create_task(hangs(name, lease=30.0).acquire(timeout=12.0 if renewed else 5.0))
+        await until_idle(hangs)
+        await still.until(began + (10.5 if renewed else 1.0))
+        assert {its.number for store in still.stores for its in store.state(name).queue} == {2 if renewed else 1}
+        next_one = asyncio.create_task(other(name, lease=30.0).acquire(timeout=None))
+        await until_idle(other)
+        still.clock.block(2.0 if renewed else 4.5)  # from here on its timers do not run
+        await lease.release()
+        await turns(20)
+        assert next_one.done()
+        await next_one.result().release()
+        still.clock.advance(1.0)
+        assert await late is None
+
+
+async def test_a_grant_of_a_ticket_that_nobody_remembers_is_no_lease(name: str) -> None:
+    """A notice names a sending from which no validity can be counted. The waiter asks the server, which says who holds
+    the name, and waits on; later it is served as ever."""
+    still = Still(1, name)
+    async with still.held(lease=60.0) as (_, lease), still.client(lease=LONG) as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await until_idle(other)
+        session = other._session()
+        (whose,) = session.waiting
+        still.asked()
+        session.heard(0, f"{whose[:ID_LENGTH]} 99 {lease.fence + 1} 0 {name}".encode())
+        await turns(20)
+        assert not waiting.done()
+        assert len(still.asked()) == 1
+        assert lease.held
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        assert got.fence > lease.fence
+        await got.release()
