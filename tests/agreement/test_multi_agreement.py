@@ -6,24 +6,12 @@ them and at some together; replies, full states and what is told to others are c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from hypothesis import given
 
-from tests.agreement.test_mutex_agreement import playing
-from tests.agreement.test_shared_agreement import agree_on
-from tests.support.shared_agreement import Ensemble
+from tests.support.shared_agreement import Ensemble, agree_on
 from tests.support.shared_directed import FAMILIES, directed
 from tests.support.shared_histories import Play, plays
-from tests.support.stage import Stage, staged
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    """A server of this module's own."""
-    with staged() as stage:
-        yield stage
+from tests.support.stage import Stage, playing
 
 
 @playing(150)

@@ -6,12 +6,11 @@ compared after each step.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import redis
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from asynclock.rules.model import Kind
 from asynclock.rules.mutex import FAIR, MUTEX
@@ -19,23 +18,9 @@ from asynclock.stores.redis.encoding import NATIVE_RELEASES
 from tests.support.agreement import Live, Stalled, Still
 from tests.support.directed import DIRECTED, acquire, tries
 from tests.support.histories import LIVE, STILL, YOUNGER, Step, native_release
-from tests.support.stage import Stage, staged
-
-EXAMPLES = int(os.environ.get("ASYNCLOCK_EXAMPLES", "0"))
+from tests.support.stage import Stage, playing
 
 KINDS = pytest.mark.parametrize("kind", [MUTEX, FAIR], ids=["mutex", "fair"])
-
-
-def playing(examples: int) -> settings:
-    """The same histories each time, unless ASYNCLOCK_EXAMPLES asks for more."""
-    return settings(max_examples=EXAMPLES or examples, derandomize=not EXAMPLES, database=None, deadline=None)
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    """A server of this module's own."""
-    with staged() as stage:
-        yield stage
 
 
 @pytest.mark.timeout(180)

@@ -6,7 +6,7 @@ Which changes cannot be told apart stands in EQUIVALENT, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.support.directed import corpus
 from tests.support.histories import Step
 from tests.support.mutants import Jury, Member, survivors
 from tests.support.odd_servers import FOREIGN, FULL, Odd
-from tests.support.stage import Stage, staged
+from tests.support.stage import Stage
 
 
 class Mutant(Mutex):
@@ -25,13 +25,6 @@ class Mutant(Mutex):
     def __init__(self, script: str) -> None:
         super().__init__()
         self.script = script
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    """A server of this module's own."""
-    with staged() as stage:
-        yield stage
 
 
 @pytest.mark.parametrize("promise", FOREIGN, ids=lambda promise: promise.__name__)

@@ -6,23 +6,13 @@ and what is told to others are compared after each step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 
-from tests.agreement.test_mutex_agreement import playing
-from tests.support.shared_agreement import Ensemble
+from tests.support.shared_agreement import Ensemble, agree_on
 from tests.support.shared_directed import directed
 from tests.support.shared_histories import Play, plays
-from tests.support.stage import Stage, staged
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    """A server of this module's own."""
-    with staged() as stage:
-        yield stage
+from tests.support.stage import Stage, playing
 
 
 @playing(200)
@@ -46,13 +36,3 @@ def test_decide_and_script_agree_on_named_histories(stage: Stage, family: str) -
     """Those that were worth a name, of the mutex and of its own."""
     for name, play in directed(family).items():
         agree_on(stage, name, play)
-
-
-def agree_on(stage: Stage, name: str, play: Play) -> None:
-    """They do; or else the history is named."""
-    world, steps = play
-    try:
-        Ensemble(stage, world).play(steps)
-    except AssertionError as error:
-        error.add_note(f"in the history: {name}")
-        raise

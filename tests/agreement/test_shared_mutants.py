@@ -6,7 +6,7 @@ an odd server tells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -19,16 +19,9 @@ from tests.support.shared_agreement import Ensemble
 from tests.support.shared_directed import corpus
 from tests.support.shared_histories import Step, World
 from tests.support.shared_servers import WHERE, Odd, Promise, odd
-from tests.support.stage import Stage, staged
+from tests.support.stage import Stage
 
 SCRIPTS = {"read-write": READ.script, "semaphore": SEMAPHORE.script, "multi": _SCRIPT}
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    """A server of this module's own."""
-    with staged() as stage:
-        yield stage
 
 
 PROMISES = [

@@ -17,7 +17,7 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 
 from asynclock import ConfigError, LockNotHeld, QuorumUnavailable, Redlock
 from asynclock.client import redlock as ready_made
-from tests.locks.test_event_loops import run_python
+from tests.support.programs import run_python
 from tests.support.servers import Servers
 from tests.support.waiters import works
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import subprocess
-import sys
-import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,24 +13,8 @@ import pytest
 
 from asynclock import ConfigError, Lease, LockLost, Redlock
 from asynclock.stores.redis.keys import RESERVED
+from tests.support.programs import run_python
 from tests.support.servers import Server
-
-REPO = Path(__file__).parents[2]
-QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"  # in dev mode it complains of slow machines
-
-
-def run_python(program: str, *args: str, **env: str) -> str:
-    """What a program of its own says; it must end well, and say nothing of warnings."""
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + textwrap.dedent(program), *args],
-        env={"PYTHONPATH": str(REPO), "PATH": "/usr/bin:/bin", **env},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    return done.stdout
 
 
 def held_keys(server: Server) -> list[str]:

@@ -15,12 +15,10 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.acquire.session import Session
-from tests.locks.test_event_loops import run_python
-from tests.stores.test_embedded import Box, box, gone, leave, lines, processes_of
+from tests.support.embedded_box import Box, gone, leave, lines, processes_of
+from tests.support.programs import run_python
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT
-
-__all__ = ["box"]
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="locks and processes are looked for in /proc")
 

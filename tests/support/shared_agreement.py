@@ -22,7 +22,7 @@ from asynclock.stores.redis.keys import Keys, channel
 from tests.support.agreement import STAND_STILL, command_of
 from tests.support.agreement import _ticket as ticket_text
 from tests.support.histories import MUTE, Ask, Hear, Pass, Permit, number
-from tests.support.shared_histories import AT, IDS, NAMES, TAGS, Step, World, Write, kind_of, op_of
+from tests.support.shared_histories import AT, IDS, NAMES, TAGS, Play, Step, World, Write, kind_of, op_of
 from tests.support.stage import Stage, Told
 
 View = dict[str, tuple[Any, float]]
@@ -249,3 +249,13 @@ def assert_same_answer(op: Op, wire: list[Any], real: Any, early: float) -> None
 def assert_same_told(notices: Sequence[tuple[int, Notice]], told: Told) -> None:
     """The same was told, to the same, in the same order."""
     assert told == [(channel(notice.tag), notice.wire(NAMES[name])) for name, notice in notices]
+
+
+def agree_on(stage: Stage, name: str, play: Play) -> None:
+    """They do; or else the history is named."""
+    world, steps = play
+    try:
+        Ensemble(stage, world).play(steps)
+    except AssertionError as error:
+        error.add_note(f"in the history: {name}")
+        raise

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+from hypothesis import settings
+
 from asynclock.stores.redis.keys import channel
 from tests.support.histories import MUTE, TAGS
 from tests.support.servers import Server, Servers
+
+EXAMPLES = int(os.environ.get("ASYNCLOCK_EXAMPLES", "0"))
 
 Told = list[tuple[str, bytes]]
 """What was published: channel and payload, in order."""
@@ -80,3 +85,8 @@ def staged() -> Iterator[Stage]:
         stage.close()
     finally:
         pool.stop()
+
+
+def playing(examples: int) -> settings:
+    """The same histories each time, unless ASYNCLOCK_EXAMPLES asks for more."""
+    return settings(max_examples=EXAMPLES or examples, derandomize=not EXAMPLES, database=None, deadline=None)

@@ -16,11 +16,11 @@ from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis.keys import keys
 from tests.support.cancelled_waits import SOON, Make, kept, known, nothing_is_left, sent, three
+from tests.support.gates import behind_gates
 from tests.support.proxy import cancelled_at
 from tests.support.servers import Server
 from tests.support.still_clock import turns
 from tests.support.waiters import LONG
-from tests.waiting.test_split_votes_and_dead_waiters import behind_gates
 
 
 class Crowd:

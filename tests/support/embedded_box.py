@@ -1,0 +1,123 @@
+"""Embedded servers in a runtime folder of the test's own, and the programs that use them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tests.support.programs import QUIET, REPO
+
+HOLD = """
+    import asyncio, sys
+    from asynclock import Redlock
+
+    async def main():
+        async with Redlock(sys.argv[1]) as redlock:
+            lease = await redlock("job").acquire(timeout=0)
+            print("held" if lease else "refused", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)     # until we are told
+            if lease:
+                await lease.release()
+
+    asyncio.run(main())
+"""
+
+
+def processes_of(folder: Path) -> set[int]:
+    """Whoever was started with that folder in its command line: the server and its keeper."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if str(folder).encode() in (entry / "cmdline").read_bytes():
+                    found.add(int(entry.name))
+    return found
+
+
+class Box:
+    """A runtime folder of the test's own, and the programs that run in it."""
+
+    def __init__(self, runtime: Path) -> None:
+        self.runtime = runtime
+        self._programs: list[subprocess.Popen[str]] = []
+
+    def folder(self, name: str = "default") -> Path:
+        return self.runtime / f"asynclock-{os.getuid()}-{name}"
+
+    def socket(self, name: str = "default") -> Path:
+        return self.folder(name) / "valkey.sock"
+
+    def start(self, program: str, *args: str) -> subprocess.Popen[str]:
+        self._programs.append(
+            subprocess.Popen(
+                [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + textwrap.dedent(program), *args],
+                env={"PYTHONPATH": str(REPO), "PATH": os.defpath, "ASYNCLOCK_EMBEDDED_DIR": str(self.runtime)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return self._programs[-1]
+
+    def hold(self, url: str = "embedded:") -> tuple[subprocess.Popen[str], str]:
+        """A program that takes the lock `job`, and whether it got it; it stays until it is told."""
+        program = self.start(HOLD, url)
+        return program, lines(program.stdout).readline().strip() or lines(program.stderr).read()
+
+    def all_gone(self) -> bool:
+        """Wait for the end of all that was started here: server and keeper, too."""
+        tick = threading.Event()
+        for _ in range(1000):
+            if not processes_of(self.runtime):
+                return True
+            tick.wait(0.01)  # the kernel tells only parents when a process ends
+        return False
+
+    def end(self) -> None:
+        for program in self._programs:
+            program.kill()
+            program.communicate()
+        for pid in processes_of(self.runtime):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def lines(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None
+    return stream
+
+
+def leave(program: subprocess.Popen[str]) -> None:
+    """Tell it to end, and hear that it ended well."""
+    _, complaints = program.communicate("\n", timeout=20)
+    assert (program.returncode, complaints) == (0, "")
+
+
+def gone(pid: int) -> None:
+    """Wait for the end of a process that is not our child."""
+    with contextlib.suppress(ProcessLookupError):
+        ended = os.pidfd_open(pid)
+        try:
+            assert select.select([ended], [], [], 20)[0]
+        finally:
+            os.close(ended)
+
+
+@pytest.fixture
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """Ends with all its processes."""
+    box = Box(tmp_path_factory.mktemp("run"))
+    yield box
+    box.end()
