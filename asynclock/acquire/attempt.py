@@ -294,15 +294,15 @@ class Tries:
             if won is None:
                 self.take_back(ticket)
             elif won.yes < won.nodes:
-                self.take_back(ticket, won.kept_out())
-                won.tell_late(partial(self._answered_late, ticket))
+                self.take_back(ticket, won.refused_nodes())
+                won.on_late_vote(partial(self._answered_late, ticket))
         elif self._sends and self.op is not None:
             self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
         if won is not None and self.goes_on:
             self.serve_on()
 
     def _answered_late(self, ticket: str, won: Ballot, index: int) -> None:
-        if index in won.kept_out():
+        if index in won.refused_nodes():
             self.take_back(ticket, [index])
 
     def serve_on(self) -> None:

@@ -91,7 +91,7 @@ class Hold:
         self.valid_until = end
         self.renew_at = self._next_renewal()
         if grant.nodes > 1:
-            grant.tell_late(self.count)
+            grant.on_late_vote(self.count)
 
     @property
     def name(self) -> str:

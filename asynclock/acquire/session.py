@@ -133,7 +133,7 @@ class Session:
 
     # -- notices -------------------------------------------------------------------------------------------------
 
-    def heard(self, index: int, notice: bytes) -> None:
+    def received(self, index: int, notice: bytes) -> None:
         """A node has something to tell (Notice.wire)."""
         parsed = parse_notice(notice)
         if parsed is None:

@@ -22,7 +22,7 @@ from asynclock.rules.model import (
     is_ours_or_mute,
     mode_of,
 )
-from asynclock.stores.port import View
+from asynclock.stores.port import NodeView
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -58,11 +58,11 @@ async def inspect(session: Session, name: str) -> LockInfo:
     """Ask every node. Raises QuorumUnavailable."""
     nodes = session.quorum.nodes
     views = await _views(session, name)
-    known = [view for view in views if isinstance(view, View)]
+    known = [view for view in views if isinstance(view, NodeView)]
     majority = len(nodes) // 2 + 1
     if len(known) < majority:
         session.check_open()  # else the nodes fell silent because the client closed
-        raise session.quorum.unheard({i: v for i, v in enumerate(views) if not isinstance(v, View)}, name)
+        raise session.quorum.unavailable_nodes({i: v for i, v in enumerate(views) if not isinstance(v, NodeView)}, name)
     kinds = Counter(_kind(view) for view in known)
     return LockInfo(
         name,
@@ -80,7 +80,7 @@ async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
     for part in parts:
         views = await _views(session, part.name)
         asked = FAMILIES[part.kind.mode[:1]]
-        found = sorted({kind for view in views if isinstance(view, View) and (kind := _kind(view))} - {asked})
+        found = sorted({kind for view in views if isinstance(view, NodeView) and (kind := _kind(view))} - {asked})
         if found:
             known = " and ".join(
                 f"a {kind}" if kind in FAMILIES.values() else f"no lock, but a {kind}" for kind in found
@@ -115,10 +115,10 @@ async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
             if cursor == "0":
                 break
     if len(nodes) - len(errors) <= len(nodes) // 2:
-        raise session.quorum.unheard(errors, "")
+        raise session.quorum.unavailable_nodes(errors, "")
 
 
-def merged_holders(name: str, views: Sequence[View], majority: int) -> tuple[Holder, ...]:
+def merged_holders(name: str, views: Sequence[NodeView], majority: int) -> tuple[Holder, ...]:
     """Who holds it on a majority, and until the majority-th latest end. Pure."""
     ends: dict[str, list[float | None]] = {}
     for view in views:
@@ -134,7 +134,7 @@ def merged_holders(name: str, views: Sequence[View], majority: int) -> tuple[Hol
     return tuple(sorted(found, key=lambda holder: holder.since))
 
 
-def merged_waiters(views: Sequence[View]) -> tuple[Waiter, ...]:
+def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
     """Each ticket once, in the order in which it is served. Pure."""
     tickets = sorted({ticket for view in views for ticket in view.waiters})
     tags = [tag_of(whose) for _, whose in tickets]
@@ -146,7 +146,7 @@ async def break_lock(session: Session, name: str, kinds: Mapping[str, Kind]) -> 
     QuorumUnavailable."""
     views = await _views(session, name)
     session.check_open()
-    found = {_kind(view) for view in views if isinstance(view, View)} & kinds.keys() or {"mutex"}
+    found = {_kind(view) for view in views if isinstance(view, NodeView)} & kinds.keys() or {"mutex"}
     return any([await _break(session, name, kinds[kind]) for kind in found])
 
 
@@ -160,21 +160,21 @@ async def _break(session: Session, name: str, kind: Kind) -> bool:
     return ballot.yes > 0
 
 
-def _kind(view: View) -> str:
+def _kind(view: NodeView) -> str:
     if view.type not in ("string", "zset"):
         return "" if view.type == "none" else view.type
     return FAMILIES.get(mode_of(view.holds[0][0]), view.type) if view.holds else ""
 
 
-async def _views(session: Session, name: str) -> list[View | BaseException]:
-    async def ask(node: Node) -> View:
+async def _views(session: Session, name: str) -> list[NodeView | BaseException]:
+    async def ask(node: Node) -> NodeView:
         async with asyncio.timeout(1.0):
-            return await node.view(name)
+            return await node.probe(name)
 
     return await asyncio.gather(*(ask(node) for node in session.quorum.nodes), return_exceptions=True)
 
 
-def _told(view: View | BaseException) -> str:
+def _told(view: NodeView | BaseException) -> str:
     if isinstance(view, BaseException):
         return str(view) or repr(view)
     if not view.holds:

@@ -73,7 +73,7 @@ _NOT_ASKED = LookupError("not asked")
 
 
 class Ballot:
-    """One op asked of all nodes; the sink of their answers. Whoever awaits it may be cancelled: it goes on."""
+    """One op asked of all nodes; the handler of their answers. Whoever awaits it may be cancelled: it goes on."""
 
     __slots__ = (
         "_certain", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "failed", "late", "no", "nodes",
@@ -160,7 +160,7 @@ class Ballot:
         """Whether each node has answered or failed."""
         return self.yes + self.no + self.failed == self.nodes
 
-    def tell_late(self, late: Callable[[Ballot, int], object]) -> None:
+    def on_late_vote(self, late: Callable[[Ballot, int], object]) -> None:
         """Tell of each vote that is still to come."""
         if not self.complete:
             self.late += (late,)
@@ -196,7 +196,7 @@ class Ballot:
             if vote is None or (self._maybe >> i & 1 if isinstance(vote, Exception) else vote[0] == 1)
         ]
 
-    def kept_out(self) -> list[int]:
+    def refused_nodes(self) -> list[int]:
         """The nodes that did not say yes; without those that have not answered."""
         return [i for i, v in enumerate(self.votes) if v is not None and (isinstance(v, Exception) or v[0] != 1)]
 

@@ -127,7 +127,7 @@ class Quorum:
             errors[i] = (before or {}).get(i) or TimeoutError(f"{self.nodes[i].label} has not answered yet")
         return self._outage({self.nodes[i].label: errors[i] for i in sorted(errors)}, name)
 
-    def unheard(self, errors: Mapping[int, BaseException], name: str) -> ConfigError | QuorumUnavailable:
+    def unavailable_nodes(self, errors: Mapping[int, BaseException], name: str) -> ConfigError | QuorumUnavailable:
         """The same of a question that is no ballot."""
         told = {self.nodes[i].label: e if isinstance(e, Exception) else Exception(repr(e)) for i, e in errors.items()}
         return self._outage(told, name)

@@ -13,13 +13,13 @@ from asynclock._errors import brief
 from asynclock.rules.decide import decide
 from asynclock.rules.model import FAMILIES, State, Verb, mode_of, parts_of
 from asynclock.rules.several import decide_all
-from asynclock.stores.port import View, WrongKind
+from asynclock.stores.port import NodeView, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asynclock.rules.model import Kind, Op
-    from asynclock.stores.port import Ear, Facts, NodeConfig, Sink
+    from asynclock.stores.port import Facts, NodeConfig, NoticeListener, ReplyHandler
 
 
 class MemoryStore:
@@ -33,7 +33,7 @@ class MemoryStore:
         self._time = clock or SYSTEM
         self._epoch = self._time.wall() - self._time.now()  # wall clocks jump; what counts leases must not
         self._states: dict[str, State] = {}
-        self._ears: dict[str, tuple[asyncio.AbstractEventLoop, Ear, int]] = {}  # by tag
+        self._listeners: dict[str, tuple[asyncio.AbstractEventLoop, NoticeListener, int]] = {}  # by tag
         self._guard = threading.Lock()
 
     def __repr__(self) -> str:
@@ -78,25 +78,25 @@ class MemoryStore:
                     del self._states[key]
             answer(wire)
             for whose, notice in notices:
-                loop, ear, index = self._ears[notice.tag]
-                loop.call_soon_threadsafe(ear.heard, index, notice.wire(keys[whose]))
+                loop, listener, index = self._listeners[notice.tag]
+                loop.call_soon_threadsafe(listener.received, index, notice.wire(keys[whose]))
 
     def _is_of(self, key: str, kind: Kind) -> bool:
         """Whether it is held as that kind, or not at all."""
         holds = self.state(key).holds
         return not holds or FAMILIES[mode_of(holds[0].id)] == FAMILIES[kind.mode[:1]]
 
-    def listen(self, ear: Ear, index: int) -> None:
+    def listen(self, listener: NoticeListener, index: int) -> None:
         with self._guard:
-            self._ears = {tag: its for tag, its in self._ears.items() if not its[0].is_closed()}
-            self._ears[ear.tag] = asyncio.get_running_loop(), ear, index
+            self._listeners = {tag: its for tag, its in self._listeners.items() if not its[0].is_closed()}
+            self._listeners[listener.tag] = asyncio.get_running_loop(), listener, index
 
-    def hush(self, ear: Ear) -> None:
+    def hush(self, listener: NoticeListener) -> None:
         with self._guard:
-            self._ears.pop(ear.tag, None)
+            self._listeners.pop(listener.tag, None)
 
     def _hears(self, tag: str) -> bool:
-        return tag in self._ears and not self._ears[tag][0].is_closed()
+        return tag in self._listeners and not self._listeners[tag][0].is_closed()
 
 
 class MemoryNode:
@@ -110,19 +110,19 @@ class MemoryNode:
         self._store = store
         self._index = config.position
         self._prefix = config.prefix
-        self._ear = config.ear
+        self._listener = config.listener
         self.listens = False
 
     async def open(self) -> None:
-        self._store.listen(self._ear, self._index)
+        self._store.listen(self._listener, self._index)
         self.listens = True
 
-    def send(self, op: Op, sink: Sink) -> None:
+    def send(self, op: Op, handler: ReplyHandler) -> None:
         later = asyncio.get_running_loop().call_soon
         try:
-            self._store.decide(self._prefix, op, lambda reply: later(sink.answer, self._index, reply))
+            self._store.decide(self._prefix, op, lambda reply: later(handler.answer, self._index, reply))
         except WrongKind as error:
-            later(partial(sink.fail, self._index, error, maybe=False))
+            later(partial(handler.fail, self._index, error, maybe=False))
 
     def flush(self) -> None: ...
 
@@ -133,9 +133,9 @@ class MemoryNode:
     async def ping(self) -> float:
         return 0.0
 
-    async def view(self, name: str) -> View:
+    async def probe(self, name: str) -> NodeView:
         state, now = self._store.state(self._prefix + name), self._store.now()
-        return View(
+        return NodeView(
             "string" if state.holds else "none",
             tuple((each.id, None if each.ends is None else each.ends - now) for each in state.holds),
             state.fence,
@@ -148,4 +148,4 @@ class MemoryNode:
 
     async def aclose(self) -> None:
         self.listens = False
-        self._store.hush(self._ear)
+        self._store.hush(self._listener)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Kind, Op
 
 
-class Sink(Protocol):
+class ReplyHandler(Protocol):
     """Who awaits the answers to one op. It is called once per node, from the loop, and never awaits."""
 
     op: Op
@@ -36,7 +36,7 @@ class Facts(NamedTuple):
     young: bool  # it started so lately that it may have forgotten holds
 
 
-class View(NamedTuple):
+class NodeView(NamedTuple):
     """What one node knows of one name, as an operator wants it."""
 
     type: str  # how the holds are kept: "string", "zset" or "none"; another program's may be anything
@@ -53,12 +53,12 @@ class WrongKind(ConfigError):
     """The name is in use as another kind of lock, or as something that is none."""
 
 
-class Ear(Protocol):
+class NoticeListener(Protocol):
     """Who hears, on behalf of all who wait in one event loop. It is called from the loop, and never awaits."""
 
     tag: str  # names its channel
 
-    def heard(self, index: int, notice: bytes) -> None:
+    def received(self, index: int, notice: bytes) -> None:
         """Node `index` sent a notice (Notice.wire)."""
 
     def connected(self, index: int) -> None:
@@ -79,8 +79,8 @@ class Node(Protocol):
     async def open(self) -> None:
         """Connect, or learn why not (`error`); never raises. Goes on trying behind the caller's back."""
 
-    def send(self, op: Op, sink: Sink) -> None:
-        """Ask; never awaits and never raises: the sink hears the answer, or that there is none, by its deadline."""
+    def send(self, op: Op, handler: ReplyHandler) -> None:
+        """Ask; never awaits and never raises: the handler hears the answer, or that there is none, by its deadline."""
 
     def flush(self) -> None:
         """Let what was sent leave now, not at the end of this turn: somebody waits for it. Never raises."""
@@ -94,7 +94,7 @@ class Node(Protocol):
     async def ping(self) -> float:
         """Seconds for one round trip; raises what is wrong."""
 
-    async def view(self, name: str) -> View:
+    async def probe(self, name: str) -> NodeView:
         """What it knows of a name; raises what is wrong."""
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
@@ -112,7 +112,7 @@ class NodeConfig(NamedTuple):
     prefix: str
     kinds: tuple[Kind, ...]
     clock: Clock
-    ear: Ear
+    listener: NoticeListener
     servers: dict[str, str]  # run_id -> label, of all nodes of this client
     quarantine: float | None  # seconds for which a restarted server casts no vote; None: a node alone, do not ask
 

@@ -16,7 +16,7 @@ from asynclock import ConfigError, LockError, LockNotHeld, QuorumUnavailable, Re
 from asynclock.acquire.handle import known_by
 from asynclock.rules.model import ID_LENGTH, Op, Verb
 from asynclock.stores.memory import MemoryNode
-from asynclock.stores.port import NodeConfig, Sink
+from asynclock.stores.port import NodeConfig, ReplyHandler
 from asynclock.stores.redis.keys import keys
 from tests.support.cancelled_waits import Make
 from tests.support.fake_clock import FakeClock
@@ -68,13 +68,13 @@ class NoRaiseNode(MemoryNode):
         super().__init__(store, config)
         self._mine = store
 
-    def send(self, op: Op, sink: Sink) -> None:
+    def send(self, op: Op, handler: ReplyHandler) -> None:
         if self._mine.refuses and op.verb is Verb.EXTEND:
             self._mine.asked.append((op.verb, 0.0))
             error = ConnectionError("it hung up")
-            asyncio.get_running_loop().call_soon(partial(sink.fail, self._index, error, maybe=True))
+            asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=True))
         else:
-            super().send(op, sink)
+            super().send(op, handler)
 
 
 async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:

@@ -98,7 +98,7 @@ async def test_d7_another_hold_of_the_name_is_not_asked_about(five: list[Server]
         leases: list[Any] = [await client.read(name).acquire(timeout=None) for _ in range(3)]
         session = client._session()
         whose = leases[1]._hold.op.id[:32]
-        session.heard(0, f"{whose} 0 0 -2 {name}".encode())
+        session.received(0, f"{whose} 0 0 -2 {name}".encode())
         assert [lease._hold._broken for lease in leases] == [False, True, False]
         for lease in leases:
             await lease.release()

@@ -49,18 +49,18 @@ async def test_c12_a_release_that_a_busy_server_refused_is_sent_again(servers: S
     some = [servers.start() for _ in range(nodes)]
     async with Redlock(*urls_of(some), lease=LONG) as client:
         lease = await client(name).acquire(timeout=None)
-        links = [node._link for node in nodes_of(client)]
+        links = [node._connection for node in nodes_of(client)]
         threads = [endless(each) for each in some]
         await until(lambda: all(is_busy(each) for each in some))
         await lease.release()
-        await until(lambda: all(len(node._debts) == 1 for node in nodes_of(client)))
+        await until(lambda: all(len(node._pending) == 1 for node in nodes_of(client)))
         for each in some:
             with each.cli() as cli:
                 cli.script_kill()
         for thread in threads:
             thread.join()
         await until(lambda: not any(holder(each, name) for each in some))
-        assert [node._link for node in nodes_of(client)] == links
+        assert [node._connection for node in nodes_of(client)] == links
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -95,7 +95,7 @@ async def test_a_ticket_cut_off_on_its_way_meets_a_tombstone(servers: Servers, n
         before = under_way.number
         lines[2].drop_requests = True
         wait.renew_soon()
-        await until(lambda: under_way.number > before and nodes_of(client)[2]._link.waiting)
+        await until(lambda: under_way.number > before and nodes_of(client)[2]._connection.waiting)
         await cut_and_back(lines[2:], client)
         await until(lambda: under_way.number > before + 1 and idle(client))
         assert session.waiting == {ticket: wait}
@@ -128,10 +128,12 @@ def has_tombstone(server: Server, name: str, id: str) -> bool:
 
 async def cut_and_back(lines: list[LineProxy], client: Redlock) -> None:
     """They break, and are connected anew."""
-    links = [node._link for node in nodes_of(client)]
+    links = [node._connection for node in nodes_of(client)]
     cut_lines(lines)
     await until(
-        lambda: sum(node._link is not link for node, link in zip(nodes_of(client), links, strict=True)) == len(lines)
+        lambda: (
+            sum(node._connection is not link for node, link in zip(nodes_of(client), links, strict=True)) == len(lines)
+        )
     )
     heal_lines(lines)
     await back(client)
@@ -149,7 +151,7 @@ async def test_an_adoption_cut_off_on_its_way_meets_a_tombstone(servers: Servers
         handle = await (await holds(name).acquire(timeout=None)).detach()
         lines[-1].drop_requests = True
         adopting = asyncio.create_task(client.adopt(handle))
-        await until(lambda: nodes_of(client)[-1]._link.waiting)
+        await until(lambda: nodes_of(client)[-1]._connection.waiting)
         await cut_and_back(lines[-1:], client)
         lease = await adopting
         await lease.release()

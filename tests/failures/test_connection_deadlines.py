@@ -15,8 +15,8 @@ from redis.backoff import ConstantBackoff
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.redis.connection import Debt, is_overdue
-from asynclock.stores.redis.pending import Debts
+from asynclock.stores.redis.connection import IgnoredReply, is_overdue
+from asynclock.stores.redis.pending import PendingReleases
 from tests.support.servers import Server
 
 
@@ -33,19 +33,19 @@ from tests.support.servers import Server
 )
 def test_silence_makes_a_command_overdue_not_age(moved_at: float, now: float, overdue: bool) -> None:
     """Sent at 10.0 with 0.05 s to answer, on a link that moved last at `moved_at`."""
-    sink = Debt(Op(Verb.RELEASE, MUTEX, "x", "", 30.0), 10.0, 10.05)
-    assert is_overdue(sink, moved_at, now) is overdue
+    handler = IgnoredReply(Op(Verb.RELEASE, MUTEX, "x", "", 30.0), 10.0, 10.05)
+    assert is_overdue(handler, moved_at, now) is overdue
 
 
 def test_what_is_owed_is_not_owed_for_ever() -> None:
     """A release that is refused each time it is sent lapses when the hold that it undoes must have ended."""
-    debts, op = Debts(), Op(Verb.RELEASE, MUTEX, "x", "a" * 32, 30.0)
+    releases, op = PendingReleases(), Op(Verb.RELEASE, MUTEX, "x", "a" * 32, 30.0)
     now = 0.0
-    debts.owe(op, now, now)
-    while paid := debts.pay(now, 10):  # sent, and refused
+    releases.add(op, now, now)
+    while paid := releases.drain(now, 10):  # sent, and refused
         now += 5.0
         for again in paid:
-            debts.owe(again, now, now)
+            releases.add(again, now, now)
     assert now == 90.0
 
 

@@ -333,4 +333,4 @@ async def test_a_dead_node_is_owed_nothing_that_never_reached_it(five: list[Serv
         for i in range(50):
             async with redlock(f"{name}:{i}"):
                 pass
-        assert not node._debts
+        assert not node._pending

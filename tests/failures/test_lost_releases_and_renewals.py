@@ -14,7 +14,7 @@ import pytest
 from asynclock import Lease, Redlock
 from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
 from asynclock.stores.memory import MemoryNode
-from asynclock.stores.port import NodeConfig, Sink
+from asynclock.stores.port import NodeConfig, ReplyHandler
 from tests.support.fake_clock import FakeClock
 from tests.support.proxied_clients import behind_proxies, forget, learn, unknown, whole
 from tests.support.servers import Server
@@ -88,7 +88,7 @@ def calls_in_vain(client: Redlock, name: str, nodes: int) -> None:
     session = client._session()
     (whose,) = session.waiting
     for index in range(nodes):
-        session.heard(index, f"{whose[:ID_LENGTH]} 1 0 -1 {name}".encode())
+        session.received(index, f"{whose[:ID_LENGTH]} 1 0 -1 {name}".encode())
 
 
 async def test_a_renewal_sent_again_after_the_leave(servers: Any, name: str) -> None:
@@ -185,12 +185,12 @@ class Failing(MemoryNode):
         super().__init__(store, config)
         self._forgetful = store
 
-    def send(self, op: Op, sink: Sink) -> None:
+    def send(self, op: Op, handler: ReplyHandler) -> None:
         if self._forgetful.fails:
             error = ConnectionError("it hung up")
-            asyncio.get_running_loop().call_soon(partial(sink.fail, self._index, error, maybe=True))
+            asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=True))
         else:
-            super().send(op, sink)
+            super().send(op, handler)
 
 
 class Waiter(Still):

@@ -49,13 +49,13 @@ async def test_junk_on_a_clients_channel_is_ignored(
             waiting = asyncio.create_task(waits(name).acquire(timeout=None))
             await until(lambda: idle(waits) and all(len(queue(each, name)) == 1 for each in servers))
             session: Any = waits._session()
-            links = [node._link for node in session.quorum.nodes]
+            links = [node._connection for node in session.quorum.nodes]
             for server in servers:
                 with server.cli() as cli:
                     for message in junk(queue(server, name)[0][:ID_LENGTH], name, chance):
                         assert cli.publish(channel(session.tag), message) == 1  # the client listens still
             await sent([waits])
-            assert links == [node._link for node in session.quorum.nodes]
+            assert links == [node._connection for node in session.quorum.nodes]
             assert [record.levelname for record in caplog.records] == ["WARNING"]
             assert not waiting.done()
         async with asyncio.timeout(LIMIT), await waiting as served:
@@ -77,7 +77,7 @@ async def test_a_malformed_reply_costs_its_connection_only(server: Server, name:
     async with Redlock(server.url, lease=LONG) as redlock:
         await redlock.health()
         node: Any = redlock._session().quorum.nodes[0]
-        link = node._link
+        link = node._connection
         server.freeze()
         asking = [asyncio.create_task(redlock(f"{name}:{i}").acquire(timeout=0)) for i in range(3)]
         await until(lambda: len(link.waiting) == 3)
@@ -87,7 +87,7 @@ async def test_a_malformed_reply_costs_its_connection_only(server: Server, name:
                 with pytest.raises(QuorumUnavailable):
                     await each
             server.thaw()
-            await until(lambda: node._link not in (None, link))
+            await until(lambda: node._connection not in (None, link))
             async with redlock(name, timeout=LIMIT) as lease:
                 assert lease.held
 

@@ -12,10 +12,10 @@ from asynclock import Redlock
 from asynclock.rules.model import ID_LENGTH, Op, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis import delivery as _delivery
-from asynclock.stores.redis import pending as _debts
-from asynclock.stores.redis.connection import Link
+from asynclock.stores.redis import pending
+from asynclock.stores.redis.connection import Connection
 from asynclock.stores.redis.keys import keys
-from asynclock.stores.redis.pending import Debts
+from asynclock.stores.redis.pending import PendingReleases
 from tests.support.cut_servers import Clocked, cut_lines, heal_lines, lines_to, nodes_of, swallow
 from tests.support.fake_clock import FakeClock
 from tests.support.servers import Servers
@@ -29,42 +29,42 @@ def release(id: str, lease: float = 30.0) -> Op:
 
 def test_what_is_owed_is_bounded_by_number(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Of three times as many as are kept, the newest are; a warning says so, once."""
-    monkeypatch.setattr(_debts, "MOST", 20)
-    debts = Debts()
-    for i in range(3 * _debts.MOST):
-        debts.owe(Op(Verb.RELEASE, MUTEX, "x", f"{i:032}", 30.0), 0.0, 0.0)
-    assert len(debts) == _debts.MOST
-    assert debts.pay(0.0, 1)[0].id == f"{2 * _debts.MOST:032}"
+    monkeypatch.setattr(pending, "MOST", 20)
+    releases = PendingReleases()
+    for i in range(3 * pending.MOST):
+        releases.add(Op(Verb.RELEASE, MUTEX, "x", f"{i:032}", 30.0), 0.0, 0.0)
+    assert len(releases) == pending.MOST
+    assert releases.drain(0.0, 1)[0].id == f"{2 * pending.MOST:032}"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_as_many_as_a_process_holds_are_all_owed() -> None:
     """100,000 leases, given back while their server is away: no release is dropped."""
-    debts = Debts()
+    releases = PendingReleases()
     for i in range(100_000):
-        debts.owe(Op(Verb.RELEASE, MUTEX, "x", f"{i:032}", 30.0), 0.0, 0.0)
-    assert len(debts) == 100_000
+        releases.add(Op(Verb.RELEASE, MUTEX, "x", f"{i:032}", 30.0), 0.0, 0.0)
+    assert len(releases) == 100_000
 
 
 def test_orphans_are_bounded_by_number_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids whose acquire may still come are kept no longer than what it would leave lives, and not more than so many."""
-    monkeypatch.setattr(_debts, "MOST", 20)
-    debts = Debts()
+    monkeypatch.setattr(pending, "MOST", 20)
+    releases = PendingReleases()
 
     class Asked:
         op = Op(Verb.ACQUIRE, MUTEX, "x", "", 30.0)
         sent = deadline = 0.0
 
     def cut(number: int, now: float) -> None:
-        sink: Any = Asked()
-        sink.op = Op(Verb.ACQUIRE, MUTEX, "x", f"{number:032}", 30.0)
-        debts.cut_off([sink], now)
+        handler: Any = Asked()
+        handler.op = Op(Verb.ACQUIRE, MUTEX, "x", f"{number:032}", 30.0)
+        releases.cut_off([handler], now)
 
-    for i in range(3 * _debts.MOST):
+    for i in range(3 * pending.MOST):
         cut(i, 0.0)
-    assert len(debts.orphans) == _debts.MOST
+    assert len(releases.unanswered) == pending.MOST
     cut(-1, 1000.0)
-    assert len(debts.orphans) == 1
+    assert len(releases.unanswered) == 1
 
 
 async def test_what_is_owed_lapses_while_the_node_is_down(servers: Servers, name: str) -> None:
@@ -77,9 +77,9 @@ async def test_what_is_owed_lapses_while_the_node_is_down(servers: Servers, name
         server.kill()
         await until(lambda: node.error is not None)
         await asyncio.gather(*(lease.release() for lease in leases))
-        assert len(node._debts) == 5
+        assert len(node._pending) == 5
         clock.advance(2 * LONG + 60.0)
-        await until(lambda: not node._debts)
+        await until(lambda: not node._pending)
 
 
 async def gives_up(client: Redlock, name: str) -> None:
@@ -125,7 +125,9 @@ async def test_c19_a_dead_node_is_not_owed_what_never_reached_it(servers: Server
             await asyncio.gather(play(one), play(two))
 
         def owed() -> list[tuple[int, int]]:
-            return [(len(nodes_of(each)[2]._debts), len(nodes_of(each)[2]._debts.orphans)) for each in (one, two)]
+            return [
+                (len(nodes_of(each)[2]._pending), len(nodes_of(each)[2]._pending.unanswered)) for each in (one, two)
+            ]
 
         await waited_turns(5)
         after_some = owed()
@@ -154,7 +156,7 @@ async def test_what_was_sent_before_the_connection_broke_stays_owed(servers: Ser
         await asyncio.wait({waiting})
         if nodes > 1:
             await gives_up(client, name)
-        assert len(node._debts) == 1
+        assert len(node._pending) == 1
         heal_lines(lines)
         await back(client)
         await until(in_queue(some, name, 0))
@@ -175,7 +177,7 @@ async def test_c3_a_set_frozen_in_one_of_three(servers: Servers, name: str) -> N
             async with client(f"{name}:other"):
                 await asyncio.sleep(0)
         await lease.release()
-        assert node._debts
+        assert node._pending
         some[2].thaw()
         await back(client)
         with some[2].cli() as cli:
@@ -196,7 +198,7 @@ async def test_c19_what_is_owed_is_paid_in_slices(
     some = [servers.start() for _ in range(nodes)]
     turn = 0
     sent: list[tuple[int, bytes]] = []
-    send = Link.send
+    send = Connection.send
 
     async with AsyncExitStack() as stack:
         lines = await lines_to(stack, some)
@@ -207,12 +209,12 @@ async def test_c19_what_is_owed_is_paid_in_slices(
         cut_lines(lines[-1:])
         await until(lambda: node.error is not None)
         await asyncio.gather(*(lease.release() for lease in leases))
-        assert len(node._debts) == 100
+        assert len(node._pending) == 100
 
-        def watched(link: Link, wire: bytes, sink: Any) -> None:
+        def watched(link: Connection, wire: bytes, handler: Any) -> None:
             if link._node is node:
                 sent.append((turn, wire))
-            send(link, wire, sink)
+            send(link, wire, handler)
 
         async def count_turns() -> None:
             nonlocal turn
@@ -220,7 +222,7 @@ async def test_c19_what_is_owed_is_paid_in_slices(
                 turn += 1
                 await asyncio.sleep(0)
 
-        monkeypatch.setattr(Link, "send", watched)
+        monkeypatch.setattr(Connection, "send", watched)
         counting = asyncio.create_task(count_turns())
         again = [asyncio.create_task(client(each).acquire(timeout=None)) for each in names[:5]]
         heal_lines(lines)

@@ -34,9 +34,9 @@ async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Serv
                 cli.delete(name)
             lines[0]._back = lagging.path
             node = nodes_of(rival)[0]
-            link = node._link
+            link = node._connection
             lines[0].cut()
-            await until(lambda: node._link is not None and node._link is not link)
+            await until(lambda: node._connection is not None and node._connection is not link)
             theirs = await rival(name).acquire(timeout=0)
             assert lease.held
             assert theirs is None

@@ -44,7 +44,7 @@ async def test_c10_a_frozen_node_is_found_down_and_comes_back(five: list[Server]
         async with asyncio.timeout(5), asyncio.TaskGroup() as group:
             if pinged:
                 group.create_task(redlock.health())
-                while not node._link.waiting:
+                while not node._connection.waiting:
                     await asyncio.sleep(0)
             while node.error is None:
                 async with redlock(name):
@@ -62,7 +62,7 @@ async def test_a_short_lease_hangs_up_on_nobody(server: Server, name: str) -> No
         await redlock.health()
         server.freeze()
         node = redlock._session().quorum.nodes[0]
-        link = node._link
+        link = node._connection
         long = asyncio.create_task(redlock(name).acquire(timeout=None))
         while not link.waiting or node.clock.now() - link.moved_at < 0.6:  # longer than a short lease is patient
             await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ async def test_a_short_lease_hangs_up_on_nobody(server: Server, name: str) -> No
         server.thaw()
         async with asyncio.timeout(5), await long as lease:
             assert lease.held
-        assert node._link is link
+        assert node._connection is link
 
 
 async def test_c10_nodes_that_accept_and_say_nothing(five: list[Server], name: str) -> None:
@@ -117,7 +117,7 @@ async def test_c10_majority_frozen_then_thawed(five: list[Server], name: str) ->
 async def test_a_blocked_loop_is_no_outage(five: list[Server], name: str) -> None:
     """A task that blocks the loop for several node timeouts costs no connection and no vote."""
     async with Redlock(*(each.url for each in five[:3]), lease=5.0) as redlock:
-        links = [node._link for node in redlock._session().quorum.nodes]  # type: ignore[attr-defined]
+        links = [node._connection for node in redlock._session().quorum.nodes]  # type: ignore[attr-defined]
         for _ in range(5):
             async with redlock(name):
                 time.sleep(0.3)
@@ -126,7 +126,7 @@ async def test_a_blocked_loop_is_no_outage(five: list[Server], name: str) -> Non
             assert lease is not None
             time.sleep(0.2)
             await lease.release()
-        assert links == [node._link for node in redlock._session().quorum.nodes]  # type: ignore[attr-defined]
+        assert links == [node._connection for node in redlock._session().quorum.nodes]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ async def test_a_frozen_server_is_down_after_its_commands_time(server: Server, n
         server.freeze()
         try:
             trying = asyncio.create_task(redlock(f"{name}:other").acquire(timeout=0))
-            await until(lambda: node._link.waiting)
+            await until(lambda: node._connection.waiting)
             clock.advance(5.9)
             assert node.error is None
             clock.advance(0.2)
@@ -228,7 +228,7 @@ async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
     async with Redlock(store) as redlock:
         leases = [await redlock(f"{name}:{i}").acquire(timeout=None) for i in range(300)]
         node: Any = redlock._session().quorum.nodes[0]
-        link = node._link
+        link = node._connection
         server.freeze()
         releases = [asyncio.create_task(lease.release()) for lease in leases]
         while len(link.waiting) < len(leases) or link._out or link.transport.get_write_buffer_size():
@@ -239,8 +239,8 @@ async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
         for _ in range(5):
             clock.block(9.0)  # longer than a node timeout, and than commands may wait in line
             clock.advance(0.0)  # the timers that are due run; nothing has been read
-        assert (node._link is link) is alive
+        assert (node._connection is link) is alive
         await asyncio.gather(*releases)
-        assert (node._link is link) is alive
+        assert (node._connection is link) is alive
         assert bool(caplog.records) is not alive
         server.thaw()

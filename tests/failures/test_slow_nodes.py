@@ -42,8 +42,8 @@ async def test_what_is_taken_back_late_keeps_no_other_command_waiting(servers: A
         attempt = got._hold._ballot
         await until(lambda: session.clock.now() > (attempt.sent + attempt.deadline) / 2)
         assert await client(f"{name}:other").acquire(timeout=0) is None
-        waiting_there = session.quorum.nodes[2]._link.waiting
-        assert any(sink.op.id.startswith(ticket) for sink in waiting_there)  # the last one's time is not up
+        waiting_there = session.quorum.nodes[2]._connection.waiting
+        assert any(handler.op.id.startswith(ticket) for handler in waiting_there)  # the last one's time is not up
         some[2].thaw()
         await got.release()
 

@@ -18,7 +18,7 @@ async def test_broken_as_main_returned(make: Callable[..., Redlock], name: str) 
     leader, operator = make(), make()
     await leader.health()
     session = leader._session()
-    session.heard = lambda index, notice: None  # type: ignore[method-assign]  # that it was broken comes too late
+    session.received = lambda index, notice: None  # type: ignore[method-assign]  # that it was broken comes too late
     runs: list[int] = []
 
     async def main(lease: Lease) -> str:
@@ -38,7 +38,7 @@ async def test_none_is_a_result_too(make: Callable[..., Redlock], name: str) -> 
     leader, operator = make(), make()
     await leader.health()
     session = leader._session()
-    session.heard = lambda index, notice: None  # type: ignore[method-assign]
+    session.received = lambda index, notice: None  # type: ignore[method-assign]
     runs: list[int] = []
 
     async def main(lease: Lease) -> None:

@@ -12,24 +12,24 @@ from typing import Any
 from asynclock import Redlock
 from asynclock.rules.model import Op
 from asynclock.stores.memory import MemoryNode
-from asynclock.stores.port import Ear, NodeConfig, Sink, WrongKind
+from asynclock.stores.port import NodeConfig, NoticeListener, ReplyHandler, WrongKind
 from tests.support.fake_clock import FakeClock
 from tests.support.still_clock import Memory, Still, turns
 
 
 class Distant:
-    """An ear that hears later."""
+    """A listener that is told later."""
 
-    def __init__(self, ear: Ear, store: Far) -> None:
-        self.tag = ear.tag
-        self._ear = ear
+    def __init__(self, listener: NoticeListener, store: Far) -> None:
+        self.tag = listener.tag
+        self._listener = listener
         self._store = store
 
-    def heard(self, index: int, notice: bytes) -> None:
-        self._store.later(lambda: self._ear.heard(index, notice), self.tag)
+    def received(self, index: int, notice: bytes) -> None:
+        self._store.later(lambda: self._listener.received(index, notice), self.tag)
 
     def connected(self, index: int) -> None:
-        self._ear.connected(index)
+        self._listener.connected(index)
 
 
 class FarNode(MemoryNode):
@@ -39,26 +39,26 @@ class FarNode(MemoryNode):
         super().__init__(store, config)
         self._far = store
 
-    def send(self, op: Op, sink: Sink) -> None:
+    def send(self, op: Op, handler: ReplyHandler) -> None:
         if self._far.silent:
-            self._far.unheard.append(lambda: sink.fail(self._index, ConnectionError("it hung up"), maybe=True))
+            self._far.unheard.append(lambda: handler.fail(self._index, ConnectionError("it hung up"), maybe=True))
             return
         sent = copy(op)
         sent.queueing = replace(op.queueing)
-        self._later(lambda: self._arrives(sent, sink))
+        self._later(lambda: self._arrives(sent, handler))
 
     def _later(self, what: Callable[[], object]) -> None:
-        self._far.later(what, self._ear.tag)
+        self._far.later(what, self._listener.tag)
 
-    def _arrives(self, op: Op, sink: Sink) -> None:
+    def _arrives(self, op: Op, handler: ReplyHandler) -> None:
         def answer(reply: list[object]) -> None:
-            self._later(lambda: sink.answer(self._index, reply))
+            self._later(lambda: handler.answer(self._index, reply))
 
         try:
             self._far.decide(self._prefix, op, answer)
         except WrongKind as error:
             wrong = error
-            self._later(lambda: sink.fail(self._index, wrong, maybe=False))
+            self._later(lambda: handler.fail(self._index, wrong, maybe=False))
 
 
 class Far(Memory):
@@ -75,8 +75,8 @@ class Far(Memory):
     def open(self, config: NodeConfig) -> FarNode:
         return FarNode(self, config)
 
-    def listen(self, ear: Ear, index: int) -> None:
-        super().listen(Distant(ear, self), index)
+    def listen(self, listener: NoticeListener, index: int) -> None:
+        super().listen(Distant(listener, self), index)
 
     def hang_up(self) -> None:
         """Whoever still waits for an answer is told that there will be none."""

@@ -112,7 +112,7 @@ def test_votes_after_the_outcome_are_told() -> None:
     """Stragglers go on behind it: counted, and heard by `late`."""
     heard: list[int] = []
     made = ballot()
-    made.tell_late(lambda _, index: heard.append(index))
+    made.on_late_vote(lambda _, index: heard.append(index))
     for index in range(3):
         made.answer(index, YES)
     assert (heard, made.yes, made.outcome) == ([2], 3, Outcome.WON)
@@ -122,7 +122,7 @@ def test_a_vote_of_a_node_that_was_counted_out_is_dropped() -> None:
     """It failed; what it says later changes neither counts nor traces, and nobody hears it."""
     heard: list[int] = []
     made = ballot()
-    made.tell_late(lambda _, index: heard.append(index))
+    made.on_late_vote(lambda _, index: heard.append(index))
     made.fail(0, BROKEN, maybe=True)
     made.answer(0, YES)
     assert (made.yes, made.failed, made.votes[0], heard) == (0, 1, BROKEN, [])

@@ -144,7 +144,7 @@ async def test_e5_cancelled_in_the_turn_of_the_notice(
     reached it is passed on at once, to another client or to the next in its own line."""
     holds, waits, other = clients = await three(make)
     session = waits._session()
-    hear = session.heard
+    hear = session.received
     heard: list[Callable[[], object]] = []
 
     def intercept(index: int, notice: bytes) -> None:
@@ -153,7 +153,7 @@ async def test_e5_cancelled_in_the_turn_of_the_notice(
         for act in order if first == "cancel" else order[::-1]:
             act()
 
-    monkeypatch.setattr(session, "heard", intercept)
+    monkeypatch.setattr(session, "received", intercept)
     with no_task_is_left():
         for number in range(len(session.quorum.nodes)):
             here = f"{name}:{number}."

@@ -61,8 +61,8 @@ async def test_who_gets_in_first_is_told_of_those_who_wait(shared_urls: list[str
             while len((await client.inspect(name)).waiters) < 1 or not idle(other):
                 await asyncio.sleep(0.005)
             session = other._session()
-            hears, calls = session.heard, asyncio.Queue[int]()
-            session.heard = lambda index, notice: calls.put_nowait(index)  # type: ignore[method-assign]
+            hears, calls = session.received, asyncio.Queue[int]()
+            session.received = lambda index, notice: calls.put_nowait(index)  # type: ignore[method-assign]
             await first.release()
             for _ in shared_urls:
                 await calls.get()
@@ -70,7 +70,7 @@ async def test_who_gets_in_first_is_told_of_those_who_wait(shared_urls: list[str
             assert ahead is not None
             while not ahead._hold.contended:  # a majority is enough for the lease; each of the others says it, too
                 await asyncio.sleep(0.005)
-            session.heard = hears  # type: ignore[method-assign]
+            session.received = hears  # type: ignore[method-assign]
             await ahead.release()
             await (await waiting).release()
 

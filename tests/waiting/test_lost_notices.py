@@ -47,7 +47,7 @@ async def test_e15_a_lost_notice(name: str, nodes: int, fair: bool) -> None:
     async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
         session = other._session()
         lost: list[bytes] = []
-        session.heard = lambda index, notice: lost.append(notice)  # type: ignore[method-assign]
+        session.received = lambda index, notice: lost.append(notice)  # type: ignore[method-assign]
         waiting = asyncio.create_task(other(name, fair=fair).acquire(timeout=None))
         await turns()
         sent = still.clock.now()
@@ -74,8 +74,8 @@ async def test_e15_renewed_as_the_grant_came(name: str, turn: int) -> None:
     still = Still(1, name)
     async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
         session = other._session()
-        heard, late = session.heard, []
-        session.heard = lambda index, notice: late.append((index, notice))  # type: ignore[method-assign]
+        heard, late = session.received, []
+        session.received = lambda index, notice: late.append((index, notice))  # type: ignore[method-assign]
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         await turns()
         still.clock.advance(7.9)  # before the renewal is due
@@ -300,9 +300,9 @@ async def test_c17_a_node_without_notices_comes_and_goes(servers: Any, name: str
             (wait,) = second._session().waits
             due = wait._due  # type: ignore[attr-defined]
             node: Any = second._session().quorum.nodes[2]
-            link = node._link
+            link = node._connection
             link.transport.abort()
-            await until(lambda: node._link not in (link, None))
+            await until(lambda: node._connection not in (link, None))
             await asyncio.sleep(0)
             assert wait._due == due  # type: ignore[attr-defined]
             waiting.cancel()

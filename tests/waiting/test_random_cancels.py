@@ -113,7 +113,7 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(
 
     for client in clients:
         session = client._session()
-        monkeypatch.setattr(session, "heard", partial(unsure, session.heard))
+        monkeypatch.setattr(session, "received", partial(unsure, session.received))
     crowds = [Crowd(clients, f"{name}:{number}.", chance) for number in range(50)]
 
     async def rounds(crowd: Crowd) -> None:

@@ -100,12 +100,12 @@ class SlowNode(MemoryNode):
         if self.error is None:
             await super().open()
 
-    def send(self, op: object, sink: object) -> None:
+    def send(self, op: object, handler: object) -> None:
         error = self.error
         if error is None:
-            super().send(op, sink)  # type: ignore[arg-type]
+            super().send(op, handler)  # type: ignore[arg-type]
         else:
-            asyncio.get_running_loop().call_soon(lambda: sink.fail(self._index, error, maybe=False))  # type: ignore[attr-defined]
+            asyncio.get_running_loop().call_soon(lambda: handler.fail(self._index, error, maybe=False))  # type: ignore[attr-defined]
 
 
 @both

@@ -37,7 +37,7 @@ class Ears:
         self.heard: list[tuple[int, int, int]] = []
         for who, client in enumerate(clients):
             session = client._session()
-            session.heard = self._listening(who, session.heard)  # type: ignore[assignment, method-assign]
+            session.received = self._listening(who, session.received)  # type: ignore[assignment, method-assign]
 
     def _listening(self, who: int, heard: Callable[[int, bytes], None]) -> Callable[[int, bytes], None]:
         def hear(index: int, notice: bytes) -> None:

@@ -72,8 +72,8 @@ async def test_one_call_of_many_is_enough(shared_urls: list[str], name: str) -> 
         await second.health()
         await until_idle(second)
         session = second._session()
-        hear = session.heard
-        session.heard = lambda index, notice: hear(index, notice) if index == 1 else None  # type: ignore[method-assign]
+        hear = session.received
+        session.received = lambda index, notice: hear(index, notice) if index == 1 else None  # type: ignore[method-assign]
         await lease.release()
         async with asyncio.timeout(SOON):
             got = await waiting
@@ -167,7 +167,7 @@ async def test_a_grant_of_a_ticket_that_nobody_remembers_is_no_lease(name: str) 
         session = other._session()
         (whose,) = session.waiting
         still.asked()
-        session.heard(0, f"{whose[:ID_LENGTH]} 99 {lease.fence + 1} 0 {name}".encode())
+        session.received(0, f"{whose[:ID_LENGTH]} 99 {lease.fence + 1} 0 {name}".encode())
         await turns(20)
         assert not waiting.done()
         assert len(still.asked()) == 1

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.rules.model import Op
-    from asynclock.stores.port import Sink
+    from asynclock.stores.port import ReplyHandler
     from asynclock.stores.redis.node import RedisNode
 
 CHUNK = 16
@@ -32,11 +32,11 @@ _SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many
 _LONG_SILENCE = 5.0  # a server that is silent for so many seconds is down, unless its command was given more time
 
 
-class Link(asyncio.Protocol):
-    """A deque of sinks, in the order in which their commands were written."""
+class Connection(asyncio.Protocol):
+    """A deque of handlers, in the order in which their commands were written."""
 
     def __init__(self, node: RedisNode, writer: asyncio.StreamWriter) -> None:
-        self.waiting: deque[Sink | Once] = deque()
+        self.waiting: deque[ReplyHandler | CommandReply] = deque()
         self.transport: Any = writer.transport
         self.moved_at = node.clock.now()  # when it last brought a reply, or was given something to do
         self._node = node
@@ -47,22 +47,22 @@ class Link(asyncio.Protocol):
         self._reader = hiredis.Reader(replyError=ServerError)
         self._call_soon = asyncio.get_running_loop().call_soon
 
-    def send(self, wire: bytes, sink: Sink | Once) -> None:
+    def send(self, wire: bytes, handler: ReplyHandler | CommandReply) -> None:
         out = self._out
         if not out:
             self._call_soon(self.flush)
         out.append(wire)
         if not self.waiting:
             self.moved_at = self._now()
-        self.waiting.append(sink)
+        self.waiting.append(handler)
         if len(out) == CHUNK:
             self.flush()
 
-    def send_last_word(self, wire: bytes, sink: Sink) -> None:
+    def send_last_word(self, wire: bytes, handler: ReplyHandler) -> None:
         """The same of a command that tells others something, and whose answer may come after that: a server writes
         first to those whose output came last, and who is owed another answer already is served after them."""
-        self.send(_PING, Unheard(sink.sent, sink.deadline))
-        self.send(wire, sink)
+        self.send(_PING, IgnoredCommand(handler.sent, handler.deadline))
+        self.send(wire, handler)
 
     def flush(self) -> None:
         out = self._out
@@ -75,14 +75,14 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.moved_at = self._now()
         reader, take, index = self._reader, self.waiting.popleft, self._index
-        sink: Sink | Once | None = None
+        handler: ReplyHandler | CommandReply | None = None
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not False:
                 kind = type(reply)
                 if kind is list:
-                    sink = take()
-                    sink.answer(index, reply)
+                    handler = take()
+                    handler.answer(index, reply)
                 elif kind is hiredis.PushNotification and reply[0] != b"subscribe":
                     self._node.pushed(reply)
                 elif kind is int and reply:  # a release by the server's own command
@@ -94,8 +94,8 @@ class Link(asyncio.Protocol):
         except (hiredis.ProtocolError, IndexError) as error:  # or a reply is not what a script answers
             broken = ConnectionError(f"{self._node.label} broke the protocol: {error}")
             self._node.lost(self, broken)
-            if sink is not None:  # no longer among those that `lost` tells; without effect if it has its answer
-                sink.fail(index, broken, maybe=True)
+            if handler is not None:  # no longer among those that `lost` tells; without effect if it has its answer
+                handler.fail(index, broken, maybe=True)
 
     @property
     def unread(self) -> bool:
@@ -115,9 +115,9 @@ class Link(asyncio.Protocol):
         """When the last answer is overdue that a client which closes waits for; -inf: there is none. These are the
         answers that tell whether a lock is free: a release that did nothing may have to be sent again as a script."""
         awaited = (
-            overdue_at(sink, self.moved_at)
-            for sink in self.waiting
-            if not isinstance(sink, (Once, Debt)) and sink.op.verb in (RELEASE, ADOPT, BREAK)
+            overdue_at(handler, self.moved_at)
+            for handler in self.waiting
+            if not isinstance(handler, (CommandReply, IgnoredReply)) and handler.op.verb in (RELEASE, ADOPT, BREAK)
         )
         return max(awaited, default=-math.inf)
 
@@ -130,7 +130,7 @@ class Link(asyncio.Protocol):
         self.transport.abort()
 
 
-class Once:
+class CommandReply:
     """Who awaits one command outside the votes: the handshake's, a ping."""
 
     def __init__(self, sent: float, deadline: float) -> None:
@@ -156,8 +156,8 @@ class Once:
         return await self._answer
 
 
-class Unheard(Once):
-    """A sink for an answer that says nothing."""
+class IgnoredCommand(CommandReply):
+    """A handler for an answer that says nothing."""
 
     def __init__(self, sent: float, deadline: float) -> None:
         self.sent = sent
@@ -166,7 +166,7 @@ class Unheard(Once):
     def answer(self, index: int, reply: Any) -> None: ...
 
 
-class Debt:
+class IgnoredReply:
     """Ignores the reply to a command that nobody awaits."""
 
     def __init__(self, op: Op, sent: float, deadline: float) -> None:
@@ -179,15 +179,15 @@ class Debt:
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...
 
 
-def overdue_at(sink: Sink | Once, moved_at: float) -> float:
-    """Rule 2, where the link moved last at `moved_at`. Pure."""
-    limit = sink.deadline - sink.sent
-    return max(sink.deadline, min(moved_at + limit, sink.deadline + _BACKLOG))
+def overdue_at(handler: ReplyHandler | CommandReply, moved_at: float) -> float:
+    """Rule 2, where the connection moved last at `moved_at`. Pure."""
+    limit = handler.deadline - handler.sent
+    return max(handler.deadline, min(moved_at + limit, handler.deadline + _BACKLOG))
 
 
-def is_overdue(sink: Sink | Once, moved_at: float, now: float) -> bool:
+def is_overdue(handler: ReplyHandler | CommandReply, moved_at: float, now: float) -> bool:
     """The same at one moment. Pure."""
-    return now >= overdue_at(sink, moved_at)
+    return now >= overdue_at(handler, moved_at)
 
 
 def patience(limit: float) -> float:
@@ -195,12 +195,12 @@ def patience(limit: float) -> float:
     return max(min(3 * limit, _LONG_SILENCE), limit, _SILENCE)
 
 
-def take_over(node: RedisNode, redis: AbstractConnection) -> Link:
+def take_over(node: RedisNode, redis: AbstractConnection) -> Connection:
     """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
     and no lock or timeout around each. redis-py forgets the transport, which it has no public way to give up."""
     writer, redis._writer, redis._reader = redis._writer, None, None  # noqa: SLF001
     if writer is None:
         raise ConnectionError(f"{node.label} hung up")
-    link = Link(node, writer)
-    link.transport.set_protocol(link)
-    return link
+    connection = Connection(node, writer)
+    connection.transport.set_protocol(connection)
+    return connection

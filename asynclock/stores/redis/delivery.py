@@ -1,5 +1,5 @@
-"""How a server gets the releases that it is owed (`pending.py`): in slices, each sent once the one before is answered.
-Neither side is flooded by that."""
+"""How a server gets the releases that are kept for it (`pending.py`): in slices, each sent once the one before is
+answered. Neither side is flooded by that."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from asynclock._options import CONNECT_TIMEOUT
-from asynclock.stores.redis.connection import Debt
+from asynclock.stores.redis.connection import IgnoredReply
 from asynclock.stores.redis.encoding import encode
 from asynclock.stores.redis.replies import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asynclock.stores.redis.connection import Link
-    from asynclock.stores.redis.pending import Debts
+    from asynclock.stores.redis.connection import Connection
+    from asynclock.stores.redis.pending import PendingReleases
 
 log = logging.getLogger("asynclock")
 
 SLICE = 256
-"""So many owed releases leave in one turn of the loop: 1 ms."""
+"""So many pending releases leave in one turn of the loop: 1 ms."""
 
 BUSY_PAUSE = 0.1
 """Seconds until a release that a busy server refused is sent again."""
@@ -32,9 +32,13 @@ class Delivery:
     """One node's. `ping` asks for one answer on a connection."""
 
     def __init__(
-        self, debts: Debts, prefix: str, now: Callable[[], float], ping: Callable[[Link], Awaitable[Any]]
+        self,
+        pending: PendingReleases,
+        prefix: str,
+        now: Callable[[], float],
+        ping: Callable[[Connection], Awaitable[Any]],
     ) -> None:
-        self._debts = debts
+        self._pending = pending
         self._prefix = prefix
         self._now = now
         self._ping = ping
@@ -42,54 +46,54 @@ class Delivery:
         self._finishing = False
         self._again: asyncio.Task[None] | None = None  # it sends refused releases again
 
-    def send_slice(self, link: Link) -> None:
-        """The next slice leaves; a release that cannot be delivered is owed again."""
+    def send_slice(self, connection: Connection) -> None:
+        """The next slice leaves; a release that cannot be delivered is kept again."""
         now = self._now()
-        for op in self._debts.pay(now, SLICE):
-            link.send(encode(op, self._prefix), Debt(op, now, now + CONNECT_TIMEOUT))
+        for op in self._pending.drain(now, SLICE):
+            connection.send(encode(op, self._prefix), IgnoredReply(op, now, now + CONNECT_TIMEOUT))
 
-    async def send_all_but_a_slice(self, link: Link) -> None:
+    async def send_all_but_a_slice(self, connection: Connection) -> None:
         """On a new connection, before anything else is sent there. Raises ConnectionError, TimeoutError."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
-        await self._send(link, keep=SLICE)
-        if link.transport.is_closing():
+        await self._send(connection, keep=SLICE)
+        if connection.transport.is_closing():
             raise ConnectionError("it hung up")
 
-    async def _send(self, link: Link, keep: int = 0) -> None:
+    async def _send(self, connection: Connection, keep: int = 0) -> None:
         """Until so many are left, or one is refused."""
         self._refused = False
-        while len(self._debts) > keep and not self._refused and not link.transport.is_closing():
-            self.send_slice(link)
+        while len(self._pending) > keep and not self._refused and not connection.transport.is_closing():
+            self.send_slice(connection)
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 with contextlib.suppress(ServerError):  # a refusal is an answer, too
-                    await self._ping(link)
+                    await self._ping(connection)
 
-    def refused(self, link: Link) -> None:
+    def refused(self, connection: Connection) -> None:
         """The server refused a release for now: BUSY and the like. It is sent again after a pause."""
         self._refused = True
         if self._again is None and not self._finishing:
-            self._again = asyncio.get_running_loop().create_task(self._repeat(link), name="asynclock owed")
+            self._again = asyncio.get_running_loop().create_task(self._repeat(connection), name="asynclock pending")
             self._again.add_done_callback(self._repeated)
 
-    async def _repeat(self, link: Link) -> None:
+    async def _repeat(self, connection: Connection) -> None:
         with contextlib.suppress(ConnectionError, TimeoutError):  # then the next connection delivers
-            while self._debts and not link.transport.is_closing():
+            while self._pending and not connection.transport.is_closing():
                 await asyncio.sleep(BUSY_PAUSE)
-                await self._send(link)
+                await self._send(connection)
 
     def _repeated(self, task: asyncio.Task[None]) -> None:
         if self._again is task:
             self._again = None
         if not task.cancelled() and (error := task.exception()):
-            log.error("asynclock: owed releases are not sent again", exc_info=error)
+            log.error("asynclock: pending releases are not sent again", exc_info=error)
 
-    async def finish(self, link: Link) -> None:
+    async def finish(self, connection: Connection) -> None:
         """The client closes: send all that can be delivered."""
         self._finishing = True
-        while self._debts and not link.transport.is_closing():
-            await self._send(link)
+        while self._pending and not connection.transport.is_closing():
+            await self._send(connection)
             if self._refused:
                 await asyncio.sleep(BUSY_PAUSE)
 

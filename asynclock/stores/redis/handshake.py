@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asynclock.stores.port import NodeConfig
-    from asynclock.stores.redis.connection import Once
+    from asynclock.stores.redis.connection import CommandReply
     from asynclock.stores.redis.restarts import Probation
 
 log = logging.getLogger("asynclock")
 
 
 async def handshake(
-    ask: Callable[..., Once], config: NodeConfig, probation: Probation, label: str
+    ask: Callable[..., CommandReply], config: NodeConfig, probation: Probation, label: str
 ) -> tuple[tuple[str, ...], bool]:
     """The server's own release, if it has one and we may use it, and whether notices come. What the server says of
     itself goes to its probation."""
@@ -30,7 +30,7 @@ async def handshake(
     asked = [ask("SCRIPT", "LOAD", kind.script) for kind in config.kinds]
     if config.quarantine is not None:
         asked += [ask("INFO", "server"), ask("GET", mark(config.prefix))]
-    answers = await asyncio.gather(*(once.answer_of() for once in asked), return_exceptions=True)
+    answers = await asyncio.gather(*(reply.answer_of() for reply in asked), return_exceptions=True)
     native: tuple[str, ...] = ()
     with contextlib.suppress(ServerError):  # COMMAND is forbidden: then scripts do all
         there = await natives.answer_of()
@@ -45,11 +45,11 @@ async def handshake(
     return native, await _listen(ask, config, label)
 
 
-async def _listen(ask: Callable[..., Once], config: NodeConfig, label: str) -> bool:
+async def _listen(ask: Callable[..., CommandReply], config: NodeConfig, label: str) -> bool:
     """Rule 6 of `node.py`."""
     try:
         await ask("HELLO", "3").answer_of()
-        await ask("SUBSCRIBE", channel(config.ear.tag)).answer_of()
+        await ask("SUBSCRIBE", channel(config.listener.tag)).answer_of()
         await ask("PUBLISH", channel(""), "").answer_of()  # a server that forbids this cannot notify anyone
     except ServerError as error:
         log.warning("asynclock: %s sends no notices (%s): who waits for a lock there polls", label, error)

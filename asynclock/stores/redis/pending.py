@@ -10,12 +10,12 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from asynclock.rules.model import ACQUIRE, ADOPT, RELEASE, WAIT, Op, Queueing, Serve
-from asynclock.stores.redis.connection import Once
+from asynclock.stores.redis.connection import CommandReply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asynclock.stores.port import Sink
+    from asynclock.stores.port import ReplyHandler
 
 log = logging.getLogger("asynclock")
 
@@ -25,10 +25,12 @@ MOST = 200_000
 _GRACE = 60.0
 """An undelivered release is dropped this many seconds after its lease. The key that it would delete has expired."""
 
-_SERVING = {serve: Queueing(serve, contended=True) for serve in Serve}  # of what is owed: it puts no ticket back
+_SERVING = {
+    serve: Queueing(serve, contended=True) for serve in Serve
+}  # of a release that was kept: it puts no ticket back
 
 
-class Owed(Op):
+class PendingRelease(Op):
     """A release that a server still has to carry out. It leaves a tombstone, and puts no ticket back."""
 
     __slots__ = ("rests_until", "until")
@@ -40,60 +42,60 @@ class Owed(Op):
         self.until = now + op.lease + _GRACE
 
 
-class Debts:
+class PendingReleases:
     """One node's."""
 
     def __init__(self) -> None:
-        self._owed: OrderedDict[str, Owed] = OrderedDict()  # a dict takes O(n) to find its first entry
+        self._releases: OrderedDict[str, PendingRelease] = OrderedDict()  # a dict takes O(n) to find its first entry
         self._warned = False
-        self.orphans: OrderedDict[str, float] = OrderedDict()  # id, to be released with a tombstone -> until when
+        self.unanswered: OrderedDict[str, float] = OrderedDict()  # id, to be released with a tombstone -> until when
 
     def __len__(self) -> int:
-        """How many releases are owed."""
-        return len(self._owed)
+        """How many releases are kept."""
+        return len(self._releases)
 
-    def owe(self, op: Op, now: float, sent: float) -> None:
-        """Keep a release, first sent at `sent`, that could not be delivered. One that was owed before, and is refused
-        again, is kept for no longer than at first."""
-        if op.id not in self._owed:
-            owed = op if isinstance(op, Owed) else Owed(op, now, sent)
-            if owed.until > now:
-                self._owed[op.id] = owed
+    def add(self, op: Op, now: float, sent: float) -> None:
+        """Keep a release, first sent at `sent`, that could not be delivered. One that was kept before, and is
+        refused again, is kept for no longer than at first."""
+        if op.id not in self._releases:
+            release = op if isinstance(op, PendingRelease) else PendingRelease(op, now, sent)
+            if release.until > now:
+                self._releases[op.id] = release
         self.prune(now)
 
-    def cut_off(self, sinks: Iterable[Sink | Once], now: float) -> None:
+    def cut_off(self, handlers: Iterable[ReplyHandler | CommandReply], now: float) -> None:
         """The connection on which these waited for their answers is gone. An acquire, or a ticket, may still sit in
         the server's socket."""
-        for sink in sinks:
-            if isinstance(sink, Once):
+        for handler in handlers:
+            if isinstance(handler, CommandReply):
                 continue
-            op = sink.op
+            op = handler.op
             if op.verb is RELEASE:
-                self.owe(op, now, sink.sent)
+                self.add(op, now, handler.sent)
             elif op.verb in (ACQUIRE, WAIT, ADOPT):
-                self.orphans[op.id] = now + op.lease + _GRACE
-                self.orphans.move_to_end(op.id)
+                self.unanswered[op.id] = now + op.lease + _GRACE
+                self.unanswered.move_to_end(op.id)
         self.prune(now)
 
     def prune(self, now: float) -> None:
         """Drop what is over, the oldest first, and what is too much."""
-        owed, orphans = self._owed, self.orphans
-        if len(owed) > MOST and not self._warned:
+        releases, unanswered = self._releases, self.unanswered
+        if len(releases) > MOST and not self._warned:
             self._warned = True
             log.warning(
-                "asynclock: a server is owed more than %d releases: the oldest of these locks end by time", MOST
+                "asynclock: more than %d releases wait for a server: the oldest of these locks end by time", MOST
             )
-        while owed and (len(owed) > MOST or next(iter(owed.values())).until <= now):
-            owed.popitem(last=False)
-        while orphans and (len(orphans) > MOST or next(iter(orphans.values())) <= now):
-            orphans.popitem(last=False)
+        while releases and (len(releases) > MOST or next(iter(releases.values())).until <= now):
+            releases.popitem(last=False)
+        while unanswered and (len(unanswered) > MOST or next(iter(unanswered.values())) <= now):
+            unanswered.popitem(last=False)
 
-    def pay(self, now: float, most: int) -> list[Owed]:
-        """The next releases to send, the oldest first; at most so many. They are owed no longer."""
-        found: list[Owed] = []
-        while self._owed and len(found) < most:
-            owed = self._owed.popitem(last=False)[1]
-            if owed.until > now:
-                owed.rest = max(0.0, owed.rests_until - now)
-                found.append(owed)
+    def drain(self, now: float, most: int) -> list[PendingRelease]:
+        """The next releases to send, the oldest first; at most so many. They are kept no longer."""
+        found: list[PendingRelease] = []
+        while self._releases and len(found) < most:
+            release = self._releases.popitem(last=False)[1]
+            if release.until > now:
+                release.rest = max(0.0, release.rests_until - now)
+                found.append(release)
         return found

@@ -6,7 +6,7 @@ from os.path import dirname, join
 from typing import TYPE_CHECKING, Any
 
 from asynclock._options import RESERVED
-from asynclock.stores.port import View
+from asynclock.stores.port import NodeView
 from asynclock.stores.redis.keys import keys
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ _PAGE = "500"
 """So many keys a SCAN looks at: one step keeps the server busy for well under a ms."""
 
 
-async def view(run: Command, prefix: str, name: str) -> View:
+async def view(run: Command, prefix: str, name: str) -> NodeView:
     """One name."""
     at = keys(prefix, name)
     kind, holds, fence, waiters = await run("EVAL", _SCRIPT, "3", at.hold, at.fence, at.queue)
-    return View(
+    return NodeView(
         kind.decode(),
         tuple((_text(who), None if left < 0 else float(left) / 1000) for who, left in _pairs(holds)),
         int(fence) if fence.isdigit() else 0,
