@@ -25,6 +25,8 @@ from asynclock.quorum.ballot import Ballot, Outcome
 from asynclock.rules.decide import decide
 from asynclock.rules.model import Entry, Op, Queueing, Serve, State, Verb
 from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.stores.port import Refused
+from asynclock.stores.transactional import vote_of
 from spec.explorer import Step
 
 if TYPE_CHECKING:
@@ -257,7 +259,7 @@ class Quorum:
             if waits and world.clients[whom].queues:
                 world = _with(world, whom, world.clients[whom]._replace(called=True))
         calls = f", calls {', '.join(_name(whom) for whom in told)}" if told else ""
-        said = "yes" if vote[0] == 1 else f"no ({vote[2].decode() or 'free'})"
+        said = "yes" if vote[0] == 1 else f"no ({vote[2] or 'free'})"
         told_by = f"{ask.verb.value} of {ask.id}: {said}{calls}"
         return Step(f"node {n}", told_by, self._counted(world, index))
 
@@ -311,7 +313,7 @@ def _tally(votes: tuple[Vote | None, ...], certain: bool) -> Tally | None:
         if vote == SILENT:
             ballot.fail(n, TimeoutError(), maybe=False)
         elif vote is not None:
-            ballot.answer(n, list(vote))
+            ballot.answer(n, (1, False) if vote == (1,) else Refused(*vote[1:]))
     if ballot.outcome is None:
         return None
     return Tally(ballot.outcome, ballot.holder() is not None, ballot.free(), behind=ballot.rank() > 0)
@@ -329,8 +331,8 @@ def _answer(
         if ask.verb is Verb.RELEASE:  # an undo: it was let in, so it was the first
             order = 0
     reply = decide(FAIR if fair else MUTEX, state, _op(ask, index, fair, order), 0)
-    vote = tuple(reply.wire(0))
-    vote = (1,) if vote[0] == 1 else (*vote[:3], min(vote[3], 1), 0)
+    found = vote_of(reply, 0)
+    vote = (0, found.left, found.holder, min(found.rank, 1)) if isinstance(found, Refused) else (1,)
     told = tuple(ord(notice.id[0]) - ord("A") for notice in reply.notices)
     queue = reply.state.queue
     if without is Rule.ORDER_KEY:

@@ -32,11 +32,14 @@ from asynclock.acquire.obstacles import hears
 from asynclock.locks.lease import Lease
 from asynclock.quorum.ballot import UNREACHABLE, WON, Ballot, Outcome
 from asynclock.quorum.denials import is_held, soonest
-from asynclock.rules.model import ACQUIRE, GO_ON, WAIT
+from asynclock.rules.model import ACQUIRE, WAIT
+from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable
+
+    from asynclock.stores.port import Notice
 
 
 class Wait(Tries):
@@ -276,17 +279,16 @@ class Wait(Tries):
 
     def _refused_alone(self, ballot: Ballot, now: float) -> Look:
         vote = ballot.votes[0]
-        if not isinstance(vote, list) or vote[0] != 0:  # undone, or won too late
+        if not isinstance(vote, Refused):  # undone, or won too late
             self.spend()
             return self._pace.after_refusal(now)
-        _, left, holder, rank, *order = vote if len(vote) > 3 else [*vote, -1]
-        if rank < 0:
+        if vote.rank < 0:
             if ballot.op.plain and self._quorum.listens:  # a ticket needs the script, which shall not know this id
                 self.spend()
                 return Look(now)
-            return self._pace.after_refusal(now, (left + 1) / 1000 if left >= 0 else math.inf)
-        self.stands(order[0])
-        return next_look(now, ballot.sent, self.settings.lease, rank, left, hears(holder))
+            return self._pace.after_refusal(now, math.inf if vote.left is None else vote.left)
+        self.stands(vote.order)
+        return next_look(now, ballot.sent, self.settings.lease, vote.rank, vote.left, hears(vote.holder))
 
     def _refused_by_many(self, ballot: Ballot, now: float) -> Look:
         ticketed = ballot.op.queueing.number
@@ -307,9 +309,9 @@ class Wait(Tries):
             return self.obstacles().look(ballot, now, self._rtt, rank)
         if (holder := ballot.holder()) is not None:
             self._splits = 0
-            return next_look(now, ballot.sent, self.settings.lease, rank, holder[1], hears(holder[0]))
+            return next_look(now, ballot.sent, self.settings.lease, rank, holder.left, hears(holder.holder))
         if self.lock._kind.in_turn(ballot.op.id) and rank > 0 and free:
-            return next_look(now, ballot.sent, self.settings.lease, rank, -2, ours=True)
+            return next_look(now, ballot.sent, self.settings.lease, rank, None, ours=True)
         if ballot.op.verb is WAIT and free:
             return Look(now) if rank == 0 else after_call(now, self._rtt)  # who is before us was called
         self._splits += 1
@@ -357,16 +359,16 @@ class Wait(Tries):
             return now
         return now + round_trip(self._rtt)
 
-    def called(self, index: int, number: int, fence: int, left: int) -> None:
-        """A node calls: our ticket became the hold (fence), the name is free, or will be so in `left` ms."""
-        self.goes_on = self.goes_on or left == GO_ON
-        if fence:
-            self.told(number, fence)
+    def called(self, index: int, notice: Notice) -> None:
+        """A node calls: our ticket became the hold (fence), the name is free, or will be so in `left` seconds."""
+        self.goes_on = self.goes_on or notice.continue_batch
+        if notice.fence:
+            self.told(notice.number, notice.fence)
             if self._waker is not None:
                 wake(self._waker)
             return
-        if left >= 0:
-            self._free_at = self._session.clock.now() + (left + 1) / 1000
+        if notice.left:
+            self._free_at = self._session.clock.now() + notice.left
             if self._waker is not None and self._free_at < self._due:
                 self._looks = False
                 self._arm(self._free_at)

@@ -108,7 +108,7 @@ class Tries:
     def send(self, refused: bool, looks: bool, behind: bool) -> Ballot:
         """A try: an attempt; or with `looks`, where we wait already, a mere renewal of the ticket. `behind`: others of
         this process stand in line behind us. At a node alone one Op serves for all tries of an id, so that its release
-        ends them all (`undone`)."""
+        ends them all (`revoke`)."""
         session, settings, quorum = self._session, self.settings, self._quorum
         seed = int(session.clock.wall() * 1_000_000)
         alone = len(quorum.nodes) == 1
@@ -122,19 +122,18 @@ class Tries:
             passes = behind and not kind.fair and not settings.min_hold
             self._span = SPAN if passes else 1
         else:
-            self.op.fence = seed
-            self.op.wire = None
+            self.op.renew_seed(seed)
         op = self.op
-        op.plain = not settings.fencing and not refused
-        if self._timeout != 0 and (alone or refused) and not op.plain and quorum.listens:
+        plain = not settings.fencing and not refused
+        if self._timeout != 0 and (alone or refused) and not plain and quorum.listens:
             self._order = self._order or (0 if alone else seed)
-            op.queueing = self._new_ticket(alone)
+            op.set_queueing(self._new_ticket(alone))
             if looks and not alone and not kind.parts:  # who waits for several names looks by trying
-                op.verb, op.id = WAIT, self._ticket
+                op.ask_with_ticket(self._ticket)
         elif self._ticket:  # no notices come any more; the ticket that was left is not sent again, but is ours still
-            op.queueing = Queueing(quorum.serve, kind.fair, self._span, self._ticket)
+            op.set_queueing(Queueing(quorum.serve, kind.fair, self._span, self._ticket), plain=plain)
         else:
-            op.queueing = _without_ticket(quorum.serve, kind.fair, self._span)
+            op.set_queueing(_without_ticket(quorum.serve, kind.fair, self._span), plain=plain)
         renewal = op.verb is WAIT
         stays = self._stays if alone and op.queueing.number else None
         within = session.within(settings)
@@ -149,7 +148,7 @@ class Tries:
         """A try at a node alone was answered, and left a ticket. That may be served at once: the notice may come in the
         same read, before any task runs."""
         op = ballot.op
-        if ballot.outcome is REFUSED and op is self.op and not op.undone:
+        if ballot.outcome is REFUSED and op is self.op and not op.revoked:
             self._listen(op.id)
             self._sends = self._sends or {}
             self._sends[self.number] = ballot.sent
@@ -202,7 +201,7 @@ class Tries:
 
     def _unsend(self) -> None:
         if self._sent is not None:
-            self._sent.number = 0
+            self._sent.revoke()
 
     def stands(self, order: int) -> None:
         """A node alone keeps the ticket, in that place."""
@@ -256,7 +255,7 @@ class Tries:
         if sent is None:
             return None
         ballot = Ballot(self.op, 1, sent, sent)
-        ballot.answer(0, [1, top])
+        ballot.answer(0, (top, False))
         return self.begun(ballot, top, contended=True)
 
     # -- taking back ---------------------------------------------------------------------------------------------
@@ -277,7 +276,7 @@ class Tries:
         ballot, op = self.ballot, self.op
         self.ballot = None
         if op is not None and self.number and not self._ticket:  # alone: one id for all
-            op.undone = True
+            op.revoke()
             self.take_back(op.id)
         elif ballot is not None and ballot.op.verb is ACQUIRE:
             self._session.undo(ballot)
@@ -324,7 +323,8 @@ class Tries:
         settings, session = self.settings, self._session
         memory = settings.lease + session.settings.fence_memory
         queueing = Queueing(self._quorum.serve, contended=True)
-        op = Op(RELEASE, self.lock._kind, self.name, id, settings.lease, 0, memory, queueing=queueing)
-        op.since = self._since
+        op = Op(
+            RELEASE, self.lock._kind, self.name, id, settings.lease, 0, memory, queueing=queueing, since=self._since
+        )
         within = min(max(session.within(settings), QUORUM_TIMEOUT), RELEASE_TIMEOUT)
         self._quorum.ask(op, within, everyone=True, only=where)

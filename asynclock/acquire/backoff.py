@@ -36,14 +36,16 @@ class Look(NamedTuple):
     only: bool = False  # renew the ticket, and see; else try
 
 
-def next_look(now: float, sent: float, lease: float, rank: int, left: int, ours: bool) -> Look:
-    """When to ask next, the ticket having been sent at `sent` and stood at `rank`, and the holder having `left` ms
-    (-1: for ever; -2: there is none)."""
+def next_look(now: float, sent: float, lease: float, rank: int, left: float | None, ours: bool) -> Look:
+    """When to ask next, the ticket having been sent at `sent` and stood at `rank`, and the holder having `left` seconds
+    (math.inf: for ever, or unknown; None: there is none)."""
     renewal = sent + lease * RENEW * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
-    if rank < HEADS and not (ours and left >= 0) and left != -2:
+    if left is None:
+        return Look(renewal, only=True)
+    if rank < HEADS and not (ours and left < math.inf):
         return Look(min(renewal, now + random.uniform(*_GLANCE)))  # noqa: S311 - jitter
-    end = now + (left + 1) / 1000 + max(0, rank - HEADS + 1) * 0.002
-    if left >= 0 and end < renewal:
+    end = now + left + max(0, rank - HEADS + 1) * 0.002
+    if end < renewal:
         return Look(end)
     return Look(renewal, only=True)
 

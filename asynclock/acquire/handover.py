@@ -50,7 +50,7 @@ class Adoption(Tries):
         try:
             return await self._ask()
         except BaseException:
-            self._adopt.undone = True
+            self._adopt.revoke()
             self.take_back(self._adopt.id)
             raise
         finally:

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynclock._options import RELEASE_TIMEOUT
 from asynclock.acquire.watchdog import RENEW_BELOW, Watched
 from asynclock.quorum.ballot import WON, Ballot, drift, valid_until
-from asynclock.quorum.denials import Denial, lost_to
+from asynclock.quorum.denials import lost_to
 from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Op, Queueing, Serve, Verb
+from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from weakref import ref
 
     from asynclock._errors import Reason
@@ -78,13 +79,13 @@ class Hold:
         self._healed = 0  # bit i: node i may have it by another round than the one that won it
         self._broken = False  # a server said that an operator took it away there
         self._promised = math.inf  # when it would have ended without the answers of nodes that have lost it
-        self._denials: dict[int, Denial] | None = None  # of the nodes whose last word was "no", but for those healed
+        self._denials: dict[int, Refused] | None = None  # of the nodes whose last word was "no", but for those healed
         # One ballot's grants all end alike, counted from its one send; a majority of them there is.
         end = grant.sent + settings.lease - drift(settings.lease)
         self.valid_until = -math.inf
         self._ends = [-math.inf] * grant.nodes  # at each node
         for index, vote in enumerate(grant.votes):
-            if vote.__class__ is list and vote == [1, token]:
+            if vote == (token, False):
                 self._ends[index] = end
             elif vote is not None:
                 self.count(grant, index)
@@ -136,7 +137,7 @@ class Hold:
         """Give it back; the name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).
         `at_once` as in Quorum.ask."""
         self.over = True
-        self.op.undone = True
+        self.op.revoke()
         grant, quorum = self.op, self.session.quorum
         op = Op(
             RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.token,
@@ -185,19 +186,19 @@ class Hold:
             return
         op = ballot.op
         end = ballot.sent + op.lease - drift(op.lease)
-        if vote[0] == 1:
-            self.contended = self.contended or len(vote) > 2
+        if vote.__class__ is tuple:
+            self.contended = self.contended or vote[1] is True
             if self._denials:
                 self._denials.pop(index, None)
             if end > self._ends[index]:
                 self._ends[index] = end
                 if end > self.valid_until:
                     self.valid_until = valid_until(self._ends)
-        elif vote[0] == 0 and op.verb is EXTEND:
-            self._forgotten_by(ballot, index)
+        elif isinstance(vote, Refused) and op.verb is EXTEND:
+            self._forgotten_by(ballot, index, vote)
         self._mend(ballot, index)
 
-    def _forgotten_by(self, ballot: Ballot, index: int) -> None:
+    def _forgotten_by(self, ballot: Ballot, index: int, vote: Refused) -> None:
         """Rule 2. The lease may end sooner by that than the watchdog was told: now, or if the round is undecided at its
         deadline, since a vote that is on its way may yet make up for this one. But the owner is told no later than the
         lease would have ended without this answer."""
@@ -205,9 +206,8 @@ class Hold:
             self._promised = self.valid_until
         self._ends[index] = -math.inf
         self.valid_until = valid_until(self._ends)
-        vote: Sequence[Any] = ballot.votes[index]  # type: ignore[assignment]  # a "no"
         self._denials = denials = self._denials or {}
-        denials[index] = vote[1], vote[2]
+        denials[index] = vote
         now, tenures = self.session.clock.now(), self.shared()
         if len(denials) > len(self._ends) // 2 or (self._broken and self.valid_until <= now):
             if tenures:  # with the first all are lost
@@ -222,13 +222,15 @@ class Hold:
     def _mend(self, ballot: Ballot, index: int) -> None:
         """Rules 2 and 3: tell a node what it misses."""
         vote, op = ballot.votes[index], ballot.op
-        if self.over or self.op.plain or vote is None or isinstance(vote, Exception) or vote[0] < 0:
+        if self.over or self.op.plain:
             return
-        if op.verb is not EXTEND:
-            if vote[0] == 0 or vote[1] < self.token:
+        if isinstance(vote, Refused):
+            if op.verb is not EXTEND:
                 self._tell(index, EXTEND)
-        elif vote[0] == 0 and ballot.outcome is WON and not self._broken and (vote[1] == -2 or op.kind.shared):
-            self._tell(index, ACQUIRE)  # where several may hold it, others that do are no reason not to
+            elif ballot.outcome is WON and not self._broken and (vote.left is None or op.kind.shared):
+                self._tell(index, ACQUIRE)  # where several may hold it, others that do are no reason not to
+        elif vote.__class__ is tuple and op.verb is not EXTEND and vote[0] < self.token:
+            self._tell(index, EXTEND)
 
     def _tell(self, index: int, verb: Verb) -> None:
         """One node has to learn the token (extend), or is healed (acquire): it counts from the next round on."""
@@ -239,7 +241,7 @@ class Hold:
             self._healed |= 1 << index
             if self._denials:  # it may have the key again: its next reply decides
                 self._denials.pop(index, None)
-        op.undone = True  # a heal is never sent twice: the release may have overtaken it
+        op.revoke()  # a heal is never sent twice: the release may have overtaken it
         now = session.clock.now()
         session.quorum.nodes[index].send(op, Ballot(op, len(session.quorum.nodes), now, now + self._within))
 

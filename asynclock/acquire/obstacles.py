@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from asynclock.quorum.ballot import Ballot
-    from asynclock.quorum.denials import Denial
+    from asynclock.rules.model import Slots
+    from asynclock.stores.port import Refused
 
 _GLANCES = 3
 """So many tries follow votes that may be split, before the waiter waits to find out whether they are."""
@@ -37,9 +38,9 @@ _REMEMBERED = 64
 """So many ids a waiter remembers, or one of each node, if these are more."""
 
 
-def hears(holder: bytes) -> bool:
+def hears(holder: str) -> bool:
     """Whether a holder is notified of waiters, and serves them; a name that rests (min_hold, once) ends on time."""
-    return holder[ID_LENGTH : ID_LENGTH + 1] == b"|" or holder.decode(errors="replace") in TIMED
+    return holder[ID_LENGTH : ID_LENGTH + 1] == "|" or holder in TIMED
 
 
 class Obstacles:
@@ -49,8 +50,8 @@ class Obstacles:
 
     def __init__(self, life: float) -> None:
         self._life = life  # so many seconds at most an attempt may be seen
-        self._since: dict[bytes, float] = {}  # id -> when it was named first
-        self._taken: dict[int, tuple[float, bytes]] = {}  # node -> when it was asked, and which slots are taken there
+        self._since: dict[str, float] = {}  # id -> when it was named first
+        self._taken: dict[int, tuple[float, Slots]] = {}  # node -> when it was asked, and which slots are taken there
         self._doubts = 0  # refusals in a row that may have been split votes
 
     def look(self, ballot: Ballot, now: float, rtt: float, rank: int) -> Look:
@@ -61,8 +62,8 @@ class Obstacles:
         if one is not None or since + self._life <= ballot.sent:
             self._doubts = 0
             if one is not None:
-                return next_look(now, ballot.sent, lease, rank, one[1], hears(one[0]))
-            told = all(hears(whose) for pttl, whose in denials if pttl != -2)
+                return next_look(now, ballot.sent, lease, rank, one.left, hears(one.holder))
+            told = all(hears(each.holder) for each in denials if each.left is not None)
             return next_look(now, ballot.sent, lease, rank, first_free(denials, ballot.nodes), told)
         if ballot.op.verb is WAIT and not self._doubts:  # it was held before, and nobody has called since
             self._doubts = _GLANCES
@@ -71,16 +72,16 @@ class Obstacles:
             return after_split(now, rtt, rank, self._doubts)
         return after_doubt(now, ballot.sent, lease, since, self._life, self._doubts - _GLANCES - 1)
 
-    def since(self, denials: Collection[Denial], nodes: int, now: float) -> float:
+    def since(self, denials: Collection[Refused], nodes: int, now: float) -> float:
         """Since when the ids are known that are in the way at a majority of the nodes, which names one each."""
-        ids = [whose for left, whose in denials if left != -2]
+        ids = [each.holder for each in denials if each.left is not None]
         since = {whose: self._since.pop(whose, now) for whose in dict.fromkeys(ids)}
         self._since.update(since)  # those that were named last stand last
         while len(self._since) > max(_REMEMBERED, nodes):
             del self._since[next(iter(self._since))]
         return sorted(since[whose] for whose in ids)[nodes // 2]
 
-    def taken(self, ballot: Ballot) -> list[bytes]:
+    def taken(self, ballot: Ballot) -> list[Slots]:
         """The slots in use at each node, of a kind that has slots, as the nodes have said in the last moments."""
         sent = ballot.sent
         self._taken.update((index, (sent, slots)) for index, slots in ballot.taken().items())

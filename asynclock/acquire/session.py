@@ -16,7 +16,7 @@ from asynclock._loop import no_loop
 from asynclock._options import CONNECT_TIMEOUT, QUORUM_TIMEOUT, RELEASE_TIMEOUT, LockSettings, node_timeout
 from asynclock.acquire.watchdog import Watchdog
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import ALONE, BROKEN, FAMILIES, ID_LENGTH, TAG_LENGTH, Kind, Queueing, parse_notice
+from asynclock.rules.model import FAMILIES, ID_LENGTH, TAG_LENGTH, Kind, Queueing
 from asynclock.stores.port import NodeConfig, WrongKind
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from asynclock._options import ClientSettings
     from asynclock.acquire.local_queue import Line
     from asynclock.quorum.ballot import Ballot
-    from asynclock.stores.port import Store
+    from asynclock.stores.port import Notice, Store
 
 
 log = logging.getLogger("asynclock")
@@ -42,8 +42,8 @@ class Interruptible(Protocol):
 class Wait(Interruptible, Protocol):
     """An acquire under way (`acquisition.py`)."""
 
-    def called(self, index: int, number: int, fence: int, left: int) -> None:
-        """Node `index` calls, as a Notice says."""
+    def called(self, index: int, notice: Notice) -> None:
+        """Node `index` sent a notice for its ticket."""
 
     def renew_soon(self) -> None:
         """Send the ticket again."""
@@ -86,7 +86,6 @@ class Session:
         )
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own
-        self._warned = False  # of a message that is no notice
         self._usual = 0.0  # the node timeout of a lock without options of its own, once it is known
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -133,24 +132,17 @@ class Session:
 
     # -- notices -------------------------------------------------------------------------------------------------
 
-    def received(self, index: int, notice: bytes) -> None:
-        """A node has something to tell (Notice.wire)."""
-        parsed = parse_notice(notice)
-        if parsed is None:
-            if not self._warned:
-                self._warned = True
-                log.warning("asynclock: ignored a message on this client's channel that is no notice: %.99r", notice)
-            return
-        whose, number, fence, left, key = parsed
-        wait = self.waiting.get(whose)
+    def received(self, index: int, notice: Notice) -> None:
+        """Node `index` sent a notice."""
+        wait = self.waiting.get(notice.id)
         if wait is not None:
-            wait.called(index, number, fence, left)
-        elif number == 0:
-            for lease in self.leases(key[len(self.settings.prefix) :]):
-                if left == BROKEN:
-                    lease._hold.broken(whose)
+            wait.called(index, notice)
+        elif notice.number == 0:
+            for lease in self.leases(notice.name):
+                if notice.broken:
+                    lease._hold.broken(notice.id)
                 else:
-                    lease._hold.waited_for(whose)
+                    lease._hold.waited_for(notice.id)
 
     def connected(self, index: int) -> None:
         """What a node had to tell meanwhile is lost, so all tickets are sent anew."""
@@ -230,7 +222,7 @@ class Session:
             if self._closing is None or self._closing.cancelled():
                 await self.aclose()
 
-    def undo(self, ballot: Ballot, ticket: Queueing = ALONE) -> None:
+    def undo(self, ballot: Ballot, ticket: Queueing | None = None) -> None:
         """Take an attempt back. Nobody awaits it; a node that closes waits for its answer."""
         within = min(max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT), RELEASE_TIMEOUT)
         self.quorum.undo(ballot, within, ticket)

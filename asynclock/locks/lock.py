@@ -160,7 +160,7 @@ class Lock:
     async def _holder(self) -> str | None:
         """The id of who holds it on a majority of the nodes."""
         found = (await self._seen()).holder()
-        return None if found is None else found[0].decode(errors="replace")
+        return None if found is None else found.holder
 
     async def _seen(self) -> Ballot:
         """What the nodes say of its holders."""

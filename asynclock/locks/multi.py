@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
     from asynclock.locks.lease import Lease
-    from asynclock.rules.model import Kind, Rule
+    from asynclock.rules.model import Kind, Rule, Slots
 
 with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "multi.lua"), encoding="utf-8") as file:
     _SCRIPT = file.read()
@@ -59,16 +59,15 @@ class Multi:
             parts.append(Part(part.name, part.kind.at(digit)))
         return Multi(parts, self.script)
 
-    def choose(self, taken: Sequence[bytes], spare: int) -> int | None:
+    def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
         """A slot, where it is one and the same name that refused at a majority, and that has others to give."""
-        told = [words.partition(b":") for words in taken]
         slot, size = 0, 1
         found = False
-        for number, part in enumerate(self.parts, 1):
+        for index, part in enumerate(self.parts):
             if not part.kind.slots:
                 continue
-            words = [slots for whose, _, slots in told if whose == b"%d" % number]
-            digit = part.kind.choose(words, spare) if len(words) > spare else None
+            refused = [slots for slots in taken if slots.part == index]
+            digit = part.kind.choose(refused, spare) if len(refused) > spare else None
             found = found or digit is not None
             if digit is None:
                 digit = random.randrange(part.kind.slots)  # noqa: S311 - no secret

@@ -17,16 +17,18 @@ The rules:
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from asynclock.quorum.denials import Denial, holder_of, lost_to
+from asynclock.quorum.denials import holder_of, lost_to
+from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
     from asynclock._errors import Reason
-    from asynclock.rules.model import Op
+    from asynclock.rules.model import Op, Slots
+    from asynclock.stores.port import Grant, Undone, Vote
 
 
 DRIFT = 0.01
@@ -95,7 +97,7 @@ class Ballot:
         self.nodes = nodes
         self.sent = sent
         self.deadline = deadline
-        self.votes: list[Sequence[Any] | Exception | None] = [None] * nodes
+        self.votes: list[Vote] = [None] * nodes
         self.yes = 0
         self.no = 0
         self.failed = 0
@@ -113,10 +115,10 @@ class Ballot:
         votes = f"{self.yes} yes, {self.no} no, {self.failed} failed of {self.nodes}"
         return f"<Ballot {self.op.verb.value} {outcome}: {votes}>"
 
-    def answer(self, index: int, reply: Sequence[Any]) -> None:
+    def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
         if self.votes[index] is not None:
             return
-        if reply[0] == 1:  # raises for a malformed reply, which then is no vote
+        if reply.__class__ is tuple:
             self.yes += 1
         else:
             self.no += 1
@@ -193,21 +195,21 @@ class Ballot:
         return [
             i
             for i, vote in enumerate(self.votes)
-            if vote is None or (self._maybe >> i & 1 if isinstance(vote, Exception) else vote[0] == 1)
+            if vote is None or vote.__class__ is tuple or (self._maybe >> i & 1 and isinstance(vote, Exception))
         ]
 
     def refused_nodes(self) -> list[int]:
         """The nodes that did not say yes; without those that have not answered."""
-        return [i for i, v in enumerate(self.votes) if v is not None and (isinstance(v, Exception) or v[0] != 1)]
+        return [i for i, vote in enumerate(self.votes) if vote is not None and vote.__class__ is not tuple]
 
     def fences(self) -> list[int]:
         """F of each node that said yes."""
-        return [vote[1] for vote in self.votes if vote is not None and not isinstance(vote, Exception) and vote[0] == 1]
+        return [vote[0] for vote in self.votes if vote.__class__ is tuple]  # type: ignore[misc]  # a Grant
 
     def token(self) -> tuple[int, bool]:
         """The fencing token of the grants, and whether a majority is witness of it (rule 4)."""
         if self.nodes == 1:
-            return self.votes[0][1], True  # type: ignore[index]  # it said yes
+            return self.votes[0][0], True  # type: ignore[index,return-value]  # it said yes
         fences = self.fences()
         top = max(fences)
         return top, fences.count(top) > self.nodes // 2
@@ -227,35 +229,31 @@ class Ballot:
             return []
         return [i for i, vote in enumerate(self.votes) if vote is None]
 
-    def denials(self) -> list[Denial]:
-        """What each node that said no tells of the holder."""
-        return [
-            (vote[1], vote[2])
-            for vote in self.votes
-            if vote is not None and not isinstance(vote, Exception) and vote[0] == 0
-        ]
+    def denials(self) -> list[Refused]:
+        """What each node says that refuses."""
+        return [vote for vote in self.votes if isinstance(vote, Refused)]
 
-    def holder(self) -> tuple[bytes, int] | None:
-        """Who holds it on a majority of the nodes, and for how many ms at least (-1: for ever); None: nobody does."""
+    def holder(self) -> Refused | None:
+        """The holder on a majority of the nodes, with the time that it has there at least; None: there is none."""
         return holder_of(self.denials(), self.nodes)
 
     def free(self) -> int:
         """How many nodes say that nobody holds it."""
-        return sum(pttl == -2 for pttl, _ in self.denials())
+        return sum(vote.left is None for vote in self.denials())
 
     def rank(self) -> int:
         """Where our ticket stands in the middle of the nodes that keep one; 0 where none does."""
-        ranks = sorted(vote[3] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and vote[3] >= 0)
+        ranks = sorted(vote.rank for vote in self.denials() if vote.rank >= 0)
         return ranks[len(ranks) // 2] if ranks else 0
 
     def orders(self) -> list[int]:
         """The order keys of our ticket there."""
-        return sorted(vote[4] for vote in self.votes if isinstance(vote, list) and vote[0] == 0 and vote[3] >= 0)
+        return sorted(vote.order for vote in self.denials() if vote.rank >= 0)
 
-    def taken(self) -> dict[int, bytes]:
+    def taken(self) -> dict[int, Slots]:
         """The slots in use at each node that said no, of a kind that has slots."""
         found = enumerate(self.votes)
-        return {i: vote[5] for i, vote in found if isinstance(vote, list) and vote[0] == 0 and len(vote) > 5}
+        return {i: vote.slots for i, vote in found if isinstance(vote, Refused) and vote.slots is not None}
 
     def who_took(self) -> Reason:
         """Why a majority said that the hold is not ours."""

@@ -5,12 +5,11 @@ no majority. On each node the undo of an attempt is queued before the next attem
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock.quorum.ballot import Ballot
-from asynclock.rules.model import ALONE, RELEASE, Op, Queueing, Serve
+from asynclock.rules.model import RELEASE, Op, Queueing, Serve
 from asynclock.stores.port import SameServer, WrongKind
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
     from asynclock._clock import Clock
     from asynclock.stores.port import Node
+
+_SERVING = {serve: Queueing(serve) for serve in Serve}
 
 
 class Quorum:
@@ -104,18 +105,18 @@ class Quorum:
             return self.nodes[0].listens
         return sum(node.listens for node in self.nodes) > len(self.nodes) // 2
 
-    def undo(self, ballot: Ballot, within: float, ticket: Queueing = ALONE) -> Ballot | None:
+    def undo(self, ballot: Ballot, within: float, ticket: Queueing | None = None) -> Ballot | None:
         """Take an attempt back wherever it left a trace or may yet (rule 3 of `ballot.py`), and put `ticket` in its
         place. It serves the queue only if the attempt had, or may have had, a majority: nobody waits for a minority."""
         op = ballot.op
-        op.undone = True
+        op.revoke()
         traces = ballot.traces()
         if not traces:
             return None
-        if len(traces) > len(self.nodes) // 2:
-            ticket = replace(ticket, serve=self.serve) if ticket is ALONE else ticket
-            ticket.serve = self.serve
-        undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket)
+        serve = self.serve if len(traces) > len(self.nodes) // 2 else Serve.NOBODY
+        if ticket is not None:
+            ticket.serve_as(serve)
+        undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket or _SERVING[serve])
         return self.ask(undo, within, everyone=True, only=traces)
 
     def unavailable(

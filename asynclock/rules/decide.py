@@ -19,7 +19,8 @@ The rules, as decide and each kind's .lua keep them:
 8. Who frees the name, or finds it free and may not enter, serves the queue: its first ticket that is fresh, and whose
    client listens, is told (over N nodes) or made the holder and told (at a node alone). What is found stale or deaf
    on the way goes; its owner, if it lives, renews it in its old place. Of a kind that several may hold, as many are
-   served as may enter together, at most SERVED, of whom the last go on (GO_ON). Who waits for several names at once
+   served as may enter together, at most SERVED, of whom the last continue
+   the batch. Who waits for several names at once
    (span 0) is told, never let in.
 9. A mutex's hold that somebody waits for is marked, so that the server's own compare-and-delete does not take it away
    unheard.
@@ -34,10 +35,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asynclock.rules.model import (
-    BROKEN,
     CLOCK_SKEW,
     DONE,
-    GO_ON,
+    ID_LENGTH,
     LAST,
     RESTING,
     RESTING_MARK,
@@ -174,7 +174,7 @@ class _Desk:
             return self._no()
         for hold in self.state.holds:
             if is_ours(hold.id):
-                self._tell(Notice(hold.id, 0, 0, BROKEN))
+                self._tell(hold.id, 0, broken=True)
         self._put(holds=(), marked=False)
         fence = self.state.fence
         self._serve()
@@ -206,7 +206,7 @@ class _Desk:
             return
         if not self.state.marked and is_ours(self.state.holds[0].id):
             self._put(marked=True)
-            self._tell(Notice(self.state.holds[0].id, 0))
+            self._tell(self.state.holds[0].id, 0)
 
     def _drop(self, id: str) -> None:
         """A ticket goes."""
@@ -224,7 +224,7 @@ class _Desk:
             return False
         called: list[Entry] = []  # who was woken counts as inside for those behind
         for number in range(1, SERVED + 1):
-            left = GO_ON if number > SERVED - LAST and self.kind.shared else -1
+            last = number > SERVED - LAST and self.kind.shared
             queue, holds = self.state.queue, (*self.state.holds, *called)
             if len(queue) == woken or queue[woken].id == until:
                 return self.kind.admits(holds, self.op.id)
@@ -235,7 +235,7 @@ class _Desk:
             if not self.kind.admits(holds, head.id):
                 return False
             calls = serve is Serve.WAKE or not head.span
-            heard = self._wake(head, left) if calls else self._grant(head, left)
+            heard = self._wake(head, last) if calls else self._grant(head, last)
             if heard is False:
                 self._drop(head.id)
             elif heard is None or not self.kind.shared:
@@ -245,16 +245,16 @@ class _Desk:
                 woken += 1
         return False
 
-    def _wake(self, head: Ticket, left: int) -> bool | None:
-        return self._tell(Notice(head.id, head.number, 0, left))
+    def _wake(self, head: Ticket, last: bool) -> bool | None:
+        return self._tell(head.id, head.number, continue_batch=last)
 
-    def _grant(self, head: Ticket, left: int) -> bool | None:
+    def _grant(self, head: Ticket, last: bool) -> bool | None:
         """Make it the holder until its ticket's end, and tell it; what nobody hears is taken back."""
         before = self.state
         self._drop(head.id)
         self._next_fences(None, self.op.memory, head.span)
         self._put(holds=(*self.state.holds, Entry(head.id, head.ends)), marked=not self.kind.shared)
-        heard = self._tell(Notice(head.id, head.number, self.state.fence, left))
+        heard = self._tell(head.id, head.number, self.state.fence, continue_batch=last)
         if not heard:
             fence, ends = self.state.fence, self.state.fence_ends
             self.state = replace(before, fence=fence, fence_ends=ends)
@@ -264,9 +264,10 @@ class _Desk:
         """The head learns when the name will be free."""
         if self.state.queue:
             head = self.state.queue[0]
-            self._tell(Notice(head.id, head.number, 0, round(self.op.rest * 1000)))
+            self._tell(head.id, head.number, left=self.op.rest)
 
-    def _tell(self, notice: Notice) -> bool | None:
+    def _tell(self, whose: str, number: int, fence: int = 0, left: float = 0.0, **flags: bool) -> bool | None:
+        notice = Notice(whose[:ID_LENGTH], number, fence, left, self.op.name, **flags)
         heard = self.hears(notice.tag)
         if heard:
             self.notices.append(notice)

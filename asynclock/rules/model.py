@@ -1,11 +1,12 @@
 """The values of the rules: what one node knows of one name and answers (State, Reply, Notice), what it is asked (Op and
-its verbs, Queueing), and for which kind of lock. Values, without a rule (that is `decide.py`)."""
+its verbs, Queueing), and for which kind of lock. Values, without a rule (that is `decide.py`). All times are in
+seconds; a store turns them into its own units."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from asynclock._options import RESERVED
@@ -22,12 +23,12 @@ _MADE = re.compile(r"[0-9a-fA-F]{32}[|!]")
 _OURS = re.compile(r"[0-9a-fA-F]{32}\|")
 
 
-class Verdict(IntEnum):
-    """What a node answers; its value opens the reply on the wire."""
+class Verdict(Enum):
+    """What a node answers."""
 
-    YES = 1
-    NO = 0
-    UNDONE = -1
+    YES = "yes"
+    NO = "no"
+    UNDONE = "undone"  # there is a tombstone of that id
 
 
 class Entry(NamedTuple):
@@ -76,47 +77,21 @@ class State:
         )
 
 
-BROKEN = -2
-"""Instead of ms left, in a notice to a holder: its hold was taken from it."""
-
-
-GO_ON = -3
-"""Instead of ms left, in a notice to a waiter: of those who were served together it was one of the last that one
-step may serve; once it has come in, it has the rest served."""
-
-
 class Notice(NamedTuple):
-    """What a client is told by push."""
+    """What a node pushes to a client."""
 
-    id: str  # whom it is for: a waiter's id, or a holder's
-    number: int  # of its ticket; 0: it is the holder, and somebody waits for it, or it was broken
-    fence: int = 0  # F, where the ticket became a hold; 0: it did not, come and try
-    left: int = -1  # ms until the name will be free; -1: it is
+    id: str  # the random part of the id of the waiter, or of the holder, that it is for
+    number: int  # of the waiter's ticket; 0: it is for the holder: others wait, or the hold was broken
+    fence: int = 0  # F, where the ticket became a hold; 0: it did not, and the waiter may try
+    left: float = 0.0  # seconds until the name will be free; 0.0: it is
+    name: str = ""  # of the lock, without the client's prefix
+    broken: bool = False  # an operator took the hold away
+    continue_batch: bool = False  # it is one of the last that one step served: once it is in, it has the rest served
 
     @property
     def tag(self) -> str:
         """Names the channel."""
         return self.id[:TAG_LENGTH]
-
-    def wire(self, key: str) -> bytes:
-        """As the scripts publish it, `key` being prefix + name."""
-        return f"{self.id[:ID_LENGTH]} {self.number} {self.fence} {self.left} {key}".encode()
-
-
-_NOTICE = re.compile(rb"(\S{32}) (\d{1,16}) (\d{1,16}) (-?\d{1,16}) (.*)", re.DOTALL)
-
-
-def parse_notice(wire: bytes) -> tuple[str, int, int, int, str] | None:
-    """The random part of the id, number, fence, left and key of `Notice.wire`. None: it is no notice. Anybody who may
-    publish on a client's channel can send anything, and an exception would cost the client its connection."""
-    match = _NOTICE.fullmatch(wire)
-    if match is None:
-        return None
-    whose, number, fence, left, key = match.groups()
-    try:
-        return whose.decode(), int(number), int(fence), int(left), key.decode()
-    except UnicodeDecodeError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,24 +104,16 @@ class Reply:
     holder: Entry | None = None
     rank: int = -1  # how many tickets stand before this one's; -1: it has none
     order: int = 0  # its order key
-    taken: str | None = None  # what more a refusal of its kind tells
+    taken: tuple[int, ...] | None = None  # the slots in use, of a kind that has some
     notices: tuple[Notice, ...] = ()
     marked: bool = False  # what was granted is waited for already
 
-    def wire(self, now: float) -> list[Any]:
-        """As the scripts answer: [1, F], or [1, F, 1] where others wait; [0, pttl in ms, holder, rank, order], pttl
-        being -1 without expiry and -2 where nobody holds it; or [-1]."""
-        match self.verdict:
-            case Verdict.YES:
-                return [1, self.fence, 1] if self.marked else [1, self.fence]
-            case Verdict.UNDONE:
-                return [-1]
-        more = [] if self.taken is None else [self.taken.encode()]
-        if self.holder is None:
-            return [0, -2, b"", self.rank, self.order, *more]
-        ends = self.holder.ends
-        left = -1 if ends is None else round((ends - now) * 1000)
-        return [0, left, self.holder.id.encode(), self.rank, self.order, *more]
+
+class Slots(NamedTuple):
+    """What a node that refuses says of the slots of a kind that has some."""
+
+    taken: tuple[int, ...]
+    part: int = 0  # which of the names of the op it speaks of
 
 
 def mode_of(id: str) -> str:
@@ -224,8 +191,7 @@ class Serve(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Queueing:
-    """How an op deals with those who wait. Many ops share one, so only `wire` ever changes; and of a ticket `serve`,
-    and `number` where it was sent again, or taken back, meanwhile."""
+    """How an op deals with those who wait. Many ops share one; only what its methods say, and `packed`, ever change."""
 
     serve: Serve = Serve.NOBODY
     fair: bool = False  # acquire: enter only as the first of the queue
@@ -235,7 +201,17 @@ class Queueing:
     fresh: float = 0.0  # seconds for which the ticket may be served
     order: int = 0  # its order key, in us; 0: the node's own clock says
     contended: bool = False  # release: somebody waits, as far as we know
-    wire: bytes = field(default=b"", init=False)  # a store's encoding of it
+    packed: Any = field(default=None, init=False)  # a store's encoding of it
+
+    def revoke(self) -> None:
+        """The ticket was sent anew, or taken back: should its op have to be sent again, it leaves no ticket."""
+        self.number = 0
+        self.packed = None
+
+    def serve_as(self, serve: Serve) -> None:
+        """What becomes of the next in the queue."""
+        self.serve = serve
+        self.packed = None
 
 
 ALONE = Queueing()
@@ -243,11 +219,11 @@ ALONE = Queueing()
 
 
 class Op:
-    """One request to every node. Once sent, only `undone`, `queueing`, `fence`, `wire` and `native` ever change."""
+    """One request to every node. Once it was sent, only what its methods say, and `packed`, ever change."""
 
     __slots__ = (
-        "done", "fence", "id", "kind", "lease", "memory", "name", "native", "plain", "queueing", "rest", "since",
-        "tombstone", "undone", "verb", "wire",
+        "done", "fence", "id", "kind", "lease", "memory", "name", "packed", "plain", "queueing", "rest", "revoked",
+        "since", "tombstone", "verb",
     )  # fmt: skip
 
     def __init__(
@@ -264,6 +240,7 @@ class Op:
         tombstone: bool = False,
         queueing: Queueing = ALONE,
         done: bool = False,
+        since: float = 0.0,
     ) -> None:
         self.verb = verb
         self.kind = kind
@@ -277,13 +254,32 @@ class Op:
         self.tombstone = tombstone  # release: leave one, for an acquire that may still be on its way
         self.queueing = queueing
         self.done = done  # release of a mutex: for the time of `rest` the name is marked as DONE, not as RESTING
-        self.since = 0.0  # release: nothing of its id was sent before this moment, on the client's clock
-        self.undone = False  # acquire, wait: its undo or release was queued; it must not be sent again
-        self.wire: bytes | None = None  # a store's encoding of it, made once for all nodes
-        self.native: tuple[tuple[str, ...], bytes] | None = None  # the same as a command of the server's own, and which
+        self.since = since  # release: nothing of its id was sent before this moment, on the client's clock
+        self.revoked = False  # see revoke()
+        self.packed: Any = None  # a store's encoding of it, made once for all nodes; of no meaning to others
 
     def __repr__(self) -> str:
         return f"<Op {self.verb.value} {self.kind.name} {self.name!r}>"
+
+    def revoke(self) -> None:
+        """The release or the undo of its id was queued. From now on no store may send it again: it could create a key,
+        or a ticket, that nobody takes back."""
+        self.revoked = True
+
+    def renew_seed(self, seed: int) -> None:
+        """It is about to be sent once more, with the client's clock of now."""
+        self.fence = seed
+        self.packed = None
+
+    def set_queueing(self, queueing: Queueing, *, plain: bool = False) -> None:
+        """The same, with another ticket; a `plain` acquire has none."""
+        self.queueing = queueing
+        self.plain = plain
+        self.packed = None
+
+    def ask_with_ticket(self, ticket: str) -> None:
+        """Before it is sent: a mere renewal of that ticket, in place of an acquire."""
+        self.verb, self.id = WAIT, ticket
 
 
 class Kind(Protocol):
@@ -327,7 +323,7 @@ class Kind(Protocol):
     def at(self, slot: int) -> Kind:
         """The kind of an attempt for that slot."""
 
-    def choose(self, taken: Sequence[bytes], spare: int) -> int | None:
+    def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
         """A slot that a majority may give: of nodes that refused, `taken` are the slots in use, and `spare` nodes are
         not needed. None: there is none, as far as is known."""
 
@@ -340,8 +336,8 @@ class Rule(Kind, Protocol):
 
     def at(self, slot: int) -> Rule: ...
 
-    def taken(self, holds: Sequence[Entry]) -> str | None:
-        """The slots in use, with spaces between; None: there are none."""
+    def taken(self, holds: Sequence[Entry]) -> tuple[int, ...] | None:
+        """The slots in use; None: it has no slots."""
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         """Whether one more hold may stand beside those there are."""
@@ -360,7 +356,7 @@ class Slotless:
         del slot
         return self
 
-    def choose(self, taken: Sequence[bytes], spare: int) -> None:
+    def choose(self, taken: Sequence[Slots], spare: int) -> None:
         del taken, spare
 
     def taken(self, holds: Sequence[Entry]) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from os.path import dirname, join
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asynclock.rules.model import Entry
+    from asynclock.rules.model import Entry, Slots
 
 with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "semaphore.lua"), encoding="utf-8") as file:
     _SCRIPT = file.read()
@@ -44,9 +45,9 @@ class Semaphore:
         """The same, of an attempt for that slot."""
         return Semaphore(self.room, str(slot))
 
-    def choose(self, taken: Sequence[bytes], spare: int) -> int | None:
-        words = [word for slots in taken for word in slots.split()]
-        free = [slot for slot in range(self.slots) if words.count(b"%d" % slot) <= spare]
+    def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
+        used = Counter(slot for slots in taken for slot in slots.taken)
+        free = [slot for slot in range(self.slots) if used[slot] <= spare]
         return random.choice(free) if free else None  # noqa: S311 - no secret
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
@@ -60,10 +61,10 @@ class Semaphore:
     def obstacle(self, holds: Sequence[Entry]) -> Entry:
         return min(holds, key=lambda each: (each.ends or 0.0, each.id))
 
-    def taken(self, holds: Sequence[Entry]) -> str:
-        """The slots in use, as the script answers them."""
+    def taken(self, holds: Sequence[Entry]) -> tuple[int, ...]:
+        """The slots in use, in the order in which the script answers them."""
         inside = sorted(holds, key=lambda each: (each.ends or 0.0, each.id))
-        return " ".join(slot for each in inside if (slot := wants(each.id)[1]))
+        return tuple(int(slot) for each in inside if (slot := wants(each.id)[1]))
 
 
 def wants(id: str) -> tuple[int, str]:

@@ -25,35 +25,36 @@ if TYPE_CHECKING:
 
 
 class Several(NamedTuple):
-    """A node's answer, the state of each name after, and what is told to others, each with the index of its name."""
+    """A node's answer, the state of each name after, and what is told to others."""
 
-    wire: list[object]
+    reply: Reply  # of a refusal: that of one name; its state and its notices are among those below
+    part: int  # which name that is
     states: list[State]
-    notices: list[tuple[int, Notice]]
+    notices: list[Notice]
 
 
 def decide_all(parts: Sequence[Part], states: Sequence[State], op: Op, now: float, hears: Hears) -> Several:
     """The answer of a node to an op for several names, each in its state."""
     desk = _Desk(parts, states, op, now, hears)
-    wire = desk.acquire() if op.verb is Verb.ACQUIRE else desk.each()
-    return Several(wire, desk.states, desk.notices)
+    reply, part = desk.acquire() if op.verb is Verb.ACQUIRE else desk.each()
+    return Several(reply, part, desk.states, desk.notices)
 
 
 class _Desk:
     def __init__(self, parts: Sequence[Part], states: Sequence[State], op: Op, now: float, hears: Hears) -> None:
         self.parts = parts
         self.states = list(states)
-        self.notices: list[tuple[int, Notice]] = []
+        self.notices: list[Notice] = []
         self._op = op
         self._now = now
         self._hears = hears
 
-    def acquire(self) -> list[object]:
+    def acquire(self) -> tuple[Reply, int]:
         waits = self._op.queueing.number
         for again in (True, False):  # where our place in the queue was what we lacked
             refused, reply = self._enter()
             if reply is None:
-                return [1, self._level()]
+                return self._yes(self._level())
             for index in range(len(self.parts)):
                 if index != refused:
                     self._leave(index)
@@ -61,22 +62,22 @@ class _Desk:
                 reply = self._ask(refused, Verb.WAIT, ticket=replace(self._op.queueing, span=0))
                 if again and reply.verdict is Verdict.NO and reply.holder is None:
                     continue
-            return self._wire(refused, reply)
+            return reply, refused
         raise AssertionError("the second round answers")
 
-    def each(self) -> list[object]:
+    def each(self) -> tuple[Reply, int]:
         """Extend or release all."""
         op = self._op
         alone = Queueing(op.queueing.serve, waiter=op.queueing.waiter, contended=op.queueing.contended)
-        refused: list[object] = []
+        refused: tuple[Reply, int] | None = None
         least: list[int] = []
         for index in range(len(self.parts)):
             reply = self._ask(index, op.verb, fence=op.fence, ticket=alone if index else op.queueing)
             if reply.verdict is Verdict.YES:
                 least.append(reply.fence)
-            elif not refused or refused[1] == -2:
-                refused = self._wire(index, reply)
-        return refused or [1, min(least)]
+            elif refused is None or refused[0].holder is None:
+                refused = reply, index
+        return refused or self._yes(min(least))
 
     def _enter(self) -> tuple[int, Reply | None]:
         """(…, None): all are let in; else the name that refuses, and how."""
@@ -108,12 +109,8 @@ class _Desk:
         mine.queueing = replace(ticket, fair=part.kind.fair, waiter=waiter)
         reply = decide(part.kind, self.states[index], mine, self._now, self._hears)
         self.states[index] = reply.state
-        self.notices += [(index, notice) for notice in reply.notices]
+        self.notices += reply.notices
         return reply
 
-    def _wire(self, index: int, reply: Reply) -> list[object]:
-        """As the script answers; slots in use go with the number of the name they are of, from 1."""
-        wire: list[object] = list(reply.wire(self._now))
-        if reply.taken is not None and len(wire) > 5:
-            wire[5] = f"{index + 1}:{reply.taken}".encode()
-        return wire
+    def _yes(self, fence: int) -> tuple[Reply, int]:
+        return Reply(Verdict.YES, self.states[0], fence), 0

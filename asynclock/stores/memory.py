@@ -14,12 +14,13 @@ from asynclock.rules.decide import decide
 from asynclock.rules.model import FAMILIES, State, Verb, mode_of, parts_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.port import NodeView, WrongKind
+from asynclock.stores.transactional import vote_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from asynclock.rules.model import Kind, Op
-    from asynclock.stores.port import Facts, NodeConfig, NoticeListener, ReplyHandler
+    from asynclock.stores.port import Facts, Grant, NodeConfig, Notice, NoticeListener, Refused, ReplyHandler, Undone
 
 
 class MemoryStore:
@@ -56,7 +57,7 @@ class MemoryStore:
             keys = [key for key in self._states if key.startswith(prefix + begin)]
             return [key[len(prefix) :] for key in keys if self.state(key).holds]
 
-    def decide(self, prefix: str, op: Op, answer: Callable[[list[object]], object]) -> None:
+    def decide(self, prefix: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]) -> None:
         """`answer` is called inside: so no notice overtakes it. Raises WrongKind."""
         with self._guard:
             now = self.now()
@@ -67,19 +68,20 @@ class MemoryStore:
                 raise WrongKind(f"{self.label}: {brief(op.name)} is in use as another kind")
             keys = [prefix + part.name for part in names]
             states = [self._states.get(key, State()) for key in keys]
+            notices: Sequence[Notice]
             if op.kind.parts:
-                wire, states, notices = decide_all(names, states, op, now, self._hears)
+                reply, part, states, notices = decide_all(names, states, op, now, self._hears)
             else:
-                reply = decide(names[0].kind, states[0], op, now, self._hears)
-                wire, states, notices = reply.wire(now), [reply.state], [(0, notice) for notice in reply.notices]
+                reply, part = decide(names[0].kind, states[0], op, now, self._hears), 0
+                states, notices = [reply.state], reply.notices
             for key, state in zip(keys, states, strict=True):
                 self._states[key] = state
                 if state == State():
                     del self._states[key]
-            answer(wire)
-            for whose, notice in notices:
+            answer(vote_of(reply, now, part))
+            for notice in notices:
                 loop, listener, index = self._listeners[notice.tag]
-                loop.call_soon_threadsafe(listener.received, index, notice.wire(keys[whose]))
+                loop.call_soon_threadsafe(listener.received, index, notice)
 
     def _is_of(self, key: str, kind: Kind) -> bool:
         """Whether it is held as that kind, or not at all."""

@@ -1,27 +1,73 @@
-"""What a store and its nodes are to the floors above, as protocols: whom they answer, and what they are told."""
+"""The port between the stores and the floors above: what a store and its nodes are, and the values that cross it. All
+times are in seconds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from asynclock._errors import ConfigError
+from asynclock.rules.model import Notice, Slots
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from asynclock._clock import Clock
     from asynclock.rules.model import Kind, Op
 
+__all__ = [
+    "UNDONE",
+    "Facts",
+    "Grant",
+    "Node",
+    "NodeConfig",
+    "NodeView",
+    "Notice",
+    "NoticeListener",
+    "Refused",
+    "ReplyHandler",
+    "SameServer",
+    "Slots",
+    "Store",
+    "Undone",
+    "Vote",
+    "WrongKind",
+]
+
+Grant: TypeAlias = tuple[int, bool]
+"""A node says yes: the fence F of the node, and whether others wait for the name there. It is a plain tuple, because it
+is made for each acquire; test for it with `vote.__class__ is tuple`."""
+
+
+class Refused(NamedTuple):
+    """A node says no."""
+
+    left: float | None  # until the hold in the way ends; math.inf: never, or unknown; None: nobody holds the name
+    holder: str = ""  # the id of that hold; "" where none is named
+    rank: int = -1  # so many tickets stand before the ticket of this op; -1: the node keeps none
+    order: int = 0  # the order key of the ticket of this op
+    slots: Slots | None = None  # the slots in use, of a kind that has some
+
+
+class Undone(Enum):
+    """A node says that the id was undone before: there is a tombstone of it."""
+
+    UNDONE = "undone"
+
+
+UNDONE = Undone.UNDONE
+
+Vote: TypeAlias = Grant | Refused | Undone | Exception | None
+"""What is known of one node's answer to one op; an exception: it casts no vote; None: nothing yet."""
+
 
 class ReplyHandler(Protocol):
-    """Who awaits the answers to one op. It is called once per node, from the loop, and never awaits."""
+    """It handles the replies to one op. It is called once per node, from the loop, and never awaits."""
 
     op: Op
     sent: float
     deadline: float
 
-    def answer(self, index: int, reply: Sequence[Any]) -> None:
-        """Node `index` answered; `reply` is as Reply.wire makes it."""
+    def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
+        """Node `index` answered."""
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
         """Node `index` casts no vote; `maybe`: it may still carry the op out."""
@@ -54,12 +100,13 @@ class WrongKind(ConfigError):
 
 
 class NoticeListener(Protocol):
-    """Who hears, on behalf of all who wait in one event loop. It is called from the loop, and never awaits."""
+    """It receives the notices for all waiters and holders of one event loop. It is called from the loop, and never
+    awaits."""
 
     tag: str  # names its channel
 
-    def received(self, index: int, notice: bytes) -> None:
-        """Node `index` sent a notice (Notice.wire)."""
+    def received(self, index: int, notice: Notice) -> None:
+        """Node `index` sent a notice. No notice overtakes the reply to an op that the node decided before."""
 
     def connected(self, index: int) -> None:
         """Node `index` is connected (again): notices before that may be lost; or there are none any more."""
@@ -80,7 +127,8 @@ class Node(Protocol):
         """Connect, or learn why not (`error`); never raises. Goes on trying behind the caller's back."""
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
-        """Ask; never awaits and never raises: the handler hears the answer, or that there is none, by its deadline."""
+        """Ask; never awaits and never raises. The handler gets the answer, or learns that there is none, by its
+        deadline. Ops are carried out in the order in which they are sent. An op that was revoked is not sent again."""
 
     def flush(self) -> None:
         """Let what was sent leave now, not at the end of this turn: somebody waits for it. Never raises."""

@@ -4,12 +4,14 @@ back (HAZARDS D7)."""
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
 
 from asynclock import Lease, LockLost, Redlock
-from asynclock.quorum.denials import Denial, lost_to
+from asynclock.quorum.denials import lost_to
+from asynclock.stores.port import Notice, Refused
 from tests.support.cancelled_waits import sent
 from tests.support.distant_stores import Beyond
 from tests.support.servers import Server
@@ -77,17 +79,17 @@ async def test_d7_nodes_at_different_distances(name: str, nodes: int, apart: flo
 @pytest.mark.parametrize(
     ("denials", "nodes", "broken", "reason"),
     [
-        ([(-2, b"")], 1, True, "broken"),
-        ([(900, b"x")], 1, True, "taken"),
-        ([(-2, b""), (-2, b"")], 3, True, "broken"),
-        ([(-2, b""), (900, b"x")], 3, True, "broken"),  # the next holder has no majority yet
-        ([(900, b"x"), (900, b"y")], 3, True, "broken"),
-        ([(900, b"x"), (-1, b"x")], 3, True, "taken"),
-        ([(-2, b""), (-2, b"")], 3, False, "broken"),
-        ([(-2, b""), (900, b"x")], 3, False, "taken"),
+        ([Refused(None)], 1, True, "broken"),
+        ([Refused(0.9, "x")], 1, True, "taken"),
+        ([Refused(None), Refused(None)], 3, True, "broken"),
+        ([Refused(None), Refused(0.9, "x")], 3, True, "broken"),  # the next holder has no majority yet
+        ([Refused(0.9, "x"), Refused(0.9, "y")], 3, True, "broken"),
+        ([Refused(0.9, "x"), Refused(math.inf, "x")], 3, True, "taken"),
+        ([Refused(None), Refused(None)], 3, False, "broken"),
+        ([Refused(None), Refused(0.9, "x")], 3, False, "taken"),
     ],
 )
-def test_why_a_hold_is_lost(denials: list[Denial], nodes: int, broken: bool, reason: str) -> None:
+def test_why_a_hold_is_lost(denials: list[Refused], nodes: int, broken: bool, reason: str) -> None:
     """Broken by an operator: unless somebody else holds a majority. Else taken, where somebody holds it anywhere."""
     assert lost_to(denials, nodes, broken) == reason
 
@@ -98,7 +100,7 @@ async def test_d7_another_hold_of_the_name_is_not_asked_about(five: list[Server]
         leases: list[Any] = [await client.read(name).acquire(timeout=None) for _ in range(3)]
         session = client._session()
         whose = leases[1]._hold.op.id[:32]
-        session.received(0, f"{whose} 0 0 -2 {name}".encode())
+        session.received(0, Notice(whose, 0, name=name, broken=True))
         assert [lease._hold._broken for lease in leases] == [False, True, False]
         for lease in leases:
             await lease.release()

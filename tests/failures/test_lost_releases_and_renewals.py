@@ -14,7 +14,7 @@ import pytest
 from asynclock import Lease, Redlock
 from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
 from asynclock.stores.memory import MemoryNode
-from asynclock.stores.port import NodeConfig, ReplyHandler
+from asynclock.stores.port import NodeConfig, Notice, ReplyHandler
 from tests.support.fake_clock import FakeClock
 from tests.support.proxied_clients import behind_proxies, forget, learn, unknown, whole
 from tests.support.servers import Server
@@ -88,7 +88,7 @@ def calls_in_vain(client: Redlock, name: str, nodes: int) -> None:
     session = client._session()
     (whose,) = session.waiting
     for index in range(nodes):
-        session.received(index, f"{whose[:ID_LENGTH]} 1 0 -1 {name}".encode())
+        session.received(index, Notice(whose[:ID_LENGTH], 1, name=name))
 
 
 async def test_a_renewal_sent_again_after_the_leave(servers: Any, name: str) -> None:
@@ -174,7 +174,7 @@ class Forgetful(Memory):
     def resend(self) -> int:
         """All that may be: what was undone may not (rule 5 of a node). How many there were."""
         self.forgets = False
-        late, self._late = [each for each in self._late if not each[1].undone], []
+        late, self._late = [each for each in self._late if not each[1].revoked], []
         for key, op, answer in late:
             super().decide(key, op, answer)
         return len(late)

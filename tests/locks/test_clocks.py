@@ -13,6 +13,7 @@ from asynclock._clock import SYSTEM, now
 from asynclock.quorum.ballot import drift
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.port import Refused
 from tests.support.fake_clock import FakeClock
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
@@ -116,9 +117,9 @@ async def test_b6_extend_after_the_deadline(name: str) -> None:
         await lease.extend()
     assert store.state(name).holds == ()
     kind = redlock(name)._kind
-    replies: list[list[object]] = []
+    replies: list[object] = []
     store.decide(name, Op(Verb.EXTEND, kind, name, "x" * 32, 30.0, memory=60.0), replies.append)
-    assert replies[0][0] == 0
+    assert replies == [Refused(None)]
     assert store.state(name).holds == ()
     await redlock.aclose()
 

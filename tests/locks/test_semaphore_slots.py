@@ -8,6 +8,7 @@ import pytest
 import redis as blocking
 
 from asynclock import Lease, LockLost, Redlock
+from asynclock.rules.model import Slots
 from asynclock.rules.semaphore import Semaphore, wants
 from tests.support.cancelled_waits import sent
 from tests.support.waiters import LONG
@@ -16,25 +17,27 @@ from tests.support.waiters import LONG
 @pytest.mark.parametrize(
     ("taken", "spare", "free"),
     [
-        ([b"0", b"0", b"0"], 1, {1}),
-        ([b"0", b"0 1", b"0"], 1, {1}),  # a majority may still give it
-        ([b"0 1", b"0 1", b"0"], 1, set()),  # no majority is left for either
-        ([b"0", b"0", b"0", b"0 1", b"0 1"], 2, {1}),
-        ([b"0", b"0", b"0 1", b"0 1", b"0 1"], 2, set()),
-        ([b"0", b"1"], 1, {0, 1}),  # what nobody has heard of the third node is no reason
-        ([b"", b"", b""], 1, {0, 1}),
+        ([(0,), (0,), (0,)], 1, {1}),
+        ([(0,), (0, 1), (0,)], 1, {1}),  # a majority may still give it
+        ([(0, 1), (0, 1), (0,)], 1, set()),  # no majority is left for either
+        ([(0,), (0,), (0,), (0, 1), (0, 1)], 2, {1}),
+        ([(0,), (0,), (0, 1), (0, 1), (0, 1)], 2, set()),
+        ([(0,), (1,)], 1, {0, 1}),  # what nobody has heard of the third node is no reason
+        ([(), (), ()], 1, {0, 1}),
         ([], 1, {0, 1}),
     ],
 )
-def test_a_slot_is_asked_for_while_a_majority_may_give_it(taken: list[bytes], spare: int, free: set[int]) -> None:
+def test_a_slot_is_asked_for_while_a_majority_may_give_it(
+    taken: list[tuple[int, ...]], spare: int, free: set[int]
+) -> None:
     """That is as long as no more nodes refuse it than a majority can do without."""
-    found = {Semaphore(2).choose(taken, spare) for _ in range(50)}
+    found = {Semaphore(2).choose([Slots(each) for each in taken], spare) for _ in range(50)}
     assert found == (free or {None})
 
 
 def test_slots_are_told_apart_by_their_whole_number() -> None:
     """Slot 1 is not taken where slot 10 or 11 is."""
-    others = b" ".join(b"%d" % slot for slot in range(12) if slot != 1)
+    others = Slots(tuple(slot for slot in range(12) if slot != 1))
     assert {Semaphore(12).choose([others] * 3, 1) for _ in range(20)} == {1}
 
 

@@ -21,9 +21,10 @@ import redis
 from asynclock.rules.decide import decide
 from asynclock.rules.model import ID_LENGTH, MARK, Kind, Notice, Op, Reply, State, Ticket
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.redis.encoding import PLAIN_NO, PLAIN_YES, encode_whole
+from asynclock.stores.redis.encoding import encode_whole
 from asynclock.stores.redis.keys import channel
 from tests.support.histories import AT, IDS, TAGS, Ask, Foreign, Hear, Pass, Permit, Step, number
+from tests.support.on_the_wire import notice_on_wire, reply_on_wire
 from tests.support.stage import Stage, Told
 
 KEYS = (AT.hold, AT.fence, AT.queue, AT.tickets, *(AT.undone + each[:ID_LENGTH] for each in IDS))
@@ -86,11 +87,10 @@ def assert_same_view(model: View, real: View, early: float, late: float) -> None
 
 def assert_same_reply(op: Op, reply: Reply, now: float, real: Any, early: float, late: float) -> None:
     """The reply on the wire is what decide says; a pttl may differ as that of a key."""
-    wire = reply.wire(now)
+    wire = reply_on_wire(reply, now)
     if op.plain:  # the server's plain SET says no more than yes or no
-        wire = PLAIN_YES if wire[0] == 1 else PLAIN_NO
-        real = PLAIN_NO if real is None else PLAIN_YES
-    if wire[0] == 0 and wire[1] >= 0:
+        wire, real = [wire[0] == 1], [real is not None]
+    elif wire[0] == 0 and wire[1] >= 0:
         assert wire[1] - early <= real[1] <= wire[1] + late, f"{op}: {real}, not {wire}"
         wire[1] = real[1]
     assert real == wire, f"{op}: {real}, not {wire}"
@@ -98,7 +98,7 @@ def assert_same_reply(op: Op, reply: Reply, now: float, real: Any, early: float,
 
 def assert_same_told(notices: Sequence[Notice], told: Told) -> None:
     """The same was told, to the same, in the same order."""
-    assert told == [(channel(notice.tag), notice.wire(AT.hold)) for notice in notices]
+    assert told == [(channel(notice.tag), notice_on_wire(notice)) for notice in notices]
 
 
 # -- players -----------------------------------------------------------------------------------------------------------

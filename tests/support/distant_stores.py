@@ -12,7 +12,7 @@ from typing import Any
 from asynclock import Redlock
 from asynclock.rules.model import Op
 from asynclock.stores.memory import MemoryNode
-from asynclock.stores.port import NodeConfig, NoticeListener, ReplyHandler, WrongKind
+from asynclock.stores.port import Grant, NodeConfig, Notice, NoticeListener, Refused, ReplyHandler, Undone, WrongKind
 from tests.support.fake_clock import FakeClock
 from tests.support.still_clock import Memory, Still, turns
 
@@ -25,7 +25,7 @@ class Distant:
         self._listener = listener
         self._store = store
 
-    def received(self, index: int, notice: bytes) -> None:
+    def received(self, index: int, notice: Notice) -> None:
         self._store.later(lambda: self._listener.received(index, notice), self.tag)
 
     def connected(self, index: int) -> None:
@@ -51,7 +51,7 @@ class FarNode(MemoryNode):
         self._far.later(what, self._listener.tag)
 
     def _arrives(self, op: Op, handler: ReplyHandler) -> None:
-        def answer(reply: list[object]) -> None:
+        def answer(reply: Grant | Refused | Undone) -> None:
             self._later(lambda: handler.answer(self._index, reply))
 
         try:

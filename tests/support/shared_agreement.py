@@ -22,7 +22,8 @@ from asynclock.stores.redis.keys import Keys, channel
 from tests.support.agreement import STAND_STILL, command_of
 from tests.support.agreement import _ticket as ticket_text
 from tests.support.histories import MUTE, Ask, Hear, Pass, Permit, number
-from tests.support.shared_histories import AT, IDS, NAMES, TAGS, Play, Step, World, Write, kind_of, op_of
+from tests.support.on_the_wire import notice_on_wire, reply_on_wire
+from tests.support.shared_histories import AT, IDS, TAGS, Play, Step, World, Write, kind_of, op_of
 from tests.support.stage import Stage, Told
 
 View = dict[str, tuple[Any, float]]
@@ -162,12 +163,11 @@ class Ensemble:
         op, names = op_of(step, self.world, self.states, self._us)
         met = [self.states[name] for name in names]
         if op.kind.parts:
-            wire, states, told = decide_all(op.kind.parts, met, op, now, self._hears)
-            notices = [(names[index], notice) for index, notice in told]
+            decided, part, states, notices = decide_all(op.kind.parts, met, op, now, self._hears)
+            wire = reply_on_wire(decided, now, part)
         else:
             decided = decide(cast("Rule", op.kind), met[0], op, now, self._hears)
-            wire, states = decided.wire(now), [decided.state]
-            notices = [(names[0], notice) for notice in decided.notices]
+            wire, states, notices = reply_on_wire(decided, now), [decided.state], list(decided.notices)
         self._become(dict(zip(names, states, strict=True)), op.lease)
         command = command_of(op)
         count, text = int(command[2]), command[1].decode()
@@ -188,9 +188,7 @@ class Ensemble:
             self._longest[name] = max([self._longest[name] if before.holds else 0.0, now + lease, *ends])
             self.states[name] = _in_ms(state.at(now), self.shared[name])
 
-    def _run(
-        self, text: str, words: list[Any], own: list[Any], notices: Sequence[tuple[int, Notice]]
-    ) -> tuple[Any, float]:
+    def _run(self, text: str, words: list[Any], own: list[Any], notices: Sequence[Notice]) -> tuple[Any, float]:
         """Run it, compare the states and what was told, and answer the reply and what its PTTLs may lack."""
         seconds, us = divmod(self._us, 1_000_000)
         frame = {"time": [str(seconds), str(us)], "left": self._left, "keys": len(own), "last": self.stage.last()}
@@ -246,9 +244,9 @@ def assert_same_answer(op: Op, wire: list[Any], real: Any, early: float) -> None
     assert real == wire, f"{op}: {real}, not {wire}"
 
 
-def assert_same_told(notices: Sequence[tuple[int, Notice]], told: Told) -> None:
+def assert_same_told(notices: Sequence[Notice], told: Told) -> None:
     """The same was told, to the same, in the same order."""
-    assert told == [(channel(notice.tag), notice.wire(NAMES[name])) for name, notice in notices]
+    assert told == [(channel(notice.tag), notice_on_wire(notice)) for notice in notices]
 
 
 def agree_on(stage: Stage, name: str, play: Play) -> None:

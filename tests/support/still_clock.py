@@ -12,6 +12,7 @@ from asynclock import Lease, Redlock
 from asynclock.acquire.hold import Hold
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.port import Grant, Refused, Undone
 from asynclock.stores.redis.keys import keys
 from tests.support.fake_clock import FakeClock
 from tests.support.servers import Server
@@ -43,7 +44,7 @@ class Memory(MemoryStore):
         super().__init__(clock)
         self.asked: list[tuple[Verb, float]] = []
 
-    def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
+    def decide(self, key: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]) -> None:
         self.asked.append((op.verb, self._time.now()))
         super().decide(key, op, answer)
 

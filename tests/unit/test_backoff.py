@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -17,22 +18,22 @@ SECOND = 1_000.0
 @pytest.mark.parametrize(
     ("rank", "left", "ours", "soonest", "latest", "only"),
     [
-        (0, 3_000, True, 3.001, 3.001, False),  # its lease may end unheard
-        (2, 3_000, True, 3.001, 3.001, False),
-        (3, 3_000, True, 3.003, 3.003, False),  # those before it go first
-        (9, 3_000, True, 3.015, 3.015, False),
-        (0, 0, True, 0.001, 0.001, False),
-        (0, 11_000, True, 8.0, 10.0, True),  # the ticket is renewed before
-        (0, 600_000, True, 8.0, 10.0, True),
-        (0, -2, True, 8.0, 10.0, True),  # nobody holds it: who is before us was called
-        (9, -1, True, 8.0, 10.0, True),  # held for ever, and others look
-        (0, -1, True, 0.05, 0.25, False),
-        (0, 3_000, False, 0.05, 0.25, False),  # a stranger calls nobody
-        (2, 3_000, False, 0.05, 0.25, False),
-        (3, 3_000, False, 3.003, 3.003, False),
+        (0, 3.001, True, 3.001, 3.001, False),  # its lease may end unheard
+        (2, 3.001, True, 3.001, 3.001, False),
+        (3, 3.001, True, 3.003, 3.003, False),  # those before it go first
+        (9, 3.001, True, 3.015, 3.015, False),
+        (0, 0.001, True, 0.001, 0.001, False),
+        (0, 11.001, True, 8.0, 10.0, True),  # the ticket is renewed before
+        (0, 600.001, True, 8.0, 10.0, True),
+        (0, None, True, 8.0, 10.0, True),  # nobody holds it: who is before us was called
+        (9, math.inf, True, 8.0, 10.0, True),  # held for ever, and others look
+        (0, math.inf, True, 0.05, 0.25, False),
+        (0, 3.001, False, 0.05, 0.25, False),  # a stranger calls nobody
+        (2, 3.001, False, 0.05, 0.25, False),
+        (3, 3.001, False, 3.003, 3.003, False),
     ],
 )
-def test_next_look(rank: int, left: int, ours: bool, soonest: float, latest: float, only: bool) -> None:
+def test_next_look(rank: int, left: float | None, ours: bool, soonest: float, latest: float, only: bool) -> None:
     """Of a ticket that lives for 30 s and was sent now."""
     for _ in range(20):
         at, looks = next_look(SECOND, SECOND, 30.0, rank, left, ours)

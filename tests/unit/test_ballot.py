@@ -15,11 +15,10 @@ from asynclock.quorum.ballot import Ballot, Outcome, drift, tally, valid_until
 from asynclock.quorum.quorum import deployment_is_new
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.port import Facts, Node
+from asynclock.stores.port import UNDONE, Facts, Grant, Node, Refused
 
-YES = [1, 42]
-NO = [0, 1_500, b"other"]
-UNDONE = [-1]
+YES: Grant = 42, False
+NO = Refused(1.5, "other")
 BROKEN = ConnectionError("broken")
 
 
@@ -129,7 +128,7 @@ def test_a_vote_of_a_node_that_was_counted_out_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("again", [YES, NO, BROKEN])
-def test_a_node_has_one_vote(again: list[object] | Exception) -> None:
+def test_a_node_has_one_vote(again: Grant | Refused | Exception) -> None:
     """What it says twice counts once."""
     made = ballot()
     made.answer(0, YES)
@@ -160,7 +159,7 @@ def test_what_votes_say() -> None:
     made.answer(2, UNDONE)
     made.fail(3, BROKEN, maybe=False)
     assert made.fences() == [42]
-    assert made.denials() == [(1_500, b"other")]
+    assert made.denials() == [NO]
     assert [(index, type(error)) for index, error in made.errors()] == [(3, ConnectionError)]
     assert made.silent() == []  # refused by a majority, whatever the last one says
 

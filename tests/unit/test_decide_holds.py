@@ -7,6 +7,7 @@ import pytest
 from asynclock.rules.decide import decide
 from asynclock.rules.model import CLOCK_SKEW, DONE, RESTING, Entry, Op, Reply, State, Verb, Verdict
 from asynclock.rules.mutex import MUTEX
+from tests.support.on_the_wire import reply_on_wire
 
 NOW = 1_700_000_000.0
 NOW_US = 1_700_000_000_000_000
@@ -120,14 +121,14 @@ def test_rule_3_the_skew_is_as_documented() -> None:
 def test_rule_3_a_held_name_is_refused(state: State, wire: list[object], plain: bool) -> None:
     """With who holds it, and for how long; nothing changes."""
     reply = asked(state, ask(Verb.ACQUIRE, fence=NOW_US, plain=plain))
-    assert reply.wire(NOW) == wire
+    assert reply_on_wire(reply, NOW) == wire
     assert reply.state == state
 
 
 def test_rule_3_a_plain_hold_has_no_fence() -> None:
     """SET NX PX and no more: no counter, and no tombstone is looked at."""
     reply = asked(UNDONE, ask(Verb.ACQUIRE, fence=NOW_US, plain=True))
-    assert reply.wire(NOW) == [1, 0]
+    assert reply_on_wire(reply, NOW) == [1, 0]
     assert reply.state == State((Entry("me", NOW + 10),), undone=UNDONE.undone)
 
 
@@ -149,7 +150,7 @@ def test_rule_3_a_plain_id_is_not_known_again() -> None:
 def test_rules_4_and_5_are_for_the_owner(verb: Verb, state: State, now: float, wire: list[object]) -> None:
     """Nobody else's hold moves or goes, and no key comes back."""
     reply = asked(state, ask(verb), now)
-    assert reply.wire(now) == wire
+    assert reply_on_wire(reply, now) == wire
     assert reply.state.holds == state.at(now).holds
 
 
@@ -180,7 +181,7 @@ def test_rule_5_a_run_that_returned_leaves_a_mark_of_its_own(rest: float, left: 
 def test_rule_5_a_resting_name_admits_nobody(verb: Verb, holder: str) -> None:
     """Not even who released it."""
     state = State((Entry(holder, NOW + 3),))
-    assert asked(state, ask(verb, fence=NOW_US)).wire(NOW) == [0, 3_000, holder.encode(), -1, 0]
+    assert reply_on_wire(asked(state, ask(verb, fence=NOW_US)), NOW) == [0, 3_000, holder.encode(), -1, 0]
 
 
 @pytest.mark.parametrize("state", [FREE, HELD, OTHERS], ids=["free", "held", "another's"])

@@ -58,4 +58,4 @@ def test_the_fast_encoding_is_the_plain_one(
     sha = sha1(MUTEX.script.encode()).hexdigest()
     plain = _wire.pack("EVALSHA", sha, *_wire._arguments(op, prefix, tombstone))
     assert _wire.encode(op, prefix) == plain
-    assert op.wire == plain
+    assert op.packed == plain

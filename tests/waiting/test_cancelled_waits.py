@@ -11,6 +11,7 @@ import pytest
 from asynclock import ConfigError, LockLost, Redlock
 from asynclock.locks.lease import Lease
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.port import Notice
 from tests.support.cancelled_waits import (
     SOON,
     Held,
@@ -147,7 +148,7 @@ async def test_e5_cancelled_in_the_turn_of_the_notice(
     hear = session.received
     heard: list[Callable[[], object]] = []
 
-    def intercept(index: int, notice: bytes) -> None:
+    def intercept(index: int, notice: Notice) -> None:
         cancel: Callable[[], object] = heard.pop(0) if heard else bool
         order: list[Callable[[], object]] = [cancel, partial(hear, index, notice)]
         for act in order if first == "cancel" else order[::-1]:

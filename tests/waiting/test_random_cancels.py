@@ -14,6 +14,7 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.port import Notice
 from asynclock.stores.redis.keys import keys
 from tests.support.cancelled_waits import SOON, Make, kept, known, nothing_is_left, sent, three
 from tests.support.gates import behind_gates
@@ -103,9 +104,9 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(
     """A third of all notices is never heard, and tickets are sent anew at odd moments, so that many are renewed as the
     grant comes: found at the next renewal; one holder, rising fences, nobody forgotten, nothing left."""
     clients = await three(make, lease=1.2)
-    lost: list[bytes] = []
+    lost: list[Notice] = []
 
-    def unsure(hear: Callable[[int, bytes], None], index: int, notice: bytes) -> None:
+    def unsure(hear: Callable[[int, Notice], None], index: int, notice: Notice) -> None:
         if chance.random() < 1 / 3:
             lost.append(notice)
         else:
@@ -132,7 +133,7 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(
     for number in range(len(crowds)):
         await nothing_is_left(clients, f"{name}:{number}.")
     assert sum(crowd.served for crowd in crowds) > 400
-    assert sum(notice.split()[1] != b"0" for notice in lost) > 20  # calls, not what holders are told
+    assert sum(notice.number != 0 for notice in lost) > 20  # calls, not what holders are told
 
 
 @pytest.mark.timeout(180)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -15,9 +16,10 @@ from asynclock import Lease, Redlock
 from asynclock.acquire.backoff import after_doubt
 from asynclock.acquire.obstacles import Obstacles
 from asynclock.quorum.ballot import Ballot
-from asynclock.quorum.denials import Denial, first_free, holder_of, is_held, soonest
+from asynclock.quorum.denials import first_free, holder_of, is_held, soonest
 from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
 from asynclock.rules.rwlock import WRITE
+from asynclock.stores.port import Refused
 from tests.support.distant_stores import Beyond
 from tests.support.servers import Server
 from tests.support.still_clock import Still, turns
@@ -237,28 +239,34 @@ async def test_permits_that_a_minority_misses_are_taken(name: str, kind: str) ->
 
 # -- pure ------------------------------------------------------------------------------------------------------------
 
-FREE: Denial = (-2, b"")
+FREE = Refused(None)
 
 
 @pytest.mark.parametrize(
     ("denials", "nodes", "held", "first", "one"),
     [
-        ([], 3, False, 0, None),
-        ([(900, b"a")], 1, True, 900, (b"a", 900)),
-        ([(-1, b"a")], 1, True, -1, (b"a", -1)),
-        ([FREE, FREE, (900, b"a")], 3, False, 0, None),
-        ([FREE, (800, b"b"), (900, b"a")], 3, True, 800, None),
-        ([(700, b"c"), (800, b"b"), (900, b"a")], 3, True, 800, None),
-        ([(700, b"c"), (-1, b"b"), (-1, b"a")], 3, True, -1, None),
-        ([(700, b"a"), (-1, b"b"), (900, b"a")], 3, True, 900, (b"a", 700)),
-        ([(800, b"b"), (900, b"a")], 3, True, 800, None),  # the third let it in, or says nothing
-        ([(700, b"c"), (800, b"b"), (900, b"a")], 5, True, 700, None),
-        ([(600, b"d"), (700, b"c"), (800, b"b"), (900, b"a")], 5, True, 700, None),
-        ([(500, b"e"), (600, b"d"), (700, b"c"), (800, b"b"), (900, b"a")], 5, True, 700, None),
+        ([], 3, False, 0.0, None),
+        ([Refused(0.9, "a")], 1, True, 0.9, Refused(0.9, "a")),
+        ([Refused(math.inf, "a")], 1, True, math.inf, Refused(math.inf, "a")),
+        ([FREE, FREE, Refused(0.9, "a")], 3, False, 0.0, None),
+        ([FREE, Refused(0.8, "b"), Refused(0.9, "a")], 3, True, 0.8, None),
+        ([Refused(0.7, "c"), Refused(0.8, "b"), Refused(0.9, "a")], 3, True, 0.8, None),
+        ([Refused(0.7, "c"), Refused(math.inf, "b"), Refused(math.inf, "a")], 3, True, math.inf, None),
+        ([Refused(0.7, "a"), Refused(math.inf, "b"), Refused(0.9, "a")], 3, True, 0.9, Refused(0.7, "a")),
+        ([Refused(0.8, "b"), Refused(0.9, "a")], 3, True, 0.8, None),  # the third let it in, or says nothing
+        ([Refused(0.7, "c"), Refused(0.8, "b"), Refused(0.9, "a")], 5, True, 0.7, None),
+        ([Refused(0.6, "d"), Refused(0.7, "c"), Refused(0.8, "b"), Refused(0.9, "a")], 5, True, 0.7, None),
+        (
+            [Refused(0.5, "e"), Refused(0.6, "d"), Refused(0.7, "c"), Refused(0.8, "b"), Refused(0.9, "a")],
+            5,
+            True,
+            0.7,
+            None,
+        ),
     ],
 )
 def test_what_denials_amount_to(
-    denials: list[Denial], nodes: int, held: bool, first: int, one: tuple[bytes, int] | None
+    denials: list[Refused], nodes: int, held: bool, first: float, one: Refused | None
 ) -> None:
     """Held by a majority, by whomever; the earliest moment at which a majority could be free; and the one holder."""
     assert is_held(denials, nodes) is held
@@ -267,36 +275,36 @@ def test_what_denials_amount_to(
 
 
 def test_the_first_hold_that_ends() -> None:
-    """A whole ms more, as Redis rounds; never where none has an end."""
-    assert soonest([FREE, (-1, b"a"), (700, b"b"), (900, b"c")]) == pytest.approx(0.701)
-    assert soonest([FREE, (-1, b"a")]) == float("inf")
+    """Never where none has an end."""
+    assert soonest([FREE, Refused(math.inf, "a"), Refused(0.7, "b"), Refused(0.9, "c")]) == 0.7
+    assert soonest([FREE, Refused(math.inf, "a")]) == math.inf
 
 
 def test_since_when_ids_are_known() -> None:
     """Of the ids that the nodes name, the majority that has been known for longest, at whichever node."""
     seen = Obstacles(0.1)
-    assert seen.since([(9, b"a"), (9, b"b"), (9, b"c")], 3, 1.0) == 1.0
-    assert seen.since([(9, b"a"), (9, b"d"), (9, b"e")], 3, 2.0) == 2.0
-    assert seen.since([(9, b"b"), FREE, (9, b"c")], 3, 3.0) == 1.0
-    assert seen.since([(9, b"d"), (9, b"d"), (9, b"x")], 3, 4.0) == 2.0
-    assert seen.since([(9, b"x"), (9, b"y"), (9, b"z")], 3, 5.0) == 5.0
+    assert seen.since([Refused(9.0, "a"), Refused(9.0, "b"), Refused(9.0, "c")], 3, 1.0) == 1.0
+    assert seen.since([Refused(9.0, "a"), Refused(9.0, "d"), Refused(9.0, "e")], 3, 2.0) == 2.0
+    assert seen.since([Refused(9.0, "b"), FREE, Refused(9.0, "c")], 3, 3.0) == 1.0
+    assert seen.since([Refused(9.0, "d"), Refused(9.0, "d"), Refused(9.0, "x")], 3, 4.0) == 2.0
+    assert seen.since([Refused(9.0, "x"), Refused(9.0, "y"), Refused(9.0, "z")], 3, 5.0) == 5.0
 
 
 def test_ids_are_forgotten() -> None:
     """However many have come and gone, a few are kept: those that were named last."""
     seen = Obstacles(0.1)
     for number in range(1_000):
-        seen.since([(9, b"stays"), (9, b"stays"), (9, b"%d" % number)], 3, float(number))
+        seen.since([Refused(9.0, "stays"), Refused(9.0, "stays"), Refused(9.0, str(number))], 3, float(number))
     assert len(seen._since) <= 64
-    assert seen.since([(9, b"stays"), (9, b"stays"), (9, b"new")], 3, 2_000.0) == 0.0
-    assert seen.since([(9, b"0"), (9, b"1"), (9, b"2")], 3, 2_000.0) == 2_000.0
+    assert seen.since([Refused(9.0, "stays"), Refused(9.0, "stays"), Refused(9.0, "new")], 3, 2_000.0) == 0.0
+    assert seen.since([Refused(9.0, "0"), Refused(9.0, "1"), Refused(9.0, "2")], 3, 2_000.0) == 2_000.0
 
 
 def refused(verb: Verb, sent: float, *ids: str) -> Ballot:
     """By nodes that name these, each for another 20 s."""
     made = Ballot(Op(verb, WRITE, "name", "id", 30.0), len(ids), sent, sent + 0.05)
     for index, whose in enumerate(ids):
-        made.answer(index, [0, 20_000, f"{whose:0>{ID_LENGTH}}|w.1|1|host|".encode(), 0, 1])
+        made.answer(index, Refused(20.0, f"{whose:0>{ID_LENGTH}}|w.1|1|host|", 0, 1))
     return made
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import pytest
 
 from asynclock import Lease, Redlock
+from asynclock.stores.port import Notice
 from tests.support.servers import Server
 from tests.support.still_clock import Still, idle, numbers, turns
 from tests.support.waiters import LIMIT, LONG, calls, in_queue, rise, until, urls_of
@@ -39,10 +40,9 @@ class Ears:
             session = client._session()
             session.received = self._listening(who, session.received)  # type: ignore[assignment, method-assign]
 
-    def _listening(self, who: int, heard: Callable[[int, bytes], None]) -> Callable[[int, bytes], None]:
-        def hear(index: int, notice: bytes) -> None:
-            _, number, fence, *_ = notice.decode().split(" ")
-            self.heard.append((who, int(number), int(fence)))
+    def _listening(self, who: int, heard: Callable[[int, Notice], None]) -> Callable[[int, Notice], None]:
+        def hear(index: int, notice: Notice) -> None:
+            self.heard.append((who, notice.number, notice.fence))
             heard(index, notice)
 
         return hear

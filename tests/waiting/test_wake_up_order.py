@@ -9,6 +9,7 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.rules.model import ID_LENGTH
+from asynclock.stores.port import Notice
 from tests.support.cancelled_waits import SOON, Make
 from tests.support.still_clock import Still, forgotten, idle, turns
 from tests.support.waiters import LIMIT, LONG
@@ -167,7 +168,7 @@ async def test_a_grant_of_a_ticket_that_nobody_remembers_is_no_lease(name: str) 
         session = other._session()
         (whose,) = session.waiting
         still.asked()
-        session.received(0, f"{whose[:ID_LENGTH]} 99 {lease.fence + 1} 0 {name}".encode())
+        session.received(0, Notice(whose[:ID_LENGTH], 99, lease.fence + 1, name=name))
         await turns(20)
         assert not waiting.done()
         assert len(still.asked()) == 1

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from asynclock.rules.model import ADOPT, BREAK, RELEASE
-from asynclock.stores.redis.encoding import PLAIN_YES, pack
-from asynclock.stores.redis.replies import ServerError
+from asynclock.stores.redis.encoding import pack
+from asynclock.stores.redis.replies import PLAIN_YES, ServerError, refusal_of
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -82,7 +82,12 @@ class Connection(asyncio.Protocol):
                 kind = type(reply)
                 if kind is list:
                     handler = take()
-                    handler.answer(index, reply)
+                    if (code := reply[0]) == 1:  # only scripts answer a list that begins with an int
+                        handler.answer(index, (reply[1], len(reply) > 2))
+                    elif code == 0:
+                        handler.answer(index, refusal_of(reply))
+                    else:
+                        self._node.odd_reply(self, handler, reply)
                 elif kind is hiredis.PushNotification and reply[0] != b"subscribe":
                     self._node.pushed(reply)
                 elif kind is int and reply:  # a release by the server's own command

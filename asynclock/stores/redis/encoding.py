@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha1
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hiredis import pack_command
 
@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 NATIVE_RELEASES = (("DELIFEQ",), ("DELEX", "IFEQ"))
 """What servers call it, with what stands between key and value: Valkey 9, Redis 8.4."""
 
-PLAIN_YES: list[Any] = [1, 0]
-"""What the OK of a plain SET NX means."""
-PLAIN_NO: list[Any] = [0, -1, b""]
-"""What its nil means: it does not tell for how long."""
-
 
 def pack(*command: str | int) -> bytes:
     """A command as Redis reads it."""
@@ -30,11 +25,11 @@ def pack(*command: str | int) -> bytes:
 
 
 def encode(op: Op, prefix: str) -> bytes:
-    """The op as an EVALSHA (a plain acquire as a SET), kept in `op.wire`: it is the same for all nodes."""
+    """The op as an EVALSHA (a plain acquire as a SET), kept in `op.packed`: it is the same for all nodes."""
     if op.plain:
-        op.wire = pack("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease))
+        wire = pack("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease))
     elif op.kind.parts:
-        op.wire = pack("EVALSHA", _sha(op.kind.script), *_arguments(op, prefix, op.tombstone))
+        wire = pack("EVALSHA", _sha(op.kind.script), *_arguments(op, prefix, op.tombstone))
     else:
         # The same as pack("EVALSHA", sha, 3, *_arguments(...)), in a third of its time: what repeats is kept packed.
         at = KNOWN[prefix, op.name]
@@ -42,18 +37,19 @@ def encode(op: Op, prefix: str) -> bytes:
         random = whole[:ID_LENGTH]
         fence = b"%d" % op.fence
         head, verb, lease, rest = _frame(op.kind.script, op.verb, op.lease, op.memory, op.rest, op.tombstone, op.done)
-        op.wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
+        wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
             head, at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random,
-            verb, len(whole), whole, lease, len(fence), fence, rest, op.queueing.wire or _pack_queueing(op.queueing),
+            verb, len(whole), whole, lease, len(fence), fence, rest, op.queueing.packed or _pack_queueing(op.queueing),
         )  # fmt: skip
-    return op.wire
+    op.packed = wire
+    return wire
 
 
 def _pack_queueing(queueing: Queueing) -> bytes:
     """Its words; packed once, for many ops share it."""
     words = [str(word).encode() for word in _words(queueing)]
-    queueing.wire = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-    return queueing.wire
+    queueing.packed = packed = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return packed
 
 
 def _words(queueing: Queueing) -> tuple[str | int, ...]:
@@ -68,15 +64,16 @@ def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None
     It finds nothing where the hold is marked: the script then serves who waits. It does not carry the token: a majority
     of witnesses knows that since the acquire.
     """
-    if op.native is not None and op.native[0] == command:
-        return op.native[1]
+    known = op.packed
+    if known.__class__ is tuple and known[0] == command:
+        return known[1]  # type: ignore[no-any-return]
     queueing = op.queueing
     if op.kind.shared or op.rest or op.tombstone or queueing.number or queueing.contended:
         return None
     head, middle = _native_head(command)
     whole = op.id.encode()
     wire = b"%b%b%b$%d\r\n%b\r\n" % (head, KNOWN[prefix, op.name].packed_hold, middle, len(whole), whole)
-    op.native = command, wire
+    op.packed = command, wire
     return wire
 
 

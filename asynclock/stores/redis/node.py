@@ -34,12 +34,14 @@ from typing import TYPE_CHECKING, Any
 from asynclock._errors import ConfigError
 from asynclock._options import CONNECT_TIMEOUT
 from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
+from asynclock.stores.port import UNDONE
 from asynclock.stores.redis import replies
 from asynclock.stores.redis.connection import CommandReply, Connection, IgnoredReply, is_overdue, patience, take_over
 from asynclock.stores.redis.delivery import Delivery
-from asynclock.stores.redis.encoding import PLAIN_NO, PLAIN_YES, encode, encode_native, encode_whole, pack
+from asynclock.stores.redis.encoding import encode, encode_native, encode_whole, pack
 from asynclock.stores.redis.handshake import handshake
 from asynclock.stores.redis.keys import mark
+from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff
 from asynclock.stores.redis.restarts import Dialer, Probation
@@ -78,6 +80,7 @@ class RedisNode:
         self._config = config
         self.clock = config.clock
         self._connection: Connection | None = None
+        self.pushed = Channel(config, self.label).pushed
         self._probation = Probation(store, config)
         self._on_probation = False
         self._native: tuple[str, ...] = ()  # the server's own release, if it has one and we may use it
@@ -107,14 +110,16 @@ class RedisNode:
             return
         if self._on_probation and op.verb is not RELEASE and self._muted(op, handler):
             return
-        wire = None
+        wire: Any = op.packed
         if op.verb is RELEASE:
             if self._pending.unanswered and op.id in self._pending.unanswered:
                 wire = encode_whole(op, self._config.prefix, tombstone=True)
-            elif self._native:
-                wire = encode_native(op, self._config.prefix, self._native)
+            elif self._native and (native := encode_native(op, self._config.prefix, self._native)):
+                wire = native
+            elif wire.__class__ is tuple:  # packed as another server's own command
+                wire = None
         send = connection.send_last_word if op.queueing.contended and op.queueing.serve is _GRANT else connection.send
-        send(wire or op.wire or encode(op, self._config.prefix), handler)
+        send(wire or encode(op, self._config.prefix), handler)
         if self._timer is None or handler.deadline < self._timer_at:
             self._arm(handler.deadline)
 
@@ -125,16 +130,19 @@ class RedisNode:
     def not_native(self, connection: Connection, handler: ReplyHandler | CommandReply) -> None:
         """A release by the server's own command deleted nothing; the script knows more."""
         if isinstance(handler, CommandReply):
-            handler.answer(self.index, PLAIN_NO)
+            handler.answer(self.index, 0)
         else:
             connection.send(encode(handler.op, self._config.prefix), handler)
 
     def odd_reply(self, connection: Connection, handler: ReplyHandler | CommandReply, reply: Any) -> None:
-        """All that is not the list of a script: a plain SET's answer, an error, the answers to a handshake."""
+        """All that is neither a grant nor a refusal: UNDONE, a plain SET's answer, an error, the answers to a
+        handshake."""
         if isinstance(handler, CommandReply):
             handler.answer(self.index, reply)
+        elif type(reply) is list and reply[0] == -1:
+            handler.answer(self.index, UNDONE)
         elif reply is None or reply == b"OK":
-            handler.answer(self.index, PLAIN_NO if reply is None else PLAIN_YES)
+            handler.answer(self.index, replies.PLAIN_NO if reply is None else replies.PLAIN_YES)
         elif isinstance(reply, replies.ServerError):
             self._server_error(connection, handler, reply)
         else:
@@ -142,14 +150,9 @@ class RedisNode:
             self.lost(connection, error)
             handler.fail(self.index, error, maybe=True)  # no longer among those that `lost` tells
 
-    def pushed(self, push: Any) -> None:
-        """A notice came."""
-        if push[0] == b"message":
-            self._config.listener.received(self.index, push[2])
-
     def _server_error(self, connection: Connection, handler: ReplyHandler, error: replies.ServerError) -> None:
         match replies.fault_of(error):
-            case replies.Fault.RESEND if not handler.op.undone:
+            case replies.Fault.RESEND if not handler.op.revoked:
                 connection.send(encode_whole(handler.op, self._config.prefix), handler)
             case replies.Fault.CONFIG if replies.is_about_native_release(error):
                 # an ACL that lets us run scripts, but not this
@@ -317,7 +320,7 @@ class RedisNode:
             return False
         if op.verb is EXTEND and self._connection is not None:  # it may have kept the key, and shall go on to
             self._connection.send(
-                op.wire or encode(op, self._config.prefix), IgnoredReply(op, handler.sent, handler.deadline)
+                op.packed or encode(op, self._config.prefix), IgnoredReply(op, handler.sent, handler.deadline)
             )
         why = f"{self.label} restarted a short while ago and casts no vote for another {self._probation.left:.0f} s"
         handler.fail(self.index, ConnectionError(why), maybe=False)
