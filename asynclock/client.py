@@ -24,11 +24,12 @@ from asynclock._options import (
     node_timeout,
     seconds,
 )
-from asynclock.acquire.handle import known_by
+from asynclock.acquire.handover import parse_handle
 from asynclock.acquire.session import Session
 from asynclock.info import Health, Holder, LockInfo, NodeHealth
 from asynclock.locks import admin, decorators
-from asynclock.locks.lock import Lock
+from asynclock.locks.decorators import OnceLock
+from asynclock.locks.lock import AdoptedLock, Lock
 from asynclock.locks.multi import Multi, MultiLock, parts_of, script_of
 from asynclock.locks.reentrant import ReentrantLock
 from asynclock.rules.mutex import FAIR, MUTEX
@@ -77,10 +78,8 @@ class Redlock:
     def __init__(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
         self._settings = ClientSettings()
         self._stores: tuple[Store, ...] = ()
-        self._sessions: dict[asyncio.AbstractEventLoop, Session] = {}
-        self._guard = threading.Lock()
+        self._sessions = Sessions()
         self._set(nodes, options)
-        _clients.add(self)
 
     def __repr__(self) -> str:
         return f"<Redlock {', '.join(store.label for store in self._stores) or 'not configured'}>"
@@ -97,10 +96,10 @@ class Redlock:
     def configure(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
         """Name the nodes and options of a client that is not in use: before its first use, or after `aclose` or the end
         of each loop that used it. Raises ConfigError."""
-        if any(not (session.closed or loop.is_closed()) for loop, session in list(self._sessions.items())):
+        if self._sessions.in_use():
             raise ConfigError("configure() comes before the first use of a client: this one is in use, close it first")
         self._set(nodes, options)
-        self._sessions = {}
+        self._sessions.clear()
 
     def __call__(
         self,
@@ -142,10 +141,7 @@ class Redlock:
         """Several locks as one: all of them or none, whatever the order. A str is a mutex; of a Lock of this client the
         name and the kind count, not its options. Its Lease has one fencing token, above all that any of the names gave
         before. Raises ConfigError."""
-        for lock in locks:
-            if isinstance(lock, Lock) and lock._session_of != self._session:  # noqa: SLF001 - no call of the user's
-                raise ConfigError(f"{lock!r} is another client's: make all locks of a multi through one client")
-        kind = Multi(parts_of(locks, MUTEX, check_name), _MULTI)
+        kind = Multi(parts_of(locks, MUTEX, self._session, check_name), _MULTI)
         settings = self._lock_settings(kind.parts[0].name, options)
         if not settings.fencing:
             raise Unsupported("fencing=False is for the mutex alone, not for a multi lock", name=kind.parts[0].name)
@@ -169,7 +165,8 @@ class Redlock:
         is ridden out, unless there is a timeout."""
         if not callable(main):
             raise ConfigError(f"main is a coroutine function that takes the lease, not {type(main).__name__}")
-        return await decorators.lead(self(name, **options), main)
+        through_outages = self._lock_settings(name, options).timeout is None
+        return await decorators.lead(self(name, **options), main, through_outages)
 
     def synchronized(
         self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
@@ -187,16 +184,20 @@ class Redlock:
         """Decorate a coroutine function: over the whole fleet it completes at most once in `within` seconds for the
         same name. Other calls answer Skipped.RUNNING or Skipped.DONE; a run that raised or died may be run again."""
         length, patience = seconds("within", within), self._settings.patience
-        # A min_hold of the client's own would keep the name of a run that raised, which may be run again at once.
-        return decorators.once(name, lambda named: self(named, min_hold=0), length, patience)
+
+        def lock(named: str) -> OnceLock:
+            # A min_hold of the client's own would keep the name of a run that raised, which may be run again at once.
+            return OnceLock(named, MUTEX, self._lock_settings(named, {"min_hold": 0}), self._session)
+
+        return decorators.once(name, lock, length, patience)
 
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over what another process detached: a new Lease, with a greater token, under the options given here;
         none come with the handle. Raises LockNotHeld (adopted already, or its time is over), QuorumUnavailable,
         ConfigError."""
-        known = known_by(handle)
-        lock = Lock(known.name, _kind_of(known.mode), self._lock_settings(known.name, options), self._session)
-        return await lock._adopt(known)  # noqa: SLF001 - no call of the user's
+        known = parse_handle(handle)
+        settings = self._lock_settings(known.name, options)
+        return await AdoptedLock(known, _kind_of(known.mode), settings, self._session).acquire(timeout=None)
 
     async def break_lock(self, name: str, /) -> bool:
         """Free `name`, whoever holds it, and tell the holder at once: until he hears of it he works on unguarded.
@@ -241,22 +242,19 @@ class Redlock:
 
     async def release_all(self) -> None:
         """Give back all that this client holds in this loop."""
-        session = self._sessions.get(running_loop())
+        session = self._sessions.of(running_loop())
         if session is not None:
             await session.release_all()
 
     async def aclose(self) -> None:
         """Give back all that is held in this loop, and hang up. Leases still held are lost (reason "closed")."""
-        session = self._sessions.get(running_loop())
+        session = self._sessions.of(running_loop())
         if session is not None:
             await session.aclose()
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ConfigError, QuorumUnavailable."""
-        loop = running_loop()
-        with self._guard:
-            if (closed := self._sessions.get(loop)) is not None and closed.closed:
-                del self._sessions[loop]
+        self._sessions.forget_closed(running_loop())
         session = self._session()
         await session.open(self._settings.lock, session.connect_limit(None))
         if (outage := session.quorum.outage()) is not None:
@@ -281,21 +279,51 @@ class Redlock:
     def _session(self, task: asyncio.Task[Any] | None = None) -> Session:
         """This loop's session (`task` runs in it: asking it is cheaper than asking the system); made at first use."""
         loop = running_loop() if task is None else task.get_loop()
-        session = self._sessions.get(loop)
-        if session is None:
-            with self._guard:
-                self._stores = self._stores or _stores_of_environment()
-                self._sessions = {each: its for each, its in self._sessions.items() if not each.is_closed()}
-                session = self._sessions[loop] = Session(self._settings, self._stores, _KINDS)
-        return session
+        return self._sessions.of(loop) or self._sessions.make(loop, self._new_session)
 
-    def _forget_after_fork(self) -> None:
-        """In a forked child: sockets and loop are the parent's. They are kept, for closing them would reach the
-        parent's selector; and never used."""
-        for session in self._sessions.values():
-            session.forked = True
+    def _new_session(self) -> Session:
+        self._stores = self._stores or _stores_of_environment()
+        return Session(self._settings, self._stores, _KINDS)
+
+
+class Sessions:
+    """The sessions of one client, one for each event loop. Threads with loops of their own share it."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, Session] = {}
+        self._guard = threading.Lock()
+        _all_sessions.add(self)
+
+    def of(self, loop: asyncio.AbstractEventLoop) -> Session | None:
+        return self._by_loop.get(loop)
+
+    def make(self, loop: asyncio.AbstractEventLoop, new: Callable[[], Session]) -> Session:
+        """The session of that loop; made if there is none."""
+        with self._guard:
+            if loop not in self._by_loop:
+                alive = {each: its for each, its in self._by_loop.items() if not each.is_closed()}
+                self._by_loop = {**alive, loop: new()}
+            return self._by_loop[loop]
+
+    def in_use(self) -> bool:
+        return any(not (session.closed or loop.is_closed()) for loop, session in list(self._by_loop.items()))
+
+    def forget_closed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The next session of that loop is a new one, if the last was closed."""
+        with self._guard:
+            if (session := self._by_loop.get(loop)) is not None and session.closed:
+                del self._by_loop[loop]
+
+    def clear(self) -> None:
+        self._by_loop = {}
+
+    def forget_after_fork(self) -> None:
+        """In a forked child the sockets and the loop are the parent's. They are kept, because closing them would reach
+        the parent's selector; and they are never used."""
+        for session in self._by_loop.values():
+            session.forget_after_fork()
             _inherited.append(session)
-        self._sessions = {}
+        self._by_loop = {}
         self._guard = threading.Lock()
 
 
@@ -337,13 +365,13 @@ async def _ping(ping: Any) -> float:
         return latency
 
 
-_clients: WeakSet[Redlock] = WeakSet()
+_all_sessions: WeakSet[Sessions] = WeakSet()
 _inherited: list[Session] = []
 
 
 def _after_fork() -> None:
-    for client in list(_clients):
-        client._forget_after_fork()  # noqa: SLF001 - this module's own
+    for sessions in list(_all_sessions):
+        sessions.forget_after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,330 +1,304 @@
-"""What one acquire sends and takes back: attempts, tickets, and their undoing. When it does so, `acquisition.py` says.
+"""Attempt: what one acquisition asks the nodes, with its ticket, and the undo of both.
 
 The rules:
 
-1. What an attempt was granted becomes a Lease or is undone; there is no third way. So is a ticket: it is taken back,
-   and passes on what reached it meanwhile. (Who has won waits, behind the caller's back, for what the last nodes say:
-   most let it in, and keep no ticket.)
-2. At a node alone waiter and attempt have one id, spent by its release. Over N nodes each attempt has a fresh id,
-   undone before the next begins, and the ticket one of its own; an attempt that is let in at some nodes only is undone
-   there and gets its ticket back.
-3. A lease counts once a majority are witnesses of its fencing token, and while it has validity left.
-4. The number of a ticket tells when it was sent: a grant says which one became the hold, and validity counts from then.
+1. What a round was granted becomes a hold or is undone; there is no third way.
+2. At a single node one id serves for all rounds until it is spent, and its ticket has the same id: one release ends
+   both. Over N nodes each round has a fresh id, and is undone before the next begins. The ticket has an id of its own
+   (`ticket.py`). Where a round is undone that took the ticket's place, the ticket gets its place again.
+3. A hold counts once a majority are witnesses of its fencing token, and while it has validity left.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from functools import partial
+from typing import TYPE_CHECKING
 
+from asynclock._clock import wake
 from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
-from asynclock.acquire.backoff import FRESH
 from asynclock.acquire.hold import Hold
 from asynclock.acquire.local_queue import SPAN
-from asynclock.acquire.obstacles import Obstacles
-from asynclock.locks.lease import Lease
-from asynclock.quorum.ballot import REFUSED, Ballot
-from asynclock.rules.model import ACQUIRE, EXTEND, ID_LENGTH, RELEASE, WAIT, Op, Queueing
+from asynclock.acquire.ticket import Ticket, first_ticket, fresh_for, no_ticket, withdraw
+from asynclock.quorum.ballot import REFUSED, UNREACHABLE, Ballot
+from asynclock.rules.model import ACQUIRE, ALONE, EXTEND, WAIT, Op, Queueing
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable
 
-    from asynclock._options import LockSettings
-    from asynclock.acquire.session import Session, Wait
-    from asynclock.rules.model import Kind, Serve
-
-_NUMBERS = 8
-"""So many sendings of a ticket are remembered: a grant by an older one is no more fresh."""
-
-
-class Recipe(Protocol):
-    """The Lock that is acquired."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def _kind(self) -> Kind: ...
-    def _forget(self, lease: Lease) -> None: ...
+    from asynclock._clock import Timer
+    from asynclock.acquire.acquisition import Acquisition
+    from asynclock.acquire.session import Session
+    from asynclock.acquire.tenure import Terms
+    from asynclock.quorum.ballot import Outcome
+    from asynclock.rules.model import Kind, Verb
 
 
-@lru_cache(maxsize=256)  # shared by many ops: a store encodes it once
-def _without_ticket(serve: Serve, fair: bool, span: int) -> Queueing:
-    """A try that leaves none."""
-    return Queueing(serve, fair, span)
+def new_op(
+    verb: Verb,
+    session: Session,
+    terms: Terms,
+    kind: Kind,
+    seed: int,
+    queueing: Queueing = ALONE,
+    mode: str | None = None,
+) -> Op:
+    """A question with a fresh id. `seed` is what its fencing token begins with, in microseconds."""
+    settings = terms.settings
+    fresh_id = session.new_id(seed, settings.metadata, kind.mode if mode is None else mode)
+    memory = settings.lease + session.settings.fence_memory
+    return Op(verb, kind, terms.name, fresh_id, settings.lease, seed, memory, queueing=queueing)
 
 
-@lru_cache(maxsize=256)
-def _first_ticket(serve: Serve, fair: bool, fresh: float) -> Queueing:
-    """What the first try at a node alone brings along."""
-    return Queueing(serve, fair, number=1, fresh=fresh)
+class Attempt:
+    """See the module. `owner` is notified of its ticket."""
 
+    # Most attempts win at once: what they do not need is not set for each of them.
+    ballot: Ballot | None = None  # the last round; None once that was undone or became a hold
+    ticket: Ticket | None = None
+    _order = 0  # the order key that the next ticket begins with
+    _since = 0.0  # when the first ticket over N nodes was made
+    _span = 1  # fences for the local queue
 
-class Tries:
-    """What one acquire has under way. It is the lower half of a Wait; who adopts a hold makes do with it."""
-
-    # Most acquires win at once: what they do not need is not set for each of them.
-    op: Op | None = None  # of the last try
-    ballot: Ballot | None = None  # of the last try; None once it was undone or became a lease
-    _awaited: Ballot | None = None  # the last round that it waited for
-    number = 0  # of the last ticket; 0: none was left
-    _ticket = ""  # its id, where that is one of its own
-    _order = 0  # its order key
-    _since = 0.0  # when the first such id was made
-    _span = 1
-    _obstacles: Obstacles | None = None
-    _slot: int | None = None  # the one to ask for next; None: any
-    _sends: dict[int, float] | None = None  # number of a ticket -> when it was sent
-    _grant: tuple[int, int] | None = None
-    goes_on = False  # it was the last of many that were served at once
-    _sent: Queueing | None = None  # the last sending of the ticket, but for the first at a node alone
-
-    def __init__(
-        self,
-        session: Session,
-        lock: Recipe,
-        settings: LockSettings,
-        task: asyncio.Task[Any] | None,
-        timeout: float | None,
-    ) -> None:
-        self.lock = lock
-        self.name = lock.name
-        self.settings = settings
-        self.task = task
+    def __init__(self, session: Session, terms: Terms, owner: Acquisition | None) -> None:
         self._session = session
-        self._quorum = session.quorum
-        self._timeout = timeout
-        self._give_up = session.clock.now() + timeout if timeout else math.inf
-
-    def cut_short(self) -> None:
-        """Wait no longer for the round under way."""
-        if self._awaited is not None:
-            self._awaited.expire()
+        self._terms = terms
+        self._owner = owner
+        self._alone = len(session.quorum.nodes) == 1
+        self.op: Op | None = None  # of the last round; None: the next one has a fresh id
 
     # -- sending -------------------------------------------------------------------------------------------------
 
-    def send(self, refused: bool, looks: bool, behind: bool) -> Ballot:
-        """A try: an attempt; or with `looks`, where we wait already, a mere renewal of the ticket. `behind`: others of
-        this process stand in line behind us. At a node alone one Op serves for all tries of an id, so that its release
-        ends them all (`revoke`)."""
-        session, settings, quorum = self._session, self.settings, self._quorum
+    def ask(self, op: Op) -> Ballot:
+        """Send a question of the caller's own."""
+        self.ballot = self._session.quorum.ask(op, self._session.within(self._terms.settings))
+        return self.ballot
+
+    def send(self, give_up: float, *, refused: bool, probe: bool, behind: bool, slot: int | None) -> Ballot:
+        """Ask for the hold, or with `probe` renew the ticket and see. `refused`: a majority has refused before;
+        `behind`: tasks of this process wait behind this one; `slot`: the one to ask for, of a kind that has slots."""
+        session, terms, quorum, alone = self._session, self._terms, self._session.quorum, self._alone
         seed = int(session.clock.wall() * 1_000_000)
-        alone = len(quorum.nodes) == 1
-        kind = self.lock._kind if alone else self._kind()
-        if self.op is None or not alone:
-            self.op = Op(
-                ACQUIRE, kind, self.name, session.new_id(seed, settings.metadata, kind.mode),
-                settings.lease, seed, settings.lease + session.settings.fence_memory,
-            )  # fmt: skip
-            # Fences for who stands behind us; fixed with the id, for a grant may come for any of its tickets.
-            passes = behind and not kind.fair and not settings.min_hold
-            self._span = SPAN if passes else 1
-        else:
-            self.op.renew_seed(seed)
         op = self.op
-        plain = not settings.fencing and not refused
-        if self._timeout != 0 and (alone or refused) and not plain and quorum.listens:
-            self._order = self._order or (0 if alone else seed)
-            op.set_queueing(self._new_ticket(alone))
-            if looks and not alone and not kind.parts:  # who waits for several names looks by trying
-                op.ask_with_ticket(self._ticket)
-        elif self._ticket:  # no notices come any more; the ticket that was left is not sent again, but is ours still
-            op.set_queueing(Queueing(quorum.serve, kind.fair, self._span, self._ticket), plain=plain)
+        if op is None or not alone:
+            # Fences for the local queue. They are fixed with the id, for a grant may come for any of its tickets.
+            self._span = SPAN if behind and not terms.kind.fair and not terms.settings.min_hold else 1
+            op = self.op = new_op(ACQUIRE, session, terms, self._kind(slot), seed)
         else:
-            op.set_queueing(_without_ticket(quorum.serve, kind.fair, self._span), plain=plain)
+            op.renew_seed(seed)
+        plain, fair = not terms.settings.fencing and not refused, op.kind.fair
+        if terms.timeout != 0 and (alone or refused) and not plain and quorum.listens:
+            op.set_queueing(self._next_ticket(op.id, seed, give_up))
+            if probe and not alone and not op.kind.parts:  # a waiter for several names probes by trying
+                op.ask_with_ticket(op.queueing.waiter)
+        elif self.ticket is not None and self.ticket.own:  # without notices it is not sent again, but it is still ours
+            op.set_queueing(Queueing(quorum.serve, fair, self._span, self.ticket.id), plain=plain)
+        else:
+            op.set_queueing(no_ticket(quorum.serve, fair, self._span), plain=plain)
         renewal = op.verb is WAIT
-        stays = self._stays if alone and op.queueing.number else None
-        within = session.within(settings)
-        again = self.number > renewal  # who looks before it ever tried is kept up by no node that is silent
-        called = refused and not looks  # the name is free while this is under way
+        certain = (self.ticket.number if self.ticket is not None else 0) > renewal
         self.ballot = quorum.ask(
-            op, within, on_settled=stays, everyone=renewal and again, certain=again, at_once=called
+            op,
+            session.within(terms.settings),
+            on_settled=self._on_ticket_stored if alone and op.queueing.number else None,
+            everyone=renewal and certain,  # a first probe does not wait for unresponsive nodes
+            certain=certain,
+            at_once=refused and not probe,  # the name may be free for a moment only
         )
         return self.ballot
 
-    def _stays(self, ballot: Ballot) -> None:
-        """A try at a node alone was answered, and left a ticket. That may be served at once: the notice may come in the
-        same read, before any task runs."""
+    def _kind(self, slot: int | None) -> Kind:
+        """What to ask for: over N nodes one slot, of a kind that has slots."""
+        kind = self._terms.kind
+        if not kind.slots or self._alone:
+            return kind
+        return kind.at(random.randrange(kind.slots) if slot is None else slot)  # noqa: S311 - no secret
+
+    def _next_ticket(self, id: str, seed: int, give_up: float) -> Queueing:
+        """The ticket that goes with the next round, which has that id."""
+        session, terms, alone = self._session, self._terms, self._alone
+        serve, fair, lease = session.quorum.serve, terms.kind.fair, terms.settings.lease
+        if self.ticket is None and alone and not self._order and self._span == 1:
+            return first_ticket(serve, fair, fresh_for(lease, terms.timeout or math.inf))
+        if self.ticket is None and alone:
+            self.ticket = Ticket(id, own=False, order=self._order)
+        elif self.ticket is None:
+            self._order = self._order or seed
+            self._since = self._since or session.clock.now()
+            own_id = session.new_id(self._order, terms.settings.metadata, terms.kind.mode)
+            self.ticket = Ticket(own_id, own=True, order=self._order)
+            self._register(own_id)
+        return self.ticket.send(serve, fair, self._span, fresh_for(lease, give_up - session.clock.now()))
+
+    def _on_ticket_stored(self, ballot: Ballot) -> None:
+        """A round at a single node was answered, and left a ticket. The ticket may be granted at once: the notice may
+        come in the same read, before any task runs."""
         op = ballot.op
         if ballot.outcome is REFUSED and op is self.op and not op.revoked:
-            self._listen(op.id)
-            self._sends = self._sends or {}
-            self._sends[self.number] = ballot.sent
+            if self.ticket is None:
+                self.ticket = Ticket(op.id, own=False, number=1)
+            self._register(op.id)
+            self.ticket.was_sent(ballot.sent)
 
-    def _listen(self, ticket: str) -> None:
-        """What is told to the ticket reaches us; only a Wait leaves any."""
-        self._session.waiting[ticket[:ID_LENGTH]] = cast("Wait", self)
+    def _register(self, id: str) -> None:
+        if self._owner is not None:
+            self._session.tickets.add(id, self._owner)
 
-    def _kind(self) -> Kind:
-        """What the next attempt asks for over N nodes: a slot, of a kind that has them."""
-        kind = self.lock._kind
-        if not kind.slots:
-            return kind
-        if self._slot is None:
-            self._slot = random.randrange(kind.slots)  # noqa: S311 - no secret
-        slot, self._slot = self._slot, None
-        return kind.at(slot)
-
-    def obstacles(self) -> Obstacles:
-        """What keeps us out, of a kind that several may hold over N nodes."""
-        self._obstacles = self._obstacles or Obstacles(2 * self._session.within(self.settings))
-        return self._obstacles
-
-    def choose(self, ballot: Ballot) -> bool:
-        """The next attempt asks for a slot that a majority may give; False: there is none, as far as is known."""
-        self._slot = self.lock._kind.choose(self.obstacles().taken(ballot), ballot.nodes - ballot.nodes // 2 - 1)
-        return self._slot is not None
-
-    def _new_ticket(self, alone: bool) -> Queueing:
-        """The next sending of our ticket."""
-        self.number += 1
-        settings, serve = self.settings, self._quorum.serve
-        fresh = settings.lease * FRESH
-        if alone and self.number == 1 and not self._order and self._span == 1:
-            return _first_ticket(serve, self.lock._kind.fair, min(fresh, self._timeout or fresh))
-        if not alone and not self._ticket:
-            self._ticket = self._session.new_id(self._order, settings.metadata, self.lock._kind.mode)
-            self._since = self._since or self._session.clock.now()
-            self._listen(self._ticket)
-        left = max(self._give_up - self._session.clock.now(), 0.001)
-        fair, fresh = self.lock._kind.fair, min(fresh, left)
-        return self._noted(Queueing(serve, fair, self._span, self._ticket, self.number, fresh, self._order))
-
-    def _noted(self, ticket: Queueing) -> Queueing:
-        """A ticket that is sent. The sending before it leaves none if it has to come again (NOSCRIPT), for this one may
-        have been let in by then."""
-        self._unsend()
-        self._sent = ticket
-        return ticket
-
-    def _unsend(self) -> None:
-        if self._sent is not None:
-            self._sent.revoke()
-
-    def stands(self, order: int) -> None:
-        """A node alone keeps the ticket, in that place."""
-        self._order = order
-        sends = self._sends or {}
-        self._sends = {number: when for number, when in sends.items() if number > self.number - _NUMBERS}
-
-    def placed(self, orders: list[int]) -> None:
-        """The nodes keep the ticket in those places: a clock that is far off was clamped, by each to its own. From its
-        next sending on it stands in one."""
-        if orders:
-            self._order = orders[len(orders) // 2]
+    def set_queue_order(self, ballot: Ballot) -> None:
+        """Learn the ticket's order key from the nodes that keep it: from the last answer at a single node, from the
+        first one over N nodes."""
+        ticket = self.ticket
+        if ticket is not None and (self._alone or ticket.number == 1):
+            ticket.set_queue_order(ballot.orders())
+            self._order = ticket.order
 
     # -- what was won --------------------------------------------------------------------------------------------
 
-    def confirm(self, ballot: Ballot, top: int) -> Ballot:
-        """A second round, where the counters differed: raise F to the token on a majority that holds for us."""
-        op = ballot.op
-        raised = Op(EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
-        return self._quorum.ask(raised, ballot.deadline - ballot.sent)
-
-    def begun(self, ballot: Ballot, top: int, contended: bool = False) -> Lease | None:
-        """The lease of a ballot that was won, its token `top` being witnessed; None where no validity is left."""
-        settings = self.settings
-        hold = Hold(self._session, settings, ballot, top, contended)
-        # max_hold and min_hold count from now: a ticket may have been sent long before it was granted.
-        lease = Lease(hold, self.lock, self.task, settings, top + 1 - ballot.op.queueing.span, hold.tripped)
+    def hold(self, ballot: Ballot, top: int, contended: bool = False) -> Hold | None:
+        """The hold of a ballot that was won, its token `top` having a majority of witnesses; None where no validity is
+        left: then it is released."""
+        hold = Hold(self._session, self._terms.settings, ballot, top, contended)
         self.ballot = None
-        if hold.tripped < hold.valid_until:
-            return lease
-        lease._close()
-        self.spend()
+        if hold.last_round_trip < hold.valid_until:
+            return hold
+        hold.release()
         return None
 
-    def told(self, number: int, top: int) -> None:
-        """A notice: our ticket of that number became the hold, with the fences up to `top`."""
-        self._grant = number, top
+    async def second_round(
+        self,
+        ballot: Ballot,
+        top: int,
+        outcome_of: Callable[[Ballot], Awaitable[Outcome]],
+        contended: bool = False,
+    ) -> tuple[Hold | None, Ballot, Outcome]:
+        """The same of a ballot whose nodes had different counters: raise F to the token on a majority of the nodes that
+        granted it. If there is no hold: the round that failed, and how."""
+        op = ballot.op
+        raised = Op(EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
+        second = self._session.quorum.ask(raised, ballot.deadline - ballot.sent)
+        if second.outcome is None:
+            await outcome_of(second)
+        self._session.check_open()
+        if second.witnesses(top):
+            return self.hold(ballot, top, contended), ballot, REFUSED
+        return (None, second, UNREACHABLE) if second.outcome is UNREACHABLE else (None, ballot, REFUSED)
 
-    @property
-    def granted(self) -> bool:
-        """Whether we were told so, and have not looked yet."""
-        return self._grant is not None
-
-    def grant(self) -> Lease | None:
-        """The lease that we were told of, if its ticket is one that we sent lately."""
-        if self._grant is None or self.op is None:
+    def hold_granted(self) -> Hold | None:
+        """The hold that a notice has told of, if its ticket is one that was sent lately."""
+        grant = self.ticket.take_grant() if self.ticket is not None else None
+        if grant is None or self.op is None:
             return None
-        number, top = self._grant
-        self._grant = None
-        sent = self._sends.get(number) if self._sends else None
-        if sent is None:
-            return None
+        sent, top = grant
         ballot = Ballot(self.op, 1, sent, sent)
         ballot.answer(0, (top, False))
-        return self.begun(ballot, top, contended=True)
+        hold = self.hold(ballot, top, contended=True)
+        if hold is None:
+            self.spend()
+        return hold
 
     # -- taking back ---------------------------------------------------------------------------------------------
 
-    def undo(self, ballot: Ballot) -> None:
-        """Give an attempt over N nodes back; where it was let in, its ticket takes its place again."""
+    def undo(self, ballot: Ballot, keep_ticket: bool) -> None:
+        """Take a round back in the background, wherever it left a trace or may yet. A node that closes waits for the
+        answer."""
         self.ballot = None
         sent = ballot.op.queueing
-        if sent.number:
-            again = Queueing(span=sent.span, waiter=sent.waiter, number=sent.number, fresh=sent.fresh, order=sent.order)
-            self._session.undo(ballot, self._noted(again))
-        else:
-            self._session.undo(ballot)
+        back = self.ticket.put_back(sent) if keep_ticket and self.ticket is not None and sent.number else None
+        within = min(max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT), RELEASE_TIMEOUT)
+        self._session.quorum.undo(ballot, within, back)
 
     def leave(self) -> None:
-        """Undo the try under way, take the tickets back, pass on what reached us; the next try has another id.
-        Callable twice."""
-        ballot, op = self.ballot, self.op
-        self.ballot = None
-        if op is not None and self.number and not self._ticket:  # alone: one id for all
+        """Undo the round under way and withdraw the ticket; the next round has another id. Callable twice."""
+        op, ticket = self.op, self.ticket
+        if op is not None and self._alone and (ticket is not None or op.queueing.number):  # one id for both
             op.revoke()
-            self.take_back(op.id)
-        elif ballot is not None and ballot.op.verb is ACQUIRE:
-            self._session.undo(ballot)
-        self.withdraw()
+            withdraw(self._session, self._terms, op.id)
+        elif self.ballot is not None and self.ballot.op.verb is ACQUIRE:
+            self.undo(self.ballot, keep_ticket=False)
+        if ticket is not None and ticket.own:
+            self._end_ticket(ticket)
+            withdraw(self._session, self._terms, ticket.id, since=self._since)
+            self.ticket = None
         self.spend()
 
-    def withdraw(self, won: Ballot | None = None) -> None:
-        """No ticket of ours stays at any node, and nobody calls us any more. Where we were let in none is left; from
-        nodes that have not answered we hear later."""
-        if self._ticket:
-            self._session.waiting.pop(self._ticket[:ID_LENGTH], None)
-            self._unsend()
-            ticket, self._ticket = self._ticket, ""
-            if won is None:
-                self.take_back(ticket)
-            elif won.yes < won.nodes:
-                self.take_back(ticket, won.refused_nodes())
-                won.on_late_vote(partial(self._answered_late, ticket))
-        elif self._sends and self.op is not None:
-            self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
-        if won is not None and self.goes_on:
-            self.serve_on()
+    def withdraw_ticket(self, won: Ballot) -> None:
+        """After a win no ticket stays at any node. Late votes are handled in the background. Most of them are grants,
+        and a node that grants keeps no ticket."""
+        ticket = self.ticket
+        if ticket is None:
+            return
+        self._end_ticket(ticket)
+        if ticket.own and won.yes < won.nodes:
+            take_back = partial(withdraw, self._session, self._terms, ticket.id, since=self._since)
+            take_back(nodes=won.refused_nodes())
+            won.on_late_vote(
+                lambda ballot, index: take_back(nodes=[index]) if index in ballot.refused_nodes() else None
+            )
 
-    def _answered_late(self, ticket: str, won: Ballot, index: int) -> None:
-        if index in won.refused_nodes():
-            self.take_back(ticket, [index])
+    def continue_batch(self) -> None:
+        """Its ticket was the last that one step of the server could serve. The release of an id that nobody has makes
+        the server serve the next ones."""
+        withdraw(self._session, self._terms, self._session.new_id(0, ""))
 
-    def serve_on(self) -> None:
-        """It came in as the last of those who could be served at once: the next are. (Who is not let in serves by its
-        leaving.)"""
-        self.take_back(self._session.new_id(0, ""))
+    def _end_ticket(self, ticket: Ticket) -> None:
+        """No notice for it is waited for."""
+        ticket.stop()
+        self._session.tickets.remove(ticket.id)
 
     def spend(self) -> None:
-        """The next try has another id."""
+        """The next round has another id."""
         if self.op is not None:
-            self._session.waiting.pop(self.op.id[:ID_LENGTH], None)
-        self.op = self.ballot = self._sends = self._grant = None
-        self.number = 0
+            self._session.tickets.remove(self.op.id)
+        self.op = self.ballot = None
+        if self.ticket is not None and not self.ticket.own:
+            self.ticket = None
 
-    def take_back(self, id: str, where: Sequence[int] | None = None) -> None:
-        """No hold and no ticket of that id shall stay; what reached it is passed on."""
-        if where == []:
-            return
-        settings, session = self.settings, self._session
-        memory = settings.lease + session.settings.fence_memory
-        queueing = Queueing(self._quorum.serve, contended=True)
-        op = Op(
-            RELEASE, self.lock._kind, self.name, id, settings.lease, 0, memory, queueing=queueing, since=self._since
-        )
-        within = min(max(session.within(settings), QUORUM_TIMEOUT), RELEASE_TIMEOUT)
-        self._quorum.ask(op, within, everyone=True, only=where)
+
+async def outcome_by(ballot: Ballot, session: Session, give_up: float, time_up: Callable[[], None]) -> Outcome:
+    """Wait for the outcome of a round. `time_up` is called at `give_up`, and has to end the round."""
+    timer = session.clock.call_at(give_up, time_up)
+    try:
+        return await ballot.waiter(session.loop)
+    finally:
+        timer.cancel()
+
+
+class Pause:
+    """A wait of one task until a moment, which others may move or end. `until` is that moment."""
+
+    __slots__ = ("_session", "_timer", "_waker", "until")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.until = math.inf
+        self._waker: asyncio.Future[None] | None = None
+        self._timer: Timer | None = None
+
+    async def wait(self, until: float) -> None:
+        self._waker = self._session.loop.create_future()
+        self.move(until)
+        try:
+            await self._waker
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._waker = self._timer = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the task waits now."""
+        return self._waker is not None
+
+    def move(self, until: float) -> None:
+        """End it at that moment."""
+        self.until = until
+        if self._waker is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._session.clock.call_at(until, partial(wake, self._waker))
+
+    def end(self) -> None:
+        if self._waker is not None:
+            wake(self._waker)

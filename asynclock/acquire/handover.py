@@ -1,107 +1,143 @@
-"""Taking over a hold that another process detached: an attempt that goes ahead of the queue, since it knows the id.
+"""Handing a hold over to another process: `detach` answers a handle, and `adopt` takes the hold of that handle over.
 
-One new id is asked with until a majority has answered: each node gives the hold to it at most once, and answers it the
-same again. So an answer that was lost costs nothing; a second adoption finds another id, and is refused everywhere.
+The handle is a secret, since it holds the id. An adoption is an attempt that goes ahead of the queue, since it knows
+the id. One new id is asked with until a majority has answered: each node gives the hold to it at most once, and gives
+it the same answer again. So an answer that was lost costs nothing. A second adoption finds another id, and is refused
+at all nodes.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import math
-from typing import TYPE_CHECKING, Any
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock._clock import wake
 from asynclock._errors import ConfigError, LockNotHeld, brief
-from asynclock.acquire.attempt import Recipe, Tries
+from asynclock.acquire.attempt import Attempt, Pause, new_op
 from asynclock.acquire.backoff import Pace
-from asynclock.quorum.ballot import Outcome
-from asynclock.rules.model import Op, Queueing, Verb
+from asynclock.acquire.ticket import withdraw
+from asynclock.quorum.ballot import REFUSED, WON
+from asynclock.rules.model import ADOPT, ID_LENGTH, Queueing, mode_of
 
 if TYPE_CHECKING:
-    import asyncio
+    from collections.abc import Awaitable
 
-    from asynclock._options import LockSettings
-    from asynclock.acquire.handle import Known
     from asynclock.acquire.session import Session
-    from asynclock.locks.lease import Lease
-    from asynclock.quorum.ballot import Ballot
+    from asynclock.acquire.tenure import Tenure, Terms
+    from asynclock.quorum.ballot import Ballot, Outcome
+    from asynclock.rules.model import Op
+
+_MARK = "asynclock1."
+_SUM = 6  # bytes that tell a damaged handle from one that came too late
 
 
-class Adoption(Tries):
-    """Made for one handle."""
+class Handle(NamedTuple):
+    """What the string says."""
 
-    _pause: asyncio.Future[None] | None = None  # between two rounds
+    name: str
+    id: str
+    token: int
 
-    def __init__(
-        self, session: Session, lock: Recipe, settings: LockSettings, task: asyncio.Task[Any] | None, known: Known
-    ) -> None:
-        super().__init__(session, lock, settings, task, 0)
+    @property
+    def mode(self) -> str:
+        """What stands in the id of the kind of hold, and goes on to the next one's; "" for a mutex."""
+        return self.id[ID_LENGTH + 1 :].partition(".")[0] + "." if mode_of(self.id) else ""
+
+
+def handle_of(op: Op, token: int) -> str:
+    """The handle of the hold of `op`, whose token is `token`."""
+    told = json.dumps([op.name, op.id, token]).encode()
+    return _MARK + base64.urlsafe_b64encode(_sum(told) + told).decode()
+
+
+def parse_handle(handle: object) -> Handle:
+    """Raises ConfigError for what detach() never answered."""
+    if isinstance(handle, str) and handle.startswith(_MARK):
+        try:
+            raw = base64.b64decode(handle.removeprefix(_MARK), altchars=b"-_", validate=True)
+            if raw[:_SUM] == _sum(raw[_SUM:]):
+                return Handle(*json.loads(raw[_SUM:]))
+        except (binascii.Error, ValueError, TypeError):
+            pass
+    raise ConfigError("this is no handle: pass on unchanged what detach() answered")
+
+
+def _sum(told: bytes) -> bytes:
+    return sha256(told).digest()[:_SUM]
+
+
+async def adopt(session: Session, terms: Terms, handle: Handle) -> Tenure:
+    """A tenure of the hold of that handle. Raises LockNotHeld, QuorumUnavailable, ConfigError."""
+    return await Adoption(session, terms, handle).run()
+
+
+class Adoption:
+    """Of one handle."""
+
+    def __init__(self, session: Session, terms: Terms, handle: Handle) -> None:
+        self._session = session
+        self._terms = terms
         self._since = session.clock.now()  # no id of this call is older
-        seed = max(int(session.clock.wall() * 1_000_000), known.token + 1)
-        self._adopt = Op(
-            Verb.ADOPT, lock._kind, known.name, session.new_id(seed, settings.metadata, known.mode),
-            settings.lease, seed,
-            settings.lease + session.settings.fence_memory, queueing=Queueing(session.quorum.serve, waiter=known.id),
-        )  # fmt: skip
+        seed = max(int(session.clock.wall() * 1_000_000), handle.token + 1)
+        queueing = Queueing(session.quorum.serve, waiter=handle.id)
+        self._op = new_op(ADOPT, session, terms, terms.kind, seed, queueing, mode=handle.mode)
+        self._attempt = Attempt(session, terms, None)
+        self._round: Ballot | None = None  # the last round that it waited for
+        self._pause = Pause(session)  # between two rounds
 
-    async def run(self) -> Lease:
-        """The lease. Raises LockNotHeld, QuorumUnavailable, ConfigError."""
+    async def run(self) -> Tenure:
+        """See `adopt`."""
         session = self._session
-        session.waits.add(self)
+        session.under_way.add(self)
         try:
             return await self._ask()
         except BaseException:
-            self._adopt.revoke()
-            self.take_back(self._adopt.id)
+            self._op.revoke()
+            withdraw(session, self._terms, self._op.id, since=self._since)
             raise
         finally:
-            session.waits.discard(self)
+            session.under_way.discard(self)
 
-    async def _ask(self) -> Lease:
-        session, pace = self._session, Pace(self._session.settings.patience)
-        traces: set[int] = set()  # where an earlier round may have left the hold, or may yet
+    async def _ask(self) -> Tenure:
+        session, attempt, name = self._session, self._attempt, self._terms.name
+        pace = Pace(session.settings.patience)
+        traces: set[int] = set()  # the nodes where an earlier round may have left the hold, or may yet
         while True:
-            asked = ballot = session.quorum.ask(self._adopt, session.within(self.settings))
-            outcome = await self._settled(ballot)
-            if outcome is Outcome.WON:
-                top, sure = ballot.token()
-                if not sure:
-                    asked = self.confirm(ballot, top)
-                    await self._settled(asked)
-                    sure = asked.witnesses(top)
-                lease = self.begun(ballot, top, contended=True) if sure else None
-                if lease is not None:
-                    lease._hold.may_be_at(traces)
-                    return lease
-            if outcome is Outcome.REFUSED:
+            ballot = last = attempt.ask(self._op)
+            outcome = ballot.outcome or await self._outcome(ballot)
+            session.check_open()
+            if outcome is REFUSED:
                 raise LockNotHeld(
-                    f"{brief(self.name)}: this handle was adopted already, or its time is over, or it is of other "
-                    "servers or another prefix",
-                    name=self.name,
+                    f"{brief(name)}: this handle was adopted already, or its time is over, or it is of other servers "
+                    "or another prefix",
+                    name=name,
                 )
+            if outcome is WON:
+                top, sure = ballot.token()
+                if sure:
+                    hold = attempt.hold(ballot, top, contended=True)
+                else:
+                    hold, last, _ = await attempt.second_round(ballot, top, self._outcome, contended=True)
+                if hold is not None:
+                    hold.may_be_at(traces)
+                    return hold.begin(self._terms)
             traces.update(ballot.traces())
-            look = pace.after_outage(session.clock.now(), math.inf)
-            error = session.quorum.unavailable(asked, self.name)
-            if look is None or isinstance(error, ConfigError):
+            plan = pace.after_outage(session.clock.now(), math.inf)
+            error = session.quorum.unavailable(last, name)
+            if plan is None or isinstance(error, ConfigError):
                 raise error
-            await self._sleep_until(look.at)
+            await self._pause.wait(plan.at)
+            session.check_open()
 
-    async def _settled(self, ballot: Ballot) -> Outcome:
-        self._awaited = ballot
-        outcome = await ballot.settled(self._session.loop)
-        self._session.check_open()
-        return outcome
-
-    async def _sleep_until(self, when: float) -> None:
-        pause = self._pause = self._session.loop.create_future()
-        timer = self._session.clock.call_at(when, lambda: wake(pause))
-        try:
-            await pause
-        finally:
-            timer.cancel()
-        self._session.check_open()
+    def _outcome(self, ballot: Ballot) -> Awaitable[Outcome]:
+        self._round = ballot
+        return ballot.waiter(self._session.loop)
 
     def interrupt(self) -> None:
         """The client closes."""
-        self.cut_short()
-        if self._pause is not None:
-            wake(self._pause)
+        if self._round is not None:
+            self._round.expire()
+        self._pause.end()

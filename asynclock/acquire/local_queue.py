@@ -1,20 +1,30 @@
-"""The local line: tasks of one process that want the same name. Only its head asks the servers.
+"""The local queue: tasks of one process that want the same name. Only the first of them asks the servers.
 
-Who releases may pass the hold to the next in line without a round trip: within the fences that came with the hold, at
-most PASSING seconds after the last round trip, and while a third of the lease remains. So whoever waits elsewhere
-waits for a few tenures of ours at most, whether we know of him or not. Then the release leaves, and the next in line
+A release may pass the hold to the next task without a round trip: within the fences that came with the hold, at most
+PASSING seconds after the last round trip, and while a third of the lease remains. So a client elsewhere waits for a few
+tenures of this process at most, whether or not this process knows of it. Then the release leaves, and the next task
 asks behind it, in one write.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Protocol
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
+
+from asynclock._options import QUORUM_TIMEOUT, same_terms
 
 if TYPE_CHECKING:
-    import asyncio
+    from collections.abc import Callable, Iterable
 
-    from asynclock._options import LockSettings
+    from asynclock.acquire.hold import Hold
+    from asynclock.acquire.session import Session
+    from asynclock.acquire.tenure import Tenure, Terms
+    from asynclock.quorum.ballot import Ballot
+    from asynclock.rules.model import Kind
 
 SPAN = 16
 """So many tenures one round trip may serve, each with a fence of its own."""
@@ -23,99 +33,249 @@ PASSING = 0.005
 """Seconds after a round trip for which a hold may be passed on."""
 
 
-def may_pass(now: float, tripped: float, valid_until: float, lease: float, fences_left: int) -> bool:
-    """Whether a hold that came by the round trip of `tripped` may be passed on once more. Pure."""
-    return fences_left > 0 and now - tripped <= PASSING and valid_until - now >= lease / 3
+def may_pass(now: float, last_round_trip: float, valid_until: float, lease: float, fences_left: int) -> bool:
+    """Whether a hold may be passed on once more. Pure."""
+    return fences_left > 0 and now - last_round_trip <= PASSING and valid_until - now >= lease / 3
 
 
-class Stander(Protocol):
-    """Who stands in line."""
+class Turn(Enum):
+    """What a local waiter is told if the hold is not passed to it."""
 
-    lock: Any
-    task: asyncio.Task[Any] | None
-    settings: LockSettings
+    ASK = "ask"  # it asks the servers now
+    TIME_UP = "time is up"
+
+
+class LocalWaiter:
+    """A task in the queue. `begin_asking` sends its first attempt, in the same turn of the loop."""
+
+    __slots__ = ("_begin_asking", "_turn", "joined_at", "terms")
+
+    def __init__(self, terms: Terms, joined_at: float, begin_asking: Callable[[], None]) -> None:
+        self.terms = terms
+        self.joined_at = joined_at
+        self._begin_asking = begin_asking
+        self._turn: asyncio.Future[Tenure | Turn] = asyncio.get_running_loop().create_future()
 
     @property
-    def standing(self) -> bool:
-        """Whether it still does."""
+    def waits(self) -> bool:
+        """Whether it was told nothing yet, and its task was not cancelled."""
+        return not self._turn.done()
 
-    def take(self, lease: Any) -> None:
-        """The hold is passed to it."""
+    async def turn(self) -> Tenure | Turn:
+        """Wait for the hold, or for its turn to ask."""
+        return await self._turn
+
+    def give_back(self) -> None:
+        """Its task was cancelled. A tenure that it was given before goes on to the next, or back."""
+        if self._turn.done() and not self._turn.cancelled():
+            given = self._turn.result()
+            if not isinstance(given, Turn) and given.open:
+                given.hold.end(given)
+
+    def take(self, tenure: Tenure) -> None:
+        """The hold is passed to it. Only for a waiter that waits."""
+        self._turn.set_result(tenure)
 
     def ask(self) -> None:
-        """It is the head now, and asks at once."""
+        """It is the first now, and asks at once."""
+        self._begin_asking()
+        self.tell(Turn.ASK)
 
-    def ask_alone(self) -> None:
-        """The line is dissolved."""
+    def tell(self, turn: Turn) -> None:
+        if not self._turn.done():
+            self._turn.set_result(turn)
 
 
-class Line:
-    """One name's line. It is there while somebody asks or stands."""
+class LocalQueue:
+    """The queue of one name. It exists while a task asks or waits."""
 
-    __slots__ = ("asker", "broken", "name", "standers")
+    __slots__ = ("_queues", "_waiters", "asker", "broken", "name", "round")
 
-    def __init__(self, name: str, asker: Any = None) -> None:
+    def __init__(self, queues: LocalQueues, name: str, asker: object = None) -> None:
+        self._queues = queues
         self.name = name
-        self.asker = asker  # whom the servers hear; None: a task of this process holds it
-        self.broken = False  # a majority is out of reach: each asks for itself
-        self.standers: OrderedDict[Stander, None] | None = None  # in order; each can leave in constant time
+        self.asker = asker  # the acquisition that asks the servers; None: a task of this process holds the name
+        self.round: Ballot | None = None  # the round under way, if the servers have not refused the asker before
+        self.broken = False  # a majority is out of reach: each task asks for itself
+        self._waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
 
-    def stand(self, stander: Stander) -> None:
-        if self.standers is None:
-            self.standers = OrderedDict()
-        self.standers[stander] = None
+    @property
+    def has_waiters(self) -> bool:
+        """Whether a task waits here."""
+        return self._waiters is not None and self.next_waiter() is not None
 
-    def leave(self, stander: Stander, lines: dict[str, Line]) -> None:
-        """Harmless for one that does not stand here."""
-        if self.standers:
-            self.standers.pop(stander, None)
-        if not self.standers and self.asker is None:
-            self._end(lines)
+    def join(self, waiter: LocalWaiter) -> None:
+        if self._waiters is None:
+            self._waiters = OrderedDict()
+        self._waiters[waiter] = None
 
-    def first(self) -> Stander | None:
-        """Who is next."""
-        while self.standers:
-            stander = next(iter(self.standers))
-            if stander.standing:
-                return stander
-            del self.standers[stander]
+    def leave(self, waiter: LocalWaiter) -> None:
+        """Harmless for a waiter that is not in the queue."""
+        if self._waiters:
+            self._waiters.pop(waiter, None)
+        if not self._waiters and self.asker is None:
+            self._end()
+
+    async def wait(self, waiter: LocalWaiter, session: Session, give_up: float) -> Tenure | Turn:
+        """Join, and wait for the hold or for the turn to ask, at most until `give_up`."""
+        self.join(waiter)
+        timer = session.clock.call_at(give_up, partial(waiter.tell, Turn.TIME_UP)) if give_up < math.inf else None
+        try:
+            given = await waiter.turn()
+            session.check_open()
+        except BaseException:
+            waiter.give_back()
+            self.leave(waiter)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if given is Turn.TIME_UP:
+            self.leave(waiter)
+        return given
+
+    def next_waiter(self) -> LocalWaiter | None:
+        """The first that still waits."""
+        while self._waiters:
+            waiter = next(iter(self._waiters))
+            if waiter.waits:
+                return waiter
+            del self._waiters[waiter]
         return None
 
-    def pop(self, lines: dict[str, Line]) -> None:
-        """The first in line leaves it, with the hold."""
-        if self.standers:
-            self.standers.popitem(last=False)
-        if not self.standers and self.asker is None:
-            self._end(lines)
+    def asks(self, ballot: Ballot, refused: bool) -> None:
+        """The asker has sent a round; `refused`: the servers have said before that the name is held."""
+        self.round = None if refused else ballot
 
-    def next(self, lines: dict[str, Line]) -> None:
-        """Nobody asks, and nobody here holds it: the first in line becomes the head."""
-        self.asker = self.first()
-        if self.asker is None:
-            self._end(lines)
-        else:
-            self.standers.popitem(last=False)  # type: ignore[union-attr]  # it was in there
-            self.asker.ask()
+    def answered(self) -> None:
+        """A majority has answered the asker."""
+        self.round = None
+        self.broken = False
 
-    def asked(self, has_it: bool, lines: dict[str, Line]) -> None:
-        """The head has come to its end."""
-        if self.standers is None:  # as mostly
-            self._end(lines)
+    def end_asking(self, has_it: bool) -> None:
+        """The asker has come to its end."""
+        self.round = None
+        if self._waiters is None:  # as in most cases
+            self._end()
         elif not has_it:
-            self.next(lines)
-        elif self.first() is None:
-            self._end(lines)
+            self.next_turn()
+        elif self.next_waiter() is None:
+            self._end()
         else:
             self.asker = None
 
-    def dissolve(self) -> None:
-        """A majority is out of reach: each tells its own task so, in its own time."""
-        self.broken = True
-        standers, self.standers = self.standers or (), None
-        for stander in standers:
-            stander.ask_alone()
+    def next_turn(self) -> None:
+        """No task of this process asks or holds the name: the first waiter asks."""
+        waiter = self.asker = self.next_waiter()
+        if waiter is None or self._waiters is None:
+            self._end()
+        else:
+            self._waiters.popitem(last=False)
+            waiter.ask()
 
-    def _end(self, lines: dict[str, Line]) -> None:
+    def pass_on(self, hold: Hold, tenure: Tenure) -> bool:
+        """Give the hold to the first waiter, if it may have it after this tenure."""
+        waiter = self.next_waiter() if self.asker is None else None
+        if waiter is None or self._waiters is None:
+            return False
+        settings = tenure.terms.settings
+        if tenure.done_for or not tenure.held or not same_terms(settings, waiter.terms.settings):
+            return False
+        now, left = hold.session.clock.now(), hold.last_fence - hold.next_fence + 1
+        if not may_pass(now, hold.last_round_trip, hold.valid_until, settings.lease, left):
+            return False
+        self._waiters.popitem(last=False)
+        if not self._waiters:
+            self._end()
+        waiter.take(hold.begin(waiter.terms))
+        return True
+
+    def dissolve(self) -> None:
+        """A majority is out of reach: each task finds out for itself, in its own time."""
+        self.broken = True
+        self.round = None
+        waiters, self._waiters = self._waiters or (), None
+        for waiter in waiters:
+            waiter.tell(Turn.ASK)
+
+    def _end(self) -> None:
         self.asker = None
-        if lines.get(self.name) is self:
-            del lines[self.name]
+        self._queues.remove(self)
+
+
+class LocalQueues:
+    """The local queues of one session, by name."""
+
+    __slots__ = ("_by_name", "_closed")
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, LocalQueue] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """No hold is passed on and no task is asked to go first any more."""
+        self._closed = True
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    def get(self, name: str) -> LocalQueue | None:
+        return self._by_name.get(name)
+
+    def begin(self, name: str, asker: object) -> LocalQueue:
+        """The queue behind a task that asks, where there was none."""
+        queue = self._by_name[name] = LocalQueue(self, name, asker)
+        return queue
+
+    def of(self, name: str) -> LocalQueue:
+        """The queue of a name that a task of this process holds or asks for."""
+        return self._by_name.get(name) or self.begin(name, None)
+
+    def remove(self, queue: LocalQueue) -> None:
+        if self._by_name.get(queue.name) is queue:
+            del self._by_name[queue.name]
+
+    def pass_on(self, hold: Hold, tenure: Tenure) -> bool:
+        """Give a hold to the next task of this process that waits for it, if it may have it."""
+        if not self._by_name or hold.op.kind.shared or self._closed:
+            return False
+        queue = self._by_name.get(hold.name)
+        return queue is not None and queue.pass_on(hold, tenure)
+
+    def next_turn(self, names: Iterable[str]) -> None:
+        """A hold of these names has ended: the next task of this process asks."""
+        if self._by_name and not self._closed:
+            for name in names:
+                queue = self._by_name.get(name)
+                if queue is not None and queue.asker is None:
+                    queue.next_turn()
+
+
+class YieldedNames:
+    """The names that were given back to clients elsewhere just now. These were notified; a task of this process that
+    comes a moment later enqueues behind them, so that it does not overtake them."""
+
+    __slots__ = ("_at", "_now", "_used")
+
+    def __init__(self, now: Callable[[], float], used: bool) -> None:
+        self._now = now
+        self._used = used  # at a single node a notice grants; nobody can be overtaken
+        self._at: dict[str, float] = {}  # name -> when; the last one last
+
+    def __bool__(self) -> bool:
+        return bool(self._at)
+
+    def add(self, kind: Kind, name: str) -> None:
+        """Kinds other than the plain mutex have their order at the nodes."""
+        if not self._used or kind.fair or kind.shared:
+            return
+        now = self._now()
+        self._at.pop(name, None)
+        while self._at and now - next(iter(self._at.values())) > QUORUM_TIMEOUT:
+            del self._at[next(iter(self._at))]
+        self._at[name] = now
+
+    def take(self, name: str) -> bool:
+        """Whether the name was given back a moment ago; the next task need not ask."""
+        at = self._at.pop(name, None)
+        return at is not None and self._now() - at <= QUORUM_TIMEOUT

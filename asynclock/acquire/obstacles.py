@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asynclock.acquire.backoff import Look, after_doubt, after_split, next_look
+from asynclock.acquire.backoff import Plan, after_doubt, after_split, next_question
 from asynclock.quorum.denials import first_free
 from asynclock.rules.model import ID_LENGTH, TIMED, WAIT
 
@@ -38,7 +38,7 @@ _REMEMBERED = 64
 """So many ids a waiter remembers, or one of each node, if these are more."""
 
 
-def hears(holder: str) -> bool:
+def notifies(holder: str) -> bool:
     """Whether a holder is notified of waiters, and serves them; a name that rests (min_hold, once) ends on time."""
     return holder[ID_LENGTH : ID_LENGTH + 1] == "|" or holder in TIMED
 
@@ -54,7 +54,7 @@ class Obstacles:
         self._taken: dict[int, tuple[float, Slots]] = {}  # node -> when it was asked, and which slots are taken there
         self._doubts = 0  # refusals in a row that may have been split votes
 
-    def look(self, ballot: Ballot, now: float, rtt: float, rank: int) -> Look:
+    def look(self, ballot: Ballot, now: float, rtt: float, rank: int) -> Plan:
         """When to ask next, after a refusal by a majority that all name a holder."""
         denials, lease = ballot.denials(), ballot.op.lease
         since = self.since(denials, ballot.nodes, now)
@@ -62,9 +62,9 @@ class Obstacles:
         if one is not None or since + self._life <= ballot.sent:
             self._doubts = 0
             if one is not None:
-                return next_look(now, ballot.sent, lease, rank, one.left, hears(one.holder))
-            told = all(hears(each.holder) for each in denials if each.left is not None)
-            return next_look(now, ballot.sent, lease, rank, first_free(denials, ballot.nodes), told)
+                return next_question(now, ballot.sent, lease, rank, one.left, notifies(one.holder))
+            all_notify = all(notifies(refused.holder) for refused in denials if refused.left is not None)
+            return next_question(now, ballot.sent, lease, rank, first_free(denials, ballot.nodes), all_notify)
         if ballot.op.verb is WAIT and not self._doubts:  # it was held before, and nobody has called since
             self._doubts = _GLANCES
         self._doubts += 1
@@ -74,7 +74,7 @@ class Obstacles:
 
     def since(self, denials: Collection[Refused], nodes: int, now: float) -> float:
         """Since when the ids are known that are in the way at a majority of the nodes, which names one each."""
-        ids = [each.holder for each in denials if each.left is not None]
+        ids = [refused.holder for refused in denials if refused.left is not None]
         since = {whose: self._since.pop(whose, now) for whose in dict.fromkeys(ids)}
         self._since.update(since)  # those that were named last stand last
         while len(self._since) > max(_REMEMBERED, nodes):

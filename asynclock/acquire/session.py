@@ -8,23 +8,28 @@ import logging
 import os
 import secrets
 import socket
-from typing import TYPE_CHECKING, Any, Protocol
+import time
+from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, brief
 from asynclock._loop import no_loop
-from asynclock._options import CONNECT_TIMEOUT, QUORUM_TIMEOUT, RELEASE_TIMEOUT, LockSettings, node_timeout
+from asynclock._options import CONNECT_TIMEOUT, LockSettings, node_timeout
+from asynclock.acquire.hold import Hold, Holds
+from asynclock.acquire.local_queue import LocalQueues, YieldedNames
+from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
+from asynclock.quorum.ballot import UNREACHABLE
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import FAMILIES, ID_LENGTH, TAG_LENGTH, Kind, Queueing
+from asynclock.rules.model import FAMILIES, ID_LENGTH, TAG_LENGTH, Kind
 from asynclock.stores.port import NodeConfig, WrongKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Hashable, Sequence
-    from weakref import ref
+    from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
 
     from asynclock._options import ClientSettings
-    from asynclock.acquire.local_queue import Line
+    from asynclock.acquire.acquisition import Acquisition
+    from asynclock.acquire.handover import Adoption
     from asynclock.quorum.ballot import Ballot
     from asynclock.stores.port import Notice, Store
 
@@ -32,25 +37,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock")
 
 
-class Interruptible(Protocol):
-    """An acquire or an adoption under way."""
-
-    def interrupt(self) -> None:
-        """The client closes."""
-
-
-class Wait(Interruptible, Protocol):
-    """An acquire under way (`acquisition.py`)."""
-
-    def called(self, index: int, notice: Notice) -> None:
-        """Node `index` sent a notice for its ticket."""
-
-    def renew_soon(self) -> None:
-        """Send the ticket again."""
-
-
 _DRAW = 64
 """So many ids are drawn at once: a call into the system costs more than an id (docs/decisions.md)."""
+
+SLICE = 0.002
+"""Seconds of work in one turn of the loop, where a client gives back all that it holds."""
 
 _HOST = socket.gethostname().replace("|", "_")
 
@@ -64,13 +55,13 @@ class Session:
         self.settings = settings
         self.clock = clocks[0] if clocks else SYSTEM
         self.watchdog = Watchdog(self.clock)
-        self.held: dict[str, dict[ref[Any], None]] = {}  # name -> the Leases that this loop has, the last one last
-        self.lines: dict[str, Line] = {}  # name -> who stands in line for it here
-        self.ceded: dict[str, float] = {}  # name -> when it was given back to others
-        self.entering: dict[tuple[str, Hashable], asyncio.Future[None]] = {}  # first entries of owners, under way
+        self.holds = Holds()
+        self.local_queues = LocalQueues()
+        self.yielded = YieldedNames(self.clock.now, used=len(stores) > 1)
+        self.tickets = Tickets()
+        self.entries = Entries()
+        self.under_way: set[Acquisition | Adoption] = set()
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
-        self.waits: set[Interruptible] = set()  # acquires and adoptions under way
-        self.waiting: dict[str, Wait] = {}  # random part of an id -> whose ticket it is
         self.forked = False
         self.closed = False  # nothing new begins
         self.hung_up = False  # until this is True, releases are still sent
@@ -101,6 +92,10 @@ class Session:
             raise no_loop() from None
         if here is not self.loop:
             raise ConfigError("this Lease belongs to another event loop: use it there, or acquire anew here")
+
+    def forget_after_fork(self) -> None:
+        """This is a forked child: the sockets are the parent's, and nothing is held here."""
+        self.forked = True
 
     def connect_limit(self, wait: float | None) -> float:
         """Seconds that a first use waits for connections. A timeout or a patience of 0 allows one attempt, too."""
@@ -133,64 +128,33 @@ class Session:
     # -- notices -------------------------------------------------------------------------------------------------
 
     def received(self, index: int, notice: Notice) -> None:
-        """Node `index` sent a notice."""
-        wait = self.waiting.get(notice.id)
-        if wait is not None:
-            wait.called(index, notice)
+        """Node `index` has sent a notice."""
+        waiter = self.tickets.get(notice.id)
+        if waiter is not None:
+            waiter.notified(index, notice)
         elif notice.number == 0:
-            for lease in self.leases(notice.name):
+            for hold in self.holds.of(notice.name):
                 if notice.broken:
-                    lease._hold.broken(notice.id)
+                    hold.broken(notice.id)
                 else:
-                    lease._hold.waited_for(notice.id)
+                    hold.waited_for(notice.id)
 
     def connected(self, index: int) -> None:
-        """What a node had to tell meanwhile is lost, so all tickets are sent anew."""
+        """Notices of that node may have been lost meanwhile, so all tickets are sent again."""
         del index
-        for wait in list(self.waiting.values()):
-            wait.renew_soon()
-
-    def leases(self, name: str) -> list[Any]:
-        """What this loop has of a name, the last one last."""
-        return [lease for known in self.held.get(name, ()) if (lease := known()) is not None]
+        for waiter in self.tickets.all():
+            waiter.renew_soon()
 
     def check_kind(self, name: str, kind: Kind) -> None:
         """Raise WrongKind where a task of this process holds the name as another kind. The server would refuse it, too,
-        but a task that stands in the local queue never asks the server."""
+        but a task in the local queue does not ask the server."""
         family = FAMILIES[kind.mode[:1]]
-        for lease in self.leases(name):
-            held = lease._hold.op.kind
-            held = next((part.kind for part in held.parts if part.name == name), held)
-            if lease.held and FAMILIES[held.mode[:1]] != family:
+        for hold in self.holds.of(name):
+            held = next((part.kind for part in hold.op.kind.parts if part.name == name), hold.op.kind)
+            if FAMILIES[held.mode[:1]] != family and any(tenure.held for tenure in hold.tenures):
                 raise WrongKind(f"{brief(name)} is in use as another kind", name=name)
 
-    def gone(self, name: str, lease: ref[Any]) -> None:
-        """A lease of that name has ended; harmless for one that had before."""
-        mine = self.held.get(name)
-        if mine is not None:
-            mine.pop(lease, None)
-            if not mine:
-                del self.held[name]
-
-    def cede(self, kind: Kind, name: str) -> None:
-        """A hold that others wait for was given back, and these are called: who wants it here comes after them. (At a
-        node alone to call is to let in; and the other kinds have their order at the nodes.)"""
-        if len(self.quorum.nodes) == 1 or kind.fair or kind.shared:
-            return
-        now = self.clock.now()
-        self.ceded.pop(name, None)
-        while self.ceded and now - next(iter(self.ceded.values())) > QUORUM_TIMEOUT:
-            del self.ceded[next(iter(self.ceded))]
-        self.ceded[name] = now  # the last one last
-
-    def next_in_line(self, names: Sequence[str]) -> None:
-        """Their lease here has ended: the next who stands in line asks."""
-        for name in names:
-            line = self.lines.get(name)
-            if line is not None and line.asker is None and not self.closed:
-                line.next(self.lines)
-
-    # -- opening and undoing -------------------------------------------------------------------------------------
+    # -- opening and closing -------------------------------------------------------------------------------------
 
     async def open(self, settings: LockSettings, limit: float) -> None:
         """Connect at first use; wait for it at most `limit` seconds. Raises ConfigError."""
@@ -222,11 +186,6 @@ class Session:
             if self._closing is None or self._closing.cancelled():
                 await self.aclose()
 
-    def undo(self, ballot: Ballot, ticket: Queueing | None = None) -> None:
-        """Take an attempt back. Nobody awaits it; a node that closes waits for its answer."""
-        within = min(max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT), RELEASE_TIMEOUT)
-        self.quorum.undo(ballot, within, ticket)
-
     def not_released(self, ballot: Ballot, name: str) -> None:
         """A release without a majority. In an outage the lease ends by itself, which is logged. Raises ConfigError
         where servers refuse: the key stays, and only the user can mend that."""
@@ -235,8 +194,9 @@ class Session:
             raise error
         log.warning("asynclock: released %s, which ends by itself: %s", brief(name), error)
 
-    async def finished(self, ballot: Ballot) -> None:
-        """Wait for an outcome, whoever cancels: it is bounded by its node timeout, and the cancel goes on after it."""
+    async def wait_shielded(self, ballot: Ballot) -> None:
+        """Wait for an outcome even if the task is cancelled: it comes within the node timeout, and the cancel goes on
+        after it."""
         try:
             await ballot.waiter(self.loop)
         except asyncio.CancelledError:
@@ -251,29 +211,51 @@ class Session:
             raise
 
     async def release_all(self) -> None:
-        """Give back all that is held; errors of single locks are not raised."""
-        leases: list[Any] = list(self.watchdog)
-        await asyncio.gather(*(lease.release() for lease in leases), return_exceptions=True)
+        """Give back all that is held now. Errors of single locks are not raised, but logged."""
+        releases: list[Ballot] = []
+        for hold in self._in_slices():
+            if hold is None:
+                await asyncio.sleep(0)
+                continue
+            releases += [ballot for tenure in hold.tenures if (ballot := hold.end(tenure)) is not None]
+        for ballot in releases:
+            if await ballot.settled(self.loop) is UNREACHABLE:
+                with contextlib.suppress(ConfigError):
+                    self.not_released(ballot, ballot.op.name)
+
+    def _in_slices(self) -> Iterator[Hold | None]:
+        """All holds there are now; None after each slice of work: then the caller lets the loop run other tasks."""
+        began = time.perf_counter()
+        for found in self.holds.all():
+            for hold in tuple(found) if isinstance(found, dict) else (found,):
+                if not hold.over:
+                    yield hold
+            if time.perf_counter() - began > SLICE:
+                yield None
+                began = time.perf_counter()
 
     async def aclose(self) -> None:
         """Give back all that is held, wait for what is on its way, hang up. Leases still held are lost ("closed")."""
         if self._closing is None or self._closing.cancelled():
             self.closed = True
             self.ready = False
+            self.local_queues.close()
             self._closing = self.loop.create_task(self._close(), name="asynclock close")
-        await asyncio.shield(self._closing)  # whoever cancels, it comes to its end
+        await asyncio.shield(self._closing)  # a cancel of the caller does not stop it
 
     async def _close(self) -> None:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})
-        leases: list[Any] = list(self.watchdog)
-        for lease in leases:
-            lease._close()
+        for hold in self._in_slices():
+            if hold is None:
+                await asyncio.sleep(0)
+            else:
+                hold.close()
         self.watchdog.stop()
-        for wait in list(self.waits):
-            wait.interrupt()
-        while self.waits:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
+        for each in list(self.under_way):
+            each.interrupt()
+        while self.under_way:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
             await asyncio.sleep(0)
         self.hung_up = True
         await asyncio.gather(*(node.aclose() for node in self.quorum.nodes))
@@ -281,3 +263,22 @@ class Session:
         if closer is not None:
             with contextlib.suppress(RuntimeError):  # it runs: it is what closes us
                 await closer.aclose()
+
+
+class Entries:
+    """First entries of the owners of reentrant locks, under way: other tasks of the same owner wait for them."""
+
+    __slots__ = ("_under_way",)
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[str, Hashable], asyncio.Future[None]] = {}
+
+    def get(self, name: str, owner: Hashable) -> asyncio.Future[None] | None:
+        """Ends with the entry that is under way."""
+        return self._under_way.get((name, owner))
+
+    def begin(self, name: str, owner: Hashable) -> None:
+        self._under_way[name, owner] = asyncio.get_running_loop().create_future()
+
+    def end(self, name: str, owner: Hashable) -> None:
+        self._under_way.pop((name, owner)).set_result(None)

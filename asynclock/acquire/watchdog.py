@@ -1,69 +1,35 @@
-"""The watchdog: one per client and loop, it looks at each lease when it said it wants to be looked at.
+"""The watchdog: one per client and loop. It looks at each hold when something may be due, and renews it.
 
-It is a timer wheel and one timer, not a task: nobody can cancel it together with "all tasks", and a lease costs it
-one set entry. It holds leases weakly, so that a lease that was dropped is collected, warns, and is renewed no more.
-A look that raises is logged and repeated; since each look checks the lease's deadline first, the loss is delivered
-even if renewing never works again.
+It is a timer wheel and one timer, not a task: nobody can cancel it together with "all tasks", and a hold costs it one
+set entry. A look that raises is logged and repeated. Each look checks the deadline first, so that a loss is told even
+if renewing never works again.
+
+Many holds may be due at once. They are renewed in slices, with a turn of the loop between two, so that other tasks of
+the loop do not wait for all of them.
 """
 
 from __future__ import annotations
 
 import logging
-import random
-from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+import time
+from typing import TYPE_CHECKING
+
+from asynclock.acquire.renewal import Due
+from asynclock.acquire.tenure import Loss
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from weakref import ref
-
     from asynclock._clock import Clock, Timer
+    from asynclock.acquire.hold import Hold
 
 log = logging.getLogger("asynclock")
 
 TICK = 0.01
-"""The wheel's spokes, in seconds."""
+"""Seconds between two slots of the wheel."""
 
-RENEW_BELOW = 2 / 3
-"""A lease is renewed once less than this share of it remains."""
+SLICE = 0.001
+"""Seconds that one slice takes at most. The answers to its renewals take the loop for about as long once more."""
 
-RETRY = 1 / 12
-"""After this share of the lease a renewal without an answer is tried again."""
-
-
-class Due(Enum):
-    """What is due for a lease."""
-
-    NOTHING = "nothing"
-    RENEWAL = "renewal"
-    EXPIRED = "expired"
-    MAX_HOLD = "max_hold"
-
-
-def due(now: float, ends: float, renew_at: float, hold_until: float) -> Due:
-    """What is due now. The ends come first: nobody renews what is over. Pure."""
-    if now >= hold_until:
-        return Due.MAX_HOLD
-    if now >= ends:
-        return Due.EXPIRED
-    if now >= renew_at:
-        return Due.RENEWAL
-    return Due.NOTHING
-
-
-def retry_after(lease: float) -> float:
-    """Seconds until an unanswered renewal is tried again: lease/12, jittered so that a fleet does not march in step."""
-    return lease * RETRY * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
-
-
-class Watched(Protocol):
-    """What the watchdog looks at."""
-
-    _slot: int
-    _own: ref[Any]  # a reference to itself, made once
-
-    def _look(self, now: float) -> float | None:
-        """Do what is due; answer when to look again (None: never)."""
+_AGAIN = 0.05  # seconds until a look that raised is repeated
 
 
 class Watchdog:
@@ -71,34 +37,29 @@ class Watchdog:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._wheel: dict[int, set[ref[Any]]] = {}
+        self._wheel: dict[int, set[Hold]] = {}
         self._timer: Timer | None = None
         self._timer_slot = 0
 
-    def __iter__(self) -> Iterator[Watched]:
-        """All that are watched."""
-        refs = [known for spoke in self._wheel.values() for known in spoke]
-        return (watched for known in refs if (watched := known()) is not None)
-
-    def watch(self, watched: Watched, when: float) -> None:
-        """Look at it at `when`, at the latest one tick later."""
-        slot = int(when / TICK) + 1
-        watched._slot = slot
-        spoke = self._wheel.get(slot)
-        if spoke is None:
-            self._wheel[slot] = {watched._own}
+    def watch(self, hold: Hold, at: float) -> None:
+        """Look at it at that moment, or at most one tick later."""
+        slot = _slot_of(at)
+        holds = self._wheel.get(slot)
+        if holds is None:
+            self._wheel[slot] = {hold}
             if self._timer is None or slot < self._timer_slot:
                 self._arm(slot)
         else:
-            spoke.add(watched._own)
+            holds.add(hold)
 
-    def forget(self, watched: Watched) -> None:
-        """Stop looking at it; harmless for one that is not watched."""
-        spoke = self._wheel.get(watched._slot)
-        if spoke is not None:
-            spoke.discard(watched._own)
-            if not spoke:
-                del self._wheel[watched._slot]
+    def forget(self, hold: Hold, at: float) -> None:
+        """Do not look at it then; harmless for a hold that is not watched."""
+        slot = _slot_of(at)
+        holds = self._wheel.get(slot)
+        if holds is not None:
+            holds.discard(hold)
+            if not holds:
+                del self._wheel[slot]
 
     def stop(self) -> None:
         self._wheel.clear()
@@ -113,24 +74,36 @@ class Watchdog:
         self._timer = self._clock.call_at(slot * TICK, self._turn)
 
     def _turn(self) -> None:
+        """One slice of all that is due."""
         self._timer = None
-        now = self._clock.now()
+        now, began = self._clock.now(), time.perf_counter()
         try:
             for slot in sorted(slot for slot in self._wheel if slot * TICK <= now):
-                for known in self._wheel.pop(slot, ()):
-                    self._look(known, now)
+                holds = self._wheel.get(slot)
+                while holds:
+                    self._look(holds.pop(), now)
+                    if time.perf_counter() - began > SLICE:
+                        return  # the timer is due at once, and the loop runs what else is ready before it
+                if self._wheel.get(slot) is holds:
+                    del self._wheel[slot]
         finally:
             if self._wheel and (self._timer is None or min(self._wheel) < self._timer_slot):
                 self._arm(min(self._wheel))
 
-    def _look(self, known: ref[Any], now: float) -> None:
-        watched = known()
-        if watched is None:
-            return
+    def _look(self, hold: Hold, now: float) -> None:
         try:
-            again = watched._look(now)
+            match hold.due(now):
+                case Due.MAX_HOLD:
+                    hold.lose(Loss.MAX_HOLD)
+                case Due.EXPIRED:
+                    hold.lose(Loss.EXPIRED)
+                case Due.RENEWAL:
+                    hold.renew(now)
+            hold.watch()
         except Exception:
-            log.exception("asynclock: the watchdog failed on %r and will try again", watched)
-            again = now + 0.05
-        if again is not None:
-            self.watch(watched, again)
+            log.exception("asynclock: the watchdog failed on %r and will try again", hold)
+            hold.watch_at(now + _AGAIN)
+
+
+def _slot_of(at: float) -> int:
+    return int(at / TICK) + 1

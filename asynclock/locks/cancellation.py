@@ -1,34 +1,42 @@
-"""The task inside `async with`, and its cancellation: the arithmetic of asyncio.timeout, for a loss.
+"""The body of `async with`, and its cancellation on a loss: the arithmetic of asyncio.timeout.
 
-What we cancelled we uncancel, and the CancelledError that came of it is ours to turn into LockLost. A cancel from
-outside, before or after ours, wins: then the task's count of cancels stays above what it was at the entry.
+The block takes back each cancel that it made, and turns the CancelledError of that cancel into LockLost. A cancel from
+outside, before or after, wins: then the task's count of cancels stays above what it was at the entry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asynclock.acquire.tenure import Loss
 
 
 class Block:
-    """Made when a body is entered."""
+    """Made when a body is entered, and called when the tenure is lost. It refers to the task only, so that a Lease that
+    the program has dropped can be collected."""
 
-    __slots__ = ("_cancelling", "cancelled", "task")
+    __slots__ = ("_cancelling", "_cancels", "cancelled", "task")
 
-    def __init__(self, task: asyncio.Task[Any] | None) -> None:
+    def __init__(self, task: asyncio.Task[Any] | None, cancels: bool) -> None:
         self.task = task
+        self._cancels = cancels  # the option cancel_on_lost
         self._cancelling = task.cancelling() if task else 0
-        self.cancelled = False  # by us, and not taken back yet
+        self.cancelled = False  # by this block, and not taken back yet
 
-    def interrupt(self) -> None:
-        """Cancel the body, unless this is its own task calling, which is told in another way."""
+    def __call__(self, loss: Loss) -> None:
+        """Cancel the body, unless its own task is the caller: that task gets an exception."""
+        del loss
+        if not self._cancels:
+            return
         if self.task is not None and not self.task.done() and self.task is not _running_task():
             self.cancelled = True
             self.task.cancel()
 
     async def leave(self, e: BaseException | None) -> bool:
-        """Take our cancel back, if there was one. True: `e` came of it alone."""
+        """Take the block's own cancel back, if there was one. True: `e` is the result of that cancel alone."""
         task = self.task
         if not self.cancelled or task is None or task is not asyncio.current_task():
             return False

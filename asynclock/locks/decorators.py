@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asynclock._errors import LockLost, LockTimeout, QuorumUnavailable, brief
 from asynclock._loop import running_loop
+from asynclock.acquire.tenure import Tenure
+from asynclock.locks.lease import Lease
+from asynclock.locks.lock import Lock
 from asynclock.locks.template import namer
 from asynclock.rules.model import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-
-    from asynclock.locks.lease import Lease
-    from asynclock.locks.lock import Lock
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -57,7 +57,7 @@ def synchronized(
 
 
 def once(
-    name: str | Callable[..., str], lock: Callable[[str], Lock], within: float, patience: float
+    name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float, patience: float
 ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R | Skipped]]]:
     """A run holds the lock; one that returned leaves the name taken for `within` seconds."""
 
@@ -67,12 +67,13 @@ def once(
 
         @wraps(function)
         async def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R | Skipped:
-            lease = await _begin(lock(named(*args, **kwargs)), patience)
+            run = lock(named(*args, **kwargs))
+            lease = await run.begin(patience)
             if isinstance(lease, Skipped):
                 return lease
             async with lease:
                 result = await function(*args, **kwargs)
-                lease._rest = within
+                run.mark_done(within)
             return result
 
         return guarded
@@ -80,34 +81,46 @@ def once(
     return decorate
 
 
-async def _begin(lock: Lock, patience: float) -> Lease | Skipped:
-    """The lease of this run; or why there is none. Votes that were split among those who try at once tell nothing."""
-    loop = running_loop()
-    deadline = loop.time() + patience
-    while True:
-        lease = await lock.acquire(timeout=0)
-        if lease is not None:
-            return lease
-        holder = await lock._holder()
-        if holder is not None:
-            return Skipped.DONE if holder == DONE else Skipped.RUNNING
-        if loop.time() >= deadline:
-            raise LockTimeout(f"{brief(lock.name)}: others try all the time, and none gets in", name=lock.name)
-        await asyncio.sleep(_AGAIN[0] * random.random())  # noqa: S311 - jitter
+class OnceLock(Lock):
+    """The lock of one run of a function decorated with `once`."""
+
+    __slots__ = ("_tenure",)
+
+    async def begin(self, patience: float) -> Lease | Skipped:
+        """The lease of this run; or why it is skipped. After split votes, which say nothing, it tries again for
+        `patience` seconds. Raises LockTimeout."""
+        loop = running_loop()
+        deadline = loop.time() + patience
+        while True:
+            tenure = await self._acquire(0)
+            if isinstance(tenure, Tenure):
+                self._tenure = tenure
+                return Lease(tenure, self._kept)
+            holder = (await self._seen()).holder()
+            if holder is not None:
+                return Skipped.DONE if holder.holder == DONE else Skipped.RUNNING
+            if loop.time() >= deadline:
+                raise LockTimeout(f"{brief(self.name)}: others try all the time, and none gets in", name=self.name)
+            await asyncio.sleep(_AGAIN[0] * random.random())  # noqa: S311 - jitter
+
+    def mark_done(self, within: float) -> None:
+        """The run has returned: after its release the name stays taken for `within` seconds."""
+        self._tenure.mark_done(within)
 
 
-async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]]) -> _R:
-    """Run `main` while elected: again after a loss of that lease, through outages, until it returns or raises."""
+async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outages: bool) -> _R:
+    """Run `main` while elected: again after a loss of that lease, until it returns or raises; with `through_outages`,
+    an outage does not end it."""
     while True:
         try:
             lease = await lock.acquire()
         except QuorumUnavailable:
-            if lock._settings.timeout is not None:
+            if not through_outages:
                 raise
             await asyncio.sleep(random.uniform(*_AGAIN))  # noqa: S311 - jitter
             continue
         if lease is None:
-            raise LockTimeout(f"{brief(lock.name)}: somebody else led all the time", name=lock.name)
+            raise LockTimeout(f"{brief(lock.name)}: another owner led all the time", name=lock.name)
         told: BaseException | None = None
         done: list[_R] = []
         try:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
-    from asynclock.locks.lease import Lease
+    from asynclock.acquire.tenure import Tenure, Terms
     from asynclock.rules.model import Kind, Rule, Slots
+    from asynclock.stores.port import Refused
 
 with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "multi.lua"), encoding="utf-8") as file:
     _SCRIPT = file.read()
@@ -92,12 +93,8 @@ class MultiLock(Lock):
     ) -> None:
         super().__init__(", ".join(part.name for part in kind.parts), kind, settings, session_of)
 
-    def _take(
-        self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None
-    ) -> Coroutine[Any, Any, Lease | None]:
-        if timeout == 0:
-            return super()._take(session, task, timeout)
-        return self._take_beside(session, task, timeout)
+    def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | Refused]:
+        return super()._take(session, terms) if terms.timeout == 0 else self._take_beside(session, terms)
 
 
 def script_of(kinds: Iterable[Kind]) -> str:
@@ -106,18 +103,18 @@ def script_of(kinds: Iterable[Kind]) -> str:
     return "\n".join(["local kinds = {}", *table, _SCRIPT])
 
 
-def parts_of(locks: Sequence[object], mutex: Rule, make: Callable[[str], str]) -> list[Part]:
-    """The names of these locks and what they are; a str is a mutex. `make` checks a name. Raises ConfigError."""
+def parts_of(
+    locks: Sequence[object], mutex: Rule, session_of: object, check_name: Callable[[object], str]
+) -> list[Part]:
+    """The names of these locks and their kinds; a str is a mutex. Raises ConfigError."""
     if not 0 < len(locks) <= MOST:
         raise ConfigError(f"multi() of {len(locks) or 'no'} locks: name 1 to {MOST}, as in multi('a', 'b')")
     parts: list[Part] = []
     for lock in locks:
-        if type(lock) is Lock and not lock._kind.parts:
-            parts.append(Part(lock._name, lock._kind))  # type: ignore[arg-type]  # of one name it is a rule
-        elif isinstance(lock, Lock):
+        part = lock.__part__(session_of) if isinstance(lock, Lock) else Part(check_name(lock), mutex)
+        if part is None:
             raise ConfigError(f"{lock!r} cannot be part of a multi: give the names it stands for, or a lock of them")
-        else:
-            parts.append(Part(make(lock), mutex))  # type: ignore[arg-type]  # it says what else it is
+        parts.append(part)
     names = [part.name for part in parts]
     for name in names:
         if names.count(name) > 1:

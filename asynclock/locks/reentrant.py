@@ -11,13 +11,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from asynclock.locks.lock import Lock
+from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
-    from asynclock.locks.lease import Lease
+    from asynclock.acquire.tenure import Tenure, Terms
     from asynclock.rules.model import Kind
 
 
@@ -37,25 +38,22 @@ class ReentrantLock(Lock):
         super().__init__(name, kind, settings, session_of)
         self._owner = owner
 
-    async def _take(self, session: Session, task: asyncio.Task[Any] | None, timeout: float | None) -> Lease | None:
-        owner = task if self._owner is None else self._owner
-        key = self._name, owner
-        loop, give_up = session.loop, None if timeout is None else session.clock.now() + timeout
-        while (entering := session.entering.get(key)) is not None:  # another task of this owner asks
-            left = None if give_up is None else max(0.0, give_up - session.clock.now())
+    async def _take(self, session: Session, terms: Terms) -> Tenure | Refused:
+        terms.owner = owner = terms.task if self._owner is None else self._owner
+        clock, entries, timeout = session.clock, session.entries, terms.timeout
+        give_up = None if timeout is None else clock.now() + timeout
+        while (entering := entries.get(self._name, owner)) is not None:  # another task of this owner asks
+            left = None if give_up is None else max(0.0, give_up - clock.now())
             await asyncio.wait({entering}, timeout=left)
             if not entering.done():
-                return None
-        held: list[Lease] = [lease for lease in session.leases(self._name) if lease._owner == owner and lease.held]
+                return Refused(None, "")
+        held = [each for each in session.holds.tenures(self._name) if each.terms.owner == owner and each.held]
         if held:
-            return held[-1]._again(self, task, self._settings)
-        entering = session.entering[key] = loop.create_future()
+            return held[-1].hold.enter_again(held[-1], terms)
+        if give_up is not None and timeout:
+            terms.timeout = max(1e-6, give_up - clock.now())
+        entries.begin(self._name, owner)
         try:
-            left = timeout if give_up is None or not timeout else max(1e-6, give_up - session.clock.now())
-            lease = await super()._take(session, task, left)
+            return await super()._take(session, terms)
         finally:
-            del session.entering[key]
-            entering.set_result(None)
-        if lease is not None:
-            lease._owner = owner
-        return lease
+            entries.end(self._name, owner)

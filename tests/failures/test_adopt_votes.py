@@ -7,19 +7,21 @@ import asyncio
 import pickle
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import redis as blocking
 
 from asynclock import ConfigError, LockError, LockNotHeld, QuorumUnavailable, Redlock
-from asynclock.acquire.handle import known_by
+from asynclock.acquire.handover import parse_handle
 from asynclock.rules.model import ID_LENGTH, Op, Verb
 from asynclock.stores.memory import MemoryNode
 from asynclock.stores.port import NodeConfig, ReplyHandler
 from asynclock.stores.redis.keys import keys
 from tests.support.cancelled_waits import Make
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import id_of, nodes_of, set_clock, set_state, tag_of
 from tests.support.proxied_clients import behind_proxies, forget, learn, told, unknown
 from tests.support.servers import Server, Servers
 from tests.support.still_clock import Memory, Still, turns
@@ -83,15 +85,15 @@ async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
     still = Still(3, name)
     stores = [NoRaise(FakeClock()) for _ in range(3)]
     for store in stores:
-        store._time = store.clock = still.clock
+        set_clock(store, still.clock)
     still.stores = list(stores)
     async with still.client(lease=LONG) as giver, still.client(lease=LONG) as taker:
         await taker.health()
         lease = await giver(name).acquire(timeout=None)
         handle = await lease.detach()
         for ahead, store in enumerate(stores):
-            state = store._states[name]
-            object.__setattr__(state, "fence", state.fence + ahead * 10**9)
+            state = store.state(name)
+            set_state(store, name, replace(state, fence=state.fence + ahead * 10**9))
         for store in stores[:2]:
             store.refuses = True
         still.asked()
@@ -124,7 +126,7 @@ async def test_an_adoption_is_not_sent_again_after_it_was_given_up(servers: Serv
         await taker.health()
         lease = await giver(name).acquire(timeout=None)
         handle = await lease.detach()
-        ours = lease._hold.op.id.encode()
+        ours = id_of(lease).encode()
         for server, proxy in zip(some, proxies, strict=True):
             forget(server)
             proxy.hold_replies()
@@ -176,8 +178,8 @@ async def test_no_error_of_an_adoption_shows_an_id(make: Make, name: str) -> Non
     with pytest.raises(LockNotHeld) as caught:
         await late.adopt(handle)
     shows_no_secret(
-        caught.value, known_by(handle).id[:ID_LENGTH], handle[12:40], adopted._hold.op.id[:ID_LENGTH],
-        late._session().tag,
+        caught.value, parse_handle(handle).id[:ID_LENGTH], handle[12:40], id_of(adopted)[:ID_LENGTH],
+        tag_of(late),
     )  # fmt: skip
     await adopted.release()
 
@@ -196,7 +198,7 @@ async def test_no_error_of_a_failed_adoption_shows_an_id(servers: Servers, name:
         async with asyncio.timeout(LIMIT):
             with pytest.raises(QuorumUnavailable if how == "outage" else ConfigError) as caught:
                 await taker.adopt(handle)
-        shows_no_secret(caught.value, known_by(handle).id[:ID_LENGTH], handle[12:40], taker._session().tag)
+        shows_no_secret(caught.value, parse_handle(handle).id[:ID_LENGTH], handle[12:40], tag_of(taker))
 
 
 def put_list(server: Server, name: str) -> None:
@@ -219,7 +221,7 @@ async def test_a_round_that_failed_leaves_no_key(servers: Servers, name: str) ->
     ):
         lease = await giver(name).acquire(timeout=None)
         handle = await lease.detach()
-        stuck = taker._session().quorum.nodes[0]
+        stuck = nodes_of(taker)[0]
         for server in some[:2]:
             server.freeze()
         adopting = asyncio.create_task(taker.adopt(handle))

@@ -14,6 +14,7 @@ from asynclock.quorum.denials import lost_to
 from asynclock.stores.port import Notice, Refused
 from tests.support.cancelled_waits import sent
 from tests.support.distant_stores import Beyond
+from tests.support.probes import deliver_notice, denied_by, id_of, said_to_be_broken
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT, LONG, holder, urls_of
 
@@ -45,7 +46,7 @@ async def broken(server: Server, name: str) -> None:
 
 def forgotten(lease: Lease) -> int:
     """At so many nodes its holder knows that it is gone."""
-    return len(lease._hold._denials or ())
+    return denied_by(lease)
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
@@ -98,9 +99,8 @@ async def test_d7_another_hold_of_the_name_is_not_asked_about(five: list[Server]
     """Five readers of one client, and word that one of them was broken: the others know nothing of it."""
     async with Redlock(*urls_of(five[:3]), lease=LONG) as client:
         leases: list[Any] = [await client.read(name).acquire(timeout=None) for _ in range(3)]
-        session = client._session()
-        whose = leases[1]._hold.op.id[:32]
-        session.received(0, Notice(whose, 0, name=name, broken=True))
-        assert [lease._hold._broken for lease in leases] == [False, True, False]
+        whose = id_of(leases[1])[:32]
+        deliver_notice(client, 0, Notice(whose, 0, name=name, broken=True))
+        assert [said_to_be_broken(lease) for lease in leases] == [False, True, False]
         for lease in leases:
             await lease.release()

@@ -12,19 +12,12 @@ from typing import Any
 import anyio
 import pytest
 
-from asynclock import ConfigError, Lease, LockLost, LockNotHeld, Redlock
+from asynclock import ConfigError, LockLost, LockNotHeld, Redlock
 from tests.support.cancelled_waits import sent
+from tests.support.probes import nodes_of, renew_now, valid_until
 from tests.support.proxy import RELEASE, Proxy, cancelled_at
 from tests.support.servers import Server
 from tests.support.waiters import LONG, SHORT, is_free
-
-
-def renew_now(lease: Lease) -> None:
-    """Let the watchdog find at its next turn that the lease is due."""
-    hold, dog = lease._hold, lease._session.watchdog
-    hold.renew_at = lease._session.clock.now()
-    dog.forget(lease)
-    dog.watch(lease, hold.renew_at)
 
 
 async def test_a1_cancelled_after_the_server_said_yes(server: Server, name: str) -> None:
@@ -66,9 +59,9 @@ async def test_a3_no_task_is_lost_to_the_collector(server: Server, name: str, ca
     async with Redlock(server.url, lease=LONG) as redlock:
         async with redlock(name) as lease:
             waiter = asyncio.create_task(redlock(name).acquire())
-            ends = lease._hold.valid_until
+            ends = valid_until(lease)
             renew_now(lease)  # a lease short enough to wait for could end between two collections
-            while lease._hold.valid_until == ends:  # until it was renewed
+            while valid_until(lease) == ends:  # until it was renewed
                 gc.collect()
                 await asyncio.sleep(0)
             waiter.cancel()
@@ -370,4 +363,4 @@ async def test_a4_a_cancelled_aclose_still_closes(server: Server, name: str) -> 
         await client.aclose()
         assert not lease.held
         assert not server.cli().exists(name)
-        assert client._session().quorum.nodes[0].state.value == "closed"  # type: ignore[attr-defined]
+        assert nodes_of(client)[0].state.value == "closed"

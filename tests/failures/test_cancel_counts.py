@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 
 from asynclock import LockLost, Redlock
+from tests.support.eager_tasks import eagerly
 from tests.support.waiters import LIMIT
 
 
@@ -161,19 +160,3 @@ async def test_a9_a_loss_that_an_eager_task_finds_out(redlock: Redlock, name: st
     for _ in range(3):
         await asyncio.sleep(0)
     assert current().cancelling() == 0
-
-
-def eagerly(coro: Coroutine[Any, Any, Any]) -> Any:
-    """What it answers at once, run as an eager task runs it: as the current task, inside the step of another."""
-    loop, outer = asyncio.get_running_loop(), current()
-    inner = loop.create_task(asyncio.sleep(0))
-    asyncio.tasks._leave_task(loop, outer)  # type: ignore[attr-defined]
-    asyncio.tasks._enter_task(loop, inner)  # type: ignore[attr-defined]
-    try:
-        coro.send(None)
-    except StopIteration as stop:
-        return stop.value
-    finally:
-        asyncio.tasks._leave_task(loop, inner)  # type: ignore[attr-defined]
-        asyncio.tasks._enter_task(loop, outer)  # type: ignore[attr-defined]
-    raise AssertionError("it waits")

@@ -14,6 +14,7 @@ from asynclock import ConfigError, Lease, LockLost, LockNotHeld, Redlock, Skippe
 from asynclock.rules.model import Op, Verb
 from tests.support.cancelled_waits import known, no_task_is_left
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import acquisitions_of, pauses, set_state
 from tests.support.still_clock import Memory, turns
 from tests.support.waiters import LIMIT, LONG
 
@@ -265,7 +266,7 @@ async def test_a17_an_adoption_that_meets_an_outage_as_the_client_closes(shared_
 
         async def adopts(shutdown: Shutdown) -> Lease:
             adopting = asyncio.create_task(shutdown.client.adopt(handle))
-            while not any(getattr(each, "_pause", None) for each in shutdown.client._session().waits):
+            while not any(map(pauses, acquisitions_of(shutdown.client))):
                 await turns(1)
             await shutdown.stopped()
             return await adopting
@@ -369,7 +370,7 @@ async def test_a17_the_second_round_as_the_client_closes(name: str, what: str) -
         for store, fence in zip(stores, (2**52, 2**51, 2**50), strict=True):
             store.deaf = True
             store.asked.clear()
-            store._states[name] = replace(store.state(name), fence=fence, fence_ends=clock.wall() + LONG)
+            set_state(store, name, replace(store.state(name), fence=fence, fence_ends=clock.wall() + LONG))
         asked = client.adopt(handle) if what == "adopt" else client(name).acquire(timeout=None)
         asking = asyncio.create_task(_awaited(asked))
         async with asyncio.timeout(LIMIT):

@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from asynclock import ConfigError, LockLost, Redlock
+from tests.support.probes import connecting
 from tests.support.proxied_clients import behind_proxies
 from tests.support.proxy import Proxy
 from tests.support.servers import Server, Servers
@@ -100,7 +101,7 @@ async def test_close_ends_a_connect_under_way(servers: Servers, name: str, nodes
         async with asyncio.timeout(LIMIT):
             for event in seen:
                 await event.wait()
-        opening = client._session()._opening
+        opening = connecting(client)
         assert opening is not None
         closing = asyncio.create_task(client.aclose())
         done, _ = await asyncio.wait({closing}, timeout=LAST_WORDS)

@@ -12,8 +12,9 @@ import pytest
 from asynclock import Redlock
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.redis import node as _node
-from tests.support.cut_servers import Clocked, lines_to, nodes_of
+from tests.support.cut_servers import Clocked, lines_to
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import ask_nodes, kind_of, new_id, nodes_of
 from tests.support.proxy import RELEASE
 from tests.support.servers import Servers
 from tests.support.still_clock import turns
@@ -146,12 +147,11 @@ async def test_an_undo_that_is_sent_as_the_node_hangs_up_leaves(servers: Servers
     async with AsyncExitStack() as stack:
         (line,) = await lines_to(stack, [server])
         client = await stack.enter_async_context(Redlock(line.url, lease=LONG))
-        session = client._session()
         await client(f"{name}:first").locked()
         line.hold_replies()
-        op = Op(Verb.ACQUIRE, client(name)._kind, name, session.new_id(1, ""), LONG, 1, LONG)
+        op = Op(Verb.ACQUIRE, kind_of(client(name)), name, new_id(client, 1), LONG, 1, LONG)
         undone = line.request(b"\r\nrelease\r\n", *RELEASE[1:])
-        session.quorum.ask(op, 10.0, on_settled=session.undo)
+        ask_nodes(client, op, 10.0, undone=True)
         await nodes_of(client)[0].aclose()
         async with asyncio.timeout(LIMIT):
             await undone.wait()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import AsyncExitStack
-from typing import Any
 
 import pytest
 import redis as redis_py
@@ -13,7 +12,17 @@ import redis as redis_py
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.redis.keys import keys
-from tests.support.cut_servers import LineProxy, cut_lines, heal_lines, lines_to, nodes_of
+from tests.support.cut_servers import LineProxy, cut_lines, heal_lines, lines_to
+from tests.support.probes import (
+    connection_of,
+    id_of,
+    nodes_of,
+    pending_releases_of,
+    send_ticket_again,
+    tickets_of,
+    times_sent,
+    unanswered,
+)
 from tests.support.servers import Server, Servers
 from tests.support.still_clock import idle
 from tests.support.waiters import LONG, back, holder, in_queue, until, urls_of
@@ -49,18 +58,18 @@ async def test_c12_a_release_that_a_busy_server_refused_is_sent_again(servers: S
     some = [servers.start() for _ in range(nodes)]
     async with Redlock(*urls_of(some), lease=LONG) as client:
         lease = await client(name).acquire(timeout=None)
-        links = [node._connection for node in nodes_of(client)]
+        before = [*map(connection_of, nodes_of(client))]
         threads = [endless(each) for each in some]
         await until(lambda: all(is_busy(each) for each in some))
         await lease.release()
-        await until(lambda: all(len(node._pending) == 1 for node in nodes_of(client)))
+        await until(lambda: all(len(pending_releases_of(node)) == 1 for node in nodes_of(client)))
         for each in some:
             with each.cli() as cli:
                 cli.script_kill()
         for thread in threads:
             thread.join()
         await until(lambda: not any(holder(each, name) for each in some))
-        assert [node._connection for node in nodes_of(client)] == links
+        assert [*map(connection_of, nodes_of(client))] == before
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -89,16 +98,14 @@ async def test_a_ticket_cut_off_on_its_way_meets_a_tombstone(servers: Servers, n
         lease = await holds(name).acquire(timeout=None)
         waiting = asyncio.create_task(client(name).acquire(timeout=None))
         await until(lambda: in_queue(some, name, 1)() and idle(client))
-        session = client._session()
-        ((ticket, wait),) = session.waiting.items()
-        under_way: Any = wait
-        before = under_way.number
+        ((ticket, wait),) = tickets_of(client).items()
+        before = times_sent(wait)
         lines[2].drop_requests = True
-        wait.renew_soon()
-        await until(lambda: under_way.number > before and nodes_of(client)[2]._connection.waiting)
+        send_ticket_again(wait)
+        await until(lambda: times_sent(wait) > before and unanswered(connection_of(nodes_of(client)[2])))
         await cut_and_back(lines[2:], client)
-        await until(lambda: under_way.number > before + 1 and idle(client))
-        assert session.waiting == {ticket: wait}
+        await until(lambda: times_sent(wait) > before + 1 and idle(client))
+        assert tickets_of(client) == {ticket: wait}
         waiting.cancel()
         await asyncio.wait({waiting})
         await until(in_queue(some, name, 0))
@@ -117,8 +124,8 @@ async def test_an_attempt_cut_off_on_its_way_meets_a_tombstone(servers: Servers,
         lease = await client(name).acquire(timeout=None)
         await cut_and_back(lines[2:], client)
         await lease.release()
-        await until(lambda: has_tombstone(some[2], name, lease._hold.op.id))
-        assert not any(has_tombstone(each, name, lease._hold.op.id) for each in some[:2])
+        await until(lambda: has_tombstone(some[2], name, id_of(lease)))
+        assert not any(has_tombstone(each, name, id_of(lease)) for each in some[:2])
 
 
 def has_tombstone(server: Server, name: str, id: str) -> bool:
@@ -128,11 +135,12 @@ def has_tombstone(server: Server, name: str, id: str) -> bool:
 
 async def cut_and_back(lines: list[LineProxy], client: Redlock) -> None:
     """They break, and are connected anew."""
-    links = [node._connection for node in nodes_of(client)]
+    before = [*map(connection_of, nodes_of(client))]
     cut_lines(lines)
     await until(
         lambda: (
-            sum(node._connection is not link for node, link in zip(nodes_of(client), links, strict=True)) == len(lines)
+            sum(connection_of(node) is not old for node, old in zip(nodes_of(client), before, strict=True))
+            == len(lines)
         )
     )
     heal_lines(lines)
@@ -151,9 +159,9 @@ async def test_an_adoption_cut_off_on_its_way_meets_a_tombstone(servers: Servers
         handle = await (await holds(name).acquire(timeout=None)).detach()
         lines[-1].drop_requests = True
         adopting = asyncio.create_task(client.adopt(handle))
-        await until(lambda: nodes_of(client)[-1]._connection.waiting)
+        await until(lambda: unanswered(connection_of(nodes_of(client)[-1])))
         await cut_and_back(lines[-1:], client)
         lease = await adopting
         await lease.release()
-        await until(lambda: has_tombstone(some[-1], name, lease._hold.op.id))
-        await until(lambda: holder(some[-1], name) != lease._hold.op.id.encode())
+        await until(lambda: has_tombstone(some[-1], name, id_of(lease)))
+        await until(lambda: holder(some[-1], name) != id_of(lease).encode())

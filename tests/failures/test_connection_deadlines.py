@@ -17,6 +17,7 @@ from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.connection import IgnoredReply, is_overdue
 from asynclock.stores.redis.pending import PendingReleases
+from tests.support.probes import contended
 from tests.support.servers import Server
 
 
@@ -77,7 +78,7 @@ async def test_what_goes_before_a_release_that_is_waited_for(server: Server, nam
         before = pings(cli)
         async with ours(name) as lease:
             waits = asyncio.create_task(other(name).acquire(timeout=None))
-            while not lease._hold.contended:
+            while not contended(lease):
                 await asyncio.sleep(0.001)
         assert pings(cli) == before + 1
         async with asyncio.timeout(5), await waits as theirs:

@@ -15,6 +15,16 @@ from redis.backoff import NoBackoff
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
 from asynclock.rules.model import Op, Verb
+from tests.support.probes import (
+    ask_nodes,
+    clock_of,
+    kind_of,
+    new_id,
+    nodes_of,
+    pending_releases_of,
+    release_by_script,
+    undo,
+)
 from tests.support.proxy import RELEASE, Proxy
 from tests.support.servers import Server
 from tests.support.waiters import back
@@ -263,8 +273,8 @@ async def test_c15_release_and_extend_work_under_oom(server: Server, name: str) 
 async def test_c16_noscript_after_the_undo_was_queued(server: Server, proxy: Proxy, name: str) -> None:
     """The acquire met no script, its undo did: the acquire is not sent again, so no key is left."""
     async with Redlock(proxy.url) as redlock:
-        script = redlock(name)._kind.script
-        redlock._session().quorum.nodes[0]._native = ()  # type: ignore[attr-defined]  # as on servers without DELIFEQ
+        script = kind_of(redlock(name)).script
+        release_by_script(redlock)
         server.cli().script_flush()
         sent = proxy.request(b"acquire")
         proxy.hold_replies()
@@ -286,18 +296,17 @@ async def test_c16_noscript_after_the_undo_was_queued(server: Server, proxy: Pro
 async def test_c18_the_same_id_is_granted_twice(server: Server, name: str) -> None:
     """Asked again after a lost reply, the node gives the same fence, and the key's end moves with the answer."""
     async with Redlock(server.url, lease=2.0) as redlock:
-        session = redlock._session()
-        seed = int(session.clock.wall() * 1_000_000)
-        op = Op(Verb.ACQUIRE, redlock(name)._kind, name, session.new_id(seed, ""), 2.0, seed, 60.0)
-        first = session.quorum.ask(op, 1.0)
-        await first.settled(session.loop)
+        seed = int(clock_of(redlock).wall() * 1_000_000)
+        op = Op(Verb.ACQUIRE, kind_of(redlock(name)), name, new_id(redlock, seed), 2.0, seed, 60.0)
+        first = ask_nodes(redlock, op, 1.0)
+        await first.settled(asyncio.get_running_loop())
         while server.cli().pttl(name) > 1900:
             await asyncio.sleep(0.005)
-        again = session.quorum.ask(op, 1.0)
-        await again.settled(session.loop)
+        again = ask_nodes(redlock, op, 1.0)
+        await again.settled(asyncio.get_running_loop())
         assert again.fences() == first.fences()
         assert server.cli().pttl(name) > 1950
-        session.undo(again)
+        undo(redlock, again)
 
 
 async def test_p9_one_connection_however_many_tasks(server: Server, name: str) -> None:
@@ -327,10 +336,10 @@ async def test_a_dead_node_is_owed_nothing_that_never_reached_it(five: list[Serv
     """However many locks are taken while a node is away, it finds no backlog of releases when it comes back."""
     async with Redlock(*(each.url for each in five[:3])) as redlock:
         five[0].kill()
-        node: Any = redlock._session().quorum.nodes[0]
+        node = nodes_of(redlock)[0]
         while node.error is None:
             await asyncio.sleep(0)
         for i in range(50):
             async with redlock(f"{name}:{i}"):
                 pass
-        assert not node._pending
+        assert not pending_releases_of(node)

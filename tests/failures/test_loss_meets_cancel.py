@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from asynclock import LockLost, LockTimeout, Redlock
+from tests.support.probes import watched_by
 from tests.support.servers import Server
 from tests.support.waiters import is_free
 
@@ -36,8 +37,8 @@ async def test_a8_loss_and_outside_cancel_at_once(server: Server, name: str, out
         if outside_first:
             holder.cancel()
         else:
-            lost = next(iter(redlock._session().watchdog))
-            await lost.wait_lost()  # type: ignore[attr-defined]
+            lost = watched_by(redlock)[0]
+            await lost.wait_lost()
             assert not holder.done()  # the loss has cancelled it, and it has not run yet
             holder.cancel()
         with pytest.raises(asyncio.CancelledError):

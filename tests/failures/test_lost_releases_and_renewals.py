@@ -16,6 +16,15 @@ from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
 from asynclock.stores.memory import MemoryNode
 from asynclock.stores.port import NodeConfig, Notice, ReplyHandler
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import (
+    acquisitions_of,
+    ballot_of,
+    deliver_notice,
+    grant_of,
+    reconnected,
+    set_state,
+    tickets_of,
+)
 from tests.support.proxied_clients import behind_proxies, forget, learn, unknown, whole
 from tests.support.servers import Server
 from tests.support.still_clock import Memory, Still, idle, turns
@@ -85,10 +94,9 @@ async def test_a_majority_refuses_a_release(five: list[Server], name: str) -> No
 
 def calls_in_vain(client: Redlock, name: str, nodes: int) -> None:
     """All nodes call who waits here, though nothing has become free."""
-    session = client._session()
-    (whose,) = session.waiting
+    (whose,) = tickets_of(client)
     for index in range(nodes):
-        session.received(index, Notice(whose[:ID_LENGTH], 1, name=name))
+        deliver_notice(client, index, Notice(whose[:ID_LENGTH], 1, name=name))
 
 
 async def test_a_renewal_sent_again_after_the_leave(servers: Any, name: str) -> None:
@@ -103,8 +111,7 @@ async def test_a_renewal_sent_again_after_the_leave(servers: Any, name: str) -> 
         for server, proxy in zip(some, proxies, strict=True):
             forget(server)
             proxy.hold_replies()
-        session = second._session()
-        session.connected(0)
+        reconnected(second, 0)
         await until(lambda: all(unknown(server) for server in some))
         for server in some:
             learn(server)
@@ -160,21 +167,21 @@ class Forgetful(Memory):
         super().__init__(clock)
         self.forgets = False
         self.fails = False  # nobody can tell what became of what it was sent
-        self._late: list[tuple[str, Op, Callable[[list[object]], object]]] = []
+        self.late: list[tuple[str, Op, Callable[[list[object]], object]]] = []
 
     def open(self, config: NodeConfig) -> MemoryNode:
         return Failing(self, config)
 
     def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
         if self.forgets and op.queueing.number:
-            self._late.append((key, op, answer))
+            self.late.append((key, op, answer))
         else:
             super().decide(key, op, answer)
 
     def resend(self) -> int:
         """All that may be: what was undone may not (rule 5 of a node). How many there were."""
         self.forgets = False
-        late, self._late = [each for each in self._late if not each[1].revoked], []
+        late, self.late = [each for each in self.late if not each[1].revoked], []
         for key, op, answer in late:
             super().decide(key, op, answer)
         return len(late)
@@ -236,9 +243,9 @@ async def test_what_a_node_says_after_the_attempt_was_won(name: str, late: str) 
             store.asked.clear()
             if late == "no":
                 stranger = Entry(f"{'f' * ID_LENGTH}|1|a stranger", None)
-                store._states[name] = replace(store._states[name], holds=(stranger,))
+                set_state(store, name, replace(store.state(name), holds=(stranger,)))
             if late == "nothing":
-                got._hold._ballot.fail(index, ConnectionError("it hung up"), maybe=True)
+                grant_of(got).fail(index, ConnectionError("it hung up"), maybe=True)
             else:
                 assert store.resend() == 1
         await turns()
@@ -255,12 +262,12 @@ async def test_a_renewal_sent_again_after_the_attempt_that_won(name: str) -> Non
     odd = waiter.all[4]
     async with waiter.waits() as (lease, other, waiting):
         odd.forgets = True
-        other._session().connected(4)
-        waits: Any = next(iter(other._session().waits))
+        reconnected(other, 4)
+        (waits,) = acquisitions_of(other)
         waiter.clock.advance(0.1)
         await turns()
-        assert odd._late
-        waits.ballot.fail(4, ConnectionError("it says nothing"), maybe=True)
+        assert odd.late
+        ballot_of(waits).fail(4, ConnectionError("it says nothing"), maybe=True)
         await turns(20)
         assert idle(other)
         odd.forgets = False
@@ -280,7 +287,7 @@ async def test_a_split_attempt_undone_again_after_the_leave(name: str) -> None:
     async with waiter.waits() as (_, other, waiting):
         free, odd, unsure = waiter.all[2:]
         for store in free, odd:
-            store._states[name] = replace(store._states[name], holds=(), marked=False)
+            set_state(store, name, replace(store.state(name), holds=(), marked=False))
         unsure.fails = True
         calls_in_vain(other, name, 5)
         await until_held(odd, name)

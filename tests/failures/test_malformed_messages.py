@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from asynclock.stores.redis.keys import channel
 from asynclock.stores.redis.notices import notice_of
 from tests.support.cancelled_waits import sent
 from tests.support.on_the_wire import notice_on_wire
+from tests.support.probes import connection_of, feed, nodes_of, tag_of, unanswered
 from tests.support.servers import Server
 from tests.support.still_clock import idle, numbers
 from tests.support.waiters import LIMIT, LONG, queue, until, urls_of
@@ -51,14 +51,13 @@ async def test_junk_on_a_clients_channel_is_ignored(
         async with holds(name) as lease:
             waiting = asyncio.create_task(waits(name).acquire(timeout=None))
             await until(lambda: idle(waits) and all(len(queue(each, name)) == 1 for each in servers))
-            session: Any = waits._session()
-            links = [node._connection for node in session.quorum.nodes]
+            before = [*map(connection_of, nodes_of(waits))]
             for server in servers:
                 with server.cli() as cli:
                     for message in junk(queue(server, name)[0][:ID_LENGTH], name, chance):
-                        assert cli.publish(channel(session.tag), message) == 1  # the client listens still
+                        assert cli.publish(channel(tag_of(waits)), message) == 1  # the client listens still
             await sent([waits])
-            assert links == [node._connection for node in session.quorum.nodes]
+            assert before == [*map(connection_of, nodes_of(waits))]
             assert [record.levelname for record in caplog.records] == ["WARNING"] * nodes
             assert not waiting.done()
         async with asyncio.timeout(LIMIT), await waiting as served:
@@ -85,18 +84,18 @@ async def test_a_malformed_reply_costs_its_connection_only(server: Server, name:
     """Whoever waits for that reply, and for those behind it, is told; the client connects again and works."""
     async with Redlock(server.url, lease=LONG) as redlock:
         await redlock.health()
-        node: Any = redlock._session().quorum.nodes[0]
-        link = node._connection
+        (node,) = nodes_of(redlock)
+        connection = connection_of(node)
         server.freeze()
         asking = [asyncio.create_task(redlock(f"{name}:{i}").acquire(timeout=0)) for i in range(3)]
-        await until(lambda: len(link.waiting) == 3)
-        link.data_received(reply)  # as if the server had said so
+        await until(lambda: len(unanswered(connection)) == 3)
+        feed(connection, reply)  # as if the server had said so
         async with asyncio.timeout(LIMIT):
             for each in asking:
                 with pytest.raises(QuorumUnavailable):
                     await each
             server.thaw()
-            await until(lambda: node._connection not in (None, link))
+            await until(lambda: connection_of(node) not in (None, connection))
             async with redlock(name, timeout=LIMIT) as lease:
                 assert lease.held
 
@@ -112,7 +111,7 @@ async def test_a_grant_of_one_node_of_three_is_no_lock(five: list[Server], name:
             whose = queue(servers[0], name)[0][:ID_LENGTH].decode()
             with servers[0].cli() as cli:
                 forged = notice_on_wire(Notice(whose, 1, lease.fence + 1, name=name))
-                assert cli.publish(channel(waits._session().tag), forged) == 1
+                assert cli.publish(channel(tag_of(waits)), forged) == 1
             await sent([waits, waits])
             await until(lambda: idle(waits) or waiting.done())
             assert not waiting.done()

@@ -16,8 +16,9 @@ from asynclock.stores.redis import pending
 from asynclock.stores.redis.connection import Connection
 from asynclock.stores.redis.keys import keys
 from asynclock.stores.redis.pending import PendingReleases
-from tests.support.cut_servers import Clocked, cut_lines, heal_lines, lines_to, nodes_of, swallow
+from tests.support.cut_servers import Clocked, cut_lines, heal_lines, lines_to, swallow
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import id_of, node_of, nodes_of, pending_releases_of, tickets_of
 from tests.support.servers import Servers
 from tests.support.still_clock import idle
 from tests.support.waiters import LONG, back, holder, in_queue, until, urls_of
@@ -77,9 +78,9 @@ async def test_what_is_owed_lapses_while_the_node_is_down(servers: Servers, name
         server.kill()
         await until(lambda: node.error is not None)
         await asyncio.gather(*(lease.release() for lease in leases))
-        assert len(node._pending) == 5
+        assert len(pending_releases_of(node)) == 5
         clock.advance(2 * LONG + 60.0)
-        await until(lambda: not node._pending)
+        await until(lambda: not pending_releases_of(node))
 
 
 async def gives_up(client: Redlock, name: str) -> None:
@@ -125,9 +126,8 @@ async def test_c19_a_dead_node_is_not_owed_what_never_reached_it(servers: Server
             await asyncio.gather(play(one), play(two))
 
         def owed() -> list[tuple[int, int]]:
-            return [
-                (len(nodes_of(each)[2]._pending), len(nodes_of(each)[2]._pending.unanswered)) for each in (one, two)
-            ]
+            pending = [pending_releases_of(nodes_of(each)[2]) for each in (one, two)]
+            return [(len(each), len(each.unanswered)) for each in pending]
 
         await waited_turns(5)
         after_some = owed()
@@ -148,7 +148,7 @@ async def test_what_was_sent_before_the_connection_broke_stays_owed(servers: Ser
         waiting = asyncio.create_task(client(name).acquire(timeout=None))
         await until(lambda: in_queue(some, name, 1)() and idle(client))
         await client.health()  # behind all that was sent before: nothing is in flight
-        (ticket,) = client._session().waiting
+        (ticket,) = tickets_of(client)
         node = nodes_of(client)[-1]
         cut_lines(lines[-1:])
         await until(lambda: node.error is not None)
@@ -156,7 +156,7 @@ async def test_what_was_sent_before_the_connection_broke_stays_owed(servers: Ser
         await asyncio.wait({waiting})
         if nodes > 1:
             await gives_up(client, name)
-        assert len(node._pending) == 1
+        assert len(pending_releases_of(node)) == 1
         heal_lines(lines)
         await back(client)
         await until(in_queue(some, name, 0))
@@ -177,11 +177,11 @@ async def test_c3_a_set_frozen_in_one_of_three(servers: Servers, name: str) -> N
             async with client(f"{name}:other"):
                 await asyncio.sleep(0)
         await lease.release()
-        assert node._pending
+        assert pending_releases_of(node)
         some[2].thaw()
         await back(client)
         with some[2].cli() as cli:
-            await until(lambda: cli.exists(keys("", name).undone + lease._hold.op.id[:ID_LENGTH]))
+            await until(lambda: cli.exists(keys("", name).undone + id_of(lease)[:ID_LENGTH]))
         await until(lambda: not holder(some[2], name))
 
 
@@ -209,10 +209,10 @@ async def test_c19_what_is_owed_is_paid_in_slices(
         cut_lines(lines[-1:])
         await until(lambda: node.error is not None)
         await asyncio.gather(*(lease.release() for lease in leases))
-        assert len(node._pending) == 100
+        assert len(pending_releases_of(node)) == 100
 
         def watched(link: Connection, wire: bytes, handler: Any) -> None:
-            if link._node is node:
+            if node_of(link) is node:
                 sent.append((turn, wire))
             send(link, wire, handler)
 
@@ -241,7 +241,7 @@ async def test_c19_what_is_owed_is_paid_in_slices(
 
 def names_owed(wire: bytes, leases: list[Any]) -> bool:
     """Whether it is the release of one of these."""
-    return any(lease._hold.op.id.encode() in wire for lease in leases)
+    return any(id_of(lease).encode() in wire for lease in leases)
 
 
 async def test_what_is_cut_off_while_it_is_paid_stays_owed(

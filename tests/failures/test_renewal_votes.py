@@ -15,17 +15,12 @@ from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.redis.keys import keys
 from tests.support.cancelled_waits import sent
 from tests.support.distant_stores import Beyond
+from tests.support.probes import check, forget_all, grant_of, id_of, nodes_of, release_by_script
 from tests.support.proxied_clients import behind_proxies, forget, learn, unknown
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 from tests.support.still_clock import Still, turns
 from tests.support.waiters import LIMIT, LONG, back, calls, holder, until, urls_of
-
-
-def by_script(client: Redlock) -> None:
-    """From now on it releases by script, as on a server without a compare-and-delete of its own."""
-    for node in client._session().quorum.nodes:
-        node._native = ()  # type: ignore[attr-defined]
 
 
 def forgets(server: Server, name: str) -> None:
@@ -75,7 +70,7 @@ async def test_a_no_counts_while_the_round_is_undecided(name: str, nodes: int) -
         beyond.hang_up()
         for store in beyond.far[1:]:
             store.silent = True
-        beyond.far[0]._states.clear()
+        forget_all(beyond.far[0])
         extending = asyncio.create_task(lease.extend())
         await beyond.pass_time(0.003, 0.0005)
         assert not extending.done()
@@ -124,8 +119,8 @@ async def test_the_body_is_told_when_the_lease_ends_sooner(name: str, cause: str
 
         guarded = asyncio.create_task(body())
         await beyond.pass_time(1.0)
-        beyond.far[0]._states.clear()
-        lease._hold.check()
+        forget_all(beyond.far[0])
+        check(lease)
         await beyond.pass_time(0.1)
         assert reasons == ([] if spare else ["expired"])
         await beyond.pass_time(3.85)
@@ -159,7 +154,7 @@ async def test_each_of_several_holds_is_healed(five: list[Server], name: str, no
         for number, lease in enumerate(leases, 1):
             await lease.extend()
             await until(lambda number=number: len(members(some[0], name)) == number)  # type: ignore[misc]
-        assert members(some[0], name) == {lease._hold.op.id.encode() for lease in leases}
+        assert members(some[0], name) == {id_of(lease).encode() for lease in leases}
         for lease in leases:
             await lease.release()
         await sent(clients)
@@ -177,7 +172,7 @@ async def test_a_node_that_was_healed_is_not_counted_out(name: str, nodes: int) 
             for store in beyond.far:
                 store.way = 0.003
             beyond.far[index].way = 0.001
-            beyond.far[index]._states.clear()
+            forget_all(beyond.far[index])
             await beyond.finish(asyncio.create_task(lease.extend()))
             await beyond.pass_time(0.05)
             assert lease.held
@@ -213,7 +208,7 @@ async def held_through(proxies: list[Proxy], client: Redlock, name: str) -> Leas
     """A lease that all three have, and all have said so."""
     lease = await client(name, renew=False).acquire(timeout=None)
     assert lease is not None
-    by_script(client)
+    release_by_script(client)
     await sent([client])
     return lease
 
@@ -273,7 +268,7 @@ async def test_c16_an_acquire_is_not_sent_again_after_the_release(servers: Any, 
     odd = some[2]
     async with behind_proxies(some, lease=LONG, node_timeout=5.0) as (client, proxies):
         await client.health()
-        by_script(client)
+        release_by_script(client)
         forget(odd)
         proxies[2].hold_replies()
         lease = await client(name, renew=False).acquire(timeout=None)
@@ -292,7 +287,7 @@ async def test_c16_an_acquire_is_not_sent_again_after_its_undo(servers: Any, nam
     some = [servers.start() for _ in range(nodes)]
     async with behind_proxies(some, lease=LONG, node_timeout=5.0) as (client, proxies):
         await client.health()
-        by_script(client)
+        release_by_script(client)
         for server, proxy in zip(some, proxies, strict=True):
             forget(server)
             proxy.hold_replies()
@@ -319,12 +314,12 @@ async def test_a_node_that_has_not_answered_is_told(five: list[Server], name: st
         urls = [*urls_of(five[:3]), proxy.url, five[4].url]
         async with Redlock(*urls, lease=LONG, node_timeout=5.0) as client:
             await client.health()
-            node = client._session().quorum.nodes[4]
+            node = nodes_of(client)[4]
             five[4].kill()
             await until(lambda: node.error is not None)
             proxy.hold_replies()
             lease = await client(name, renew=False).acquire(timeout=None)
-            assert lease._hold._ballot.failed
+            assert grant_of(lease).failed
             await until(lambda: holder(five[3], name))
             await lease.release()
             proxy.let_go()
@@ -334,7 +329,7 @@ async def test_a_node_that_has_not_answered_is_told(five: list[Server], name: st
 
 async def sent_to(client: Redlock, nodes: int) -> None:
     """The first nodes have carried out all that was sent to them."""
-    await asyncio.gather(*(node.ping() for node in client._session().quorum.nodes[:nodes]))
+    await asyncio.gather(*(node.ping() for node in nodes_of(client)[:nodes]))
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
@@ -343,7 +338,7 @@ async def test_a_node_that_was_healed_is_told(five: list[Server], name: str, nod
     some = five[:nodes]
     async with Redlock(*urls_of(some), lease=LONG, trust_restarts=True) as client:
         await client.health()
-        node = client._session().quorum.nodes[-1]
+        node = nodes_of(client)[-1]
         some[-1].kill()
         await until(lambda: node.error is not None)
         lease = await client(name, renew=False).acquire(timeout=None)
@@ -380,7 +375,7 @@ async def test_a_no_delays_no_loss(name: str, bound: str) -> None:
 
         running = asyncio.create_task(body())
         await beyond.pass_time(28.0, 0.1)
-        beyond.far[0]._states.clear()
+        forget_all(beyond.far[0])
         for far in beyond.far[1:]:
             far.silent = True
         extending = asyncio.create_task(lease.extend())

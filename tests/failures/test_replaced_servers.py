@@ -7,7 +7,8 @@ from typing import Any
 
 from asynclock import Redlock
 from asynclock.stores.redis.keys import mark
-from tests.support.cut_servers import lines_to, nodes_of
+from tests.support.cut_servers import lines_to
+from tests.support.probes import connection_of, in_quarantine, nodes_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG, back, holder, until, urls_of
 
@@ -32,11 +33,11 @@ async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Serv
         async with holds(name, renew=False) as lease:
             with some[2].cli() as cli:
                 cli.delete(name)
-            lines[0]._back = lagging.path
+            lines[0].back = lagging.path
             node = nodes_of(rival)[0]
-            link = node._connection
+            before = connection_of(node)
             lines[0].cut()
-            await until(lambda: node._connection is not None and node._connection is not link)
+            await until(lambda: connection_of(node) not in (None, before))
             theirs = await rival(name).acquire(timeout=0)
             assert lease.held
             assert theirs is None
@@ -66,9 +67,9 @@ async def test_a_server_in_quarantine_goes_on_keeping_its_key(servers: Servers, 
             cli.save()
         some[0].restart()
         await back(client)
-        assert node._on_probation
+        assert in_quarantine(node)
         with some[0].cli() as cli:
             cli.pexpire(name, 30_000)
             await lease.extend()
             await until(lambda: cli.pttl(name) > 30_000)
-        assert node._on_probation
+        assert in_quarantine(node)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
+from tests.support.probes import in_quarantine, nodes_of
 from tests.support.servers import Server, Servers
 
 
@@ -59,8 +60,8 @@ async def test_d3_a_rolling_restart_under_a_held_lease(five: list[Server], name:
     async with client(five, lease=1.5, max_lease=1.5) as redlock, redlock(name) as lease:
         for each in five[:3]:
             each.restart()
-            node = redlock._session().quorum.nodes[five.index(each)]
-            while node.error is not None or getattr(node, "_on_probation", False) or not each.cli().exists(name):
+            node = nodes_of(redlock)[five.index(each)]
+            while node.error is not None or in_quarantine(node) or not each.cli().exists(name):
                 assert lease.held
                 await asyncio.sleep(0.01)
         assert lease.held
@@ -220,7 +221,7 @@ async def test_a_slow_node_may_know_that_the_deployment_is_not_new(five: list[Se
         nodes[0].freeze()
         rival = client(nodes)
         waiting = asyncio.create_task(rival(name).acquire(timeout=3))
-        while rival._session().quorum.nodes[1].facts is None or rival._session().quorum.nodes[2].facts is None:
+        while any(node.facts is None for node in nodes_of(rival)[1:3]):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.5)
         nodes[0].thaw()

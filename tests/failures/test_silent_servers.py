@@ -13,8 +13,9 @@ import pytest
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores.redis.connection import patience
 from asynclock.stores.redis.store import RedisStore
-from tests.support.cut_servers import Clocked, nodes_of
+from tests.support.cut_servers import Clocked
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import connection_of, last_moved, nodes_of, socket_of, tickets_of, unanswered, unsent
 from tests.support.servers import Server
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, back, until
@@ -40,11 +41,11 @@ async def test_c10_a_frozen_node_is_found_down_and_comes_back(five: list[Server]
     async with Redlock(*(each.url for each in five)) as redlock:
         await redlock.health()
         five[0].freeze()
-        node = redlock._session().quorum.nodes[0]
+        node = nodes_of(redlock)[0]
         async with asyncio.timeout(5), asyncio.TaskGroup() as group:
             if pinged:
                 group.create_task(redlock.health())
-                while not node._connection.waiting:
+                while not unanswered(connection_of(node)):
                     await asyncio.sleep(0)
             while node.error is None:
                 async with redlock(name):
@@ -61,17 +62,17 @@ async def test_a_short_lease_hangs_up_on_nobody(server: Server, name: str) -> No
     async with Redlock(server.url) as redlock:
         await redlock.health()
         server.freeze()
-        node = redlock._session().quorum.nodes[0]
-        link = node._connection
+        node = nodes_of(redlock)[0]
+        link = connection_of(node)
         long = asyncio.create_task(redlock(name).acquire(timeout=None))
-        while not link.waiting or node.clock.now() - link.moved_at < 0.6:  # longer than a short lease is patient
+        while not unanswered(link) or node.clock.now() - last_moved(link) < 0.6:  # longer than a short lease is patient
             await asyncio.sleep(0.01)
         with pytest.raises(QuorumUnavailable):
             await redlock(f"{name}:short", lease=0.1).acquire(timeout=0)
         server.thaw()
         async with asyncio.timeout(5), await long as lease:
             assert lease.held
-        assert node._connection is link
+        assert connection_of(node) is link
 
 
 async def test_c10_nodes_that_accept_and_say_nothing(five: list[Server], name: str) -> None:
@@ -117,7 +118,7 @@ async def test_c10_majority_frozen_then_thawed(five: list[Server], name: str) ->
 async def test_a_blocked_loop_is_no_outage(five: list[Server], name: str) -> None:
     """A task that blocks the loop for several node timeouts costs no connection and no vote."""
     async with Redlock(*(each.url for each in five[:3]), lease=5.0) as redlock:
-        links = [node._connection for node in redlock._session().quorum.nodes]  # type: ignore[attr-defined]
+        before = [*map(connection_of, nodes_of(redlock))]
         for _ in range(5):
             async with redlock(name):
                 time.sleep(0.3)
@@ -126,7 +127,7 @@ async def test_a_blocked_loop_is_no_outage(five: list[Server], name: str) -> Non
             assert lease is not None
             time.sleep(0.2)
             await lease.release()
-        assert links == [node._connection for node in redlock._session().quorum.nodes]  # type: ignore[attr-defined]
+        assert before == [*map(connection_of, nodes_of(redlock))]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ async def test_a_frozen_server_is_down_after_its_commands_time(server: Server, n
         server.freeze()
         try:
             trying = asyncio.create_task(redlock(f"{name}:other").acquire(timeout=0))
-            await until(lambda: node._connection.waiting)
+            await until(lambda: unanswered(connection_of(node)))
             clock.advance(5.9)
             assert node.error is None
             clock.advance(0.2)
@@ -188,7 +189,7 @@ async def test_a_frozen_server_holds_nobody_for_long(server: Server, name: str, 
         else:
             task = asyncio.create_task(body())
             if leaves == "a wait":
-                await until(lambda: client._session().waiting)
+                await until(lambda: tickets_of(client))
             else:
                 await entered.wait()
             server.freeze()
@@ -227,20 +228,20 @@ async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
     store.clock = clock  # type: ignore[assignment]
     async with Redlock(store) as redlock:
         leases = [await redlock(f"{name}:{i}").acquire(timeout=None) for i in range(300)]
-        node: Any = redlock._session().quorum.nodes[0]
-        link = node._connection
+        node = nodes_of(redlock)[0]
+        link = connection_of(node)
         server.freeze()
         releases = [asyncio.create_task(lease.release()) for lease in leases]
-        while len(link.waiting) < len(leases) or link._out or link.transport.get_write_buffer_size():
+        while len(unanswered(link)) < len(leases) or unsent(link):
             await asyncio.sleep(0)
         if alive:
             server.thaw()
-            assert select.select([link.transport.get_extra_info("socket").fileno()], [], [], LIMIT)[0]
+            assert select.select([socket_of(link).fileno()], [], [], LIMIT)[0]
         for _ in range(5):
             clock.block(9.0)  # longer than a node timeout, and than commands may wait in line
             clock.advance(0.0)  # the timers that are due run; nothing has been read
-        assert (node._connection is link) is alive
+        assert (connection_of(node) is link) is alive
         await asyncio.gather(*releases)
-        assert (node._connection is link) is alive
+        assert (connection_of(node) is link) is alive
         assert bool(caplog.records) is not alive
         server.thaw()

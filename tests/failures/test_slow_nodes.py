@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from asynclock import Lease, Redlock
+from tests.support.probes import clock_of, connection_of, grant_of, nodes_of, tickets_of, unanswered
 from tests.support.servers import Server
 from tests.support.still_clock import idle
 from tests.support.waiters import LONG, in_queue, until, urls_of
@@ -35,15 +36,14 @@ async def test_what_is_taken_back_late_keeps_no_other_command_waiting(servers: A
         with some[0].cli() as cli:
             cli.set(f"{name}:other", STRANGER)
         some[2].freeze()
-        session = client._session()
-        (ticket,) = session.waiting
+        (ticket,) = tickets_of(client)
         await lease.release()
         got = await waiting
-        attempt = got._hold._ballot
-        await until(lambda: session.clock.now() > (attempt.sent + attempt.deadline) / 2)
+        attempt = grant_of(got)
+        await until(lambda: clock_of(client).now() > (attempt.sent + attempt.deadline) / 2)
         assert await client(f"{name}:other").acquire(timeout=0) is None
-        waiting_there = session.quorum.nodes[2]._connection.waiting
-        assert any(handler.op.id.startswith(ticket) for handler in waiting_there)  # the last one's time is not up
+        waiting_there = unanswered(connection_of(nodes_of(client)[2]))
+        assert any(sink.op.id.startswith(ticket) for sink in waiting_there)  # the last one's time is not up
         some[2].thaw()
         await got.release()
 

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockNotHeld, QuorumUnavailable, Redlock
-from asynclock.acquire.session import Session
 from tests.support.distant_stores import Beyond
+from tests.support.probes import id_of, nodes_of, reconnected, session_of
 from tests.support.still_clock import turns
 
 _OFTEN = ["ask"] * 3 + ["release"] * 2 + ["hear"] * 2
@@ -57,27 +57,27 @@ class Believers(Beyond):
             case "cancel" if self._asking:
                 chance.choice(self._asking).cancel()
             case "deaf":
-                for node, store in zip(client._session().quorum.nodes, self.far, strict=True):
+                for node, store in zip(nodes_of(client), self.far, strict=True):
                     if chance.random() < 0.8:
                         node.listens = False
-                        store.hush(client._session())
+                        store.hush(session_of(client))
             case "hear":
-                self._hear(client._session())
+                self._hear(client)
             case "silent":
                 store = chance.choice(self.far)
                 store.silent = not store.silent
                 store.hang_up()
             case "again":
-                client._session().connected(0)
+                reconnected(client, 0)
             case _:
                 pass
 
-    def _hear(self, session: Session) -> None:
-        for index, (node, store) in enumerate(zip(session.quorum.nodes, self.far, strict=True)):
+    def _hear(self, client: Redlock) -> None:
+        for index, (node, store) in enumerate(zip(nodes_of(client), self.far, strict=True)):
             if not node.listens and self._chance.random() < 0.8:
-                store.listen(session, index)
+                store.listen(session_of(client), index)
                 node.listens = True
-                session.connected(index)
+                reconnected(client, index)
 
     async def _ask(self, client: Redlock) -> None:
         try:
@@ -99,7 +99,7 @@ class Believers(Beyond):
                 hold.ends - store.now()
                 for store in self.far
                 for hold in store.state(self.name).holds
-                if hold.id == lease._hold.op.id and hold.ends is not None
+                if hold.id == id_of(lease) and hold.ends is not None
             ]
             assert sum(left >= lease.remaining for left in kept) > len(self.far) // 2, (lease, kept)
 

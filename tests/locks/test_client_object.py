@@ -14,6 +14,7 @@ import pytest
 from asynclock import ConfigError, Lock, Redlock
 from asynclock.stores.redis import keys as _keys
 from asynclock.stores.redis.keys import keys
+from tests.support.probes import MOST_KNOWN_NAMES
 from tests.support.servers import Server, Servers
 from tests.support.waiters import works
 
@@ -193,6 +194,6 @@ def test_the_keys_of_long_names_are_not_kept() -> None:
 def test_the_keys_of_usual_names_are_kept_up_to_a_number() -> None:
     """A name that is used again costs no new keys; a million names do not stay."""
     assert keys("app:", "order:42") is keys("app:", "order:42")
-    for number in range(3 * _keys._MOST):
+    for number in range(3 * MOST_KNOWN_NAMES):
         keys("app:", f"order:{number}")
-    assert len(_keys.KNOWN) <= _keys._MOST
+    assert len(_keys.KNOWN) <= MOST_KNOWN_NAMES

@@ -15,6 +15,7 @@ from asynclock.rules.model import Op, Verb
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Refused
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import kind_of, replace_ask
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 
@@ -116,8 +117,8 @@ async def test_b6_extend_after_the_deadline(name: str) -> None:
     with pytest.raises(LockLost):
         await lease.extend()
     assert store.state(name).holds == ()
-    kind = redlock(name)._kind
-    replies: list[object] = []
+    kind = kind_of(redlock(name))
+    replies: list[list[object]] = []
     store.decide(name, Op(Verb.EXTEND, kind, name, "x" * 32, 30.0, memory=60.0), replies.append)
     assert replies == [Refused(None)]
     assert store.state(name).holds == ()
@@ -220,13 +221,12 @@ async def test_a5_the_watchdog_fails(name: str, caplog: pytest.LogCaptureFixture
                 asked += 1
                 raise RuntimeError("broken on purpose")
 
-            session = redlock._session()
-            working, session.quorum.ask = session.quorum.ask, broken  # type: ignore[method-assign]
+            working = replace_ask(redlock, broken)
             call_soon = asyncio.get_running_loop().call_soon  # timers run in the loop, not in the holder's task
             while asked <= 3:
                 call_soon(clock.advance, 1.0)
                 await asyncio.sleep(0)
-            session.quorum.ask = working  # type: ignore[method-assign]
+            replace_ask(redlock, working)
             call_soon(clock.advance, 30.0)
             await asyncio.Event().wait()
     assert asked > 3

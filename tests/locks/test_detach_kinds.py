@@ -138,7 +138,7 @@ async def test_the_key_is_something_else_by_now(shared_urls: list[str], name: st
                 cli.delete(name)
                 cli.rpush(name, "somebody's")
         async with asyncio.timeout(LIMIT):
-            with pytest.raises(ConfigError, match="in use as something else"):
+            with pytest.raises(ConfigError, match="in use as no lock, but a list"):
                 await taker.adopt(handle)
         for url in urls[: nodes // 2 + 1]:
             with closing(blocking.Redis.from_url(url)) as cli:

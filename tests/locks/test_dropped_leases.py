@@ -10,6 +10,7 @@ import pytest
 
 from asynclock import Redlock
 from tests.support.cancelled_waits import SOON, Make
+from tests.support.probes import enter_again
 from tests.support.still_clock import Still, idle, turns
 from tests.support.waiters import LONG
 
@@ -64,7 +65,7 @@ async def test_a15_one_of_two_tenures_is_dropped(name: str, nodes: int) -> None:
         async with lock as outer:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                inner = outer._again(lock, None, outer._settings)
+                inner = enter_again(outer, lock)
                 del inner
                 gc.collect()
             await still.until(still.clock.now() + 100.0)

@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from asynclock import Redlock
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis.keys import keys
+from tests.support.probes import pool_of, stores_of
 from tests.support.servers import Server
 from tests.support.waiters import in_order, in_queue, processes, queue, rise, until
 
@@ -50,11 +51,11 @@ class Line:
 async def standing(redlock: Redlock, name: str) -> int:
     """How many wait, at the node that knows of the fewest."""
     known = []
-    for store in redlock._stores:
+    for store in stores_of(redlock):
         if isinstance(store, MemoryStore):
             known.append(len(store.state(name).queue))
         else:
-            pool: Any = store._pool  # type: ignore[attr-defined]
+            pool = pool_of(store)
             known.append(await Redis(connection_pool=pool).zcard(keys("", name).queue))
             await pool.disconnect()
     return min(known)

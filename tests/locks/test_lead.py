@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, Redlock
+from tests.support.probes import check, forget_all, intercept_notices
 from tests.support.still_clock import Still
 from tests.support.waiters import LIMIT, rise
 
@@ -17,8 +18,7 @@ async def test_broken_as_main_returned(make: Callable[..., Redlock], name: str) 
     result is the answer."""
     leader, operator = make(), make()
     await leader.health()
-    session = leader._session()
-    session.received = lambda index, notice: None  # type: ignore[method-assign]  # that it was broken comes too late
+    intercept_notices(leader, lambda index, notice: None)  # that it was broken comes too late
     runs: list[int] = []
 
     async def main(lease: Lease) -> str:
@@ -37,8 +37,7 @@ async def test_none_is_a_result_too(make: Callable[..., Redlock], name: str) -> 
     """Main answers nothing, and its lease is gone by then: it has run all the same."""
     leader, operator = make(), make()
     await leader.health()
-    session = leader._session()
-    session.received = lambda index, notice: None  # type: ignore[method-assign]
+    intercept_notices(leader, lambda index, notice: None)
     runs: list[int] = []
 
     async def main(lease: Lease) -> None:
@@ -68,7 +67,7 @@ async def test_over_in_the_last_turn(name: str, nodes: int, how: str) -> None:
             assert not lease.held
         else:
             for store in still.stores:
-                store._states.clear()
+                forget_all(store)
         return 17 * runs
 
     async with still.client() as client, asyncio.timeout(LIMIT):
@@ -86,8 +85,8 @@ async def test_lost_while_main_runs(name: str, nodes: int) -> None:
         fences.append(lease.fence)
         if len(fences) == 1:
             for store in still.stores:
-                store._states.clear()
-            lease._hold.check()  # which finds out
+                forget_all(store)
+            check(lease)  # which finds out
             await asyncio.Event().wait()
         return "led"
 

@@ -9,6 +9,7 @@ import pytest
 
 from asynclock import LockLost, Redlock
 from tests.support.cancelled_waits import Make
+from tests.support.probes import acquisitions_of, hold_of
 from tests.support.shifted_clock import Shifted, shifted
 from tests.support.still_clock import Stand, Still, turns
 from tests.support.waiters import LIMIT, LONG
@@ -34,7 +35,7 @@ async def test_a_grant_that_is_read_after_its_validity_begins_no_lease(
         await client.health()
         acquiring = asyncio.create_task(client(name).acquire(timeout=None))
         await asyncio.sleep(0)  # it has asked; no answer can be read in the same turn
-        asked = client._session().waits
+        asked = acquisitions_of(client)
         assert len(asked) == 1
         clock.jump(10.0)
         async with asyncio.timeout(LIMIT):
@@ -122,7 +123,7 @@ async def test_max_hold_of_an_heir_counts_from_its_own_beginning(name: str, node
         stand.clock.advance(0.004)
         await lease.release()
         passed = await heir
-        assert passed._hold is lease._hold
+        assert hold_of(passed) is hold_of(lease)
         assert passed.remaining == pytest.approx(2.0, abs=1e-6)
         stand.clock.advance(1.999)
         assert passed.held

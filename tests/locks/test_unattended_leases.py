@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from asynclock import Lease, LockLost, Redlock
+from asynclock import LockLost, Redlock
+from asynclock.acquire.tenure import Tenure
 from asynclock.rules.model import Verb
+from tests.support.probes import tenures_of
 from tests.support.still_clock import Still, turns
 from tests.support.waiters import LIMIT, works
 
@@ -27,7 +29,7 @@ async def test_leases_left_to_expire_are_forgotten(name: str, nodes: int) -> Non
         for _ in range(50):
             assert await lock.acquire(timeout=0)
             await still.until(still.clock.now() + 4.0)
-            assert sum(len(leases) for leases in lock._tenures.values()) == 1
+            assert tenures_of(lock) == 1
         with pytest.raises(LockLost) as caught:
             await lock.release()
         assert caught.value.reason == "expired"
@@ -46,7 +48,7 @@ async def test_open_leases_between_ended_ones_are_kept(name: str, nodes: int) ->
             await kept.extend()
             await still.until(still.clock.now() + 2.5)
             await kept.extend()
-        assert sum(len(leases) for leases in lock._tenures.values()) == 2
+        assert tenures_of(lock) == 2
         assert kept.held
         await kept.release()
 
@@ -63,7 +65,7 @@ async def test_a15_a_recorded_warning_renews_nothing(name: str, nodes: int) -> N
             del lock
             gc.collect()
             assert [each.category for each in recorded] == [ResourceWarning]
-            assert isinstance(recorded[0].source, Lease)
+            assert isinstance(recorded[0].source, Tenure)
             still.asked()
             await still.until(still.clock.now() + 10.0)
             assert Verb.EXTEND not in [verb for verb, _ in still.asked()]

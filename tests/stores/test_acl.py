@@ -13,6 +13,7 @@ import pytest
 
 from asynclock import ConfigError, Lock, Redlock, Skipped
 from asynclock.stores.redis.replies import ACL_COMMANDS
+from tests.support.probes import client_of, listens, parts_of, tickets_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, until
 
@@ -93,8 +94,7 @@ async def hand_over(first: Lock, second: Lock) -> None:
     assert await second.locked()
     for cancelled in (True, False):
         waiting = asyncio.create_task(second.acquire(timeout=None))
-        session: Any = second._session_of(None)
-        await until(lambda session=session: session.waiting)
+        await until(lambda: tickets_of(client_of(second)))
         async with asyncio.timeout(LIMIT):
             while not (await _inspected(second)).waiters:
                 await asyncio.sleep(0.005)
@@ -108,8 +108,7 @@ async def hand_over(first: Lock, second: Lock) -> None:
 
 async def _inspected(lock: Lock) -> Any:
     """What is known of the first of its names: a multi lock waits there."""
-    client: Any = lock._session_of.__self__  # type: ignore[attr-defined]
-    return await client.inspect(lock._parts[0].name)
+    return await client_of(lock).inspect(parts_of(lock)[0].name)
 
 
 async def _nothing() -> None: ...
@@ -133,7 +132,7 @@ async def test_c13_the_recommended_rule_is_what_a_client_needs(
     urls = [pasted(each, rule, prefix="app:") for each in four]
     for nodes in ([f"{urls[0]}?db=1"], urls[1:]):
         async with Redlock(*nodes, prefix="app:") as first, Redlock(*nodes, prefix="app:") as second:
-            assert first._session().quorum.listens
+            assert listens(first)
             await everything(first, second)
     called, refused = map(set.union, *(commands(each) for each in four))
     assert refused <= OPTIONAL

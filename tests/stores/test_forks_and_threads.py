@@ -16,6 +16,7 @@ import pytest
 from asynclock import Redlock
 from asynclock.acquire.session import Session
 from tests.support.embedded_box import Box, gone, leave, lines, processes_of
+from tests.support.probes import session_of
 from tests.support.programs import run_python
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT
@@ -42,9 +43,9 @@ def test_c8_threads_that_begin_at_once_keep_their_sessions() -> None:
     def begin(client: Redlock, together: threading.Barrier) -> tuple[Session, Session]:
         async def twice() -> tuple[Session, Session]:
             together.wait(LIMIT)
-            first = client._session()
+            first = session_of(client)
             together.wait(LIMIT)
-            return first, client._session()
+            return first, session_of(client)
 
         with asyncio.Runner(loop_factory=Yielding) as runner:
             return runner.run(twice())
@@ -115,6 +116,7 @@ CONFIGURED = (
     + """
     import asyncio, sys
     from asynclock import Redlock
+    from tests.support.probes import stores_of
 
     redlock = Redlock(sys.argv[1])
 
@@ -125,7 +127,7 @@ CONFIGURED = (
     def child():
         redlock.configure("memory:")
         asyncio.run(use())
-        assert redlock._stores[0].label.startswith("memory")
+        assert stores_of(redlock)[0].label.startswith("memory")
 
     loop = asyncio.SelectorEventLoop()
     loop.run_until_complete(use())
@@ -148,18 +150,19 @@ COPIED = (
     + """
     import asyncio, copy, sys
     from asynclock import Redlock
+    from tests.support.probes import loops_of, session_of
 
     redlock = copy.copy(Redlock(sys.argv[1]))       # the copy is all that is left
 
     async def session():
         async with asyncio.timeout(20), redlock("job"):
-            return redlock._session()
+            return session_of(redlock)
 
     loop = asyncio.SelectorEventLoop()
     before = loop.run_until_complete(session())
 
     def child():
-        assert loop not in redlock._sessions
+        assert loop not in loops_of(redlock)
         assert before.forked
 
     in_child(child)

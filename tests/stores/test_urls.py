@@ -9,6 +9,7 @@ import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.stores import urls_of
+from tests.support.probes import nodes_of, stores_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import works
 
@@ -119,6 +120,6 @@ async def test_an_outage_does_not_show_the_secret(url: str, caplog: pytest.LogCa
     async with aclosing(Redlock(url, patience=0.1)) as redlock:
         with pytest.raises(QuorumUnavailable) as caught:
             await redlock("order:42").acquire(timeout=0)
-        known = [caught.value, *caught.value.errors.items(), redlock, redlock._stores, await redlock.health()]
-        nodes = redlock._session().quorum.nodes
+        known = [caught.value, *caught.value.errors.items(), redlock, stores_of(redlock), await redlock.health()]
+        nodes = nodes_of(redlock)
     assert "kilowatt" not in " ".join(f"{each!s} {each!r}" for each in (*known, *nodes, caplog.text))

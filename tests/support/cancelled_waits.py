@@ -13,6 +13,7 @@ from asynclock import Redlock
 from asynclock.locks.lease import Lease
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis.keys import keys
+from tests.support.probes import left_over, nodes_of, pool_of, stores_of
 from tests.support.proxy import cancelled_at, stepped
 from tests.support.still_clock import idle
 from tests.support.waiters import LONG
@@ -28,21 +29,18 @@ Make = Callable[..., Redlock]
 
 def kept(redlock: Redlock) -> dict[str, Any]:
     """What a client still has to do with, or for, its locks."""
-    session = redlock._session()
-    found = {each: getattr(session, each) for each in ("waits", "waiting", "lines", "held")}
-    found["leases"] = list(session.watchdog)
-    return {each: what for each, what in found.items() if what}
+    return left_over(redlock)
 
 
 async def known(redlock: Redlock, name: str) -> list[Any]:
     """What the servers know of a name, but for its fence."""
     found: list[Any] = []
-    for store in redlock._stores:
+    for store in stores_of(redlock):
         if isinstance(store, MemoryStore):
             state = store.state(name)
             found += [*state.holds, *state.queue, *state.undone]
         else:
-            pool: Any = store._pool  # type: ignore[attr-defined]
+            pool = pool_of(store)
             there: Any = await Redis(connection_pool=pool).keys(f"*{name}*")
             found += [key for key in there if key.decode() != keys("", name).fence]
             await pool.disconnect()
@@ -52,7 +50,7 @@ async def known(redlock: Redlock, name: str) -> list[Any]:
 async def sent(clients: Iterable[Redlock]) -> None:
     """Return once the servers have carried out, and answered, all that these have sent."""
     for client in clients:
-        await asyncio.gather(*(node.ping() for node in client._session().quorum.nodes))
+        await asyncio.gather(*(node.ping() for node in nodes_of(client)))
     for _ in range(3):  # a memory store answers in the next turn
         await asyncio.sleep(0)
 

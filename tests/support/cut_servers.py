@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
-from asynclock import Redlock
 from asynclock.stores.redis.store import RedisStore
 from tests.support.fake_clock import FakeClock
 from tests.support.proxy import Proxy
@@ -22,10 +21,6 @@ class Clocked(RedisStore):
     def __init__(self, url: str, clock: FakeClock) -> None:
         super().__init__(url)
         self.clock = clock
-
-
-def nodes_of(client: Redlock) -> tuple[Any, ...]:
-    return client._session().quorum.nodes
 
 
 class LineProxy(Proxy):

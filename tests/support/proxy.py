@@ -20,7 +20,7 @@ class Proxy:
 
     def __init__(self, front: Path, back: Path) -> None:
         self.path = front
-        self._back = back
+        self.back = back
         self._server: asyncio.AbstractServer | None = None
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._pumps: set[asyncio.Task[None]] = set()
@@ -72,7 +72,7 @@ class Proxy:
         self._wanted.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_unix_connection(str(self._back))
+        server_reader, server_writer = await asyncio.open_unix_connection(str(self.back))
         pair = (writer, server_writer)
         self._pairs.add(pair)
         pumps = [

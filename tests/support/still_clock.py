@@ -15,6 +15,7 @@ from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Grant, Refused, Undone
 from asynclock.stores.redis.keys import keys
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import acquisitions_of, has_fence, hold_of, local_queues_of, tickets_of, waits_for_notice
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT
 
@@ -27,14 +28,13 @@ async def turns(number: int = 10) -> None:
 
 def idle(client: Redlock) -> bool:
     """Whether all that want something of this client wait to be called, or stand in line."""
-    waits: Any = client._session().waits
-    return bool(waits) and all(each._waker is not None or each.standing for each in waits)
+    found = acquisitions_of(client)
+    return bool(found) and all(map(waits_for_notice, found))
 
 
 def forgotten(client: Redlock) -> bool:
     """Whether nobody waits here, and nobody is called for."""
-    session = client._session()
-    return not (session.waits or session.waiting or session.lines)
+    return not (acquisitions_of(client) or tickets_of(client) or local_queues_of(client))
 
 
 class Memory(MemoryStore):
@@ -114,7 +114,7 @@ class Stand(Still):
             self.clock.advance(takes)
 
     def began(self, lease: Lease, who: object = None) -> None:
-        self.tenures.append((lease._hold, lease.fence if lease._settings.fencing else 0, who))
+        self.tenures.append((hold_of(lease), lease.fence if has_fence(lease) else 0, who))
 
     @property
     def fences(self) -> list[int]:

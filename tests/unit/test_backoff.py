@@ -8,7 +8,8 @@ import math
 import pytest
 
 from asynclock._options import QUORUM_TIMEOUT
-from asynclock.acquire.backoff import Look, Pace, after_call, after_split, next_look
+from asynclock.acquire.backoff import Pace, Plan, after_call, after_split, next_question
+from tests.support.probes import stop_renewals
 from tests.support.still_clock import Still, idle, turns
 
 SECOND = 1_000.0
@@ -16,7 +17,7 @@ SECOND = 1_000.0
 
 
 @pytest.mark.parametrize(
-    ("rank", "left", "ours", "soonest", "latest", "only"),
+    ("rank", "left", "ours", "soonest", "latest", "probe"),
     [
         (0, 3.001, True, 3.001, 3.001, False),  # its lease may end unheard
         (2, 3.001, True, 3.001, 3.001, False),
@@ -33,12 +34,12 @@ SECOND = 1_000.0
         (3, 3.001, False, 3.003, 3.003, False),
     ],
 )
-def test_next_look(rank: int, left: float | None, ours: bool, soonest: float, latest: float, only: bool) -> None:
+def test_next_question(rank: int, left: float | None, ours: bool, soonest: float, latest: float, probe: bool) -> None:
     """Of a ticket that lives for 30 s and was sent now."""
     for _ in range(20):
-        at, looks = next_look(SECOND, SECOND, 30.0, rank, left, ours)
+        at, probes = next_question(SECOND, SECOND, 30.0, rank, left, ours)
         assert soonest - 1e-9 <= at - SECOND <= latest + 1e-9
-        assert looks is only
+        assert probes is probe
 
 
 @pytest.mark.parametrize(
@@ -60,9 +61,9 @@ def test_next_look(rank: int, left: float | None, ours: bool, soonest: float, la
 def test_after_split(rtt: float, rank: int, splits: int, most: float) -> None:
     """From about a round trip up to a quarter of a second, however many votes were split before."""
     for _ in range(20):
-        at, only = after_split(SECOND, rtt, rank, splits)
+        at, probe = after_split(SECOND, rtt, rank, splits)
         assert most / 2 - 1e-9 <= at - SECOND <= most + 1e-9
-        assert not only
+        assert not probe
 
 
 def test_after_call() -> None:
@@ -77,7 +78,7 @@ def test_pauses_after_refusals_grow_up_to_a_bound() -> None:
     pauses = [pace.after_refusal(SECOND).at - SECOND for _ in range(20)]
     assert pauses[0] <= 0.002
     assert all(0.125 - 1e-9 <= pause <= 0.25 + 1e-9 for pause in pauses[8:])
-    assert pace.after_refusal(SECOND, 0.01) == Look(SECOND + 0.01)
+    assert pace.after_refusal(SECOND, 0.01) == Plan(SECOND + 0.01)
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -92,7 +93,7 @@ async def test_the_end_of_a_dead_holder_is_not_slept_through(name: str, nodes: i
         still.client(lease=60.0) as second,
         still.client(lease=60.0) as third,
     ):
-        holder._session().watchdog.stop()
+        stop_renewals(holder)
         clients = (first, second, third)[:many]
         ends = still.clock.now() + 3.0
         served: list[float] = []

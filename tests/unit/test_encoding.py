@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from asynclock.rules.model import Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis import encoding as _wire
+from tests.support.probes import plain_arguments
 
 texts = st.text(st.characters(codec="utf-8"))
 
@@ -56,6 +57,6 @@ def test_the_fast_encoding_is_the_plain_one(
         rest=rest, tombstone=tombstone, queueing=queueing, done=done,
     )  # fmt: skip
     sha = sha1(MUTEX.script.encode()).hexdigest()
-    plain = _wire.pack("EVALSHA", sha, *_wire._arguments(op, prefix, tombstone))
+    plain = _wire.pack("EVALSHA", sha, *plain_arguments(op, prefix, tombstone))
     assert _wire.encode(op, prefix) == plain
     assert op.packed == plain

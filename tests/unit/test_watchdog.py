@@ -2,38 +2,54 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
-from typing import Any
-from weakref import ref
+from typing import Any, Self
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynclock.acquire.watchdog import RETRY, TICK, Due, Watchdog, due, retry_after
+from asynclock.acquire.renewal import RETRY, Due, due, retry_after
+from asynclock.acquire.watchdog import TICK, Watchdog
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import in_wheel
 
 NEVER = math.inf
 ROUNDING = 1e-9  # of spokes as floats
 
 
 class Watched:
-    """Notes when it is looked at; wants to be looked at again after each of `pauses`."""
+    """In the place of a hold: notes when it is looked at; wants to be looked at again after each of `pauses`."""
 
-    def __init__(self, *pauses: float | Exception) -> None:
-        self._slot = 0
-        self._own: ref[Any] = ref(self)
+    def __init__(self, dog: Watchdog, *pauses: float | Exception) -> None:
+        self._dog: Any = dog
         self.looks: list[float] = []
         self._pauses = list(pauses)
+        self._at: float | None = None
 
-    def _look(self, now: float) -> float | None:
+    def watched_at(self, at: float) -> Self:
+        self._at = at
+        self._dog.watch(self, at)
+        return self
+
+    def watch_at(self, at: float) -> None:
+        self.watched_at(at)
+
+    def forget(self) -> None:
+        self._dog.forget(self, self._at or 0.0)
+
+    def due(self, now: float) -> Due:
         self.looks.append(now)
         pause = self._pauses.pop(0) if self._pauses else None
         if isinstance(pause, Exception):
             raise pause
-        return None if pause is None else now + pause
+        self._at = None if pause is None else now + pause
+        return Due.NOTHING
+
+    def watch(self) -> None:
+        if self._at is not None:
+            self._dog.watch(self, self._at)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +90,10 @@ def test_looks_come_in_time(whens: list[float], pauses: list[float], steps: list
     """Never early, and a tick late at most: the first and those that a look asked for, though timers fire early."""
     clock = FakeClock(early=early)
     dog = Watchdog(clock)
-    all_watched = [Watched(*pauses) for _ in whens]
+    all_watched = [Watched(dog, *pauses) for _ in whens]
     begun = clock.now()
     for watched, when in zip(all_watched, whens, strict=True):
-        dog.watch(watched, begun + when)
+        watched.watched_at(begun + when)
     for step in (*steps, 20.0):
         clock.advance(step)
     for watched, when in zip(all_watched, whens, strict=True):
@@ -92,9 +108,8 @@ def test_a_look_far_ahead_delays_no_other() -> None:
     """One that asks for a late look does not put off another that is due before."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    far, near = Watched(100.0), Watched()
-    dog.watch(far, clock.now() + 1.0)
-    dog.watch(near, clock.now() + 2.0)
+    Watched(dog, 100.0).watched_at(clock.now() + 1.0)
+    near = Watched(dog).watched_at(clock.now() + 2.0)
     clock.advance(3.0)
     assert len(near.looks) == 1
 
@@ -103,9 +118,8 @@ def test_an_earlier_look_brings_the_timer_forward() -> None:
     """Whoever comes later may be due sooner."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    later, sooner = Watched(), Watched()
-    dog.watch(later, clock.now() + 2.0)
-    dog.watch(sooner, clock.now() + 1.0)
+    later = Watched(dog).watched_at(clock.now() + 2.0)
+    sooner = Watched(dog).watched_at(clock.now() + 1.0)
     clock.advance(1.5)
     assert (len(sooner.looks), len(later.looks)) == (1, 0)
 
@@ -114,19 +128,16 @@ def test_a_thousand_leases_cost_one_timer() -> None:
     """However many are watched."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    many = [Watched() for _ in range(1_000)]
-    for i, watched in enumerate(many):
-        dog.watch(watched, clock.now() + i / 100)
-    assert (clock.armed, len(list(dog))) == (1, 1_000)
+    for i in range(1_000):
+        Watched(dog).watched_at(clock.now() + i / 100)
+    assert (clock.armed, len(in_wheel(dog))) == (1, 1_000)
 
 
 def test_b1_after_a_blocked_loop_each_is_looked_at_once() -> None:
     """What was due while nothing could run is due once, in order."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    many = [Watched() for _ in range(3)]
-    for i, watched in enumerate(many):
-        dog.watch(watched, clock.now() + 1.0 + i)
+    many = [Watched(dog).watched_at(clock.now() + 1.0 + i) for i in range(3)]
     clock.block(60.0)
     clock.advance(0.0)
     assert [watched.looks for watched in many] == [[1_060.0]] * 3
@@ -136,11 +147,9 @@ def test_who_is_forgotten_is_looked_at_no_more() -> None:
     """Those beside it still are."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    gone, stays = Watched(), Watched()
-    for watched in (gone, stays):
-        dog.watch(watched, clock.now() + 1.0)
-    dog.forget(gone)
-    assert list(dog) == [stays]
+    gone, stays = [Watched(dog).watched_at(clock.now() + 1.0) for _ in range(2)]
+    gone.forget()
+    assert in_wheel(dog) == [stays]
     clock.advance(2.0)
     assert (len(gone.looks), len(stays.looks)) == (0, 1)
 
@@ -149,37 +158,22 @@ def test_forget_is_harmless_for_who_is_not_watched() -> None:
     """Never watched, forgotten before, and looked at for the last time."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    watched = Watched()
-    dog.forget(watched)
-    dog.watch(watched, clock.now() + 1.0)
-    dog.forget(watched)
-    dog.forget(watched)
-    dog.watch(watched, clock.now() + 1.0)
+    watched = Watched(dog)
+    watched.forget()
+    watched.watched_at(clock.now() + 1.0)
+    watched.forget()
+    watched.forget()
+    watched.watched_at(clock.now() + 1.0)
     clock.advance(2.0)
-    dog.forget(watched)
-    assert (len(watched.looks), list(dog)) == (1, [])
-
-
-def test_a15_the_watchdog_keeps_nobody_alive() -> None:
-    """A lease that was dropped is collected, and looked at no more."""
-    clock = FakeClock()
-    dog = Watchdog(clock)
-    dropped = Watched(1.0)
-    looks = dropped.looks
-    dog.watch(dropped, clock.now() + 1.0)
-    del dropped
-    gc.collect()
-    assert list(dog) == []
-    clock.advance(2.0)
-    assert (looks, clock.armed) == ([], 0)
+    watched.forget()
+    assert (len(watched.looks), in_wheel(dog)) == (1, [])
 
 
 def test_a5_a_look_that_raises_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
     """It is logged, and looked at again soon, until it answers."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    failing = Watched(RuntimeError("bug"), RuntimeError("again"), 1.0)
-    dog.watch(failing, clock.now() + 1.0)
+    failing = Watched(dog, RuntimeError("bug"), RuntimeError("again"), 1.0).watched_at(clock.now() + 1.0)
     with caplog.at_level(logging.ERROR, "asynclock"):
         clock.advance(1.5)
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
@@ -192,11 +186,9 @@ def test_a5_a_look_that_raises_harms_no_other() -> None:
     """Who is due in the same turn, or later, is looked at."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    failing = [Watched(RuntimeError("bug")) for _ in range(5)]
-    sound = [Watched(), Watched(), Watched()]
-    for watched in (*failing, *sound[:2]):
-        dog.watch(watched, clock.now() + 1.0)
-    dog.watch(sound[2], clock.now() + 1.2)
+    for _ in range(5):
+        Watched(dog, RuntimeError("bug")).watched_at(clock.now() + 1.0)
+    sound = [Watched(dog).watched_at(clock.now() + after) for after in (1.0, 1.0, 1.2)]
     clock.advance(2.0)
     assert [len(watched.looks) for watched in sound] == [1, 1, 1]
 
@@ -205,8 +197,7 @@ def test_a_stopped_watchdog_looks_no_more() -> None:
     """And leaves no timer behind."""
     clock = FakeClock()
     dog = Watchdog(clock)
-    watched = Watched()
-    dog.watch(watched, clock.now() + 1.0)
+    watched = Watched(dog).watched_at(clock.now() + 1.0)
     dog.stop()
     clock.advance(2.0)
     assert (watched.looks, clock.armed) == ([], 0)

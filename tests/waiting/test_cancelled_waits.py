@@ -26,6 +26,7 @@ from tests.support.cancelled_waits import (
     waiter,
 )
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import intercept_notices, nodes_of, waiting_for_loss
 from tests.support.proxy import cancelled_at
 from tests.support.still_clock import turns
 from tests.support.waiters import LONG
@@ -79,7 +80,7 @@ async def test_a16_a_lease_that_is_waited_for(make: Make, name: str, what: str, 
             if what == "wait_lost" and index:  # it waits for ever, unless it ends
                 others.append(asyncio.create_task(fence_of(lease)))
             hit = await cancelled_at(getattr(lease, what), index, late=late and index > 0)
-            assert not lease._waiters
+            assert not waiting_for_loss(lease)
             if lease.held:
                 await lease.release()
             async with asyncio.timeout(SOON):
@@ -129,7 +130,7 @@ async def test_a16_who_leaves_the_line_leaves_no_line(make: Make, name: str) -> 
         for number in (1, 0, 2):
             standing[number].cancel()
             await asyncio.wait({standing[number]})
-        assert kept(client).keys() == {"held", "leases"}
+        assert kept(client).keys() == {"holds", "leases"}
 
 
 # -- the woken waiter is cancelled -----------------------------------------------------------------------------------
@@ -138,14 +139,10 @@ async def test_a16_who_leaves_the_line_leaves_no_line(make: Make, name: str) -> 
 @fairness
 @pytest.mark.parametrize("first", ["cancel", "notice"])
 @pytest.mark.parametrize("heir", ["elsewhere", "behind"])
-async def test_e5_cancelled_in_the_turn_of_the_notice(
-    make: Make, name: str, monkeypatch: pytest.MonkeyPatch, fair: bool, first: str, heir: str
-) -> None:
+async def test_e5_cancelled_in_the_turn_of_the_notice(make: Make, name: str, fair: bool, first: str, heir: str) -> None:
     """The head is called, and cancelled just before or after it hears of it, by the first node or any other: what
     reached it is passed on at once, to another client or to the next in its own line."""
     holds, waits, other = clients = await three(make)
-    session = waits._session()
-    hear = session.received
     heard: list[Callable[[], object]] = []
 
     def intercept(index: int, notice: Notice) -> None:
@@ -154,9 +151,9 @@ async def test_e5_cancelled_in_the_turn_of_the_notice(
         for act in order if first == "cancel" else order[::-1]:
             act()
 
-    monkeypatch.setattr(session, "received", intercept)
+    hear = intercept_notices(waits, intercept)
     with no_task_is_left():
-        for number in range(len(session.quorum.nodes)):
+        for number in range(len(nodes_of(waits))):
             here = f"{name}:{number}."
             lease = await holds(here, fair=fair).acquire(timeout=None)
             victim = await waiter(waits, here, fair)

@@ -15,6 +15,7 @@ import redis.asyncio
 
 from asynclock import Redlock
 from asynclock.stores.port import Node
+from tests.support.probes import nodes_of, tickets_of
 from tests.support.servers import Server
 from tests.support.waiters import (
     LIMIT,
@@ -58,13 +59,12 @@ async def connections_are_cut(servers: list[Server], clients: list[Redlock]) -> 
 
 async def shut_down_for_a_while(servers: list[Server], clients: list[Redlock]) -> None:
     """In good order, but with nothing on disk: the one; of five two, one after the other. Everybody notices."""
-    sessions = [client._session() for client in clients]
     for index, each in enumerate(servers[: max(1, len(servers) // 2)]):
         each.process.terminate()
         each.process.wait()
         if len(servers) == 1:
-            await until(lambda: not any(session.waiting for session in sessions))  # who waited is told of the outage
-        nodes = [session.quorum.nodes[index] for session in sessions]
+            await until(lambda: not any(map(tickets_of, clients)))  # who waited is told of the outage
+        nodes = [nodes_of(client)[index] for client in clients]
         await until(partial(noticed, nodes))
         each.restart()
 

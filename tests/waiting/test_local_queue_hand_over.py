@@ -12,6 +12,7 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.acquire.local_queue import PASSING, SPAN, may_pass
+from tests.support.probes import hold_of, holds_of, is_over, last_fence, length_of, local_queues_of
 from tests.support.still_clock import Stand, all_of, lengths, turns
 from tests.support.waiters import LIMIT, LONG, rise
 
@@ -64,9 +65,9 @@ async def test_sixteen_tenures_a_round_trip(nodes: int, name: str) -> None:
         for hold, tenures in groupby(stand.tenures, lambda each: each[0]):
             fences = [fence for _, fence, _ in tenures]
             assert fences == list(range(fences[0], fences[0] + len(fences)))
-            assert fences[-1] <= hold.token
+            assert fences[-1] <= hold.last_fence
         assert stand.tried() == 5
-        assert not client._session().lines
+        assert not local_queues_of(client)
 
 
 @both
@@ -87,9 +88,9 @@ async def test_a_later_hold_has_greater_fences_than_the_whole_span(nodes: int, n
     async with stand.client() as client, stand.client() as other:
         await all_of([stand.tenure(client, name) for _ in range(5)])
         last = stand.tenures[-1][0]
-        assert last.token > stand.fences[-1]
+        assert last.last_fence > stand.fences[-1]
         async with other(name) as lease:
-            assert lease.fence > last.token
+            assert lease.fence > last.last_fence
 
 
 @both
@@ -97,7 +98,7 @@ async def test_nobody_behind_no_span(nodes: int, name: str) -> None:
     """Who has nobody behind takes one fence, and no more."""
     stand = Stand(nodes)
     async with stand.client() as client, client(name) as lease:
-        assert lease.fence == lease._hold.token
+        assert lease.fence == last_fence(lease)
 
 
 # -- to whom it is not passed ----------------------------------------------------------------------------------------
@@ -174,7 +175,7 @@ async def test_fair_locks_have_no_line(nodes: int, name: str) -> None:
             stand.clock.advance(0.001)
             tasks.append(stand.tenure(client, name, who, fair=True))
             await turns(20)
-        assert not client._session().lines
+        assert not local_queues_of(client)
         assert len(stand.stores[0].state(name).queue) == 4
         await lease.release()
         await served(stand, tasks)
@@ -299,13 +300,13 @@ async def test_passed_to_somebody_who_is_cancelled(nodes: int, name: str) -> Non
         heir.cancel()
         passed = await next_one
         assert heir.cancelled()
-        assert passed._hold is lease._hold
+        assert hold_of(passed) is hold_of(lease)
         assert passed.fence > lease.fence + 1
         assert stand.tried() == 0
         await passed.release()
         await turns(20)
         assert not stand.stores[0].state(name).holds
-        assert not client._session().lines
+        assert not local_queues_of(client)
 
 
 @both
@@ -323,8 +324,8 @@ async def test_passed_to_the_last_who_is_cancelled(nodes: int, name: str) -> Non
         heir.cancel()
         await asyncio.wait({heir})
         assert heir.cancelled()
-        assert not client._session().lines
-        assert not client._session().held
+        assert not local_queues_of(client)
+        assert not holds_of(client)
         async with other(name, timeout=0):
             pass
 
@@ -347,7 +348,7 @@ async def test_passed_over_who_has_just_given_up(nodes: int, name: str) -> None:
         await lease.release()
         assert await late is None
         after = await behind
-        assert after._hold is lease._hold
+        assert hold_of(after) is hold_of(lease)
         await after.release()
 
 
@@ -370,15 +371,15 @@ async def test_a_passed_lease_that_is_dropped(nodes: int, name: str) -> None:
         await turns(20)
         await first.release()
         lease = await head
-        hold = lease._hold
+        hold = hold_of(lease)
         with pytest.warns(ResourceWarning, match="dropped while held"):
             await lease.release()
             await dropper
             del dropper
             gc.collect()
         await turns(20)
-        assert hold.over
-        ends = stand.clock.now() + lease._settings.lease
+        assert is_over(hold)
+        ends = stand.clock.now() + length_of(lease)
         await stand.until(ends - 1.0)
         assert not stand.tenures
         await stand.until(ends + 1.0)

@@ -12,6 +12,16 @@ from asynclock.acquire.local_queue import SPAN
 from asynclock.rules.model import Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
 from tests.support.distant_stores import Beyond
+from tests.support.probes import (
+    contended,
+    extend,
+    forget_all,
+    hold_of,
+    id_of,
+    intercept_notices,
+    last_fence,
+    local_queues_of,
+)
 from tests.support.still_clock import Stand, Still, forgotten, idle, turns
 from tests.support.waiters import LIMIT, LONG
 
@@ -60,17 +70,16 @@ async def test_who_gets_in_first_is_told_of_those_who_wait(shared_urls: list[str
         async with asyncio.timeout(LIMIT):
             while len((await client.inspect(name)).waiters) < 1 or not idle(other):
                 await asyncio.sleep(0.005)
-            session = other._session()
-            hears, calls = session.received, asyncio.Queue[int]()
-            session.received = lambda index, notice: calls.put_nowait(index)  # type: ignore[method-assign]
+            calls = asyncio.Queue[int]()
+            hears = intercept_notices(other, lambda index, notice: calls.put_nowait(index))
             await first.release()
             for _ in shared_urls:
                 await calls.get()
             ahead = await client(name).acquire(timeout=0)
             assert ahead is not None
-            while not ahead._hold.contended:  # a majority is enough for the lease; each of the others says it, too
+            while not contended(ahead):  # a majority is enough for the lease; each of the others says it, too
                 await asyncio.sleep(0.005)
-            session.received = hears  # type: ignore[method-assign]
+            intercept_notices(other, hears)
             await ahead.release()
             await (await waiting).release()
 
@@ -176,8 +185,8 @@ async def test_lost_in_the_turn_in_which_it_was_passed_on(name: str, nodes: int,
         lease, heir = await about_to_inherit(stand, client, name)
         if how == "forgotten":
             for store in stand.stores:
-                store._states.clear()
-            lease._hold.extend(5.0)  # the answer is there before the heir runs
+                forget_all(store)
+            extend(lease, 5.0)  # the answer is there before the heir runs
             await lease.release()
         else:
             await lease.release()
@@ -186,8 +195,8 @@ async def test_lost_in_the_turn_in_which_it_was_passed_on(name: str, nodes: int,
             while not heir.done():
                 await turns()
                 stand.clock.advance(0.01)
-        assert heir.result() is not lease._hold
-        assert not client._session().lines
+        assert heir.result() is not hold_of(lease)
+        assert not local_queues_of(client)
 
 
 async def test_lost_to_somebody_else_as_it_was_passed_on(name: str) -> None:
@@ -200,13 +209,13 @@ async def test_lost_to_somebody_else_as_it_was_passed_on(name: str) -> None:
         store = stand.stores[0]
         breaks = Op(Verb.BREAK, MUTEX, name, "", 1.0, 0, 3600.0, queueing=Queueing(Serve.GRANT))
         store.decide("", breaks, lambda reply: None)
-        lease._hold.extend(5.0)
+        extend(lease, 5.0)
         await lease.release()
         got = await waiting
         await turns()
         assert not heir.done()
         await got.release()
-        assert await heir is not lease._hold
+        assert await heir is not hold_of(lease)
 
 
 async def about_to_inherit(stand: Stand, client: Redlock, name: str) -> tuple[Any, asyncio.Task[Any]]:
@@ -217,8 +226,8 @@ async def about_to_inherit(stand: Stand, client: Redlock, name: str) -> tuple[An
         async with client(name) as mine:
             assert mine.held
             ids = [store.state(name).holds[0].id for store in stand.stores if store.state(name).holds]
-            assert ids.count(mine._hold.op.id) > len(stand.stores) // 2
-            return mine._hold
+            assert ids.count(id_of(mine)) > len(stand.stores) // 2
+            return hold_of(mine)
 
     first = await client(name).acquire(timeout=None)
     head = asyncio.create_task(client(name).acquire(timeout=None))
@@ -226,7 +235,7 @@ async def about_to_inherit(stand: Stand, client: Redlock, name: str) -> tuple[An
     await turns(20)
     await first.release()
     lease = await head
-    assert lease.fence < lease._hold.token
+    assert lease.fence < last_fence(lease)
     return lease, heir
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock
-from asynclock.acquire.local_queue import Line
+from asynclock.acquire.hold import Holds
+from asynclock.acquire.local_queue import LocalQueues
 from tests.support.waiters import LIMIT, LONG, works
 
 KINDS: dict[str, Callable[[Redlock, str], Lock]] = {
@@ -54,11 +55,12 @@ async def test_c22_another_kind_of_a_name_held_in_this_process(
     await works(holds, name)
 
 
-class Stander:
-    """Stands in a queue, and counts how often any of them is compared with another."""
+class Compared:
+    """Counts how often any of them is compared with another."""
 
     compared = 0
-    standing = True
+    waits = True
+    names = ("name",)
 
     def __eq__(self, other: object) -> bool:
         type(self).compared += 1
@@ -69,35 +71,31 @@ class Stander:
 
 
 def test_b11_to_leave_the_queue_looks_at_no_other() -> None:
-    """20,000 tasks that are cancelled in any order look at each other hardly ever: each leaves in constant time."""
+    """2,000 tasks that are cancelled in any order look at each other hardly ever: each leaves in constant time."""
     count = 2_000
-    lines: dict[str, Any] = {}
-    line = lines["name"] = Line("name")
-    standers: list[Any] = [Stander() for _ in range(count)]
-    for stander in standers:
-        line.stand(stander)
-    random.shuffle(standers)
-    Stander.compared = 0
-    for stander in standers:
-        line.leave(stander, lines)
-    assert Stander.compared < count
-    assert not lines
+    queues = LocalQueues()
+    queue = queues.of("name")
+    waiters: list[Any] = [Compared() for _ in range(count)]
+    for waiter in waiters:
+        queue.join(waiter)
+    random.shuffle(waiters)
+    Compared.compared = 0
+    for waiter in waiters:
+        queue.leave(waiter)
+    assert Compared.compared < count
+    assert not queues
 
 
-def test_b11_a_lease_that_ends_looks_at_no_other(name: str) -> None:
-    """The same of the leases that a process has of one name, such as the permits of a semaphore."""
+def test_b11_a_hold_that_ends_looks_at_no_other() -> None:
+    """The same of the holds that a process has of one name, such as the permits of a semaphore."""
     count = 2_000
-
-    async def run() -> None:
-        async with Redlock("memory:") as client:
-            session = client._session()
-            leases: list[Any] = [Stander() for _ in range(count)]
-            session.held[name] = dict.fromkeys(leases)
-            random.shuffle(leases)
-            Stander.compared = 0
-            for each in leases:
-                session.gone(name, each)
-            assert Stander.compared < count
-            assert name not in session.held
-
-    asyncio.run(run())
+    holds = Holds()
+    some: list[Any] = [Compared() for _ in range(count)]
+    for each in some:
+        holds.add(each)
+    random.shuffle(some)
+    Compared.compared = 0
+    for each in some:
+        holds.remove(each)
+    assert Compared.compared < count
+    assert "name" not in holds

@@ -14,6 +14,17 @@ from asynclock import Redlock
 from asynclock._clock import now
 from asynclock.quorum.ballot import drift
 from asynclock.stores.redis.keys import keys
+from tests.support.probes import (
+    acquisitions_of,
+    asks_again_at,
+    break_connection,
+    connection_of,
+    id_of,
+    intercept_notices,
+    kind_of,
+    listens,
+    nodes_of,
+)
 from tests.support.proxy import RELEASE, Proxy
 from tests.support.servers import Server
 from tests.support.still_clock import Still, forgotten, idle, numbers, turns
@@ -45,9 +56,8 @@ async def test_e15_a_lost_notice(name: str, nodes: int, fair: bool) -> None:
     as long as the servers', or shorter."""
     still = Still(nodes, name)
     async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
-        session = other._session()
         lost: list[bytes] = []
-        session.received = lambda index, notice: lost.append(notice)  # type: ignore[method-assign]
+        intercept_notices(other, lambda index, notice: lost.append(notice))
         waiting = asyncio.create_task(other(name, fair=fair).acquire(timeout=None))
         await turns()
         sent = still.clock.now()
@@ -73,9 +83,8 @@ async def test_e15_renewed_as_the_grant_came(name: str, turn: int) -> None:
     server's hold covers whichever of the two sendings it counts from."""
     still = Still(1, name)
     async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
-        session = other._session()
-        heard, late = session.received, []
-        session.received = lambda index, notice: late.append((index, notice))  # type: ignore[method-assign]
+        late: list[tuple[int, bytes]] = []
+        heard = intercept_notices(other, lambda index, notice: late.append((index, notice)))
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         await turns()
         still.clock.advance(7.9)  # before the renewal is due
@@ -95,7 +104,7 @@ async def test_e15_renewed_as_the_grant_came(name: str, turn: int) -> None:
         assert got.fence == held.fence
         await turns()
         still.clock.advance(0.001)
-        assert [hold.id for hold in still.stores[0].state(name).holds] == [got._hold.op.id]
+        assert [hold.id for hold in still.stores[0].state(name).holds] == [id_of(got)]
         await got.release()
         assert not still.stores[0].state(name).holds
         assert not still.stores[0].state(name).queue
@@ -202,7 +211,7 @@ async def test_c16_noscript_answers_a_renewal_after_its_undo(five: list[Server],
         async with first(name), through_proxies(servers, lease=SHORT, node_timeout=0.3) as (second, proxies):
             waiting = asyncio.create_task(second(name).acquire(timeout=None))
             await until(lambda: in_queue(servers, name, 1)() and idle(second))
-            script = first(name)._kind.script
+            script = kind_of(first(name)).script
             for each, proxy in zip(servers, proxies, strict=True):
                 with each.cli() as cli:
                     cli.script_flush()
@@ -218,7 +227,7 @@ async def test_c16_noscript_answers_a_renewal_after_its_undo(five: list[Server],
                 await asked.wait()
             for proxy in proxies:
                 proxy.let_go()
-            for node in second._session().quorum.nodes:
+            for node in nodes_of(second):
                 await node.ping()  # what would have been sent again is there by now
             assert not any(queue(each, name) for each in servers)
             assert not any(numbers(each, name) for each in servers)
@@ -257,7 +266,7 @@ async def test_c17_no_channels(five: list[Server], name: str, nodes: int, forbid
     lapse; else the others call. Either way whoever waits is served long before a lease, or a ticket, ends."""
     urls = [user(each, MUTE["no channels"]) for each in five[:forbidden]] + urls_of(five[forbidden:nodes])
     async with Redlock(*urls, lease=LONG) as first, Redlock(*urls, lease=LONG) as second:
-        assert first._session().quorum.listens is (forbidden <= nodes // 2)
+        assert listens(first) is (forbidden <= nodes // 2)
         fences = await taken_in_turn(first, second, name, fair)
         assert rise(fences)
         assert len(fences) == 6
@@ -279,7 +288,7 @@ async def test_c17_channels_are_forbidden_while_it_waits(servers: Any, name: str
         for server in some:
             with server.cli() as cli:
                 cli.execute_command("ACL", "SETUSER", "default", "resetchannels")
-        ours = second._session().quorum.nodes
+        ours = nodes_of(second)
         await until(lambda: all(node.error is None and not node.listens for node in ours))
         before = calls(some[0])
         async with asyncio.timeout(LONG * RENEWED_AFTER / 2):
@@ -297,14 +306,14 @@ async def test_c17_a_node_without_notices_comes_and_goes(servers: Any, name: str
         async with first(name):
             waiting = asyncio.create_task(second(name).acquire(timeout=None))
             await until(lambda: in_queue(some, name, 1)() and idle(second))
-            (wait,) = second._session().waits
-            due = wait._due  # type: ignore[attr-defined]
-            node: Any = second._session().quorum.nodes[2]
-            link = node._connection
-            link.transport.abort()
-            await until(lambda: node._connection not in (link, None))
+            (wait,) = acquisitions_of(second)
+            due = asks_again_at(wait)
+            node = nodes_of(second)[2]
+            link = connection_of(node)
+            break_connection(link)
+            await until(lambda: connection_of(node) not in (link, None))
             await asyncio.sleep(0)
-            assert wait._due == due  # type: ignore[attr-defined]
+            assert asks_again_at(wait) == due
             waiting.cancel()
             await asyncio.wait({waiting})
 
@@ -317,7 +326,7 @@ async def test_c17_the_holder_may_not_call(five: list[Server], name: str, nodes:
     servers = five[:nodes]
     urls = [user(each, MUTE[holds]) for each in servers]
     async with Redlock(*urls, lease=LONG) as mute, Redlock(*urls_of(servers), lease=LONG) as hears:
-        assert hears._session().quorum.listens
+        assert listens(hears)
         for _ in range(3):
             held = await mute(name).acquire(timeout=None)
             waiting = asyncio.create_task(hears(name).acquire(timeout=None))

@@ -18,6 +18,7 @@ from asynclock.stores.port import Notice
 from asynclock.stores.redis.keys import keys
 from tests.support.cancelled_waits import SOON, Make, kept, known, nothing_is_left, sent, three
 from tests.support.gates import behind_gates
+from tests.support.probes import intercept_notices, reconnected, stores_of
 from tests.support.proxy import cancelled_at
 from tests.support.servers import Server
 from tests.support.still_clock import turns
@@ -86,8 +87,8 @@ async def test_e5_cancelled_at_random(make: Make, name: str, chance: random.Rand
     """Hundreds of rounds: one holder, rising fences, nobody forgotten, nothing left."""
     clients = await three(make)
     crowd = Crowd(clients, f"{name}.", chance)
-    nodes = len(clients[0]._stores)
-    rounds = 500 if nodes > 1 else 1500 if isinstance(clients[0]._stores[0], MemoryStore) else 1000
+    nodes = len(stores_of(clients[0]))
+    rounds = 500 if nodes > 1 else 1500 if isinstance(stores_of(clients[0])[0], MemoryStore) else 1000
     for number in range(rounds):
         await crowd.round()
         await sent(clients)
@@ -98,23 +99,23 @@ async def test_e5_cancelled_at_random(make: Make, name: str, chance: random.Rand
     assert crowd.served > rounds
 
 
-async def test_e15_cancelled_at_random_where_notices_get_lost(
-    make: Make, name: str, chance: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_e15_cancelled_at_random_where_notices_get_lost(make: Make, name: str, chance: random.Random) -> None:
     """A third of all notices is never heard, and tickets are sent anew at odd moments, so that many are renewed as the
     grant comes: found at the next renewal; one holder, rising fences, nobody forgotten, nothing left."""
     clients = await three(make, lease=1.2)
     lost: list[Notice] = []
 
-    def unsure(hear: Callable[[int, Notice], None], index: int, notice: Notice) -> None:
-        if chance.random() < 1 / 3:
-            lost.append(notice)
-        else:
-            hear(index, notice)
+    def hears_two_thirds(client: Redlock) -> None:
+        def unsure(index: int, notice: bytes) -> None:
+            if chance.random() < 1 / 3:
+                lost.append(notice)
+            else:
+                hear(index, notice)
+
+        hear = intercept_notices(client, unsure)
 
     for client in clients:
-        session = client._session()
-        monkeypatch.setattr(session, "received", partial(unsure, session.received))
+        hears_two_thirds(client)
     crowds = [Crowd(clients, f"{name}:{number}.", chance) for number in range(50)]
 
     async def rounds(crowd: Crowd) -> None:
@@ -124,7 +125,7 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(
     async def listen_again() -> None:
         while True:
             await asyncio.sleep(chance.uniform(0, 0.3))
-            chance.choice(clients)._session().connected(0)
+            reconnected(chance.choice(clients), 0)
 
     again = asyncio.create_task(listen_again())
     await asyncio.gather(*map(rounds, crowds))

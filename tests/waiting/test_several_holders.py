@@ -21,6 +21,17 @@ from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
 from asynclock.rules.rwlock import WRITE
 from asynclock.stores.port import Refused
 from tests.support.distant_stores import Beyond
+from tests.support.probes import (
+    acquisitions_of,
+    clock_of,
+    id_of,
+    most_known_ids,
+    probe_nodes,
+    set_state,
+    sleeps_until,
+    stop_renewals_beside,
+    tag_of,
+)
 from tests.support.servers import Server
 from tests.support.still_clock import Still, turns
 from tests.support.waiters import LIMIT, LONG, calls, until, urls_of
@@ -58,7 +69,7 @@ class Crowded(Beyond):
             for place, client in enumerate(clients):
                 await client.health()
                 for index, store in enumerate(self.far):
-                    store.ways[client._session().tag] = 0.001 + 0.002 * ((place + index) % self.nodes)
+                    store.ways[tag_of(client)] = 0.001 + 0.002 * ((place + index) % self.nodes)
             asking = [
                 asyncio.create_task(self.holds(client, self.name, self.nodes).acquire(timeout=None))
                 for client in clients[1:]
@@ -89,7 +100,7 @@ async def test_e19_refused_by_a_majority_is_held(name: str, nodes: int, kind: st
     crowded = Crowded(nodes, name, kind)
     async with crowded.crowd() as (other, leases):
         lock = crowded.wants(other, name, nodes)
-        looking = asyncio.create_task(lock._seen())
+        looking = asyncio.create_task(probe_nodes(lock))
         await crowded.finish(looking)
         assert looking.result().holder() is None
         looking = asyncio.create_task(lock.locked())
@@ -135,7 +146,7 @@ async def test_e19_holders_that_die_are_followed(name: str, nodes: int, kind: st
     crowded = Crowded(nodes, name, kind)
     async with crowded.crowd() as (other, leases):
         for lease in leases:
-            lease._session.watchdog.stop()
+            stop_renewals_beside(lease)
         waiting = asyncio.create_task(crowded.wants(other, name, nodes).acquire(timeout=None))
         await crowded.pass_time(29.5, 0.05)
         assert not waiting.done()
@@ -154,14 +165,14 @@ async def test_e19_real_servers(five: list[Server], name: str, kind: str) -> Non
         for server, lease in zip(five, leases, strict=True):
             await until(lambda server=server: count(server, name) == 5)  # type: ignore[misc]
             with server.cli() as cli:  # the last end of a reader is what is named, and the first of a permit
-                cli.zincrby(name, 500 if kind == "readers" else -500, lease._hold.op.id)
+                cli.zincrby(name, 500 if kind == "readers" else -500, id_of(lease))
         lock = wants(clients[0], name, 5)
-        assert (await lock._seen()).holder() is None
+        assert (await probe_nodes(lock)).holder() is None
         assert await lock.locked()
         before = [calls(server) for server in five]
         waiting = asyncio.create_task(lock.acquire(timeout=None))
-        session = clients[0]._session()
-        await until(lambda: any(wait._waker and wait._due > session.clock.now() + 5.0 for wait in session.waits))  # type: ignore[attr-defined]
+        clock = clock_of(clients[0])
+        await until(lambda: any(sleeps_until(each) > clock.now() + 5.0 for each in acquisitions_of(clients[0])))
         assert all(calls(server) - was <= 2 * HANDFUL for server, was in zip(five, before, strict=True))
         for lease in leases:
             await lease.release()
@@ -190,14 +201,14 @@ async def test_e14_attempts_are_not_waited_for(name: str, nodes: int, seen: floa
         ends = still.stores[0].now() + 30.0
         for index, store in enumerate(still.stores):
             attempt = Entry(f"{index:0{ID_LENGTH}x}|w.1|1|host|", ends)
-            store._states[name] = replace(store.state(name), holds=(attempt,))
+            set_state(store, name, replace(store.state(name), holds=(attempt,)))
         waiting = asyncio.create_task(client.write(name).acquire(timeout=None))
         undone = still.clock.now() + seen
         while still.clock.now() < undone:
             await turns()
             still.clock.advance(0.001)
         for store in still.stores:
-            store._states[name] = replace(store.state(name), holds=())
+            set_state(store, name, replace(store.state(name), holds=()))
         while not waiting.done():
             still.clock.advance(0.001)
             await turns()
@@ -218,8 +229,8 @@ async def test_permits_that_a_minority_misses_are_taken(name: str, kind: str) ->
         for number, lease in enumerate(leases):
             for store in (still.stores[number], still.stores[number + 1]):
                 state = store.state(name)
-                others = tuple(each for each in state.holds if each.id != lease._hold.op.id)
-                store._states[name] = replace(state, holds=others)
+                others = tuple(each for each in state.holds if each.id != id_of(lease))
+                set_state(store, name, replace(state, holds=others))
         still.asked()
         lock = other.semaphore(name, 3)
         waiting = asyncio.create_task((other.multi(lock) if kind == "multi" else lock).acquire(timeout=None))
@@ -295,7 +306,7 @@ def test_ids_are_forgotten() -> None:
     seen = Obstacles(0.1)
     for number in range(1_000):
         seen.since([Refused(9.0, "stays"), Refused(9.0, "stays"), Refused(9.0, str(number))], 3, float(number))
-    assert len(seen._since) <= 64
+    assert most_known_ids(seen) <= 64
     assert seen.since([Refused(9.0, "stays"), Refused(9.0, "stays"), Refused(9.0, "new")], 3, 2_000.0) == 0.0
     assert seen.since([Refused(9.0, "0"), Refused(9.0, "1"), Refused(9.0, "2")], 3, 2_000.0) == 2_000.0
 
@@ -314,8 +325,8 @@ def test_where_somebody_is_served_all_the_time_the_pauses_grow() -> None:
     pauses: list[float] = []
     for number in range(14):
         look = seen.look(refused(verb, now, *(f"{number}{each}" for each in "abc")), now + 0.001, 0.001, 0)
-        assert look.only is (number >= 3)
-        verb = Verb.WAIT if look.only else verb
+        assert look.probe is (number >= 3)
+        verb = Verb.WAIT if look.probe else verb
         pauses.append(look.at - now)
         now = look.at
     assert all(pause < 0.1 for pause in pauses[:3])
@@ -331,10 +342,10 @@ def test_holds_are_waited_for_once_they_are_known() -> None:
     assert seen.look(refused(Verb.ACQUIRE, 100.0, *"abc"), 100.01, 0.01, 0).at < 100.1
     assert seen.look(refused(Verb.ACQUIRE, 100.109, *"abc"), 100.11, 0.01, 0).at < 100.2
     look = seen.look(refused(Verb.ACQUIRE, 100.111, *"bca"), 100.12, 0.01, 0)
-    assert look.only
+    assert look.probe
     assert look.at >= 108.0
     look = seen.look(refused(Verb.WAIT, 109.0, *"def"), 109.01, 0.01, 0)
-    assert look.only
+    assert look.probe
     assert 109.11 <= look.at <= 109.13
     assert seen.look(refused(Verb.WAIT, look.at, *"fed"), look.at + 0.01, 0.01, 0).at >= look.at + 8.0
 

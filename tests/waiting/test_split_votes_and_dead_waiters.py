@@ -14,6 +14,7 @@ from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis.keys import keys
 from tests.support.fake_clock import FakeClock
 from tests.support.gates import behind_gates
+from tests.support.probes import tickets_of
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 from tests.support.waiters import (
@@ -147,7 +148,7 @@ async def test_e15_a_grant_on_the_heels_of_a_refusal(server: Server, name: str, 
                 await until(lambda: sent(server, name) == 1)
                 if sending == 2:
                     renewed = proxy.request(b"acquire")
-                    await until(lambda: waits._session().waiting)
+                    await until(lambda: tickets_of(waits))
                     proxy.hold_replies()
                     await renewed.wait()
                     await until(lambda: sent(server, name) == 2)

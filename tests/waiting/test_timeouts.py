@@ -16,6 +16,7 @@ from asynclock._clock import now
 from asynclock.rules.model import Verb
 from asynclock.stores.memory import MemoryStore
 from tests.support.fake_clock import FakeClock
+from tests.support.probes import acquisitions_of
 from tests.support.still_clock import Still, forgotten, idle, turns
 from tests.support.waiters import LIMIT, LONG, until
 
@@ -211,11 +212,11 @@ async def test_a_limit_around_an_acquire(make: Make, name: str, kind: str, place
     limit = Limit(kind)
     asking = asyncio.create_task(twice())
     many = 1 + (ahead is not None)
-    await until(lambda: idle(second) and len(second._session().waits) == many)
-    cut = set(second._session().waits)
+    await until(lambda: idle(second) and len(acquisitions_of(second)) == many)
+    cut = acquisitions_of(second)
     limit.run_out()
-    await until(lambda: idle(second) and len(second._session().waits - cut) == 1)
-    assert len(second._session().waits) == many
+    await until(lambda: idle(second) and len(acquisitions_of(second) - cut) == 1)
+    assert len(acquisitions_of(second)) == many
     await lease.release()
     if ahead is not None:
         await (await ahead).release()

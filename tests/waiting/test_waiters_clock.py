@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from asynclock.rules.model import CLOCK_SKEW, State, Verb
 from asynclock.stores.memory import MemoryNode
 from asynclock.stores.port import NodeConfig
 from tests.support.distant_stores import Beyond
+from tests.support.probes import acquisitions_of, ballot_of, nodes_of, reconnected, set_state, shift_clock
 from tests.support.still_clock import Memory, Still, forgotten, idle, turns
 from tests.support.waiters import LIMIT
 
@@ -219,7 +219,7 @@ async def test_silence_in_the_second_round_ends_with_the_timeout(name: str) -> N
         await client.health()
         for index, store in enumerate(beyond.far):
             ahead = int((store.now() + 5.0 * (index + 1)) * 1_000_000)
-            store._states[name] = State(fence=ahead, fence_ends=store.now() + 3600.0)
+            set_state(store, name, State(fence=ahead, fence_ends=store.now() + 3600.0))
         waiting = asyncio.create_task(client(name).acquire(timeout=1.0))
         await beyond.pass_time(0.15)
         beyond.hear(False)
@@ -241,7 +241,7 @@ async def test_an_order_key_is_one_however_wrong_the_clock(name: str, nodes: int
     to its own clock; from the next sending on it is the same key at all of them, and stays what it is."""
     still = Still(nodes, name)
     for index, store in enumerate(still.stores):
-        store._epoch += index * 0.7
+        shift_clock(store, index * 0.7)
     async with still.held(lease=60.0), still.client(lease=30.0) as other:
         still.clock.jump_wall(wrong)
         began = still.clock.now()
@@ -281,10 +281,9 @@ async def test_a_grant_counts_from_when_its_ticket_was_sent(name: str) -> None:
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         await turns()
         sent = still.clock.now()
-        session = other._session()
-        (node,) = session.quorum.nodes
+        (node,) = nodes_of(other)
         node.listens = False
-        session.connected(0)
+        reconnected(other, 0)
         still.asked()
         while still.clock.now() < sent + 10.0:
             still.clock.advance(0.1)
@@ -309,19 +308,18 @@ async def test_notices_that_come_again_while_it_asks_without(name: str) -> None:
     async with still.held(lease=60.0) as (_, lease), still.client(lease=60.0) as other:
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         await turns(20)
-        session = other._session()
-        for node in session.quorum.nodes:
+        for node in nodes_of(other):
             node.listens = False
-        session.connected(0)
+        reconnected(other, 0)
         await still.until(still.clock.now() + 35.0)
-        wait: Any = next(iter(session.waits))
+        (wait,) = acquisitions_of(other)
         while idle(other):
             still.clock.advance(0.01)
             await asyncio.sleep(0)
-        assert wait.ballot is not None
-        for node in session.quorum.nodes:
+        assert ballot_of(wait) is not None
+        for node in nodes_of(other):
             node.listens = True
-            session.connected(0)
+            reconnected(other, 0)
         await turns(20)
         await lease.release()
         async with asyncio.timeout(LIMIT):

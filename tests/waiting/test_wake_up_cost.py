@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
@@ -12,6 +11,7 @@ import pytest
 
 from asynclock import Lease, Redlock
 from asynclock.stores.port import Notice
+from tests.support.probes import contended, intercept_notices, nodes_of
 from tests.support.servers import Server
 from tests.support.still_clock import Still, idle, numbers, turns
 from tests.support.waiters import LIMIT, LONG, calls, in_queue, rise, until, urls_of
@@ -37,15 +37,14 @@ class Ears:
     def __init__(self, clients: list[Redlock]) -> None:
         self.heard: list[tuple[int, int, int]] = []
         for who, client in enumerate(clients):
-            session = client._session()
-            session.received = self._listening(who, session.received)  # type: ignore[assignment, method-assign]
+            self._listen(who, client)
 
-    def _listening(self, who: int, heard: Callable[[int, Notice], None]) -> Callable[[int, Notice], None]:
+    def _listen(self, who: int, client: Redlock) -> None:
         def hear(index: int, notice: Notice) -> None:
             self.heard.append((who, notice.number, notice.fence))
             heard(index, notice)
 
-        return hear
+        heard = intercept_notices(client, hear)
 
 
 class Crowd:
@@ -86,14 +85,14 @@ async def handed_over(servers: list[Server], name: str, clients: int, each: int)
         lease = await made[0](name).acquire(timeout=None)
         crowd = await stack.enter_async_context(Crowd(name, made[1:], each))
         await until(in_queue(servers, name, clients))
-        await until(lambda: all(map(idle, made[1:])) and lease._hold.contended)
+        await until(lambda: all(map(idle, made[1:])) and contended(lease))
         ears = Ears(made)
         before = counted(servers)
         await lease.release()
         got = await crowd.served.get()
         assert got.held
         for client in made:  # what they have sent is carried out by now
-            await asyncio.gather(*(node.ping() for node in client._session().quorum.nodes))
+            await asyncio.gather(*(node.ping() for node in nodes_of(client)))
         assert crowd.waiting == clients * each - 1
         cost = counted(servers) - before
         return cost, ears.heard

@@ -11,6 +11,7 @@ from asynclock import Redlock
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.port import Notice
 from tests.support.cancelled_waits import SOON, Make
+from tests.support.probes import deliver_notice, intercept_notices, reconnected, tickets_of
 from tests.support.still_clock import Still, forgotten, idle, turns
 from tests.support.waiters import LIMIT, LONG
 
@@ -72,9 +73,7 @@ async def test_one_call_of_many_is_enough(shared_urls: list[str], name: str) -> 
         waiting = asyncio.create_task(second(name).acquire(timeout=None))
         await second.health()
         await until_idle(second)
-        session = second._session()
-        hear = session.received
-        session.received = lambda index, notice: hear(index, notice) if index == 1 else None  # type: ignore[method-assign]
+        hear = intercept_notices(second, lambda index, notice: hear(index, notice) if index == 1 else None)
         await lease.release()
         async with asyncio.timeout(SOON):
             got = await waiting
@@ -105,7 +104,7 @@ async def test_a_reconnect_does_not_put_off_a_try(name: str, nodes: int) -> None
         still.clock.advance(4.99)
         await turns()
         assert idle(other)
-        other._session().connected(0)
+        reconnected(other, 0)
         still.clock.advance(0.012)
         await turns(20)
         assert still.clock.now() < began + 5.01
@@ -124,7 +123,7 @@ async def test_a_reconnect_does_not_put_off_a_timeout(name: str, nodes: int) -> 
         still.clock.advance(1.99)
         await turns()
         assert idle(other)
-        other._session().connected(0)
+        reconnected(other, 0)
         still.clock.advance(0.012)
         await turns()
         assert waiting.done()
@@ -165,10 +164,9 @@ async def test_a_grant_of_a_ticket_that_nobody_remembers_is_no_lease(name: str) 
     async with still.held(lease=60.0) as (_, lease), still.client(lease=LONG) as other:
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         await until_idle(other)
-        session = other._session()
-        (whose,) = session.waiting
+        (whose,) = tickets_of(other)
         still.asked()
-        session.received(0, Notice(whose[:ID_LENGTH], 99, lease.fence + 1, name=name))
+        deliver_notice(other, 0, Notice(whose[:ID_LENGTH], 99, lease.fence + 1, name=name))
         await turns(20)
         assert not waiting.done()
         assert len(still.asked()) == 1

@@ -13,6 +13,7 @@ from asynclock import LockLost, QuorumUnavailable, Redlock
 from asynclock._options import QUORUM_TIMEOUT
 from asynclock.rules.model import Verb
 from tests.support.distant_stores import Beyond
+from tests.support.probes import contended, forget_tickets, lose
 from tests.support.still_clock import Still, idle, turns
 
 MOMENT = 0.001
@@ -29,7 +30,7 @@ async def called(still: Still, hangs: bool = False) -> AsyncIterator[tuple[Redlo
             await asyncio.sleep(0)
         still.asked()
         if hangs:
-            other._session().waiting.clear()  # what it hears means nothing to it
+            forget_tickets(other)  # what it hears means nothing to it
         await lease.release()
         yield ours, other, waits
 
@@ -110,7 +111,7 @@ async def gone_quiet(beyond: Beyond, silent: int) -> AsyncIterator[Redlock]:
         lease = await beyond.lease(ours)
         waits = asyncio.create_task(other(beyond.name).acquire(timeout=None))
         await beyond.pass_time(0.05)
-        other._session().waiting.clear()
+        forget_tickets(other)
         await beyond.finish(asyncio.create_task(lease.release()))
         for store in beyond.far[:silent]:
             store.silent = True
@@ -147,8 +148,8 @@ async def test_who_lost_it_gave_nothing(name: str) -> None:
         waits = asyncio.create_task(other(name).acquire(timeout=None))
         while not idle(other):
             await asyncio.sleep(0)
-        assert lease._hold.contended
-        lease._lose("expired")
+        assert contended(lease)
+        lose(lease)
         with pytest.raises(LockLost):
             await lease.release()
         still.asked()

@@ -1,0 +1,132 @@
+"""When an acquisition asks next, after a round that brought it no hold. It collects the facts of the round and what
+earlier rounds said; `transitions.py` decides what they mean, and `backoff.py` and `obstacles.py` say when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asynclock._errors import ConfigError
+from asynclock.acquire.backoff import COLLISIONS, Pace, Plan, after_call, after_split, next_question
+from asynclock.acquire.obstacles import Obstacles, notifies
+from asynclock.acquire.transitions import Next, Refusal, after_refusal
+from asynclock.quorum.denials import is_held, soonest
+from asynclock.rules.model import WAIT
+from asynclock.stores.port import Refused
+
+if TYPE_CHECKING:
+    from asynclock._errors import QuorumUnavailable
+    from asynclock.acquire.session import Session
+    from asynclock.acquire.tenure import Terms
+    from asynclock.quorum.ballot import Ballot
+
+NO_HOLDER = Refused(None, "")
+"""A refusal by nodes of which no majority names one holder."""
+
+
+class Planner:
+    """Of one acquisition; made at its first round without a hold."""
+
+    def __init__(self, session: Session, terms: Terms) -> None:
+        self._session = session
+        self._terms = terms
+        self._pace = Pace(session.settings.patience)
+        self._obstacles: Obstacles | None = None
+        self._slot: int | None = None  # the one to ask for next; None: any
+        self._splits = 0  # split votes, or tries of another slot, in a row
+        self.refused: Refused | None = None  # the last answer of a majority in this outage, or since the last one
+        self.rtt = 0.0  # seconds that the last round took
+
+    # -- a majority is out of reach ------------------------------------------------------------------------------
+
+    def check_outage(self, now: float, give_up: float) -> None:
+        """Raise what was wrong if the outage has lasted for too long."""
+        if self._pace.outage is not None and now >= self._pace.outage_limit(now, give_up):
+            raise self._pace.outage
+
+    def error(self, ballot: Ballot) -> ConfigError | QuorumUnavailable:
+        """Why a round had no majority. A node that was silent in it is reported with what it said before."""
+        error = self._session.quorum.unavailable(ballot, self._terms.name, self._pace.reasons)
+        self._pace.reasons.update(ballot.errors())
+        return error
+
+    def after_outage(self, error: ConfigError | QuorumUnavailable, now: float, give_up: float) -> Plan:
+        """When to ask again. Raises the error if it is not to be asked again."""
+        self.refused = None
+        again = None if self._terms.timeout == 0 else self._pace.after_outage(now, give_up)
+        if again is None or isinstance(error, ConfigError):
+            raise error
+        self._pace.outage = error
+        return again
+
+    # -- a majority has refused ----------------------------------------------------------------------------------
+
+    def after_refusal(self, ballot: Ballot, now: float, give_up: float) -> Next:
+        """What to do next."""
+        self.refused = ballot.holder() or NO_HOLDER
+        self._pace.reached()
+        nodes, kind = ballot.nodes, self._terms.kind
+        one_try, time_up = self._terms.timeout == 0, now >= give_up
+        tries_on = self._splits < COLLISIONS if one_try else not time_up
+        vote = ballot.votes[0]
+        denied = nodes > 1 or vote.__class__ is Refused
+        return after_refusal(
+            Refusal(
+                nodes=nodes,
+                time_up=time_up,
+                one_try=one_try,
+                other_slot=nodes > 1 and kind.slots > 0 and tries_on and self._choose_slot(ballot),
+                denied=denied,
+                has_ticket=ballot.op.queueing.number > 0 if nodes > 1 else vote.__class__ is Refused and vote.rank >= 0,
+                notices=self._session.quorum.listens,
+                plain=ballot.op.plain,
+                probe=ballot.op.verb is WAIT,
+                rank=ballot.rank(),
+                free=ballot.free() > nodes // 2,
+                one_holder=ballot.holder() is not None,
+                several_holders=kind.shared and is_held(ballot.denials(), nodes),
+                in_order=kind.in_turn(ballot.op.id),
+            )
+        )
+
+    def plan(self, step: Next, ballot: Ballot, now: float) -> Plan:
+        """When to do it."""
+        sent, lease, rank = ballot.sent, self._terms.settings.lease, ballot.rank()
+        if step in (Next.WAIT_FOR_HOLDER, Next.WAIT_FOR_HOLDERS):
+            self._splits = 0
+        elif step in (Next.TRY_ANOTHER_SLOT, Next.BACK_OFF_AFTER_SPLIT):
+            self._splits += 1
+        match step:
+            case Next.WAIT_FOR_HOLDER:
+                holder = ballot.holder() or NO_HOLDER
+                return next_question(now, sent, lease, rank, holder.left, notifies(holder.holder))
+            case Next.WAIT_FOR_HOLDERS:
+                return self._known_obstacles.look(ballot, now, self.rtt, rank)
+            case Next.WAIT_FOR_TURN:
+                return next_question(now, sent, lease, rank, None, True)
+            case Next.LET_EARLIER_TRY:
+                return after_call(now, self.rtt)
+            case Next.BACK_OFF_AFTER_SPLIT:
+                return after_split(now, self.rtt, rank, self._splits)
+            case Next.TRY_ANOTHER_SLOT if self._splits > 1:
+                return after_split(now, self.rtt, 0, self._splits)
+            case Next.POLL:
+                return self._pace.after_refusal(now, soonest(ballot.denials()))
+            case Next.POLL_WITH_NEW_ID:
+                return self._pace.after_refusal(now)
+        return Plan(now)
+
+    @property
+    def _known_obstacles(self) -> Obstacles:
+        self._obstacles = self._obstacles or Obstacles(2 * self._session.within(self._terms.settings))
+        return self._obstacles
+
+    def _choose_slot(self, ballot: Ballot) -> bool:
+        """Choose a slot that a majority may give; False: there is none, as far as is known."""
+        spare = ballot.nodes - ballot.nodes // 2 - 1
+        self._slot = self._terms.kind.choose(self._known_obstacles.taken(ballot), spare)
+        return self._slot is not None
+
+    def take_slot(self) -> int | None:
+        """The slot that was chosen for the next attempt; None: any."""
+        slot, self._slot = self._slot, None
+        return slot

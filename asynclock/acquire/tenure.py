@@ -1,0 +1,211 @@
+"""Tenure: what belongs to one owner of a hold, from its grant to its end.
+
+A hold has one tenure at a time, or several of one owner that entered again. The Lock and the Lease keep the tenure; the
+hold refers to it weakly. So a tenure that the program has dropped is collected, warns, and is renewed no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from asynclock._clock import wake
+from asynclock._errors import LockLost, LockNotHeld, brief
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Hashable
+
+    from asynclock._options import LockSettings
+    from asynclock.acquire.hold import Hold
+    from asynclock.rules.model import Kind
+
+log = logging.getLogger("asynclock")
+
+
+class TenureState(Enum):
+    """What became of a tenure."""
+
+    HELD = "held"
+    UNKNOWN = "unknown"  # held, but the last renewal had no answer
+    LOST = "lost"
+    RELEASED = "released"
+    DETACHED = "detached"  # another process may adopt it
+
+
+HELD, UNKNOWN, LOST, RELEASED, DETACHED = TenureState  # quicker to read than from the class, as those of `model.py`
+OPEN = (HELD, UNKNOWN)
+GIVEN = (RELEASED, DETACHED)
+
+
+class Loss(StrEnum):
+    """Why a tenure was lost: LockLost.reason."""
+
+    EXPIRED = "expired"
+    TAKEN = "taken"
+    BROKEN = "broken"
+    MAX_HOLD = "max_hold"
+    CLOSED = "closed"
+
+
+class Terms:
+    """What one caller asks for: a kind of lock of that name, under these settings, within `timeout` seconds."""
+
+    __slots__ = ("kind", "name", "owner", "settings", "task", "timeout")
+
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        settings: LockSettings,
+        task: asyncio.Task[Any] | None,
+        timeout: float | None,
+        owner: Hashable = None,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.settings = settings
+        self.task = task  # the task that asks
+        self.timeout = timeout  # None: as long as it takes; 0: one try
+        self.owner = owner  # the owner that may enter again, of a reentrant lock
+
+
+class Tenure:
+    """See the module. `Hold.begin` makes it. Times are seconds of the client's clock."""
+
+    __slots__ = (
+        "__weakref__", "_waiters", "done_for", "fence", "hold", "loss", "on_lost", "own", "since", "state", "task",
+        "terms", "unattended", "until",
+    )  # fmt: skip
+
+    def __init__(self, hold: Hold, terms: Terms, fence: int, since: float) -> None:
+        self.hold = hold
+        self.terms = terms
+        self.fence = fence
+        self.since = since
+        max_hold = terms.settings.max_hold
+        self.until = math.inf if max_hold is None else since + max_hold  # when max_hold ends it
+        self.task = terms.task  # the task that took it, then the task that entered it
+        self.state = HELD
+        self.loss: Loss | None = None
+        self.done_for = 0.0  # seconds for which the name is marked as done after the release (`once`)
+        self.on_lost: Callable[[Loss], None] | None = None  # told to the body that it guards; None: there is none
+        self.unattended = False  # its task has ended, and the log says so
+        self.own = ref(self)
+        self._waiters: set[asyncio.Future[None]] | None = None  # most tenures have none
+
+    def __repr__(self) -> str:
+        return f"<Tenure {brief(self.hold.name)} {self.state.value}>"
+
+    @property
+    def open(self) -> bool:
+        """Whether it was neither given back nor lost, as far as this client was told."""
+        return self.state in OPEN
+
+    @property
+    def held(self) -> bool:
+        """Whether it is held now, by the clock."""
+        session = self.hold.session
+        return self.state in OPEN and session.clock.now() < self.ends and not session.forked
+
+    @property
+    def ends(self) -> float:
+        """When it ends, unless it is renewed."""
+        return min(self.hold.valid_until, self.until)
+
+    def check_clock(self) -> None:
+        """Lose it if its time is over. A loop that was blocked beyond the lease finds out here, before any timer."""
+        now = self.hold.session.clock.now()
+        if self.state in OPEN and (now >= self.hold.valid_until or now >= self.until):
+            self.hold.lose(self._over(now))
+
+    def error(self) -> LockLost | LockNotHeld:
+        """The error for the use of a tenure that has ended."""
+        name = self.hold.name
+        if self.state in GIVEN:
+            how = "detached" if self.state is DETACHED else "given back already"
+            return LockNotHeld(f"{brief(name)} was {how}", name=name)
+        return LockLost(name, (self.loss or self._over(self.hold.session.clock.now())).value)
+
+    def _over(self, now: float) -> Loss:
+        return Loss.MAX_HOLD if now >= self.until else Loss.EXPIRED
+
+    async def wait_lost(self) -> bool:
+        """Wait for its end. True: lost; False: given back."""
+        self.check_clock()
+        if self.state in OPEN:
+            waiter = self.hold.session.loop.create_future()
+            self._waiters = self._waiters or set()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+        return self.state is LOST
+
+    def enter(self, task: asyncio.Task[Any] | None, on_lost: Callable[[Loss], None]) -> None:
+        """A body begins that it guards, in that task."""
+        self.task = task
+        self.on_lost = on_lost
+
+    def leave(self) -> None:
+        """The body has ended."""
+        self.on_lost = None
+
+    def renewed(self, answered: bool) -> None:
+        """A renewal is decided, or had no answer from a majority."""
+        self.state = HELD if answered else UNKNOWN
+
+    def mark_done(self, within: float) -> None:
+        """A run of `once` has returned: the name stays taken for so many seconds after the release."""
+        self.done_for = within
+
+    def end(self, state: TenureState, loss: Loss | None = None) -> None:
+        """It ends so; tasks in `wait_lost` wake."""
+        self.state = state
+        self.loss = loss
+        for waiter in self._waiters or ():
+            wake(waiter)
+        if loss is not None and self.on_lost is not None:
+            self.on_lost(loss)
+
+    def rest(self) -> float:
+        """Seconds for which the name stays taken after a release now."""
+        settings = self.terms.settings
+        if not settings.min_hold:
+            return self.done_for
+        return max(self.done_for, self.since + settings.min_hold - self.hold.session.clock.now())
+
+    def log_unattended(self) -> None:
+        """Its task has ended without a release. Its Lock keeps it, so that nothing else reports it. Other tasks may use
+        it on purpose, so this is no warning."""
+        if not self.unattended and self.on_lost is None and self.task is not None and self.task.done():
+            self.unattended = True
+            log.info(
+                "asynclock: the task that acquired %s has ended; its lease is renewed until it is released (max_hold "
+                "ends it)",
+                brief(self.hold.name),
+            )
+
+    def drop(self) -> None:
+        """The program has no reference to it any more. Renewal stops; it ends by time. A garbage collector may call
+        this in any thread."""
+        if self.state not in OPEN:
+            return
+        held, left = self.held, self.ends - self.hold.session.clock.now()
+        if self.hold.drop(self) and held:
+            warnings.warn(
+                f"the lease of {brief(self.hold.name)} was dropped while held: release it, or use `async with`; "
+                f"it ends by itself in {left:.3g} s",
+                ResourceWarning,
+                source=self,
+                stacklevel=3,
+            )
+
+    def __del__(self) -> None:
+        if hasattr(self, "own"):
+            self.drop()

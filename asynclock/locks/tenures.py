@@ -1,0 +1,79 @@
+"""The tenures that one Lock has given out, by the task that took them: what `Lock.release()` gives back, and what a
+block of `async with lock` finds at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from asynclock._errors import LockNotHeld, brief
+from asynclock._loop import no_loop
+
+if TYPE_CHECKING:
+    from asynclock.acquire.tenure import Tenure
+
+_PURGE_AT = 64
+"""With so many tasks, those that are gone and hold nothing are forgotten."""
+
+
+class TenuresByTask:
+    """Of one Lock, which tasks may share."""
+
+    __slots__ = ("__weakref__", "_by_task", "_purge_at")
+
+    def __init__(self) -> None:
+        self._by_task: dict[asyncio.Task[Any] | None, list[Tenure]] = {}
+        self._purge_at = _PURGE_AT
+
+    def add(self, tenure: Tenure) -> None:
+        task = tenure.terms.task
+        mine = self._by_task.get(task)
+        if mine is None:
+            mine = self._by_task[task] = []
+        elif _is_past(mine[-1]):
+            mine.pop()  # the new one is what release() gives back, and what it tells the loss of
+        mine.append(tenure)
+        if len(self._by_task) > self._purge_at:
+            gone = [task for task in self._by_task if _is_gone(task)]
+            for each in [each for task in gone for each in self._by_task[task] if not each.open]:
+                self.forget(each)
+            self._purge_at = _PURGE_AT + 2 * len(self._by_task)
+
+    def forget(self, tenure: Tenure) -> None:
+        """It was given back. A block that it guards still has to find it at its end."""
+        mine = self._by_task.get(tenure.terms.task)
+        if mine and tenure in mine and tenure.on_lost is None:
+            mine.remove(tenure)
+            if not mine:
+                del self._by_task[tenure.terms.task]
+
+    def taken(self, name: str) -> Tenure:
+        """What this task took last; else the one open tenure whose task is gone (a fixture's). Raises LockNotHeld."""
+        try:
+            mine = self._by_task.get(asyncio.current_task())
+        except RuntimeError:
+            raise no_loop() from None
+        if mine:
+            return mine[-1]
+        gone = [each for task, tenures in self._by_task.items() if _is_gone(task) for each in tenures if each.open]
+        if len(gone) == 1:
+            return gone[0]
+        raise LockNotHeld(f"this task does not hold {brief(name)} through this Lock", name=name)
+
+    def entered(self, name: str) -> Tenure:
+        """The tenure whose block ends here. Another task than the one that entered may end it (a fixture, an async
+        generator)."""
+        for tenure in reversed(self._by_task.get(asyncio.current_task(), ())):
+            if tenure.on_lost is not None:
+                return tenure
+        others = [each for tenures in self._by_task.values() for each in tenures if each.on_lost is not None]
+        return others[0] if len(others) == 1 else self.taken(name)
+
+
+def _is_past(tenure: Tenure) -> bool:
+    """Whether it has ended, and guards no block that still has to end."""
+    return not tenure.open and tenure.on_lost is None
+
+
+def _is_gone(task: asyncio.Task[Any] | None) -> bool:
+    return task is None or task.done()

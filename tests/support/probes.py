@@ -1,0 +1,433 @@
+"""What tests see and touch of the private parts of the package: here, and nowhere else.
+
+A test that needs more than the public names calls one of these functions. When an attribute of the package is renamed
+or moves to another object, this file changes and the tests do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from asynclock import Lease, Lock, Redlock
+from asynclock.acquire.handover import Adoption
+from asynclock.acquire.tenure import Loss, Terms
+from asynclock.rules.model import Kind, Notice, State
+from asynclock.stores.memory import MemoryStore
+from asynclock.stores.redis import encoding
+from asynclock.stores.redis import keys as key_cache
+
+Receive: TypeAlias = Callable[[int, Notice], object]
+"""Takes a notice, with the number of its node."""
+
+
+# -- the client --------------------------------------------------------------------------------------------------------
+
+
+def session_of(client: Redlock) -> Any:
+    """What the client has in this event loop. Tests compare it; for all else there is a function below."""
+    return client._session()
+
+
+def loops_of(client: Redlock) -> Iterable[object]:
+    """The event loops in which the client is in use."""
+    return client._sessions._by_loop
+
+
+def stores_of(client: Redlock) -> tuple[Any, ...]:
+    return tuple(client._stores)
+
+
+def pool_of(store: Any) -> Any:
+    """The redis-py connection pool that a Redis store was made of."""
+    return store._pool
+
+
+def clock_of(client: Redlock) -> Any:
+    return session_of(client).clock
+
+
+def tag_of(client: Redlock) -> str:
+    """The random tag with which all ids of this client begin, and its channel."""
+    tag: str = session_of(client).tag
+    return tag
+
+
+def listens(client: Redlock) -> bool:
+    """Whether a majority of the nodes can send notices to this client."""
+    return bool(session_of(client).quorum.listens)
+
+
+def connecting(client: Redlock) -> asyncio.Task[None] | None:
+    """The task of a first connect under way."""
+    task: asyncio.Task[None] | None = session_of(client)._opening
+    return task
+
+
+def replace_ask(client: Redlock, ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Put another function in the place of the one that asks all nodes; answers the one that was there."""
+    quorum = session_of(client).quorum
+    before: Callable[..., Any] = quorum.ask
+    quorum.ask = ask
+    return before
+
+
+def new_id(client: Redlock, seed: int) -> str:
+    made: str = session_of(client).new_id(seed, "")
+    return made
+
+
+def undo(client: Redlock, ballot: Any) -> None:
+    """Take an attempt back."""
+    quorum = session_of(client).quorum
+    quorum.undo(ballot, 3.0)
+
+
+def ask_nodes(client: Redlock, op: Any, within: float, undone: bool = False) -> Any:
+    """Send an op to all nodes; answers its ballot. Where `undone`, it is taken back as soon as it is decided."""
+    session = session_of(client)
+    return session.quorum.ask(op, within, **({"on_settled": lambda ballot: undo(client, ballot)} if undone else {}))
+
+
+# -- acquires under way, and their tickets -----------------------------------------------------------------------------
+
+
+def acquisitions_of(client: Redlock) -> set[Any]:
+    """Acquires and adoptions under way."""
+    return set(session_of(client).under_way)
+
+
+def tickets_of(client: Redlock) -> dict[str, Any]:
+    """The random part of each ticket's id -> the acquisition that sent it."""
+    return dict(session_of(client).tickets._by_id)
+
+
+def forget_tickets(client: Redlock) -> None:
+    """From now on notices for its tickets mean nothing to the client."""
+    session_of(client).tickets._by_id.clear()
+
+
+def waits_for_notice(acquisition: Any) -> bool:
+    """Whether it sleeps until a notice or a timer, or waits in the local queue."""
+    if isinstance(acquisition, Adoption):
+        return False
+    locally = acquisition._waiter is not None and acquisition._waiter.waits
+    return locally or pauses(acquisition)
+
+
+def asks_again_at(acquisition: Any) -> float:
+    """When its timer is due."""
+    due: float = acquisition._pause.until if acquisition._pause is not None else float("inf")
+    return due
+
+
+def sleeps_until(acquisition: Any) -> float:
+    """When it asks again, if no notice comes before; -inf while it does not sleep."""
+    return asks_again_at(acquisition) if pauses(acquisition) else -float("inf")
+
+
+def times_sent(acquisition: Any) -> int:
+    """How often its ticket was sent."""
+    attempt = acquisition._attempt
+    if attempt is None:
+        return 0
+    number: int = attempt.ticket.number if attempt.ticket is not None else attempt.op.queueing.number
+    return number
+
+
+def send_ticket_again(acquisition: Any) -> None:
+    acquisition.renew_soon()
+
+
+def ballot_of(acquisition: Any) -> Any:
+    """The attempt that is under way, if one is."""
+    return acquisition._attempt.ballot if acquisition._attempt is not None else None
+
+
+def pauses(acquisition: Any) -> bool:
+    """Whether it pauses between two rounds."""
+    return acquisition._pause is not None and acquisition._pause.waits
+
+
+def local_queues_of(client: Redlock) -> Mapping[str, Any]:
+    """Name -> who waits for it in this process."""
+    queues: Mapping[str, Any] = session_of(client).local_queues._by_name
+    return queues
+
+
+def holds_of(client: Redlock) -> dict[str, Any]:
+    """Name -> what this process holds of it."""
+    held: dict[str, Any] = session_of(client).holds._by_name
+    return held
+
+
+def forget_hold(client: Redlock, name: str, lease: Any) -> None:
+    """A hold of that name has ended."""
+    session_of(client).holds.remove(hold_of(lease))
+
+
+def left_over(client: Redlock) -> dict[str, Any]:
+    """All that a client still has to do with, or for, its locks."""
+    found = {
+        "acquisitions": acquisitions_of(client), "tickets": tickets_of(client), "queues": local_queues_of(client),
+        "holds": holds_of(client), "leases": watched_by(client),
+    }  # fmt: skip
+    return {each: what for each, what in found.items() if what}
+
+
+# -- notices -----------------------------------------------------------------------------------------------------------
+
+
+def deliver_notice(client: Redlock, index: int, notice: Notice) -> None:
+    """As if the node had sent it."""
+    session_of(client).received(index, notice)
+
+
+def intercept_notices(client: Redlock, receive: Receive) -> Receive:
+    """From now on `receive` takes the client's notices; answers the one that took them before."""
+    session = session_of(client)
+    before: Receive = session.received
+    session.received = receive
+    return before
+
+
+def reconnected(client: Redlock, index: int) -> None:
+    """As if the connection on which the node sends notices were a new one."""
+    session_of(client).connected(index)
+
+
+# -- nodes and connections ---------------------------------------------------------------------------------------------
+
+
+def nodes_of(client: Redlock) -> tuple[Any, ...]:
+    nodes: tuple[Any, ...] = tuple(session_of(client).quorum.nodes)
+    return nodes
+
+
+def connection_of(node: Any) -> Any:
+    """The connection of a node; None while it has none."""
+    return node._connection
+
+
+def node_of(connection: Any) -> Any:
+    return connection._node
+
+
+def unanswered(connection: Any) -> list[Any]:
+    """The commands that wait for a reply, oldest first; `op` is what they ask."""
+    return list(connection.waiting)
+
+
+def unsent(connection: Any) -> bool:
+    """Whether something waits to be written to the socket."""
+    return bool(connection._out or connection.transport.get_write_buffer_size())
+
+
+def last_moved(connection: Any) -> float:
+    """When bytes last came or left."""
+    at: float = connection.moved_at
+    return at
+
+
+def break_connection(connection: Any) -> None:
+    connection.transport.abort()
+
+
+def feed(connection: Any, reply: bytes) -> None:
+    """As if the server had sent these bytes."""
+    connection.data_received(reply)
+
+
+def socket_of(connection: Any) -> Any:
+    return connection.transport.get_extra_info("socket")
+
+
+def pending_releases_of(node: Any) -> Any:
+    """What the client has to give back at the node once that is within reach."""
+    return node._pending
+
+
+def in_quarantine(node: Any) -> bool:
+    """Whether the node's votes do not count yet, because its server restarted."""
+    return bool(getattr(node, "_on_probation", False))
+
+
+def release_by_script(client: Redlock) -> None:
+    """From now on as on servers without a compare-and-delete command of their own."""
+    for node in nodes_of(client):
+        node._native = ()
+
+
+# -- leases and holds --------------------------------------------------------------------------------------------------
+
+
+def hold_of(lease: Lease) -> Any:
+    """The hold behind a lease. Leases to which it was passed on have the same."""
+    return lease._tenure.hold
+
+
+def id_of(lease: Lease) -> str:
+    """The id under which the nodes keep it."""
+    found: str = hold_of(lease).op.id
+    return found
+
+
+def last_fence(lease: Lease) -> int:
+    """The last fence of the span that came with its hold."""
+    fence: int = hold_of(lease).last_fence
+    return fence
+
+
+def valid_until(lease: Lease) -> float:
+    until: float = hold_of(lease).valid_until
+    return until
+
+
+def contended(lease: Lease) -> bool:
+    """Whether the holder knows that somebody waits for it elsewhere."""
+    return bool(hold_of(lease).contended)
+
+
+def is_over(hold: Any) -> bool:
+    """Whether the hold was given back, or lost."""
+    return bool(hold.over)
+
+
+def denied_by(lease: Lease) -> int:
+    """At so many nodes the holder knows that it is gone."""
+    return len(hold_of(lease)._denials or ())
+
+
+def said_to_be_broken(lease: Lease) -> bool:
+    """Whether a server said that an operator broke it."""
+    return bool(hold_of(lease)._broken)
+
+
+def grant_of(lease: Lease) -> Any:
+    """The ballot that won its hold."""
+    return hold_of(lease)._ballot
+
+
+def check(lease: Lease) -> None:
+    """Ask the nodes whether it is held still."""
+    hold_of(lease).extend(0.0)
+
+
+def extend(lease: Lease, seconds: float) -> Any:
+    """Send a renewal; answers its ballot."""
+    return hold_of(lease).extend(seconds)
+
+
+def lose(lease: Lease) -> None:
+    """Let it be lost, as expired."""
+    hold_of(lease).lose(Loss.EXPIRED)
+
+
+def length_of(lease: Lease) -> float:
+    """The seconds that each renewal asks for."""
+    return lease._tenure.terms.settings.lease
+
+
+def has_fence(lease: Lease) -> bool:
+    return lease._tenure.terms.settings.fencing
+
+
+def enter_again(lease: Lease, lock: Lock) -> Lease:
+    """A second tenure of the lease's hold, as a reentrant lock makes one."""
+    terms = Terms(lock.name, lock._kind, lock._settings, None, None)
+    return Lease(hold_of(lease).enter_again(lease._tenure, terms), lock._kept)
+
+
+def watched_by(client: Redlock) -> list[Any]:
+    """The holds that the client's watchdog renews."""
+    return [hold for slot in session_of(client).watchdog._wheel.values() for hold in slot if not hold.over]
+
+
+def in_wheel(watchdog: Any) -> list[Any]:
+    """What a watchdog has to look at."""
+    return [each for slot in watchdog._wheel.values() for each in slot]
+
+
+def renew_now(lease: Lease) -> None:
+    """Let the watchdog find at its next turn that the lease is due."""
+    hold = hold_of(lease)
+    hold.renew_at = hold.session.clock.now()
+    hold.watch()
+
+
+def stop_renewals(client: Redlock) -> None:
+    """The client renews nothing any more."""
+    session_of(client).watchdog.stop()
+
+
+def stop_renewals_beside(lease: Lease) -> None:
+    """The client that has this lease renews nothing any more."""
+    hold_of(lease).session.watchdog.stop()
+
+
+def waiting_for_loss(lease: Lease) -> Any:
+    """Those who wait for its loss."""
+    return lease._tenure._waiters
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+def kind_of(lock: Lock) -> Kind:
+    return lock._kind
+
+
+def client_of(lock: Lock) -> Redlock:
+    client: Redlock = lock._session_of.__self__  # type: ignore[attr-defined]
+    return client
+
+
+def parts_of(lock: Lock) -> tuple[Any, ...]:
+    """The locks that a multi lock is made of."""
+    return tuple(lock._parts)
+
+
+def tenures_of(lock: Lock) -> int:
+    """So many leases the lock remembers."""
+    return sum(len(tenures) for tenures in lock._kept._by_task.values())
+
+
+def probe_nodes(lock: Lock) -> Coroutine[Any, Any, Any]:
+    """What the nodes say of the name, as `locked` asks for it."""
+    return lock._seen()
+
+
+# -- stores, and functions of modules ----------------------------------------------------------------------------------
+
+
+def set_state(store: MemoryStore, name: str, state: State) -> None:
+    store._states[name] = state
+
+
+def forget_all(store: MemoryStore) -> None:
+    """The store knows no name any more, like a server that restarted."""
+    store._states.clear()
+
+
+def set_clock(store: MemoryStore, clock: Any) -> None:
+    store._time = store.clock = clock
+
+
+def shift_clock(store: MemoryStore, seconds: float) -> None:
+    """The store's wall clock is ahead by so many seconds."""
+    store._epoch += seconds
+
+
+def plain_arguments(op: Any, prefix: str, tombstone: bool) -> list[Any]:
+    """The arguments of an op, built without the cached parts."""
+    return list(encoding._arguments(op, prefix, tombstone))
+
+
+def most_known_ids(obstacles: Any) -> int:
+    """So many ids it remembers."""
+    return len(obstacles._since)
+
+
+MOST_KNOWN_NAMES = key_cache._MOST
+"""The keys of so many names are remembered."""
