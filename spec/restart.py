@@ -2,7 +2,7 @@
 
 A server's restart may empty it, or bring back a dump that knows the mark of first use but not the latest holds. A holds
 all the time, by two votes. B opens its connections, to whichever servers answer: for the first time, or again, in
-another event loop. Whether the deployment is new is judged by the shipped `deployment_is_new`.
+another event loop. Whether the deployment is new is judged by the shipped `judge`.
 
 Left out is what no client can see, since the servers that answer it have all restarted empty and it has met none of
 them before that (docs/safety.md).
@@ -15,17 +15,18 @@ from __future__ import annotations
 
 from enum import StrEnum
 from itertools import combinations
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock.quorum.quorum import deployment_is_new
-from asynclock.stores.port import Facts, Node
+from asynclock.quorum.quarantine import VOTES, judge
+from asynclock.stores.port import Facts
 from spec.explorer import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 NODES = 3
 MAJORITY = NODES // 2 + 1
+LENGTH = 1.0  # of a quarantine; it is time 0
 
 
 class Rule(StrEnum):
@@ -99,23 +100,18 @@ class Restart:
         return Step("B", told + (": holds" if holds else ""), world._replace(met=met, holds=holds))
 
     def _voters(self, world: World, answering: tuple[int, ...]) -> tuple[int, ...]:
-        facts = {n: self._facts(world, n) for n in answering}
-        seen = [_Seen(fact) for fact in facts.values()]
-        if self.without is Rule.YOUNG_IS_SILENT or deployment_is_new(cast("Sequence[Node]", seen)):
+        if self.without is Rule.YOUNG_IS_SILENT:
             return answering
-        return tuple(n for n, fact in facts.items() if not fact.young or fact.mark == fact.run_id)
+        facts = [self._facts(world, n) if n in answering else None for n in range(NODES)]
+        ruling = judge(facts, 0.0, LENGTH, complete=True)
+        return tuple(n for n in answering if ruling.until[n] == VOTES)
 
     def _facts(self, world: World, n: int) -> Facts:
         server = world.servers[n]
         mark = "" if self.without is Rule.MARK or not server.mark else str(server.mark)
         other = self.without is not Rule.SEEN_OTHER and world.met[n] and server.run != 1
-        return Facts(str(server.run), mark, other, server.young)
-
-
-class _Seen(NamedTuple):
-    """What `deployment_is_new` looks at of a node."""
-
-    facts: Facts
+        before = -LENGTH if world.over else -LENGTH / 2
+        return Facts(str(server.run), mark, -LENGTH / 2 if server.young else -LENGTH, before if other else None)
 
 
 def _listed(nodes: tuple[int, ...]) -> str:

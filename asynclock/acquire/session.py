@@ -20,6 +20,7 @@ from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
 from asynclock.quorum.ballot import UNREACHABLE
+from asynclock.quorum.quarantine import Quarantine
 from asynclock.quorum.quorum import Quorum
 from asynclock.rules.model import FAMILIES, ID_LENGTH, TAG_LENGTH, Kind
 from asynclock.stores.port import NodeConfig, WrongKind
@@ -66,14 +67,17 @@ class Session:
         self.closed = False  # nothing new begins
         self.hung_up = False  # until this is True, releases are still sent
         self.ready = False
-        quarantine = None if len(stores) == 1 else 0.0 if settings.trust_restarts else settings.max_lease + 1.0
+        length = 0.0 if settings.trust_restarts else settings.max_lease + 1.0
+        quarantine = None if len(stores) == 1 else Quarantine(length, self.clock)
+        until = None if quarantine is None else quarantine.until
         servers: dict[str, str] = {}
         self.quorum = Quorum(
             [
-                store.open(NodeConfig(index, settings.prefix, tuple(kinds), self.clock, self, servers, quarantine))
+                store.open(NodeConfig(index, settings.prefix, tuple(kinds), self.clock, self, servers, until))
                 for index, store in enumerate(stores)
             ],
             self.clock,
+            quarantine,
         )
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own

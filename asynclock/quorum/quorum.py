@@ -1,5 +1,5 @@
-"""Asking N nodes: one ballot for each op (`ballot.py`), the undo of an attempt, restarted servers, and why there was
-no majority. On each node the undo of an attempt is queued before the next attempt.
+"""Asking N nodes: one ballot for each op (`ballot.py`), the undo of an attempt, servers in quarantine
+(`quarantine.py`), and why there was no majority. On each node the undo of an attempt is queued before the next attempt.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock.quorum.ballot import Ballot
+from asynclock.quorum.quarantine import NO_QUARANTINE
 from asynclock.rules.model import RELEASE, Op, Queueing, Serve
-from asynclock.stores.port import SameServer, WrongKind
+from asynclock.stores.port import Buffered, Restartable, SameServer, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from asynclock._clock import Clock
+    from asynclock.quorum.quarantine import Quarantine, Ruling
     from asynclock.stores.port import Node
 
 _SERVING = {serve: Queueing(serve) for serve in Serve}
@@ -24,14 +26,17 @@ _SERVING = {serve: Queueing(serve) for serve in Serve}
 class Quorum:
     """The nodes of one client in one event loop."""
 
-    def __init__(self, nodes: Sequence[Node], clock: Clock) -> None:
+    def __init__(self, nodes: Sequence[Node], clock: Clock, quarantine: Quarantine | None = None) -> None:
         self.nodes = tuple(nodes)
         self.clock = clock
+        self._quarantine = quarantine
+        self._restartable = [node for node in nodes if isinstance(node, Restartable)]
+        self._flushes = [node.flush if isinstance(node, Buffered) else _nothing for node in nodes]
         # What a release does for the next who waits: over N nodes no single one can let it in.
         self.serve = Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
 
     async def open(self) -> None:
-        """Connect to all, and decide which young servers may vote. A node that is down is no error here."""
+        """Connect to all, and decide which restarted servers may vote. A node that is down is no error here."""
         majority = len(self.nodes) // 2 + 1
         opening = {asyncio.ensure_future(node.open()) for node in self.nodes}
         pending = opening
@@ -41,7 +46,7 @@ class Quorum:
             if pending:
                 # A majority is up, so the others get a moment only. But whether a deployment is new hangs on every node
                 # that can answer: the one that is late may bear the mark.
-                moment = None if deployment_is_new(self.nodes) else 0.2
+                moment = None if self._judge().new else 0.2
                 await asyncio.wait(pending, timeout=moment)
         finally:
             for task in opening:
@@ -52,20 +57,21 @@ class Quorum:
         await self._judge_restarts()
 
     async def _judge_restarts(self) -> None:
-        """The delayed restart: a young server votes at once only where the whole deployment is new."""
+        """End the quarantine of all servers where the deployment is new."""
         for pause in (0.02, 0.05, 0.1, 0.2):
-            doubtful = [
-                known for node in self.nodes if (known := node.facts) and known.young and known.mark != known.run_id
-            ]
-            if deployment_is_new(self.nodes):
-                for node in self.nodes:
-                    node.trust()
-            elif doubtful and len(doubtful) < len(self.nodes):
-                # Another client may be finding it new right now: its marks come within moments of each other.
-                await asyncio.sleep(pause)
-                await asyncio.gather(*(node.look() for node in self.nodes), return_exceptions=True)
-                continue
-            return
+            ruling = self._judge()
+            if ruling.new:
+                for node in self._restartable:
+                    node.end_quarantine()
+            if not ruling.doubtful:
+                return
+            # Another client may be finding it new right now: its marks come within moments of each other.
+            await asyncio.sleep(pause)
+            await asyncio.gather(*(node.read_mark() for node in self._restartable), return_exceptions=True)
+
+    def _judge(self) -> Ruling:
+        facts = [node.facts for node in self._restartable]
+        return self._quarantine.judge(facts) if self._quarantine is not None else NO_QUARANTINE
 
     def ask(
         self,
@@ -83,20 +89,22 @@ class Quorum:
         turn, or `at_once`, node by node: somebody waits for it."""
         sent = self.clock.now()
         ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain, on_vote)
-        nodes = self.nodes
+        if only is None and not at_once:
+            for node in self.nodes:
+                node.send(op, ballot)
+            return ballot
         if only is not None:
-            ballot.leave_out(set(range(len(nodes))) - set(only))
-            nodes = tuple([nodes[index] for index in only])
-        for node in nodes:
-            node.send(op, ballot)
+            ballot.leave_out(set(range(len(self.nodes))) - set(only))
+        for index in range(len(self.nodes)) if only is None else only:
+            self.nodes[index].send(op, ballot)
             if at_once:
-                node.flush()
+                self._flushes[index]()
         return ballot
 
     def flush(self) -> None:
         """Let all that was sent leave now."""
-        for node in self.nodes:
-            node.flush()
+        for flush in self._flushes:
+            flush()
 
     @property
     def listens(self) -> bool:
@@ -151,7 +159,4 @@ class Quorum:
         )
 
 
-def deployment_is_new(nodes: Sequence[Node]) -> bool:
-    """Whether every server that answers is young, unused, and the first that this client meets there. Pure."""
-    facts = [node.facts for node in nodes if node.facts is not None]
-    return bool(facts) and all(known.mark == "" and not known.seen_other and known.young for known in facts)
+def _nothing() -> None: ...

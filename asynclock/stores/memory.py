@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from asynclock.rules.model import Kind, Op
-    from asynclock.stores.port import Facts, Grant, NodeConfig, Notice, NoticeListener, Refused, ReplyHandler, Undone
+    from asynclock.stores.port import Grant, NodeConfig, Notice, NoticeListener, Refused, ReplyHandler, Undone
 
 
 class MemoryStore:
@@ -105,7 +105,6 @@ class MemoryNode:
     """The store, as one event loop sees it. It answers in the next turn, as a server would at the soonest."""
 
     error: Exception | None = None
-    facts: Facts | None = None
 
     def __init__(self, store: MemoryStore, config: NodeConfig) -> None:
         self.label = store.label
@@ -125,12 +124,6 @@ class MemoryNode:
             self._store.decide(self._prefix, op, lambda reply: later(handler.answer, self._index, reply))
         except WrongKind as error:
             later(partial(handler.fail, self._index, error, maybe=False))
-
-    def flush(self) -> None: ...
-
-    def trust(self) -> None: ...
-
-    async def look(self) -> None: ...
 
     async def ping(self) -> float:
         return 0.0

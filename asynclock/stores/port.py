@@ -4,17 +4,20 @@ times are in seconds."""
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from asynclock._errors import ConfigError
 from asynclock.rules.model import Notice, Slots
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asynclock._clock import Clock
     from asynclock.rules.model import Kind, Op
 
 __all__ = [
     "UNDONE",
+    "Buffered",
     "Facts",
     "Grant",
     "Node",
@@ -24,6 +27,7 @@ __all__ = [
     "NoticeListener",
     "Refused",
     "ReplyHandler",
+    "Restartable",
     "SameServer",
     "Slots",
     "Store",
@@ -78,8 +82,8 @@ class Facts(NamedTuple):
 
     run_id: str
     mark: str  # the run_id under which the node was first used; "" where nobody used it
-    seen_other: bool  # this client has met another server there
-    young: bool  # it started so lately that it may have forgotten holds
+    started: float  # when it started, on the client's clock; -math.inf: unknown
+    replaced: float | None = None  # when this client met it there in place of another server, on the client's clock
 
 
 class NodeView(NamedTuple):
@@ -119,25 +123,12 @@ class Node(Protocol):
     listens: bool  # notices come through
     error: Exception | None  # why it cannot be asked now; None: it can
 
-    @property
-    def facts(self) -> Facts | None:
-        """What is known of its server, where restarts matter."""
-
     async def open(self) -> None:
         """Connect, or learn why not (`error`); never raises. Goes on trying behind the caller's back."""
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         """Ask; never awaits and never raises. The handler gets the answer, or learns that there is none, by its
         deadline. Ops are carried out in the order in which they are sent. An op that was revoked is not sent again."""
-
-    def flush(self) -> None:
-        """Let what was sent leave now, not at the end of this turn: somebody waits for it. Never raises."""
-
-    def trust(self) -> None:
-        """Let a young server vote: the quorum found the deployment new."""
-
-    async def look(self) -> None:
-        """Read again whether somebody else found the deployment new."""
 
     async def ping(self) -> float:
         """Seconds for one round trip; raises what is wrong."""
@@ -153,6 +144,30 @@ class Node(Protocol):
         """Wait until what is in flight that takes a hold away, or over, is answered or overdue; then hang up."""
 
 
+@runtime_checkable
+class Buffered(Protocol):
+    """Optional, of a Node that sends the ops of one turn of the loop together."""
+
+    def flush(self) -> None:
+        """What was sent leaves now, not at the end of this turn, because somebody waits for it. Never raises."""
+
+
+@runtime_checkable
+class Restartable(Protocol):
+    """Optional, of a Node whose server may come back from a restart without the holds that it granted. It casts no vote
+    while it is in quarantine (`NodeConfig.quarantine`), but carries releases out."""
+
+    @property
+    def facts(self) -> Facts | None:
+        """What is known of its server; None: nothing yet."""
+
+    def end_quarantine(self) -> None:
+        """The quorum found the deployment new: the server votes."""
+
+    async def read_mark(self) -> None:
+        """Read again whether another client found the deployment new."""
+
+
 class NodeConfig(NamedTuple):
     """What a store needs to know of its client to open a node."""
 
@@ -162,7 +177,8 @@ class NodeConfig(NamedTuple):
     clock: Clock
     listener: NoticeListener
     servers: dict[str, str]  # run_id -> label, of all nodes of this client
-    quarantine: float | None  # seconds for which a restarted server casts no vote; None: a node alone, do not ask
+    # Until when a server of such facts casts no vote, on the client's clock. None: a node alone, which need not ask.
+    quarantine: Callable[[Facts], float] | None
 
 
 class Store(Protocol):

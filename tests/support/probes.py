@@ -250,7 +250,7 @@ def pending_releases_of(node: Any) -> Any:
 
 def in_quarantine(node: Any) -> bool:
     """Whether the node's votes do not count yet, because its server restarted."""
-    return bool(getattr(node, "_on_probation", False))
+    return bool(getattr(node, "_quarantined", False))
 
 
 def release_by_script(client: Redlock) -> None:

@@ -6,16 +6,13 @@ import asyncio
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import cast
 
 import pytest
 
 from asynclock.quorum.ballot import Ballot, Outcome, drift, tally, valid_until
-from asynclock.quorum.quorum import deployment_is_new
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.port import UNDONE, Facts, Grant, Node, Refused
+from asynclock.stores.port import UNDONE, Grant, Refused
 
 YES: Grant = 42, False
 NO = Refused(1.5, "other")
@@ -211,29 +208,3 @@ async def test_whoever_waits_hears_the_outcome() -> None:
     made = ballot(1)
     made.answer(0, NO)
     assert await made.settled(asyncio.get_running_loop()) is Outcome.REFUSED
-
-
-# -- restarts ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Known:
-    """As much of a node as deployment_is_new looks at."""
-
-    facts: Facts | None
-
-
-NEW = Facts("run", "", seen_other=False, young=True)
-KINDS: list[Facts | None] = [
-    None,
-    *(Facts("run", mark, other, young) for mark in ("", "run") for other in (False, True) for young in (False, True)),
-]
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_a_deployment_is_new_only_where_all_that_answer_are(nodes: int) -> None:
-    """Young, unused, and the first that was met there: one that is not, and a restart is what it looks like."""
-    for facts in itertools.product(KINDS, repeat=nodes):
-        known = [each for each in facts if each is not None]
-        expected = known != [] and all(each == NEW for each in known)
-        assert deployment_is_new(cast(list[Node], [Known(each) for each in facts])) is expected

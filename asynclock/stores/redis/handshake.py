@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
     from asynclock.stores.port import NodeConfig
     from asynclock.stores.redis.connection import CommandReply
-    from asynclock.stores.redis.restarts import Probation
+    from asynclock.stores.redis.restarts import Restarts
 
 log = logging.getLogger("asynclock")
 
 
 async def handshake(
-    ask: Callable[..., CommandReply], config: NodeConfig, probation: Probation, label: str
+    ask: Callable[..., CommandReply], config: NodeConfig, restarts: Restarts, label: str
 ) -> tuple[tuple[str, ...], bool]:
     """The server's own release, if it has one and we may use it, and whether notices come. What the server says of
-    itself goes to its probation."""
+    itself goes to its restarts."""
     natives = ask("COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
     asked = [ask("SCRIPT", "LOAD", kind.script) for kind in config.kinds]
     if config.quarantine is not None:
@@ -37,11 +37,11 @@ async def handshake(
         native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
     for answer in answers:
         if isinstance(answer, ServerError):
-            probation.cannot_check(answer)
+            restarts.cannot_check(answer)
         elif isinstance(answer, BaseException):
             raise answer
     if config.quarantine is not None:
-        probation.learn(*answers[-2:])
+        restarts.learn(*answers[-2:])
     return native, await _listen(ask, config, label)
 
 

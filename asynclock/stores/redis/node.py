@@ -44,7 +44,7 @@ from asynclock.stores.redis.keys import mark
 from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff
-from asynclock.stores.redis.restarts import Dialer, Probation
+from asynclock.stores.redis.restarts import Dialer, Restarts
 from asynclock.stores.redis.views import names, view
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class RedisNode:
         self.clock = config.clock
         self._connection: Connection | None = None
         self.pushed = Channel(config, self.label).pushed
-        self._probation = Probation(store, config)
-        self._on_probation = False
+        self._restarts = Restarts(store, config)
+        self._quarantined = False
         self._native: tuple[str, ...] = ()  # the server's own release, if it has one and we may use it
         self._timer: Any = None
         self._timer_at = 0.0
@@ -108,7 +108,7 @@ class RedisNode:
             self._reconnect()
             handler.fail(self.index, self.error or ConnectionError(f"{self.label} is not connected"), maybe=False)
             return
-        if self._on_probation and op.verb is not RELEASE and self._muted(op, handler):
+        if self._quarantined and op.verb is not RELEASE and self._is_kept_silent(op, handler):
             return
         wire: Any = op.packed
         if op.verb is RELEASE:
@@ -278,7 +278,7 @@ class RedisNode:
                 await redis.connect()  # type: ignore[no-untyped-call]
                 connection = take_over(self, redis)
                 ask = partial(self._ask, connection)
-                native, listens = await handshake(ask, self._config, self._probation, self.label)
+                native, listens = await handshake(ask, self._config, self._restarts, self.label)
             await self._delivery.send_all_but_a_slice(connection)
         except BaseException:
             if connection is not None:
@@ -287,14 +287,14 @@ class RedisNode:
             raise
         self._connection = connection
         self._native, self.listens = native, listens
-        self._on_probation = bool(self._probation.left)
+        self._quarantined = self._restarts.left > 0
         self._delivery.send_slice(connection)
         if connection.waiting and self._timer is None:
             self._arm(self.clock.now() + CONNECT_TIMEOUT)
         if self.state is not NodeState.CLOSED:
             self.state, self.error = NodeState.UP, None
-        if not self._on_probation:
-            self.trust()  # a server of age bears the mark of its use, so that its restart will show
+        if not self._quarantined:
+            self.end_quarantine()  # a server of age bears the mark of its use, so that its restart will show
         if self.listens or self._listened:
             self._config.listener.connected(self.index)
         self._listened = self.listens
@@ -312,30 +312,30 @@ class RedisNode:
 
     @property
     def facts(self) -> Facts | None:
-        return self._probation.facts
+        return self._restarts.facts
 
-    def _muted(self, op: Op, handler: ReplyHandler) -> bool:
-        if self._probation.over:
-            self.trust()
+    def _is_kept_silent(self, op: Op, handler: ReplyHandler) -> bool:
+        if not self._restarts.left:
+            self.end_quarantine()
             return False
         if op.verb is EXTEND and self._connection is not None:  # it may have kept the key, and shall go on to
             self._connection.send(
                 op.packed or encode(op, self._config.prefix), IgnoredReply(op, handler.sent, handler.deadline)
             )
-        why = f"{self.label} restarted a short while ago and casts no vote for another {self._probation.left:.0f} s"
+        why = f"{self.label} restarted a short while ago and casts no vote for another {self._restarts.left:.0f} s"
         handler.fail(self.index, ConnectionError(why), maybe=False)
         return True
 
-    def trust(self) -> None:
-        self._on_probation = False
-        used = self._probation.trust()
+    def end_quarantine(self) -> None:
+        self._quarantined = False
+        used = self._restarts.end_quarantine()
         if used and self._connection is not None:
             self._ask(self._connection, "SET", mark(self._config.prefix), used)
 
-    async def look(self) -> None:
-        if self._connection is not None and self._on_probation:
-            self._probation.learn_mark(await self._ask(self._connection, "GET", mark(self._config.prefix)).answer_of())
-            self._on_probation = bool(self._probation.left)
+    async def read_mark(self) -> None:
+        if self._connection is not None and self._quarantined:
+            self._restarts.learn_mark(await self._ask(self._connection, "GET", mark(self._config.prefix)).answer_of())
+            self._quarantined = self._restarts.left > 0
 
     async def _run(self, *command: str) -> Any:
         if self._connection is None:

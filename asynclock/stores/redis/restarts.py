@@ -1,13 +1,10 @@
-"""Who a server is, and whether it may vote: the delayed restart of the Redlock page, and one vote per server.
-
-A server that restarted may have forgotten holds, so it casts no vote until every hold that it may have forgotten has
-ended. A deployment that is new has nothing to forget; the quorum decides that over all nodes (`trust`). First use
-leaves a mark on each server, its own run_id: whoever comes later finds a young server with its *own* mark, and knows
-that somebody found the deployment new since it started; an older mark, or none beside marked ones, means a restart.
+"""What a server says of itself, read for the quarantine of servers that restarted (`quorum/quarantine.py` has its
+rules), and one vote per server.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,33 +28,27 @@ class Dialer(Protocol):
         """A new connection from the user's settings, not yet connected."""
 
 
-class Probation:
-    """What is known of one node's server."""
+class Restarts:
+    """What is known of one node's server, and its quarantine."""
 
     def __init__(self, dialer: Dialer, config: NodeConfig) -> None:
         self.facts: Facts | None = None
         self._dialer = dialer
         self._servers = config.servers
-        self._quarantine = config.quarantine or 0.0
+        self._quarantine = config.quarantine
         self._now = config.clock.now
-        self._silent_until = 0.0
+        self._until = -math.inf
         self._warned = False
 
     @property
     def left(self) -> float:
-        """Seconds for which it still casts no vote."""
-        return self._silent_until and max(0.0, self._silent_until - self._now())
-
-    @property
-    def over(self) -> bool:
-        """Whether it was on probation, and has just served its time."""
-        return bool(self._silent_until) and not self.left
+        """Seconds of quarantine that are left."""
+        return max(0.0, self._until - self._now())
 
     def learn(self, info: Any, mark: Any) -> None:
         """From the answers to INFO and to GET mark, on a new connection. Raises SameServer."""
         told = dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
         run_id = told.get("run_id", "")
-        uptime = float(told.get("uptime_in_seconds", "inf"))
         self._refuse_double(run_id)
         if self.facts is not None and self.facts.run_id == run_id:
             return
@@ -65,29 +56,27 @@ class Probation:
         if run_id and before not in ("", run_id):
             self._dialer.replaced = run_id, self._now()
         replacement, since = self._dialer.replaced
-        self.facts = Facts(
-            run_id=run_id,
-            mark=mark.decode(errors="replace") if isinstance(mark, bytes) else "",
-            seen_other=bool(run_id) and replacement == run_id,
-            young=uptime < self._quarantine,
+        self._decide(
+            Facts(
+                run_id=run_id,
+                mark=mark.decode(errors="replace") if isinstance(mark, bytes) else "",
+                started=self._now() - float(told.get("uptime_in_seconds", "inf")),
+                replaced=since if run_id and replacement == run_id else None,
+            )
         )
-        if self.facts.seen_other:  # whatever its age: it may be a replica that lagged behind the one before
-            self._silent_until = since + self._quarantine
-        elif self.facts.young and self.facts.mark != run_id:
-            self._silent_until = self._now() + self._quarantine - uptime
-        else:
-            self._silent_until = 0.0
 
     def learn_mark(self, mark: Any) -> None:
-        """From a later look at the mark: whether somebody else found the deployment new meanwhile."""
-        facts = self.facts
-        if facts is not None and not facts.seen_other and mark == facts.run_id.encode():
-            self.facts = facts._replace(mark=facts.run_id)
-            self._silent_until = 0.0
+        """From a later GET mark: whether another client found the deployment new meanwhile."""
+        if self.facts is not None and mark == self.facts.run_id.encode():
+            self._decide(self.facts._replace(mark=self.facts.run_id))
 
-    def trust(self) -> str:
-        """Let it vote. Answers the mark that it has to be left, "" where it bears it."""
-        self._silent_until = 0.0
+    def _decide(self, facts: Facts) -> None:
+        self.facts = facts
+        self._until = self._quarantine(facts) if self._quarantine is not None else -math.inf
+
+    def end_quarantine(self) -> str:
+        """Let it vote. Answers the mark that it has to be given, "" where it bears it."""
+        self._until = -math.inf
         if self.facts is None or self.facts.mark == self.facts.run_id:
             return ""
         self.facts = self.facts._replace(mark=self.facts.run_id)

@@ -1,0 +1,93 @@
+"""Which servers cast no vote after a restart, and until when: by table, and for all facts that there can be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from asynclock.quorum.quarantine import VOTES, Quarantine, judge
+from asynclock.stores.port import Facts
+from tests.support.fake_clock import FakeClock
+
+NOW = 1_000.0
+LENGTH = 61.0
+YOUNG, OLD = NOW - 1.0, NOW - 100.0
+
+NEW = Facts("run", "", YOUNG)
+"""A server that nobody has used."""
+
+
+@pytest.mark.parametrize(
+    ("facts", "until"),
+    [
+        (NEW, NOW + 60.0),
+        (Facts("run", "", OLD), VOTES),
+        (Facts("run", "", NOW - LENGTH), VOTES),  # it has just become old enough
+        (Facts("run", "", -math.inf), VOTES),  # a server that does not tell its age
+        (Facts("run", "run", YOUNG), VOTES),  # its own mark: somebody found the deployment new
+        (Facts("run", "before", YOUNG), NOW + 60.0),  # the mark of the server before the restart
+        (Facts("run", "before", OLD), VOTES),
+        (Facts("run", "", YOUNG, replaced=NOW), NOW + LENGTH),
+        (Facts("run", "run", OLD, replaced=NOW - 1.0), NOW + 60.0),  # a replica that was promoted: neither helps
+        (Facts("run", "", OLD, replaced=NOW - LENGTH), VOTES),
+        (None, VOTES),
+    ],
+)
+@pytest.mark.parametrize("complete", [False, True])
+def test_how_long_one_server_casts_no_vote(facts: Facts | None, until: float, complete: bool) -> None:
+    """Beside servers of age, whether or not all have answered."""
+    old = Facts("other", "other", OLD)
+    assert judge([old, facts, old], NOW, LENGTH, complete=complete).until == (VOTES, until, VOTES)
+
+
+KINDS: list[Facts | None] = [
+    None,
+    *(
+        Facts("run", mark, started, replaced)
+        for mark in ("", "run", "before")
+        for started in (YOUNG, OLD)
+        for replaced in (None, NOW - 1.0)
+    ),
+]
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_deployment_is_new_only_where_all_that_answer_are(nodes: int) -> None:
+    """Young, unused, and the first that was met there: then all vote at once, if every server was waited for. Otherwise
+    each server is judged for itself."""
+    for facts in itertools.product(KINDS, repeat=nodes):
+        known = [each for each in facts if each is not None]
+        alone = tuple(judge([each], NOW, LENGTH, complete=False).until[0] for each in facts)
+        for complete in (False, True):
+            ruling = judge(facts, NOW, LENGTH, complete=complete)
+            assert ruling.new is (known != [] and all(each == NEW for each in known))
+            assert ruling.until == ((VOTES,) * nodes if ruling.new and complete else alone)
+
+
+@pytest.mark.parametrize(
+    ("facts", "doubtful"),
+    [
+        ([NEW, NEW, NEW], False),
+        ([NEW, NEW, None], False),
+        ([NEW, NEW, Facts("run", "run", YOUNG)], True),  # another client leaves its marks right now
+        ([NEW, Facts("run", "run", OLD), Facts("run", "run", OLD)], True),
+        ([NEW, Facts("run", "run", YOUNG), None], True),
+        ([Facts("run", "before", YOUNG)] * 3, False),  # all have restarted: no mark can come
+        ([Facts("run", "run", OLD)] * 3, False),
+    ],
+)
+def test_marks_are_read_again_where_another_client_may_be_leaving_them(
+    facts: list[Facts | None], doubtful: bool
+) -> None:
+    """Some servers bear their own mark, or are old, and others are young and bear none."""
+    assert judge(facts, NOW, LENGTH, complete=True).doubtful is doubtful
+
+
+def test_no_quarantine_where_restarts_are_trusted() -> None:
+    """Its length is 0 then."""
+    quarantine = Quarantine(0.0, FakeClock(NOW))
+    for facts in KINDS[1:]:
+        assert facts is not None
+        assert quarantine.until(facts) == VOTES
