@@ -30,7 +30,7 @@ from asynclock.info import Health, Holder, LockInfo, NodeHealth
 from asynclock.locks import admin, decorators
 from asynclock.locks.decorators import OnceLock
 from asynclock.locks.lock import AdoptedLock, Lock
-from asynclock.locks.multi import Multi, MultiLock, parts_of, script_of
+from asynclock.locks.multi import Multi, MultiLock, parts_of
 from asynclock.locks.reentrant import ReentrantLock
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ, WRITE
@@ -55,9 +55,6 @@ _R = TypeVar("_R")
 URLS = "ASYNCLOCK_URLS"
 """Where a client without nodes looks: urls, comma-separated (`stores.urls_of`)."""
 
-_MULTI = script_of((MUTEX, READ, WRITE, SEMAPHORE))
-
-_KINDS: tuple[Kind, ...] = (MUTEX, READ, SEMAPHORE, Multi((), _MULTI))
 _BY_NAME: dict[str, Kind] = {"mutex": MUTEX, "read-write lock": WRITE, "semaphore": SEMAPHORE}
 
 
@@ -141,7 +138,7 @@ class Redlock:
         """Several locks as one: all of them or none, whatever the order. A str is a mutex; of a Lock of this client the
         name and the kind count, not its options. Its Lease has one fencing token, above all that any of the names gave
         before. Raises ConfigError."""
-        kind = Multi(parts_of(locks, MUTEX, self._session, check_name), _MULTI)
+        kind = Multi(parts_of(locks, MUTEX, self._session, check_name))
         settings = self._lock_settings(kind.parts[0].name, options)
         if not settings.fencing:
             raise Unsupported("fencing=False is for the mutex alone, not for a multi lock", name=kind.parts[0].name)
@@ -283,7 +280,7 @@ class Redlock:
 
     def _new_session(self) -> Session:
         self._stores = self._stores or _stores_of_environment()
-        return Session(self._settings, self._stores, _KINDS)
+        return Session(self._settings, self._stores)
 
 
 class Sessions:

@@ -21,6 +21,7 @@ import hiredis
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.encoding import encode
+from asynclock.stores.redis.scripts import SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -92,7 +93,7 @@ async def bare(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
     """Cycles of the bare protocol over one node or several."""
     loop = asyncio.get_running_loop()
     wires = [(await loop.create_unix_connection(Wire, str(server.path)))[1] for server in servers]
-    load: tuple[Any, ...] = ("SCRIPT", "LOAD", MUTEX.script)
+    load: tuple[Any, ...] = ("SCRIPT", "LOAD", SCRIPTS[""])
     for wire in wires:
         loaded: asyncio.Future[Any] = loop.create_future()
         wire.send(hiredis.pack_command(load), loaded.set_result)

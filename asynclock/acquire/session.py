@@ -50,7 +50,7 @@ _HOST = socket.gethostname().replace("|", "_")
 class Session:
     """Made by the client at first use in a loop; never used in another."""
 
-    def __init__(self, settings: ClientSettings, stores: Sequence[Store], kinds: Sequence[Kind]) -> None:
+    def __init__(self, settings: ClientSettings, stores: Sequence[Store]) -> None:
         clocks = [store.clock for store in stores if store.clock is not None]
         self.loop = asyncio.get_running_loop()
         self.settings = settings
@@ -73,7 +73,7 @@ class Session:
         servers: dict[str, str] = {}
         self.quorum = Quorum(
             [
-                store.open(NodeConfig(index, settings.prefix, tuple(kinds), self.clock, self, servers, until))
+                store.open(NodeConfig(index, settings.prefix, self.clock, self, servers, until))
                 for index, store in enumerate(stores)
             ],
             self.clock,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import random
-from os.path import dirname, join
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, brief
@@ -25,12 +24,8 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure, Terms
-    from asynclock.rules.model import Kind, Rule, Slots
+    from asynclock.rules.model import Rule, Slots
     from asynclock.stores.port import Refused
-
-with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "multi.lua"), encoding="utf-8") as file:
-    _SCRIPT = file.read()
-
 
 MOST = 256
 """So many names at most: the server does nothing else while it looks at them all."""
@@ -40,15 +35,15 @@ class Multi:
     """The names, each with its kind, in an order that all clients share."""
 
     name = "multi"
+    letter = "multi"
     fair = False
     shared = True
     mode = ""
     room = 1
     way_out = "release it first, and then ask for all of them at once"
 
-    def __init__(self, parts: Iterable[Part], script: str) -> None:
+    def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = tuple(sorted(parts, key=lambda part: part.name))
-        self.script = script
         sizes = [part.kind.slots or 1 for part in self.parts]
         self.slots = math.prod(sizes) if any(part.kind.slots for part in self.parts) else 0
 
@@ -58,7 +53,7 @@ class Multi:
         for part in self.parts:
             slot, digit = divmod(slot, part.kind.slots or 1)
             parts.append(Part(part.name, part.kind.at(digit)))
-        return Multi(parts, self.script)
+        return Multi(parts)
 
     def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
         """A slot, where it is one and the same name that refused at a majority, and that has others to give."""
@@ -95,12 +90,6 @@ class MultiLock(Lock):
 
     def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | Refused]:
         return super()._take(session, terms) if terms.timeout == 0 else self._take_beside(session, terms)
-
-
-def script_of(kinds: Iterable[Kind]) -> str:
-    """The script of all locks of several names: those of the kinds as functions, then its own."""
-    table = [f"kinds['{kind.mode[:1]}'] = function(KEYS, ARGV)\n{kind.script}\nend\n" for kind in kinds]
-    return "\n".join(["local kinds = {}", *table, _SCRIPT])
 
 
 def parts_of(

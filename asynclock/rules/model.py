@@ -288,6 +288,10 @@ class Kind(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def letter(self) -> str:
+        """The first character of its mode; a store finds by it what it runs for the kind. "" for the mutex."""
+
+    @property
     def fair(self) -> bool:
         """Whether it enters in the order of the queue only."""
 
@@ -307,10 +311,6 @@ class Kind(Protocol):
     @property
     def way_out(self) -> str:
         """What to do instead."""
-
-    @property
-    def script(self) -> str:
-        """Its rule as a Redis script; docs and tests hold it against `decide`."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from os.path import dirname, join
 from typing import TYPE_CHECKING
 
 from asynclock.rules.model import Slotless
@@ -13,19 +12,15 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Entry
 
 
-with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "mutex.lua"), encoding="utf-8") as file:
-    _SCRIPT = file.read()
-
-
 class Mutex(Slotless):
     """Let in whoever finds nobody."""
 
     name = "mutex"
+    letter = ""
     mode = ""
     shared = False
     room = 1
     way_out = "pass the Lease on instead of acquiring again"
-    script = _SCRIPT
 
     def __init__(self, fair: bool = False) -> None:
         self.fair = fair

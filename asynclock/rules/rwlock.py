@@ -7,7 +7,6 @@ a lease for each reader, so that one that dies holds back nobody for longer than
 
 from __future__ import annotations
 
-from os.path import dirname, join
 from typing import TYPE_CHECKING
 
 from asynclock.rules.model import Slotless, mode_of
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Entry
 
-with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "rwlock.lua"), encoding="utf-8") as file:
-    _SCRIPT = file.read()
-
 
 class ReadWrite(Slotless):
     """One side of it."""
@@ -28,10 +24,10 @@ class ReadWrite(Slotless):
     shared = True
     room = 1
     way_out = "release it first (and look again at what was read), or ask to write from the start"
-    script = _SCRIPT
 
     def __init__(self, name: str, mode: str) -> None:
         self.name = name
+        self.letter = mode[:1]
         self.mode = mode
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:

@@ -10,16 +10,12 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from os.path import dirname, join
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asynclock.rules.model import Entry, Slots
-
-with open(join(dirname(__file__), "..", "stores", "redis", "scripts", "semaphore.lua"), encoding="utf-8") as file:
-    _SCRIPT = file.read()
 
 MOST = 10_000
 """So many permits at most: a refusal looks at each of them."""
@@ -31,11 +27,11 @@ class Semaphore:
     """With so many permits."""
 
     name = "semaphore"
+    letter = "s"
     fair = False
     shared = True
     parts = ()
     way_out = "release one before asking for more than there are"
-    script = _SCRIPT
 
     def __init__(self, permits: int, slot: str = "") -> None:
         self.room = self.slots = permits

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asynclock._clock import Clock
-    from asynclock.rules.model import Kind, Op
+    from asynclock.rules.model import Op
 
 __all__ = [
     "UNDONE",
@@ -173,7 +173,6 @@ class NodeConfig(NamedTuple):
 
     position: int
     prefix: str
-    kinds: tuple[Kind, ...]
     clock: Clock
     listener: NoticeListener
     servers: dict[str, str]  # run_id -> label, of all nodes of this client

@@ -65,14 +65,6 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
     assert mine or "Redlock(" in snippet
 
 
-@pytest.mark.parametrize("kind", ["mutex", "rwlock", "semaphore", "multi"])
-def test_a_kinds_page_shows_its_script(kind: str) -> None:
-    """Verbatim."""
-    page = (ROOT / "docs" / f"{kind}.md").read_text()
-    script = (ROOT / "asynclock" / "stores" / "redis" / "scripts" / f"{kind}.lua").read_text()
-    assert f"```lua\n{script}```" in page
-
-
 def test_every_link_in_the_docs_leads_somewhere() -> None:
     """To a file of this repository."""
     for page in PAGES:

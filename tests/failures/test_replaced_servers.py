@@ -8,7 +8,7 @@ from typing import Any
 from asynclock import Redlock
 from asynclock.stores.redis.keys import mark
 from tests.support.cut_servers import lines_to
-from tests.support.probes import connection_of, in_quarantine, nodes_of
+from tests.support.probes import clock_of, connection_of, in_quarantine, nodes_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG, back, holder, until, urls_of
 
@@ -49,7 +49,7 @@ async def test_d3_first_use_leaves_its_mark_on_servers_of_age(servers: Servers, 
     some = [servers.start() for _ in range(3)]
     await until(lambda: all(told_of(each)["uptime_in_seconds"] >= 2 for each in some))
     async with Redlock(*urls_of(some), lease=0.5, max_lease=0.5) as client:
-        assert all(node.facts.started + 1.5 <= client._session().clock.now() for node in nodes_of(client))
+        assert all(node.facts.started + 1.5 <= clock_of(client).now() for node in nodes_of(client))
         async with client(name):
             pass
     for each in some:

@@ -8,12 +8,12 @@ from contextlib import aclosing
 import pytest
 
 from asynclock import ConfigError, Redlock
-from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.replies import Fault, ServerError, fault_of, unknown_command
+from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG, until, urls_of
 
-DEL_AT = next(at for at, line in enumerate(MUTEX.script.splitlines(), 1) if line.endswith("redis.call('DEL', hold)"))
+DEL_AT = next(at for at, line in enumerate(SCRIPTS[""].splitlines(), 1) if line.endswith("redis.call('DEL', hold)"))
 
 IN_LUA = "Unknown Redis command called from Lua script"
 
@@ -35,7 +35,7 @@ REPLIES = {
 def test_c13_every_servers_words_for_an_unknown_command(reply: str, named: str) -> None:
     """Trying again is no use, and the command is named."""
     assert fault_of(ServerError(reply)) is Fault.CONFIG
-    assert unknown_command(reply, MUTEX.script).startswith(named)
+    assert unknown_command(reply, SCRIPTS[""]).startswith(named)
 
 
 @pytest.mark.parametrize("reply", ["ERR value is not an integer", "BUSY Redis is busy", "ERR unknown subcommand 'X'"])

@@ -105,11 +105,13 @@ def assert_same_told(notices: Sequence[Notice], told: Told) -> None:
 
 
 class Player:
-    """One name on a real server, and the model's state of it. The server is emptied first."""
+    """One name on a real server, and the model's state of it. The server is emptied first. `turned` has scripts to be
+    run in place of others."""
 
-    def __init__(self, stage: Stage, kind: Kind = MUTEX) -> None:
+    def __init__(self, stage: Stage, kind: Kind = MUTEX, turned: Mapping[str, str] | None = None) -> None:
         self.stage = stage
         self.kind = kind
+        self.turned = turned or {}
         self.state = State()
         self.may = True
         stage.reset()
@@ -194,8 +196,8 @@ _VERBATIM = "return redis.call(unpack(ARGV))"
 class Still(Player):
     """Time passes only by Pass. The ends that a step meets are those read after the one before, less what passed."""
 
-    def __init__(self, stage: Stage, kind: Kind = MUTEX) -> None:
-        super().__init__(stage, kind)
+    def __init__(self, stage: Stage, kind: Kind = MUTEX, turned: Mapping[str, str] | None = None) -> None:
+        super().__init__(stage, kind, turned)
         self._us = 1_700_000_000_123_457
         self._left: dict[str, int] = {}
 
@@ -217,7 +219,8 @@ class Still(Player):
         op = step.op(self.kind, state, self._us)
         decided = decide(self.kind, state, op, now, self.hears)
         self.state = decided.state.at(now)  # a tombstone of no length has ended
-        reply, early = self._run(*_script_of(op), decided.notices)
+        text, words, own = _script_of(op)
+        reply, early = self._run(self.turned.get(text, text), words, own, decided.notices)
         assert_same_reply(op, decided, now, reply, early, 0.5)
 
     def _run(

@@ -59,6 +59,10 @@ HANDED_OVER: dict[str, list[Step]] = {
     "adopted without an end": [acquire(), PERSIST, adopts(), acquire(THIRD)],
     "adopted by who was undone": [acquire(), release(YOUNGER, tombstone=True), adopts(), adopts(THIRD)],
     "nothing to adopt, and somebody waits": [acquire(), tries(YOUNGER), BREAK, adopts(THIRD, serve=Serve.GRANT)],
+    "an adoption that is refused serves nobody": [
+        *(acquire(lease=500), tries(YOUNGER), Pass(500), adopts(THIRD, serve=Serve.GRANT), looks(YOUNGER)),
+    ],
+    "adopted while a ticket of its id waits": [acquire(), looks(), adopts(), breaks()],
     "nothing to adopt": [adopts(), take("another's", 0), adopts(), release()],
     "an adopter's clock counts": [acquire(), adopts(clock=SKEW + 1), adopts(THIRD, waiter=YOUNGER, clock=-SKEW)],
     "who has tickets and adopts": [acquire(), tries(), tries(YOUNGER), adopts(), looks(YOUNGER), breaks()],
@@ -86,6 +90,7 @@ HOLDS: dict[str, list[Step]] = {
     "a plain id is not known again": [acquire(plain=True), acquire(plain=True, lease=20_000)],
     "a plain hold of a script's id": [acquire(), acquire(plain=True)],
     "a script finds its id held plainly": [acquire(plain=True), acquire()],
+    "an extend of an undone id is refused as any other": [release(tombstone=True), extend(), acquire(YOUNGER)],
     "an undone id is refused until its tombstone ends": [
         *(release(lease=1_000, tombstone=True), acquire(), Pass(999), acquire(), Pass(1), acquire()),
     ],
@@ -148,6 +153,7 @@ TICKETS: dict[str, list[Step]] = {
     "no number, no ticket": [
         *(acquire(), tries(YOUNGER, number=0), looks(YOUNGER, number=0), grants(), looks(YOUNGER, number=0)),
     ],
+    "a look without a number tells no rank": [acquire(), tries(YOUNGER), looks(YOUNGER, number=0), looks(YOUNGER)],
     "a ticket goes with its id": [acquire(), tries(YOUNGER), tries(THIRD), grants(YOUNGER), grants(THIRD), extend()],
     "an undo puts the ticket back": [
         *(acquire(), tries(YOUNGER, waiter=THIRD), release(), acquire(FOURTH, waiter=THIRD, number=1)),
@@ -316,6 +322,10 @@ SERVES: dict[str, list[Step]] = {
     "a name that rests with nobody waiting": [acquire(), tries(YOUNGER), grants(YOUNGER), grants(rest=1_234)],
     "a name that is done is told of to the first": [
         *(acquire(), tries(YOUNGER), tries(THIRD), grants(rest=1_234, done=True), looks(YOUNGER)),
+    ],
+    "a release serves the ticket that it names": [acquire(), tries(YOUNGER), grants(waiter=YOUNGER), extend(YOUNGER)],
+    "an extend that is refused serves nobody": [
+        *(acquire(lease=500), tries(YOUNGER), Pass(500), extend(THIRD, serve=Serve.GRANT), looks(YOUNGER)),
     ],
     "nobody else's release serves": [acquire(), tries(YOUNGER), tries(THIRD), grants(THIRD), calls(FOURTH)],
     "who leaves a free name serves it": [

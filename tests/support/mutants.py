@@ -57,7 +57,6 @@ SWAPS = [
     (r"'(PEXPIRE|SET|DEL|GET)', hold", r"'\1', fence"),
     (r"'(PEXPIRE|SET|GET)', fence", r"'\1', undone"),
     (r"'SET', undone", "'SET', hold"),
-    (r"\bserve\(waiter\)", "serve()"),
     # names
     (r"\bwaiter\b", "id"),
     (r"\bid\b", "waiter"),
@@ -72,6 +71,19 @@ SWAPS = [
     (r"\blease\b", "1"),
     (r"\bspan\b", "1"),
     (r"\bmarked\b", "true"),
+    (r"\bheld\b", "true"),
+    (r"\bholder\b", "false"),
+    (r"\bshared\b", "true"),
+    (r"\bshared\b", "false"),
+    (r"\breply\b", "false"),
+    (r"\bcalls\b", "true"),
+    (r"\bcalls\b", "false"),
+    (r"\bturn\b", "true"),
+    (r"\bturn\b", "false"),
+    (r"\brest\b", "'1'"),
+    (r"\btoken\b", "'0'"),
+    (r"\bserving\b", "'2'"),
+    (r"\bfound\b", "{}"),
     (r"\border\b", "0"),
     # of shared kinds
     (r"'ZRANGE', hold, 0, 0", "'ZRANGE', hold, -1, -1"),
@@ -86,10 +98,11 @@ SWAPS = [
     (r"\b34\b", "33"),
     (r"\bhead\b", "id"),
     (r"\bwho\b", "id"),
-    (r"\bscore\b", "adopted"),
-    (r"\badopted\b", "score"),
-    (r"\bwoken\b", "false"),
-    (r"\bat \+ 1", "at"),
+    (r"\bheld\b", "adopted"),
+    (r"\badopted\b", "held"),
+    (r"\bwoken\b", "0"),
+    (r"\bwoken\b", "1"),
+    (r"\blast\b", "nil"),
     (r"\bslot\b", "permits"),
     (r"\bn\b", "1"),
     (r"\bcount\b", "1"),
@@ -99,13 +112,9 @@ SWAPS = [
     (r"\bmode\b", "''"),
     (r"\brank\b", "0"),
     (r"\bpcall\((kinds[^,]+), ", r"true, \1("),
-    (r"'gone'", "'waits'"),
-    (r"'silent'", "'gone'"),
-    (r"'woken'", "'let in'"),
-    (r"'let in'", "'woken'"),
     (r"'%.0f', ", "'%.3f', "),
 ]
-CONDITION = re.compile(r"\b((?:else)?if|enter =|rank =) (.+?)(?: then\b|$)")
+CONDITION = re.compile(r"\b((?:else)?if|enter =|turn =|quick =|reply =|rank =) (.+?)(?: then\b|$)")
 
 
 @dataclass(frozen=True, order=True)
@@ -193,12 +202,18 @@ class Jury:
         return False
 
 
-def survivors(jury: Jury, script: str, equivalent: Collection[tuple[str, str]], each: int) -> list[str]:
+def survivors(
+    jury: Jury, script: str, equivalent: Collection[tuple[str, str]], each: int, others: Collection[str] = ()
+) -> list[str]:
     """What changes of the script the jury did not notice, but for those that change nothing; if not ALL, one in `each`
-    is tried. With ALL, also what was noticed though it stands among those."""
-    found = changes(script)
+    is tried. With ALL, also what was noticed though it stands among those. A line that has one of `others` in it is
+    shared text for kinds of another sort: what is not noticed there, their jury notices."""
+    found = [one for one in changes(script) if not one.among(equivalent) or ALL]
+    unnoticed = [one for one in (found if ALL else found[::each]) if not jury.kills(one.script(script))]
+    mine = [one for one in unnoticed if not any(part in one.line for part in others)]
     if not ALL:
-        return [str(one) for one in found[::each] if not one.among(equivalent) and not jury.kills(one.script(script))]
-    unnoticed = [one for one in found if not jury.kills(one.script(script))]
-    needless = [pair for pair in equivalent if not any(one.among({pair}) for one in unnoticed)]
-    return [str(one) for one in unnoticed if not one.among(equivalent)] + [f"noticed: {pair}" for pair in needless]
+        return [str(one) for one in mine]
+    needless = [pair for pair in equivalent if not any(one.among({pair}) for one in mine)]
+    spare = [part for part in others if not any(part in one.line for one in unnoticed)]
+    kept = [str(one) for one in mine if not one.among(equivalent)]
+    return kept + [f"noticed: {pair}" for pair in needless] + [f"noticed all of: {part}" for part in spare]

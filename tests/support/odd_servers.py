@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -21,7 +21,8 @@ FAR = 2_000_000_000_000
 class Odd:
     """A server, and ops of 20 s with a memory of 60 s there."""
 
-    def __init__(self, stage: Stage, kind: Kind) -> None:
+    def __init__(self, stage: Stage, kind: Kind, turned: Mapping[str, str] | None = None) -> None:
+        self.turned = turned or {}
         self.stage = stage
         self.cli = stage.cli
         self.kind = kind
@@ -42,7 +43,9 @@ class Odd:
             verb, self.kind, NAME, IDS[who], 20.0, fence, 60.0, rest,
             tombstone=tombstone, queueing=queueing, done=done,
         )  # fmt: skip
-        reply: list[object] = self.cli.execute_command(*command_of(op))  # type: ignore[no-untyped-call]
+        command = command_of(op)
+        command[1] = self.turned.get(command[1].decode(), command[1].decode()).encode()
+        reply: list[object] = self.cli.execute_command(*command)  # type: ignore[no-untyped-call]
         return reply
 
     def full(self, verb: Verb, **more: object) -> list[object]:

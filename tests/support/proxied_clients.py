@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from asynclock import Redlock
-from asynclock.rules.mutex import MUTEX
+from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 
@@ -43,7 +43,7 @@ def whole(server: Server) -> int:
 def learn(server: Server) -> None:
     """Another client loads the script."""
     with server.cli() as cli:
-        cli.script_load(MUTEX.script)
+        cli.script_load(SCRIPTS[""])
 
 
 def forget(server: Server) -> None:

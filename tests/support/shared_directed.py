@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 
 from asynclock.rules.model import SERVED, Serve, Verb
 from tests.support.directed import DIRECTED, acquire, breaks, calls, extend, grants, looks, release, tries
-from tests.support.histories import FOURTH, MUTE, NOBODY, THIRD, YOUNGER, Ask, Foreign, Hear, Pass
+from tests.support.histories import FOURTH, MUTE, NOBODY, SKEW, THIRD, YOUNGER, Ask, Foreign, Hear, Pass
 from tests.support.shared_histories import (
     FIFTH,
     SECOND_TRY,
@@ -80,6 +80,14 @@ SHARED: dict[str, list[Step]] = {
     "the tickets are lost": [acquire(), tries(YOUNGER), tries(THIRD), lose("tickets"), grants(), breaks()],
     "the holder's own ticket is passed over": [acquire(), looks(), tries(YOUNGER), looks(YOUNGER), grants()],
     "a rest ends before the others do": [acquire(), release(rest=500), acquire(YOUNGER), Pass(500), acquire(YOUNGER)],
+    "a clock far behind is clamped": [acquire(clock=-3 * SKEW), grants(), acquire(YOUNGER, clock=-3 * SKEW)],
+    "a rest serves nobody": [acquire(), looks(YOUNGER, serve=Serve.NOBODY), grants(rest=500), looks(YOUNGER)],
+    "a release of no hold leaves no rest": [
+        *(acquire(), looks(YOUNGER, serve=Serve.NOBODY), grants(THIRD, rest=500), looks(YOUNGER)),
+    ],
+    "a longer hold of another keeps its end": [
+        *(acquire(lease=20_000), acquire(YOUNGER, lease=5_000), extend(YOUNGER, lease=10_000)),
+    ],
     "all leave, and none has ended": [acquire(), acquire(THIRD, lease=500), grants(), Pass(500), acquire(YOUNGER)],
 }
 
@@ -133,6 +141,10 @@ OWN: dict[str, dict[str, Play]] = {
         "a slot is taken once": (
             THREE,
             [acquire(SECOND_TRY), acquire(YOUNGER_TRY), acquire(THIRD_TRY), acquire(YOUNGER_TRY), extend(NOBODY)],
+        ),
+        "a slot is taken once, whatever the waiter's ticket says": (
+            THREE,
+            [acquire(SECOND_TRY), tries(YOUNGER_TRY, waiter=TICKET), looks(YOUNGER_TRY, waiter=TICKET)],
         ),
         "a slot is taken once, by who ends last": (
             THREE,

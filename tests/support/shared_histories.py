@@ -12,7 +12,6 @@ from functools import cache, partial
 
 from hypothesis import strategies as st
 
-from asynclock.client import _MULTI
 from asynclock.locks.multi import Multi
 from asynclock.rules.model import (
     ID_LENGTH,
@@ -139,7 +138,7 @@ def op_of(ask: Ask, world: World, states: Sequence[State], us: int) -> tuple[Op,
         fence = 0 if ask.token is None else max(1, max(state.fence for state in met) + ask.token)
     queueing = _queueing(ask, world, parts, met, who, us)
     rest = 0 if any(_rests(each, who) for each in met) else ask.rest
-    kind = Multi(parts, _MULTI) if several else parts[0].kind
+    kind = Multi(parts) if several else parts[0].kind
     whole = "" if who == NOBODY else IDS[who] if several else parts[0].named(IDS[who])
     name, lease, memory = "several" if several else parts[0].name, ask.lease / 1000, ask.memory / 1000
     op = Op(ask.verb, kind, name, whole, lease, fence, memory, rest / 1000, False, ask.tombstone, queueing)

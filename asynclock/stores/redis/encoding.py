@@ -10,6 +10,7 @@ from hiredis import pack_command
 
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.redis.keys import KNOWN, keys
+from asynclock.stores.redis.scripts import SCRIPTS
 
 if TYPE_CHECKING:
     from asynclock.rules.model import Op, Queueing
@@ -29,14 +30,14 @@ def encode(op: Op, prefix: str) -> bytes:
     if op.plain:
         wire = pack("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease))
     elif op.kind.parts:
-        wire = pack("EVALSHA", _sha(op.kind.script), *_arguments(op, prefix, op.tombstone))
+        wire = pack("EVALSHA", _sha(op.kind.letter), *_arguments(op, prefix, op.tombstone))
     else:
         # The same as pack("EVALSHA", sha, 3, *_arguments(...)), in a third of its time: what repeats is kept packed.
         at = KNOWN[prefix, op.name]
         whole = op.id.encode()
         random = whole[:ID_LENGTH]
         fence = b"%d" % op.fence
-        head, verb, lease, rest = _frame(op.kind.script, op.verb, op.lease, op.memory, op.rest, op.tombstone, op.done)
+        head, verb, lease, rest = _frame(op.kind.letter, op.verb, op.lease, op.memory, op.rest, op.tombstone, op.done)
         wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
             head, at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random,
             verb, len(whole), whole, lease, len(fence), fence, rest, op.queueing.packed or _pack_queueing(op.queueing),
@@ -81,7 +82,7 @@ def encode_whole(op: Op, prefix: str, *, tombstone: bool = False) -> bytes:
     """The op as an EVAL, for a server that may not know the script."""
     if op.plain:
         return encode(op, prefix)
-    return pack("EVAL", op.kind.script, *_arguments(op, prefix, op.tombstone or tombstone))
+    return pack("EVAL", SCRIPTS[op.kind.letter], *_arguments(op, prefix, op.tombstone or tombstone))
 
 
 def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
@@ -112,17 +113,17 @@ def _native_head(command: tuple[str, ...]) -> tuple[bytes, bytes]:
 
 
 @lru_cache(maxsize=64)
-def _sha(script: str) -> str:
-    return sha1(script.encode()).hexdigest()  # noqa: S324 - Redis names scripts so
+def _sha(letter: str) -> str:
+    return sha1(SCRIPTS[letter].encode()).hexdigest()  # noqa: S324 - Redis names scripts so
 
 
 @lru_cache(maxsize=1024)
 def _frame(
-    script: str, verb: str, lease: float, memory: float, rest: float, tombstone: bool, done: bool
+    letter: str, verb: str, lease: float, memory: float, rest: float, tombstone: bool, done: bool
 ) -> tuple[bytes, ...]:
     """What many ops have alike: an EVALSHA of 19 words with five keys, up to the first key; the verb; the lease; and
     the three words after the fence."""
-    head = b"*19\r\n" + _words_of("EVALSHA", _sha(script), 5)
+    head = b"*19\r\n" + _words_of("EVALSHA", _sha(letter), 5)
     return head, _words_of(verb), _words_of(_ms(lease)), _words_of(_ms(memory), _rest(rest, done), int(tombstone))
 
 

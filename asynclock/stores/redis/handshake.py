@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
 from asynclock.stores.redis.keys import channel, mark
 from asynclock.stores.redis.replies import ServerError
+from asynclock.stores.redis.scripts import SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,7 @@ async def handshake(
     """The server's own release, if it has one and we may use it, and whether notices come. What the server says of
     itself goes to its restarts."""
     natives = ask("COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
-    asked = [ask("SCRIPT", "LOAD", kind.script) for kind in config.kinds]
+    asked = [ask("SCRIPT", "LOAD", script) for script in dict.fromkeys(SCRIPTS.values())]
     if config.quarantine is not None:
         asked += [ask("INFO", "server"), ask("GET", mark(config.prefix))]
     answers = await asyncio.gather(*(reply.answer_of() for reply in asked), return_exceptions=True)

@@ -17,6 +17,7 @@ from asynclock._options import RESERVED
 from asynclock.rules.model import Verb
 from asynclock.stores.port import Refused, Slots, WrongKind
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
+from asynclock.stores.redis.scripts import SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -162,7 +163,7 @@ def unknown_command(text: str, script: str = "") -> str:
 def refusal(label: str, error: ServerError, op: Op) -> ConfigError:
     """The error of an op that a server refuses. A release is logged as well, because many are sent in the background:
     the key stays on that server until its lease ends."""
-    refused = config_error(label, error, op.kind.script)
+    refused = config_error(label, error, SCRIPTS[op.kind.letter])
     if op.verb is Verb.RELEASE and not isinstance(refused, WrongKind):  # a key of another type is none of ours
         log.error("asynclock: %s was not released: %s", brief(op.name), refused)
     return refused

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from os.path import dirname, join
 from typing import TYPE_CHECKING, Any
 
 from asynclock._options import RESERVED
 from asynclock.stores.port import NodeView
 from asynclock.stores.redis.keys import keys
+from asynclock.stores.redis.scripts import read
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     Command: TypeAlias = Callable[..., Awaitable[Any]]  # runs one command on the node's connection
 
-with open(join(dirname(__file__), "scripts", "inspect.lua"), encoding="utf-8") as file:
-    _SCRIPT = file.read()
+_SCRIPT = read("inspect")
 
 _PAGE = "500"
 """So many keys a SCAN looks at: one step keeps the server busy for well under a ms."""

@@ -1,4 +1,4 @@
--- inspect: what this server knows of one name, whatever kind it is of. Writes nothing.
+-- inspect: what this server knows of one name, of any kind. It writes nothing.
 --
 -- KEYS  1 hold, 2 fence, 3 queue
 -- returns {type of hold, [holder, ms left or -1 for ever]..., F or '', [waiter, order key]...}, each list flat

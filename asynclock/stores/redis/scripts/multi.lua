@@ -1,21 +1,19 @@
--- multi: all of several names at once, or none. Each name is kept by the script of its own kind: those stand above this
--- one, each a function of its KEYS and ARGV, in the table `kinds`.
+-- multi: all of several names at once, or none. The script of each kind stands above this text as a function of KEYS and
+-- ARGV, by the kind's letter in the table `kinds`. Each name is asked through the function of its own kind.
 --
--- KEYS  five for each name, as its kind has them
--- ARGV  1 to 11 as of the mutex; 1 verb: acquire, extend, release; 2 id and 10 waiter without a kind's mode
---       12...  of each name the mode that its ids have after their 33rd character; f: a mutex in order of arrival
--- returns {1, F}  yes; F is what the fence of each name is at least
---         else    what the first name in the way answers. Whoever is refused with a ticket waits for that one name: what
---                 was let in is given back, and who waits for it is served.
---
--- No shebang: under OOM a script with one is refused whole, and release and extend must go on.
+-- KEYS     the five keys of queue.lua for each name
+-- ARGV     1 to 11 as in queue.lua; 1 verb: acquire, extend, release; 2 id and 10 waiter: without the mode of a kind
+--          12...  of each name, the mode that its ids have after their 33rd character; f: a mutex in order of arrival
+-- returns  {1, F}  yes; the fence of each name is at least F
+--          else the reply of the first name that refuses. With a ticket, the waiter is then in the queue of that name
+--          alone. The names that were granted are released, and their waiters are served.
 local verb, id, waiter, ticket, count = ARGV[1], ARGV[2], ARGV[10], ARGV[11], #KEYS / 5
 
--- What the kind of the nth name answers. One that fails must not leave the others half done.
+-- The reply of the nth name. pcall: after an error in one name the others are still released.
 local function ask(n, what, who, fence, span, note)
   local mode, fair = ARGV[11 + n], ''
   if mode == 'f' then mode, fair = '', 'f' end
-  local function named(random)  -- whoever waits does so for no one slot
+  local function named(random)  -- a ticket is for no single slot
     local its = random == waiter and string.gsub(mode, '/%d+', '/') or mode
     return random == '' and '' or string.sub(random, 1, 33) .. its .. string.sub(random, 34)
   end
@@ -27,13 +25,14 @@ local function ask(n, what, who, fence, span, note)
   return reply
 end
 
--- Neither a hold nor a ticket of ours stays there; who waits is served.
+-- Removes the hold and the ticket of this call there. The release serves the waiters.
 local function leave(n)
   ask(n, 'release', id, '0', '1', '')
   if waiter ~= '' then ask(n, 'release', waiter, '0', '1', '') end
 end
 
--- All are let in: true, and their fences; top is the greatest. None: what is in the way, and which name it is of.
+-- All names grant: true and their fences; `top` is the greatest. Else: the reply of the first that refuses, and which it
+-- is.
 local top = 0
 local function enter()
   local fences = {}
@@ -59,7 +58,7 @@ if verb ~= 'acquire' then
 end
 
 local said, fences
-for _ = 1, 2 do  -- again, where our place in the queue was what we lacked
+for _ = 1, 2 do  -- again, if only the ticket at the head of the queue was missing
   said, fences = enter()
   if said == true then break end
   for n = 1, count do
@@ -71,7 +70,7 @@ for _ = 1, 2 do  -- again, where our place in the queue was what we lacked
 end
 if said ~= true then return said end
 
--- One fence above all that any of the names gave before.
+-- One fence above all fences that any of the names gave before.
 for n = 1, count do
   local raised = fences[n] < top and redis.pcall('SET', KEYS[5 * n - 3], string.format('%.0f', top), 'PX', ARGV[5])
   if raised and raised.err then

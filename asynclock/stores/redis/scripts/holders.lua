@@ -1,0 +1,61 @@
+-- holders: the text that the kinds share which let several ids hold a name, joined as that of queue.lua. Their hold is a
+-- sorted set: the holders' ids by the end of their leases, in Unix ms.
+
+--@ part holders
+-- The kind's own text defines `letters` before it: a pattern of the 34th character of its ids.
+--@ join clock
+local now, shared, order, woken, last = math.floor(us / 1000), true, 0, 0, nil
+local first = redis.call('ZRANGE', hold, 0, 0)[1]
+if first then
+  if not string.match(first, letters, 34) then return redis.error_reply('WRONGTYPE another kind') end
+  redis.call('ZREMRANGEBYSCORE', hold, '-inf', now)
+end
+local f, held = tonumber(redis.call('GET', fence)) or 0, redis.call('ZSCORE', hold, id)
+--@ join raise
+
+if held and verb == 'extend' then
+  if lease > 0 and tonumber(held) < now + lease then
+    redis.pcall('ZADD', hold, string.format('%.0f', now + lease), id)
+    if redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
+  end
+  return {1, f}
+end
+
+-- Nobody waits and nothing stays: the state that most releases meet.
+local quick = held and verb == 'release' and ARGV[6] .. ARGV[7] .. ARGV[11] == '00'
+if quick and redis.call('EXISTS', queue) == 0 then return {redis.call('ZREM', hold, id), f} end
+
+if verb ~= 'release' and verb ~= 'extend' and redis.call('EXISTS', undone) == 1 then return {-1} end
+local waiter = ARGV[10] ~= '' and ARGV[10] or id
+local adopted = verb == 'adopt' and not held and redis.call('ZSCORE', hold, waiter)
+local enter = adopted or held and (verb == 'acquire' or verb == 'adopt')
+
+--@ part places
+-- The kind's own text defines no(rank, turn) before it.
+if verb == 'extend' or verb == 'adopt' then return no(-1) end
+--@ join ticket
+
+local function grant(who, ends)
+  redis.pcall('ZADD', hold, string.format('%.0f', ends), who)
+  if redis.call('PTTL', hold) < ends - now then redis.call('PEXPIRE', hold, string.format('%.0f', ends - now)) end
+  return true
+end
+
+local function leave(who, rest)
+  redis.call('ZREM', hold, who)
+  if rest then grant('~' .. string.sub(who, 2), now + rest) end
+end
+--@ join serve
+
+--@ part enter
+if not held and not adopted and redis.call('ZREM', queue, waiter) == 1 then
+  redis.call('HDEL', tickets, string.sub(waiter, 1, 32))
+end
+if f == 0 or not held then
+  --@ join fence
+end
+local ends = math.max(now + lease, tonumber(held or adopted or 0))
+redis.call('ZADD', hold, string.format('%.0f', ends), id)
+if adopted then redis.call('ZREM', hold, waiter) end
+if redis.call('PTTL', hold) < lease then redis.call('PEXPIRE', hold, lease) end
+return {1, f}
