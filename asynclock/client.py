@@ -33,8 +33,9 @@ from asynclock.locks.lock import AdoptedLock, Lock
 from asynclock.locks.multi import Multi, MultiLock, parts_of
 from asynclock.locks.reentrant import ReentrantLock
 from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.rules.registry import rule_of
 from asynclock.rules.rwlock import READ, WRITE
-from asynclock.rules.semaphore import MOST, SEMAPHORE, Semaphore, wants
+from asynclock.rules.semaphore import MOST, Semaphore
 from asynclock.stores import store_for, urls_of
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ _R = TypeVar("_R")
 
 URLS = "ASYNCLOCK_URLS"
 """Where a client without nodes looks: urls, comma-separated (`stores.urls_of`)."""
-
-_BY_NAME: dict[str, Kind] = {"mutex": MUTEX, "read-write lock": WRITE, "semaphore": SEMAPHORE}
 
 
 class Redlock:
@@ -194,13 +193,13 @@ class Redlock:
         ConfigError."""
         known = parse_handle(handle)
         settings = self._lock_settings(known.name, options)
-        return await AdoptedLock(known, _kind_of(known.mode), settings, self._session).acquire(timeout=None)
+        return await AdoptedLock(known, rule_of(known.mode), settings, self._session).acquire(timeout=None)
 
     async def break_lock(self, name: str, /) -> bool:
         """Free `name`, whoever holds it, and tell the holder at once: until he hears of it he works on unguarded.
         Answers whether anybody held it. Raises QuorumUnavailable."""
         session = await self._opened()
-        return await admin.break_lock(session, check_name(name), _BY_NAME)
+        return await admin.break_lock(session, check_name(name))
 
     async def health(self) -> Health:
         """How each node does. Never raises."""
@@ -346,14 +345,6 @@ def _stores_of_environment() -> tuple[Store, ...]:
             "or call redlock.configure('redis://host:6379') first"
         )
     return _stores(urls)
-
-
-def _kind_of(mode: str) -> Kind:
-    """The kind of a hold whose id has that mode."""
-    if mode[:1] == "s":
-        permits, _ = wants(f"{'':33}{mode}")
-        return Semaphore(permits)
-    return {"r": READ, "w": WRITE}.get(mode[:1], MUTEX)
 
 
 async def _ping(ping: Any) -> float:

@@ -84,7 +84,7 @@ class Planner:
                 free=ballot.free() > nodes // 2,
                 one_holder=ballot.holder() is not None,
                 several_holders=kind.shared and is_held(ballot.denials(), nodes),
-                in_order=kind.in_turn(ballot.op.id),
+                in_order=kind.respects_queue(ballot.op.id),
             )
         )
 

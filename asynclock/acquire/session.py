@@ -22,7 +22,8 @@ from asynclock.acquire.watchdog import Watchdog
 from asynclock.quorum.ballot import UNREACHABLE
 from asynclock.quorum.quarantine import Quarantine
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import FAMILIES, ID_LENGTH, TAG_LENGTH, Kind
+from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
+from asynclock.rules.registry import FAMILIES
 from asynclock.stores.port import NodeConfig, WrongKind
 
 if TYPE_CHECKING:
@@ -152,10 +153,10 @@ class Session:
     def check_kind(self, name: str, kind: Kind) -> None:
         """Raise WrongKind where a task of this process holds the name as another kind. The server would refuse it, too,
         but a task in the local queue does not ask the server."""
-        family = FAMILIES[kind.mode[:1]]
+        family = FAMILIES[kind.letter]
         for hold in self.holds.of(name):
             held = next((part.kind for part in hold.op.kind.parts if part.name == name), hold.op.kind)
-            if FAMILIES[held.mode[:1]] != family and any(tenure.held for tenure in hold.tenures):
+            if FAMILIES[held.letter] != family and any(tenure.held for tenure in hold.tenures):
                 raise WrongKind(f"{brief(name)} is in use as another kind", name=name)
 
     # -- opening and closing -------------------------------------------------------------------------------------

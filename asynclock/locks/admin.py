@@ -12,7 +12,6 @@ from asynclock.info import Holder, LockInfo, Waiter
 from asynclock.quorum.ballot import Outcome
 from asynclock.rules.model import (
     DONE,
-    FAMILIES,
     ID_LENGTH,
     RESTING,
     RESTING_MARK,
@@ -20,12 +19,12 @@ from asynclock.rules.model import (
     Queueing,
     Verb,
     is_ours_or_mute,
-    mode_of,
 )
+from asynclock.rules.registry import FAMILIES, RULES_BY_FAMILY, family_of
 from asynclock.stores.port import NodeView
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from asynclock.acquire.session import Session
     from asynclock.rules.model import Kind, Part
@@ -79,7 +78,7 @@ async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
     told = ConfigError(f"{brief(parts[0].name)} was in use as something else just now: try again", name=parts[0].name)
     for part in parts:
         views = await _views(session, part.name)
-        asked = FAMILIES[part.kind.mode[:1]]
+        asked = FAMILIES[part.kind.letter]
         found = sorted({kind for view in views if isinstance(view, NodeView) and (kind := _kind(view))} - {asked})
         if found:
             known = " and ".join(
@@ -141,13 +140,13 @@ def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
     return tuple(Waiter(tag.host, tag.pid, tag.since) for tag in tags)
 
 
-async def break_lock(session: Session, name: str, kinds: Mapping[str, Kind]) -> bool:
+async def break_lock(session: Session, name: str) -> bool:
     """Take the hold away on every node that can be reached; each tells the holder, and serves who waits. Raises
     QuorumUnavailable."""
     views = await _views(session, name)
     session.check_open()
-    found = {_kind(view) for view in views if isinstance(view, NodeView)} & kinds.keys() or {"mutex"}
-    return any([await _break(session, name, kinds[kind]) for kind in found])
+    found = {_kind(view) for view in views if isinstance(view, NodeView)} & RULES_BY_FAMILY.keys() or {"mutex"}
+    return any([await _break(session, name, RULES_BY_FAMILY[kind]) for kind in found])
 
 
 async def _break(session: Session, name: str, kind: Kind) -> bool:
@@ -163,7 +162,7 @@ async def _break(session: Session, name: str, kind: Kind) -> bool:
 def _kind(view: NodeView) -> str:
     if view.type not in ("string", "zset"):
         return "" if view.type == "none" else view.type
-    return FAMILIES.get(mode_of(view.holds[0][0]), view.type) if view.holds else ""
+    return family_of(view.holds[0][0]) or view.type if view.holds else ""
 
 
 async def _views(session: Session, name: str) -> list[NodeView | BaseException]:

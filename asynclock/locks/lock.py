@@ -133,9 +133,9 @@ class Lock:
                 if isinstance(tenure := await acquire(session, one_try), Tenure):
                     return tenure
         for part, count in mine.items():
-            if count >= part.kind.room:
+            if count >= part.kind.max_per_task:
                 raise SelfDeadlock(
-                    f"this task holds {brief(part.name)} already and would wait for itself: {self._kind.way_out}",
+                    f"this task holds {brief(part.name)} already and would wait for itself: {self._kind.deadlock_hint}",
                     name=part.name,
                 )
         return await acquire(session, terms)

@@ -39,8 +39,8 @@ class Multi:
     fair = False
     shared = True
     mode = ""
-    room = 1
-    way_out = "release it first, and then ask for all of them at once"
+    max_per_task = 1
+    deadlock_hint = "release it first, and then ask for all of them at once"
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = tuple(sorted(parts, key=lambda part: part.name))
@@ -70,7 +70,7 @@ class Multi:
             slot, size = slot + digit * size, size * part.kind.slots
         return slot if found else None
 
-    def in_turn(self, id: str) -> bool:
+    def respects_queue(self, id: str) -> bool:
         del id
         return False
 

@@ -63,23 +63,23 @@ Hears: TypeAlias = Callable[[str], bool | None]
 
 def decide(kind: Rule, state: State, op: Op, now: float, hears: Hears = lambda tag: True) -> Reply:
     """The answer of a node in `state` to `op` at `now`. Pure: it is the memory store, and the oracle of the scripts."""
-    desk = _Desk(kind, state.at(now), op, now, hears)
+    decision = Decision(kind, state.at(now), op, now, hears)
     match op.verb:
         case Verb.ACQUIRE:
-            return desk.acquire()
+            return decision.acquire()
         case Verb.EXTEND:
-            return desk.extend()
+            return decision.extend()
         case Verb.RELEASE:
-            return desk.release()
+            return decision.release()
         case Verb.ADOPT:
-            return desk.adopt()
+            return decision.adopt()
         case Verb.BREAK:
-            return desk.break_()
-    return desk.wait()
+            return decision.break_()
+    return decision.wait()
 
 
-class _Desk:
-    """Where one op is decided."""
+class Decision:
+    """One op as one node decides it: the state so far, and the notices that it sends."""
 
     def __init__(self, kind: Rule, state: State, op: Op, now: float, hears: Hears) -> None:
         self.kind = kind
@@ -108,7 +108,7 @@ class _Desk:
                 return self._no()
             self._hold(op.id, self.now + op.lease)
             return Reply(Verdict.YES, self.state)
-        if enters and self.state.queue and (queueing.fair or self.kind.in_turn(op.id)):
+        if enters and self.state.queue and (queueing.fair or self.kind.respects_queue(op.id)):
             self._enqueue()
             enters = self._serve(until=self.waiter)
         elif not enters:
@@ -307,7 +307,7 @@ class _Desk:
         return Reply(Verdict.YES, self.state, self.state.fence, notices=tuple(self.notices), marked=marked)
 
     def _no(self, free: bool = False) -> Reply:
-        holder = self.kind.obstacle(self.state.holds) if self.state.holds and not free else None
+        holder = self.kind.blocking_hold(self.state.holds) if self.state.holds and not free else None
         ids = [each.id for each in self.state.queue]
         waits = self.op.queueing.number and self.op.verb in (Verb.ACQUIRE, Verb.WAIT)
         rank = ids.index(self.waiter) if waits and self.waiter in ids else -1

@@ -117,13 +117,9 @@ class Slots(NamedTuple):
 
 
 def mode_of(id: str) -> str:
-    """The letter that tells the kind of hold: r and w of a read-write lock, s of a semaphore; "" of a mutex."""
+    """The letter of the kind of hold (rules/registry.py); "" of a mutex, and of another program's id."""
     letter = id[ID_LENGTH + 1 : ID_LENGTH + 2]
     return letter if letter.isalpha() and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!") else ""
-
-
-FAMILIES = {"": "mutex", "r": "read-write lock", "w": "read-write lock", "s": "semaphore"}
-"""What a hold of that mode is, for messages."""
 
 
 def is_ours(id: str) -> bool:
@@ -305,12 +301,12 @@ class Kind(Protocol):
         """What its ids tell of it, after the bar; "" for the mutex."""
 
     @property
-    def room(self) -> int:
-        """So many may be in at once, as far as a task that holds it itself must know: it would wait for itself."""
+    def max_per_task(self) -> int:
+        """With so many holds of the name, a task that waits for one more waits for itself."""
 
     @property
-    def way_out(self) -> str:
-        """What to do instead."""
+    def deadlock_hint(self) -> str:
+        """What to do instead of that, for the message of SelfDeadlock."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -327,8 +323,8 @@ class Kind(Protocol):
         """A slot that a majority may give: of nodes that refused, `taken` are the slots in use, and `spare` nodes are
         not needed. None: there is none, as far as is known."""
 
-    def in_turn(self, id: str) -> bool:
-        """Whether who waits before it goes first, even where it could enter."""
+    def respects_queue(self, id: str) -> bool:
+        """Whether the tickets before it go first, even if it could enter."""
 
 
 class Rule(Kind, Protocol):
@@ -336,14 +332,17 @@ class Rule(Kind, Protocol):
 
     def at(self, slot: int) -> Rule: ...
 
+    def of_mode(self, mode: str) -> Rule:
+        """The kind of a hold whose id has this mode: one of the same letter."""
+
     def taken(self, holds: Sequence[Entry]) -> tuple[int, ...] | None:
         """The slots in use; None: it has no slots."""
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         """Whether one more hold may stand beside those there are."""
 
-    def obstacle(self, holds: Sequence[Entry]) -> Entry:
-        """Whom who is refused waits for; its end is when to look again."""
+    def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
+        """The hold that a refused attempt waits for: it tries again when this hold ends."""
 
 
 class Slotless:
@@ -354,6 +353,10 @@ class Slotless:
 
     def at(self, slot: int) -> Self:
         del slot
+        return self
+
+    def of_mode(self, mode: str) -> Self:
+        del mode
         return self
 
     def choose(self, taken: Sequence[Slots], spare: int) -> None:

@@ -19,8 +19,8 @@ class Mutex(Slotless):
     letter = ""
     mode = ""
     shared = False
-    room = 1
-    way_out = "pass the Lease on instead of acquiring again"
+    max_per_task = 1
+    deadlock_hint = "pass the Lease on instead of acquiring again"
 
     def __init__(self, fair: bool = False) -> None:
         self.fair = fair
@@ -29,11 +29,11 @@ class Mutex(Slotless):
         del id
         return not holds
 
-    def in_turn(self, id: str) -> bool:
+    def respects_queue(self, id: str) -> bool:
         del id
         return self.fair
 
-    def obstacle(self, holds: Sequence[Entry]) -> Entry:
+    def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
         return holds[0]
 
 

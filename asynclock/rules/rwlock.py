@@ -22,8 +22,8 @@ class ReadWrite(Slotless):
 
     fair = False
     shared = True
-    room = 1
-    way_out = "release it first (and look again at what was read), or ask to write from the start"
+    max_per_task = 1
+    deadlock_hint = "release it first (and look again at what was read), or ask to write from the start"
 
     def __init__(self, name: str, mode: str) -> None:
         self.name = name
@@ -33,10 +33,10 @@ class ReadWrite(Slotless):
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         return not holds or (mode_of(id) == "r" and all(mode_of(each.id) == "r" for each in holds))
 
-    def in_turn(self, id: str) -> bool:
+    def respects_queue(self, id: str) -> bool:
         return mode_of(id) == "r"
 
-    def obstacle(self, holds: Sequence[Entry]) -> Entry:
+    def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
         return max(holds, key=lambda each: (each.ends or 0.0, each.id))
 
 

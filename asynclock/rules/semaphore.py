@@ -31,15 +31,19 @@ class Semaphore:
     fair = False
     shared = True
     parts = ()
-    way_out = "release one before asking for more than there are"
+    deadlock_hint = "release one before asking for more than there are"
 
     def __init__(self, permits: int, slot: str = "") -> None:
-        self.room = self.slots = permits
+        self.max_per_task = self.slots = permits
         self.mode = f"s{permits}/{slot}."
 
     def at(self, slot: int) -> Semaphore:
         """The same, of an attempt for that slot."""
-        return Semaphore(self.room, str(slot))
+        return Semaphore(self.max_per_task, str(slot))
+
+    def of_mode(self, mode: str) -> Semaphore:
+        permits, _ = wants(f"{'':33}{mode}")
+        return Semaphore(permits)
 
     def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
         used = Counter(slot for slots in taken for slot in slots.taken)
@@ -50,11 +54,11 @@ class Semaphore:
         permits, slot = wants(id)
         return len(holds) < permits and (slot == "" or all(wants(each.id)[1] != slot for each in holds))
 
-    def in_turn(self, id: str) -> bool:
+    def respects_queue(self, id: str) -> bool:
         del id
         return False
 
-    def obstacle(self, holds: Sequence[Entry]) -> Entry:
+    def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
         return min(holds, key=lambda each: (each.ends or 0.0, each.id))
 
     def taken(self, holds: Sequence[Entry]) -> tuple[int, ...]:

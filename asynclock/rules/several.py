@@ -35,12 +35,14 @@ class Several(NamedTuple):
 
 def decide_all(parts: Sequence[Part], states: Sequence[State], op: Op, now: float, hears: Hears) -> Several:
     """The answer of a node to an op for several names, each in its state."""
-    desk = _Desk(parts, states, op, now, hears)
-    reply, part = desk.acquire() if op.verb is Verb.ACQUIRE else desk.each()
-    return Several(reply, part, desk.states, desk.notices)
+    decision = Decision(parts, states, op, now, hears)
+    reply, part = decision.acquire() if op.verb is Verb.ACQUIRE else decision.each()
+    return Several(reply, part, decision.states, decision.notices)
 
 
-class _Desk:
+class Decision:
+    """One op for several names as one node decides it: the states so far, and the notices that it sends."""
+
     def __init__(self, parts: Sequence[Part], states: Sequence[State], op: Op, now: float, hears: Hears) -> None:
         self.parts = parts
         self.states = list(states)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from asynclock._clock import SYSTEM, Clock
 from asynclock._errors import brief
 from asynclock.rules.decide import decide
-from asynclock.rules.model import FAMILIES, State, Verb, mode_of, parts_of
+from asynclock.rules.model import State, Verb, parts_of
+from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.port import NodeView, WrongKind
 from asynclock.stores.transactional import vote_of
@@ -86,7 +87,7 @@ class MemoryStore:
     def _is_of(self, key: str, kind: Kind) -> bool:
         """Whether it is held as that kind, or not at all."""
         holds = self.state(key).holds
-        return not holds or FAMILIES[mode_of(holds[0].id)] == FAMILIES[kind.mode[:1]]
+        return not holds or family_of(holds[0].id) == FAMILIES[kind.letter]
 
     def listen(self, listener: NoticeListener, index: int) -> None:
         with self._guard:

@@ -28,8 +28,8 @@ from asynclock.rules.model import (
     Ticket,
     Verb,
 )
-from asynclock.rules.mutex import FAIR, MUTEX
-from asynclock.rules.rwlock import READ, WRITE
+from asynclock.rules.mutex import FAIR
+from asynclock.rules.registry import FAMILIES, rule_of
 from asynclock.rules.semaphore import Semaphore, wants
 from asynclock.stores.redis.keys import Keys, keys
 from tests.support import histories
@@ -69,18 +69,19 @@ TICKET = -4
 """Instead of a waiter: whose ticket an attempt is under, its own if it is no such attempt."""
 
 
-FAMILY = {"r": ("r", "w"), "w": ("r", "w"), "s": ("s",)}
+FAMILY = {letter: [each for each, its in FAMILIES.items() if its == family] for letter, family in FAMILIES.items()}
 """Which letters stand beside that of an id."""
 
 
 @cache
 def kind_of(mode: str) -> Rule:
     """The kind of a mode; f is a mutex in order of arrival."""
-    simple: dict[str, Rule] = {"": MUTEX, "f": FAIR, "r.": READ, "w.": WRITE}
-    if mode in simple:
-        return simple[mode]
-    permits, slot = wants("x" * (ID_LENGTH + 1) + mode)
-    return Semaphore(permits, slot)
+    if mode == "f":
+        return FAIR
+    if mode[:1] == "s":
+        permits, slot = wants("x" * (ID_LENGTH + 1) + mode)
+        return Semaphore(permits, slot)
+    return rule_of(mode)
 
 
 @dataclass(frozen=True)

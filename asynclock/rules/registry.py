@@ -1,0 +1,51 @@
+"""The kinds of lock of one name. All that the floors above know of a kind is its entry here: family, letter, rule.
+
+`docs/extending.md` shows how to add one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock.rules.model import mode_of
+from asynclock.rules.mutex import MUTEX
+from asynclock.rules.rwlock import READ, WRITE
+from asynclock.rules.semaphore import SEMAPHORE
+
+if TYPE_CHECKING:
+    from asynclock.rules.model import Rule
+
+
+class Registered(NamedTuple):
+    """One kind."""
+
+    family: str  # what messages and `inspect` call a hold of it; a name is of one family at a time
+    letter: str  # the first character of the mode in its ids; "" for the mutex
+    rule: Rule
+
+
+REGISTRY = (
+    Registered("mutex", "", MUTEX),
+    Registered("read-write lock", "r", READ),
+    Registered("read-write lock", "w", WRITE),
+    Registered("semaphore", "s", SEMAPHORE),
+)
+
+FAMILIES = {each.letter: each.family for each in REGISTRY}
+"""By the letter of a kind."""
+
+RULES: dict[str, Rule] = {each.letter: each.rule for each in REGISTRY}
+"""By the letter of a kind."""
+
+RULES_BY_FAMILY: dict[str, Rule] = {each.family: each.rule for each in REGISTRY}
+"""One rule of each family, for a break: that is the same for all of them."""
+
+
+def family_of(id: str) -> str | None:
+    """Of a hold with this id; None for an id whose letter is of no kind here."""
+    return FAMILIES.get(mode_of(id))
+
+
+def rule_of(mode: str) -> Rule:
+    """Of a hold whose id has this mode."""
+    return RULES.get(mode[:1], MUTEX).of_mode(mode)
