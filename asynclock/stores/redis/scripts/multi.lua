@@ -31,8 +31,7 @@ local function leave(n)
   if waiter ~= '' then ask(n, 'release', waiter, '0', '1', '') end
 end
 
--- All names grant: true and their fences; `top` is the greatest. Else: the reply of the first that refuses, and which it
--- is.
+-- If all names grant: true and their fences; `top` is the greatest. Else: the first refusal, and the number of its name.
 local top = 0
 local function enter()
   local fences = {}
