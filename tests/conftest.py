@@ -23,6 +23,7 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_timeout_set_timer,
 )
 from tests.support.servers import Server, Servers, container_urls
+from tests.support.user_store import DictStore
 
 _numbers = itertools.count()
 
@@ -82,12 +83,40 @@ def name() -> str:
     return f"lock:{os.getpid()}:{next(_numbers)}"
 
 
-@pytest.fixture(params=["one", "five", "memory"])
+OVER_A_USER_STORE = {
+    *("locks.test_lock", "locks.test_fair", "locks.test_reentrant", "locks.test_rwlock", "locks.test_semaphore"),
+    *("locks.test_multi", "locks.test_detach_and_adopt", "locks.test_detach_kinds", "locks.test_one_kind_per_name"),
+    *("locks.test_inspect", "waiting.test_timeouts", "waiting.test_cancelled_waits", "waiting.test_wake_up_order"),
+    "waiting.test_local_queue_hand_over",
+}
+"""Every kind of lock, and the basics of waiting, run over a store that a user writes as well."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "make" in metafunc.fixturenames and not any(
+        "make" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
+    ):
+        user = ["user"] if metafunc.module.__name__.removeprefix("tests.") in OVER_A_USER_STORE else []
+        metafunc.parametrize("make", ["one", "five", "memory", *user], indirect=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The store of a user meets one event loop only, or the tests would take too long."""
+
+    def is_left_out(item: pytest.Item) -> bool:
+        return {"user", "uvloop"} <= {*item.name.rstrip("]").replace("[", "-").split("-")}
+
+    items[:] = [item for item in items if not is_left_out(item)]
+
+
+@pytest.fixture
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Redlock]]:
     """Makes clients of one deployment, on each deployment in turn; closes them all."""
     nodes: list[Any]
     if request.param == "memory":
         nodes = [MemoryStore()]
+    elif request.param == "user":
+        nodes = [DictStore()]
     else:
         urls = request.getfixturevalue("shared_urls")
         nodes = urls[:1] if request.param == "one" else urls

@@ -1,19 +1,138 @@
-"""What stores share that run `decide` themselves."""
+"""A store made of `decide` and one transaction. The memory store is one, and so is any that a user writes;
+docs/stores.md shows how.
+
+Such a store keeps one `State` for each key. It brings:
+
+    transact   run a step over the states of some keys, in one transaction and at the server's time; push its notices
+    listen     receive the notices for one client
+    keys       list the keys that are held
+
+Everything else is here: what an op does to the states (the step), and the node, which sends ops in their order, keeps
+their deadlines, and lets no notice overtake the reply to an op that was carried out before.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from asynclock.rules.model import Slots, Verdict
-from asynclock.stores.port import UNDONE, Refused
+from asynclock._errors import brief
+from asynclock.rules.decide import decide
+from asynclock.rules.model import Notice, Slots, State, Verb, Verdict, parts_of
+from asynclock.rules.registry import FAMILIES, family_of
+from asynclock.rules.several import decide_all
+from asynclock.stores.port import UNDONE, NodeView, Refused, WrongKind
 
 if TYPE_CHECKING:
-    from asynclock.rules.model import Reply
-    from asynclock.stores.port import Grant, Undone
+    from asynclock._clock import Clock
+    from asynclock.rules.model import Kind, Op, Reply
+    from asynclock.stores.port import Grant, NodeConfig, ReplyHandler, Undone
+
+__all__ = ["Change", "Notice", "State", "Step", "TransactionalNode", "TransactionalStore", "decided", "vote_of"]
 
 _MARGIN = 0.001
 """So many seconds after the end of a hold the name is free on any store: a waiter that asks then finds it so."""
+
+
+class Change(NamedTuple):
+    """What a step comes to."""
+
+    states: Sequence[State]  # of the same keys, from now on; one that equals State() need not be kept
+    notices: Sequence[Notice] = ()  # to be pushed once the transaction is committed, to the listeners of their tags
+
+
+Step: TypeAlias = Callable[[Sequence[State], float], Change]
+"""From the states of some keys and the server's Unix time to what becomes of them. It may be run again, if the store
+has to repeat the transaction. What it raises must roll the transaction back."""
+
+
+class TransactionalStore(ABC):
+    """Subclass it, and give instances to `Redlock`. All clients of one store share its locks."""
+
+    label: str  # for messages; without a password
+    clock: Clock | None = None  # the clock that its clients must use; None: the machine's
+
+    @abstractmethod
+    def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None] | None:
+        """Run `step` over the states of `keys` (State() where none is kept), store what it returns, and push its
+        notices: all or nothing, and nothing of another transaction between. No two of `keys` are equal; there may be
+        none. A coroutine is awaited before the next op of the same node is sent; None: it is done. Raises what is
+        wrong."""
+
+    @abstractmethod
+    def listen(self, tag: str, receive: Callable[[Notice], object]) -> Coroutine[Any, Any, None] | None:
+        """From now on call `receive` with each notice for `tag`, in the running loop. Raises what is wrong."""
+
+    @abstractmethod
+    def unlisten(self, tag: str) -> None:
+        """The client of that tag has closed."""
+
+    @abstractmethod
+    async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:
+        """Some of the keys that are held and begin so, and the cursor for more; "0" begins and ends."""
+
+    def hears(self, tag: str) -> bool | None:
+        """Whether anybody listens to that tag; True where the store cannot know. A ticket that nobody listens for is
+        dropped when it is served, and otherwise absorbs one notice."""
+        del tag
+        return True
+
+    def open(self, config: NodeConfig) -> TransactionalNode:
+        """Its node for one event loop."""
+        return TransactionalNode(self, config)
+
+    def decide(
+        self, prefix: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]
+    ) -> tuple[Coroutine[Any, Any, None], list[Grant | Refused | Undone]] | None:
+        """Carry an op out. None: that is done, and was answered; else a coroutine, and the list in which the answer is
+        once that was awaited. Raises WrongKind, or what the store raises."""
+        asked = [op]
+        votes: list[Grant | Refused | Undone] = []
+
+        def step(states: Sequence[State], now: float) -> Change:
+            change, vote = decided(asked[0], states, now, self.hears)
+            votes[:] = [vote]
+            return change
+
+        running = self.transact([prefix + part.name for part in parts_of(op)], step)
+        if running is None:
+            answer(votes[0])
+            return None
+        asked[0] = copy(op)  # as it is now: its owner may renew it before the transaction begins
+        asked[0].queueing = replace(op.queueing)
+        return running, votes
+
+
+def decided(
+    op: Op, states: Sequence[State], now: float, hears: Callable[[str], bool | None]
+) -> tuple[Change, Grant | Refused | Undone]:
+    """What an op makes of the states of its names, and the answer. Raises WrongKind. Pure."""
+    parts = parts_of(op)
+    mine = [
+        index
+        for index, (part, state) in enumerate(zip(parts, states, strict=True))
+        if op.verb is Verb.BREAK or _is_of(state.at(now), part.kind)
+    ]
+    if not mine or (len(mine) < len(op.kind.parts) and op.verb is not Verb.RELEASE):
+        raise WrongKind(f"{brief(op.name)} is in use as another kind")
+    some, found = [parts[index] for index in mine], [states[index] for index in mine]
+    notices: Sequence[Notice]
+    if op.kind.parts:
+        reply, part, found, notices = decide_all(some, found, op, now, hears)
+    else:
+        reply, part = decide(some[0].kind, found[0], op, now, hears), 0
+        found, notices = [reply.state], reply.notices
+    after = list(states)
+    for index, state in zip(mine, found, strict=True):
+        after[index] = state
+    return Change(after, notices), vote_of(reply, now, mine[part])
 
 
 def vote_of(reply: Reply, now: float, part: int = 0) -> Grant | Refused | Undone:
@@ -28,3 +147,174 @@ def vote_of(reply: Reply, now: float, part: int = 0) -> Grant | Refused | Undone
         return Refused(None, "", reply.rank, reply.order, slots)
     left = math.inf if reply.holder.ends is None else reply.holder.ends - now + _MARGIN
     return Refused(left, reply.holder.id, reply.rank, reply.order, slots)
+
+
+def _is_of(state: State, kind: Kind) -> bool:
+    """Whether a name is held as that kind, or not at all."""
+    return not state.holds or family_of(state.holds[0].id) == FAMILIES[kind.letter]
+
+
+class TransactionalNode:
+    """The store, as one event loop sees it. It answers in the next turn of the loop at the soonest."""
+
+    def __init__(self, store: TransactionalStore, config: NodeConfig) -> None:
+        self.label = store.label
+        self.error: Exception | None = None
+        self.listens = False
+        self._store = store
+        self._index = config.position
+        self._prefix = config.prefix
+        self._listener = config.listener
+        self._clock = config.clock
+        self._due = 0  # so many replies are on their way
+        self._notices: deque[Notice] = deque()  # that came while a transaction or a reply was under way
+        self._queue: deque[tuple[Coroutine[Any, Any, None], Callable[[Exception | None], object]]] = deque()
+        self._runner: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._last_deadline = -math.inf
+
+    async def open(self) -> None:
+        try:
+            if (listening := self._store.listen(self._listener.tag, self._received)) is not None:
+                await listening
+        except Exception as error:  # a store may fail in any way; the error is told, and the next op tries again
+            self.error = error
+        else:
+            self.error, self.listens = None, True
+
+    def send(self, op: Op, handler: ReplyHandler) -> None:
+        def answer(vote: Grant | Refused | Undone) -> None:
+            self._reply(lambda: handler.answer(self._index, vote))
+
+        if self.error is not None:
+            self._fail(handler, self.error, maybe=False)
+            if self._opening is None or self._opening.done():
+                self._opening = asyncio.get_running_loop().create_task(self.open(), name=f"asynclock {self.label}")
+            return
+        try:
+            pending = self._store.decide(self._prefix, op, answer)
+        except Exception as error:  # it must not raise
+            self._fail(handler, error, maybe=not isinstance(error, WrongKind))
+            return
+        if pending is None:
+            return
+        running, votes = pending
+        timer = self._clock.call_at(handler.deadline, partial(self._overdue, handler))
+
+        def done(error: Exception | None) -> None:
+            timer.cancel()
+            if error is None:
+                answer(votes[0])
+            else:
+                self._fail(handler, error, maybe=not isinstance(error, WrongKind))
+
+        self._last_deadline = max(self._last_deadline, handler.deadline)
+        self._enqueue(running, done)
+
+    def _overdue(self, handler: ReplyHandler) -> None:
+        within = handler.deadline - handler.sent
+        handler.fail(self._index, TimeoutError(f"{self.label} did not answer within {within:.3g} s"), maybe=True)
+
+    def _fail(self, handler: ReplyHandler, error: Exception, *, maybe: bool) -> None:
+        self._reply(lambda: handler.fail(self._index, error, maybe=maybe))
+
+    # -- the order of ops, replies and notices -------------------------------------------------------------------
+
+    def _enqueue(self, running: Coroutine[Any, Any, None], done: Callable[[Exception | None], object]) -> None:
+        self._queue.append((running, done))
+        if self._runner is None:
+            self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"asynclock {self.label}")
+
+    async def _run(self) -> None:
+        try:
+            while self._queue:
+                running, done = self._queue.popleft()
+                try:
+                    await running
+                except Exception as error:  # whatever is wrong with the store; its next transaction may work
+                    done(error)
+                else:
+                    done(None)
+                for _ in self._notices:  # behind the reply
+                    asyncio.get_running_loop().call_soon(self._tell)
+        finally:
+            self._runner = None
+
+    def _reply(self, tell: Callable[[], object]) -> None:
+        self._due += 1
+        asyncio.get_running_loop().call_soon(self._deliver, tell)
+
+    def _deliver(self, tell: Callable[[], object]) -> None:
+        self._due -= 1
+        tell()
+
+    def _received(self, notice: Notice) -> None:
+        """It may be about an op whose transaction is committed, and whose reply is still on its way: then it waits."""
+        self._notices.append(notice)
+        if self._runner is not None:
+            return
+        if self._due or len(self._notices) > 1:
+            asyncio.get_running_loop().call_soon(self._tell)
+        else:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._notices:
+            self._listener.received(self._index, self._notices.popleft())
+
+    async def _in_turn(self, keys: Sequence[str], step: Step) -> None:
+        """A transaction behind those of the ops that were sent."""
+        running = self._store.transact(keys, step)
+        if running is None:
+            return
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: Exception | None) -> None:
+            if not ended.done():
+                ended.set_result(None) if error is None else ended.set_exception(error)
+
+        self._enqueue(running, done)
+        await ended
+
+    # -- the rest ------------------------------------------------------------------------------------------------
+
+    async def ping(self) -> float:
+        began = self._clock.now()
+        await self._in_turn((), lambda states, now: Change(states))
+        return self._clock.now() - began
+
+    async def probe(self, name: str) -> NodeView:
+        views: list[NodeView] = []
+
+        def look(states: Sequence[State], now: float) -> Change:
+            views[:] = [_view_of(states[0].at(now), now)]
+            return Change(states)
+
+        await self._in_turn([self._prefix + name], look)
+        return views[0]
+
+    async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
+        after, keys = await self._store.keys(self._prefix + begin, cursor)
+        return after, [key[len(self._prefix) :] for key in keys]
+
+    async def aclose(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+        if (runner := self._runner) is not None:
+            await asyncio.wait({runner}, timeout=max(0.0, self._last_deadline - self._clock.now()))
+            runner.cancel()
+            await asyncio.wait({runner})
+        for running, _ in self._queue:  # each is overdue
+            running.close()
+        self._queue.clear()
+        self.listens = False
+        self._store.unlisten(self._listener.tag)
+
+
+def _view_of(state: State, now: float) -> NodeView:
+    return NodeView(
+        "string" if state.holds else "none",
+        tuple((each.id, None if each.ends is None else each.ends - now) for each in state.holds),
+        state.fence,
+        tuple((each.order, each.id) for each in state.queue),
+    )

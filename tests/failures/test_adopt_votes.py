@@ -16,9 +16,9 @@ import redis as blocking
 from asynclock import ConfigError, LockError, LockNotHeld, QuorumUnavailable, Redlock
 from asynclock.acquire.handover import parse_handle
 from asynclock.rules.model import ID_LENGTH, Op, Verb
-from asynclock.stores.memory import MemoryNode
 from asynclock.stores.port import NodeConfig, ReplyHandler
 from asynclock.stores.redis.keys import keys
+from asynclock.stores.transactional import TransactionalNode
 from tests.support.cancelled_waits import Make
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import id_of, nodes_of, set_clock, set_state, tag_of
@@ -61,11 +61,11 @@ class NoRaise(Memory):
 
     refuses = False
 
-    def open(self, config: NodeConfig) -> MemoryNode:
+    def open(self, config: NodeConfig) -> TransactionalNode:
         return NoRaiseNode(self, config)
 
 
-class NoRaiseNode(MemoryNode):
+class NoRaiseNode(TransactionalNode):
     def __init__(self, store: NoRaise, config: NodeConfig) -> None:
         super().__init__(store, config)
         self._mine = store

@@ -13,8 +13,8 @@ import pytest
 
 from asynclock import Lease, Redlock
 from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
-from asynclock.stores.memory import MemoryNode
 from asynclock.stores.port import NodeConfig, Notice, ReplyHandler
+from asynclock.stores.transactional import TransactionalNode
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import (
     acquisitions_of,
@@ -169,7 +169,7 @@ class Forgetful(Memory):
         self.fails = False  # nobody can tell what became of what it was sent
         self.late: list[tuple[str, Op, Callable[[list[object]], object]]] = []
 
-    def open(self, config: NodeConfig) -> MemoryNode:
+    def open(self, config: NodeConfig) -> TransactionalNode:
         return Failing(self, config)
 
     def decide(self, key: str, op: Op, answer: Callable[[list[object]], object]) -> None:
@@ -187,7 +187,7 @@ class Forgetful(Memory):
         return len(late)
 
 
-class Failing(MemoryNode):
+class Failing(TransactionalNode):
     def __init__(self, store: Forgetful, config: NodeConfig) -> None:
         super().__init__(store, config)
         self._forgetful = store

@@ -10,10 +10,11 @@ import pytest
 from redis.asyncio import Redis
 
 from asynclock import Redlock
-from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis.keys import keys
+from asynclock.stores.transactional import TransactionalStore
 from tests.support.probes import pool_of, stores_of
 from tests.support.servers import Server
+from tests.support.user_store import state_of
 from tests.support.waiters import in_order, in_queue, processes, queue, rise, until
 
 both = pytest.mark.parametrize("nodes", [1, 5])
@@ -52,8 +53,8 @@ async def standing(redlock: Redlock, name: str) -> int:
     """How many wait, at the node that knows of the fewest."""
     known = []
     for store in stores_of(redlock):
-        if isinstance(store, MemoryStore):
-            known.append(len(store.state(name).queue))
+        if isinstance(store, TransactionalStore):
+            known.append(len(state_of(store, name).queue))
         else:
             pool = pool_of(store)
             known.append(await Redis(connection_pool=pool).zcard(keys("", name).queue))

@@ -11,11 +11,12 @@ from redis.asyncio import Redis
 
 from asynclock import Redlock
 from asynclock.locks.lease import Lease
-from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis.keys import keys
+from asynclock.stores.transactional import TransactionalStore
 from tests.support.probes import left_over, nodes_of, pool_of, stores_of
 from tests.support.proxy import cancelled_at, stepped
 from tests.support.still_clock import idle
+from tests.support.user_store import state_of
 from tests.support.waiters import LONG
 
 SOON = 10.0
@@ -36,8 +37,8 @@ async def known(redlock: Redlock, name: str) -> list[Any]:
     """What the servers know of a name, but for its fence."""
     found: list[Any] = []
     for store in stores_of(redlock):
-        if isinstance(store, MemoryStore):
-            state = store.state(name)
+        if isinstance(store, TransactionalStore):
+            state = state_of(store, name)
             found += [*state.holds, *state.queue, *state.undone]
         else:
             pool = pool_of(store)

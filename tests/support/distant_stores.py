@@ -11,28 +11,13 @@ from typing import Any
 
 from asynclock import Redlock
 from asynclock.rules.model import Op
-from asynclock.stores.memory import MemoryNode
-from asynclock.stores.port import Grant, NodeConfig, Notice, NoticeListener, Refused, ReplyHandler, Undone, WrongKind
+from asynclock.stores.port import Grant, NodeConfig, Notice, Refused, ReplyHandler, Undone, WrongKind
+from asynclock.stores.transactional import TransactionalNode
 from tests.support.fake_clock import FakeClock
 from tests.support.still_clock import Memory, Still, turns
 
 
-class Distant:
-    """A listener that is told later."""
-
-    def __init__(self, listener: NoticeListener, store: Far) -> None:
-        self.tag = listener.tag
-        self._listener = listener
-        self._store = store
-
-    def received(self, index: int, notice: Notice) -> None:
-        self._store.later(lambda: self._listener.received(index, notice), self.tag)
-
-    def connected(self, index: int) -> None:
-        self._listener.connected(index)
-
-
-class FarNode(MemoryNode):
+class FarNode(TransactionalNode):
     """What it is asked arrives later, as it was when it was sent; its answer again as much later."""
 
     def __init__(self, store: Far, config: NodeConfig) -> None:
@@ -75,8 +60,8 @@ class Far(Memory):
     def open(self, config: NodeConfig) -> FarNode:
         return FarNode(self, config)
 
-    def listen(self, listener: NoticeListener, index: int) -> None:
-        super().listen(Distant(listener, self), index)
+    def listen(self, tag: str, receive: Callable[[Notice], object]) -> None:
+        super().listen(tag, lambda notice: self.later(lambda: receive(notice), tag))
 
     def hang_up(self) -> None:
         """Whoever still waits for an answer is told that there will be none."""

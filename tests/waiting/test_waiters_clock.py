@@ -11,8 +11,8 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.rules.model import CLOCK_SKEW, State, Verb
-from asynclock.stores.memory import MemoryNode
 from asynclock.stores.port import NodeConfig
+from asynclock.stores.transactional import TransactionalNode
 from tests.support.distant_stores import Beyond
 from tests.support.probes import acquisitions_of, ballot_of, nodes_of, reconnected, set_state, shift_clock
 from tests.support.still_clock import Memory, Still, forgotten, idle, turns
@@ -83,11 +83,11 @@ class Slow(Memory):
 
     dead = False
 
-    def open(self, config: NodeConfig) -> MemoryNode:
+    def open(self, config: NodeConfig) -> TransactionalNode:
         return SlowNode(self, config, self.dead)
 
 
-class SlowNode(MemoryNode):
+class SlowNode(TransactionalNode):
     def __init__(self, store: Slow, config: NodeConfig, dead: bool) -> None:
         super().__init__(store, config)
         self._clock = config.clock
