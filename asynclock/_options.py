@@ -55,7 +55,7 @@ class ClientOptions(LockOptions, total=False):
     patience: Seconds
     """How long an acquire rides out an outage, at most, in seconds (default 5); never beyond its timeout."""
     fence_memory: Seconds
-    """How long a name's fencing counter outlives its last hold (default 3600)."""
+    """How long a name's fencing counter outlives its last hold (default 300)."""
     trust_restarts: bool
     """Let freshly restarted nodes vote at once (default False); only where each write is on disk first."""
 
@@ -83,7 +83,7 @@ class ClientSettings:
     max_lease: float = 60.0
     node_timeout: float | None = None
     patience: float = 5.0
-    fence_memory: float = 3600.0
+    fence_memory: float = 300.0
     trust_restarts: bool = False
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from benchmarks.sides import Cycle
 
 LEASE = 30.0
-MEMORY = LEASE + 3600.0
+MEMORY = LEASE + 300.0
 """asynclock's defaults, so that the commands are the same to the byte count."""
 
 
