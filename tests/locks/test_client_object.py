@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock
-from asynclock.stores.redis import keys as _keys
-from asynclock.stores.redis.keys import keys
-from tests.support.probes import MOST_KNOWN_NAMES
+from asynclock.stores.redis.keys import keys, packed
 from tests.support.servers import Server, Servers
 from tests.support.waiters import works
 
@@ -185,6 +183,7 @@ def test_the_keys_of_long_names_are_not_kept() -> None:
         before = tracemalloc.get_traced_memory()[0]
         for number in range(500):
             assert keys("app:", f"{number}:{'x' * 10_000}").fence.endswith("fence")
+            assert b"fence" in packed("app:", f"{number}:{'}' * 10_000}")
         kept = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
@@ -194,6 +193,15 @@ def test_the_keys_of_long_names_are_not_kept() -> None:
 def test_the_keys_of_usual_names_are_kept_up_to_a_number() -> None:
     """A name that is used again costs no new keys; a million names do not stay."""
     assert keys("app:", "order:42") is keys("app:", "order:42")
-    for number in range(3 * MOST_KNOWN_NAMES):
-        keys("app:", f"order:{number}")
-    assert len(_keys.KNOWN) <= MOST_KNOWN_NAMES
+    assert packed("app:", "{order}:42") is packed("app:", "{order}:42")
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(30_000):
+            keys("app:", f"order:{number}")
+            packed("app:", f"{{order}}:{number}")
+            packed("app:", f"order:{number}")
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert kept < 10_000_000

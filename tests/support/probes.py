@@ -16,7 +16,6 @@ from asynclock.acquire.tenure import Loss, Terms
 from asynclock.rules.model import Kind, Notice, State
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis import encoding
-from asynclock.stores.redis import keys as key_cache
 
 Receive: TypeAlias = Callable[[int, Notice], object]
 """Takes a notice, with the number of its node."""
@@ -427,7 +426,3 @@ def plain_arguments(op: Any, prefix: str, tombstone: bool) -> list[Any]:
 def most_known_ids(obstacles: Any) -> int:
     """So many ids it remembers."""
     return len(obstacles._since)
-
-
-MOST_KNOWN_NAMES = key_cache._MOST
-"""The keys of so many names are remembered."""

@@ -14,12 +14,14 @@ from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.probes import plain_arguments
 
 texts = st.text(st.characters(codec="utf-8"))
+names = st.one_of(texts, st.text("{}a:", max_size=8), st.integers(200, 300).map("x".__mul__))
+"""With braces, which decide where a name's keys are; and of lengths around that from which keys are not kept."""
 
 
 @given(
     verb=st.sampled_from(Verb),
-    name=texts,
-    prefix=texts,
+    name=names,
+    prefix=names,
     random=st.sampled_from(["", "0123456789abcdef" * 2]),
     metadata=texts,
     lease=st.one_of(st.sampled_from([0.0, 30.0]), st.floats(0.0, 3600.0)),

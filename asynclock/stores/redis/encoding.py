@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hiredis import pack_command
 
 from asynclock.rules.model import ID_LENGTH
-from asynclock.stores.redis.keys import KNOWN, keys
+from asynclock.stores.redis.keys import keys, packed
 from asynclock.stores.redis.scripts import SCRIPTS
 
 if TYPE_CHECKING:
@@ -29,17 +29,15 @@ def encode(op: Op, prefix: str) -> bytes:
     """The op as an EVALSHA (a plain acquire as a SET), kept in `op.packed`: it is the same for all nodes."""
     if op.plain:
         wire = pack("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease))
-    elif op.kind.parts:
+    elif op.kind.parts or not op.id:
         wire = pack("EVALSHA", _sha(op.kind.letter), *_arguments(op, prefix, op.tombstone))
     else:
         # The same as pack("EVALSHA", sha, 3, *_arguments(...)), in a third of its time: what repeats is kept packed.
-        at = KNOWN[prefix, op.name]
         whole = op.id.encode()
-        random = whole[:ID_LENGTH]
         fence = b"%d" % op.fence
         head, verb, lease, rest = _frame(op.kind.letter, op.verb, op.lease, op.memory, op.rest, op.tombstone, op.done)
-        wire = b"%b%b$%d\r\n%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
-            head, at.packed, len(at.undone_bytes) + len(random), at.undone_bytes, random,
+        wire = b"%b%b%b\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n%b%b" % (
+            head, packed(prefix, op.name), whole[:ID_LENGTH],
             verb, len(whole), whole, lease, len(fence), fence, rest, op.queueing.packed or _pack_queueing(op.queueing),
         )  # fmt: skip
     op.packed = wire
@@ -72,8 +70,8 @@ def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None
     if op.kind.shared or op.rest or op.tombstone or queueing.number or queueing.contended:
         return None
     head, middle = _native_head(command)
-    whole = op.id.encode()
-    wire = b"%b%b%b$%d\r\n%b\r\n" % (head, KNOWN[prefix, op.name].packed_hold, middle, len(whole), whole)
+    hold, whole = (prefix + op.name).encode(), op.id.encode()
+    wire = b"%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n" % (head, len(hold), hold, middle, len(whole), whole)
     op.packed = command, wire
     return wire
 

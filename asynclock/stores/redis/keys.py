@@ -9,6 +9,7 @@ from typing import NamedTuple
 from redis.crc import key_slot
 
 from asynclock._options import RESERVED
+from asynclock.rules.model import ID_LENGTH
 
 
 class Keys(NamedTuple):
@@ -19,43 +20,56 @@ class Keys(NamedTuple):
     queue: str
     tickets: str
     undone: str  # goes before the random part of an id, ID_LENGTH characters: the id's tombstone
-    packed_hold: bytes  # the first, as a command has it
-    packed: bytes  # all but the tombstone, as a command has them
-    undone_bytes: bytes
 
 
-_MOST = 4096  # so many names are kept
-_LONGEST = (
-    256  # characters of a name and its prefix; keys of a longer one are made each time, or they would fill memory
-)
-
-
-class _Known(dict[tuple[str, str], Keys]):
-    """Keys by (prefix, name). A hit costs no call of Python code, which an `lru_cache` bounded by size would need."""
-
-    def __missing__(self, wanted: tuple[str, str]) -> Keys:
-        made = _made(*wanted)
-        if len(made.hold) <= _LONGEST:
-            if len(self) >= _MOST:
-                self.clear()
-            self[wanted] = made
-        return made
-
-
-KNOWN = _Known()
+_MOST = 4096  # so many names are kept at most
+_LONGEST = 256  # bytes of a prefix and a name; keys of a longer one are made each time, or they would fill memory
 
 
 def keys(prefix: str, name: str) -> Keys:
     """The keys of `name`."""
-    return KNOWN[prefix, name]
+    kept = len(prefix) + len(name) <= _LONGEST
+    return _kept_keys(prefix, name) if kept else _kept_keys.__wrapped__(prefix, name)
 
 
-def _made(prefix: str, name: str) -> Keys:
+def packed(prefix: str, name: str) -> bytes:
+    """The five keys as a command has them, except for the end of the last one: the random part of an id.
+
+    Of plain names nothing is kept. Many programs lock each name once, and a cache would cost them more than it saves.
+    """
+    hold = (prefix + name).encode()
+    kept = len(hold) <= _LONGEST
+    if kept and "}" not in name and (between := _between(prefix, len(hold))):
+        return hold.join(between)
+    return _kept_packed(prefix, name) if kept else _kept_packed.__wrapped__(prefix, name)
+
+
+@lru_cache(_MOST)
+def _kept_keys(prefix: str, name: str) -> Keys:
     hold = prefix + name
     where = _slot_mate(prefix, name, hold)
-    fixed = hold, f"{where}fence", f"{where}queue", f"{where}tickets"
-    packed = [b"$%d\r\n%b\r\n" % (len(key), key) for key in map(str.encode, fixed)]
-    return Keys(*fixed, f"{where}undone:", packed[0], b"".join(packed), f"{where}undone:".encode())
+    return Keys(hold, f"{where}fence", f"{where}queue", f"{where}tickets", f"{where}undone:")
+
+
+@lru_cache(_MOST)
+def _kept_packed(prefix: str, name: str) -> bytes:
+    *words, undone = (key.encode() for key in keys(prefix, name))
+    lengths = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    return b"%b$%d\r\n%b" % (lengths, len(undone) + ID_LENGTH, undone)
+
+
+@lru_cache(maxsize=1024)
+def _between(prefix: str, length: int) -> tuple[bytes, ...]:
+    """What stands before, between and after the five places of a hold of so many bytes. All plain names of that length
+    have it in common, so the keys of a name cost one join. Empty for a prefix with braces."""
+    if not _is_plain(prefix):
+        return ()
+    own = f"{prefix}{RESERVED}{{".encode()
+    ends = (b"}fence", b"}queue", b"}tickets", b"}undone:")
+    sizes = [length + len(own) + len(end) for end in ends]
+    sizes[-1] += ID_LENGTH
+    before = [b"\r\n$%d\r\n%b" % (size, own) for size in sizes]
+    return (b"$%d\r\n" % length, before[0], *map(bytes.__add__, ends, before[1:]), ends[-1])
 
 
 def mark(prefix: str) -> str:
@@ -66,15 +80,19 @@ def mark(prefix: str) -> str:
 def _slot_mate(prefix: str, name: str, hold: str) -> str:
     """A key that no other name has, in the slot of `hold`. Redis hashes what stands in the first {...} of a key, if
     anything does, else all of it; so the name's own braces decide how it can be followed."""
-    own = f"{prefix}{RESERVED}{{{hold}}}"  # begins with the prefix, for ACLs like ~prefix*
-    if "{" not in prefix and "}" not in hold:
-        return own
+    if _is_plain(prefix) and "}" not in name:
+        return f"{prefix}{RESERVED}{{{hold}}}"  # begins with the prefix, for ACLs like ~prefix*
     if _tag(hold) is not None:
         same = f"{prefix}{RESERVED}{name}:" if _tag(prefix) is not None else f"{prefix}{RESERVED}:{name}:"
         if key_slot(same.encode()) == key_slot(hold.encode()):
             return same
     ours = RESERVED if "{" in prefix else prefix + RESERVED
     return f"{ours}{{{_tag_for(key_slot(hold.encode()))}}}{hold}:"
+
+
+def _is_plain(prefix: str) -> bool:
+    """Whether a key may begin with the prefix and have braces of ours behind it."""
+    return "{" not in prefix and "}" not in prefix
 
 
 def _tag(key: str) -> str | None:
