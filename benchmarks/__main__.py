@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from benchmarks import crowd, imports, report, runner, sides, waiting
+from benchmarks import crowd, holding, imports, report, runner, sides, waiting
 from benchmarks.cases import ASYNCLOCK, CONTESTS, CROWDS, NAMES, REDIS_PY
 from benchmarks.goals import Verdict
 from benchmarks.plot import draw
@@ -27,6 +27,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="How often each side has its turn.")] = 12,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long a turn takes.")] = 0.4,
     plot: Annotated[Path | None, typer.Option(help="Draw the waiting times of P6's one node as an SVG here.")] = None,
+    held: Annotated[int, typer.Option(min=5, help="P8's leases on one node; a fifth over five.")] = holding.HELD,
     uvloop: Annotated[bool, typer.Option("--uvloop", help="Run on uvloop instead of asyncio's own loop.")] = False,
 ) -> None:
     """Measure asynclock beside others, in turn, on real servers. Nothing is asserted: read the tables."""
@@ -40,7 +41,10 @@ def main(
     report.console.print(f"Python {platform.python_version()}, {loop}, {rounds} rounds of {seconds:g} s a side")
     judged: list[Verdict] = []
     for name in chosen:
-        judged += _case(name, rounds, seconds, uvloop, plot)
+        if name == "P8":
+            judged += [_named(name, verdict) for verdict in _holding(min(rounds, holding.LEASES), held)]
+        else:
+            judged += _case(name, rounds, seconds, uvloop, plot)
     report.verdicts("All targets (ratios: median of the rounds, least to greatest)", judged)
 
 
@@ -81,6 +85,20 @@ def _waiting(name: str, rounds: int, seconds: float, plot: Path | None) -> list[
         if plot is not None and nodes == 1:
             waits = {side: [wait for turn in its for wait in turn.waits] for side, its in turns.items()}
             draw(plot, "Waiting for one hot name: 4 processes of 8 tasks, 1 node", waits)
+    return judged
+
+
+def _holding(times: int, leases: int) -> list[Verdict]:
+    """A process for each deployment, which holds so many leases for so many times their length."""
+    seen, judged = [], []
+    for nodes, part in holding.OVER.items():
+        count = leases // part
+        try:
+            seen.append(holding.run(nodes, count, seconds=holding.LEASE * times))
+            judged += seen[-1].verdicts()
+        except waiting.Failed as error:
+            judged.append(Verdict(f"{count:,} leases, {nodes} node{'s' * (nodes > 1)}", "all", str(error), None))
+    report.held(f"P8  many leases of {holding.LEASE:g} s in one process, on asyncio's own loop", seen)
     return judged
 
 

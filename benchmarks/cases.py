@@ -1,4 +1,4 @@
-"""P1 to P4: who meets whom, and the targets. P5 to P7, P9 and P10 are no contests of cycles: waiting.py,
+"""P1 to P4: who meets whom, and the targets. P5 to P10 are no contests of cycles: waiting.py, holding.py,
 crowd.py, imports.py."""
 
 from __future__ import annotations
@@ -7,16 +7,18 @@ from benchmarks import goals, sides
 from benchmarks.bare import bare
 from benchmarks.runner import Contest
 
-ASYNCLOCK, BARE, REDIS_PY = "asynclock", "bare protocol", "redis-py Lock"
+ASYNCLOCK, FRESH, BARE, REDIS_PY = "asynclock", "fresh names", "bare protocol", "redis-py Lock"
 POTTERY, AIOREDLOCK, GATHER = "pottery AIORedlock", "aioredlock", "gather over redis-py"
 HEALTHY, STOPPED = "five healthy", "two of five stopped"
 
 NODE_TIMEOUT = 0.05
 """asynclock's default on a quorum: what a task would wait for that hears of a dead node by its silence."""
 
-_ONE = {ASYNCLOCK: sides.asynclock, BARE: bare, REDIS_PY: sides.redis_py}
+_ALONE = {ASYNCLOCK: sides.asynclock, BARE: bare, REDIS_PY: sides.redis_py}
+_ONE = {**_ALONE, FRESH: sides.fresh_names}
 _FIVE = {
     ASYNCLOCK: sides.asynclock,
+    FRESH: sides.fresh_names,
     BARE: bare,
     GATHER: sides.gathered,
     POTTERY: sides.pottery,
@@ -47,6 +49,7 @@ CONTESTS: dict[str, tuple[Contest, ...]] = {
             goals=(
                 goals.rate(ASYNCLOCK, REDIS_PY, 8),
                 goals.rate(ASYNCLOCK, BARE, 0.6),
+                goals.cpu(FRESH, ASYNCLOCK, 1.1),
                 goals.elsewhere("cycles/s, asynclock / redis-semaphore", "> 1", _NODE),
             ),
         ),
@@ -56,7 +59,7 @@ CONTESTS: dict[str, tuple[Contest, ...]] = {
             "free lock, 1 node, 1 task",
             servers=1,
             tasks=1,
-            sides=_ONE,
+            sides=_ALONE,
             goals=(goals.p50(ASYNCLOCK, BARE, 1.25), goals.p50(ASYNCLOCK, REDIS_PY, 1)),
         ),
     ),
@@ -71,6 +74,7 @@ CONTESTS: dict[str, tuple[Contest, ...]] = {
                 goals.rate(ASYNCLOCK, AIOREDLOCK, 10),
                 goals.rate(ASYNCLOCK, GATHER, 10),
                 goals.rate(ASYNCLOCK, BARE, 0.5),
+                goals.cpu(FRESH, ASYNCLOCK, 1.1),
                 goals.elsewhere("cycles/s, asynclock / node-redlock", "> 2", _NODE),
             ),
         ),
@@ -81,4 +85,4 @@ CONTESTS: dict[str, tuple[Contest, ...]] = {
 CROWDS = tuple((nodes, tasks) for nodes in (1, 5) for tasks in (512, 5000))
 """P9: nodes, tasks."""
 
-NAMES = (*CONTESTS, "P5", "P6", "P7", "P9", "P10")
+NAMES = (*CONTESTS, "P5", "P6", "P7", "P8", "P9", "P10")

@@ -34,6 +34,12 @@ def p50(side: str, rival: str, at_most: float) -> Goal:
     return _ratio(f"p50, {side} / {rival}", side, rival, lambda turn: turn.p50, at_most, more=False)
 
 
+def cpu(side: str, rival: str, at_most: float) -> Goal:
+    """A cycle of `side` takes at most so many times the CPU that one of `rival` takes of the client."""
+    what = f"client CPU per cycle, {side} / {rival}"
+    return _ratio(what, side, rival, lambda turn: turn.cpu_per_cycle, at_most, more=False)
+
+
 def none_slower(side: str, than: float, why: str) -> Goal:
     """No cycle of `side` takes `than` seconds, once warm."""
 

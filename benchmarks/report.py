@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
     from benchmarks.crowd import Crowd
     from benchmarks.goals import Verdict
+    from benchmarks.holding import Held
     from benchmarks.runner import Runs
     from benchmarks.waiting import Hot
 
-console = Console(width=None if sys.stdout.isatty() else 140, markup=False, highlight=False)
+console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
 
 _WORD = {True: "yes", False: "NO", None: "not judged"}
 
@@ -79,6 +80,18 @@ def costs(title: str, each: Mapping[int, Mapping[str, float]]) -> None:
     ]
     heads = ("waiters", "commands per release", "messages", "server CPU", "commands per idle waiter and second")
     _print(title, heads, rows)
+
+
+def held(title: str, each: Iterable[Held]) -> None:
+    """A line per phase. All but the last two columns are without the pauses of the garbage collector."""
+    rows: list[tuple[str, ...]] = []
+    for one in each:
+        for phase, its in one.phases.items():
+            times = map(_time, (its.took, its.used, its.cpu, its.wall))
+            pauses = map(_time, (its.gc_longest, its.gc_total))
+            rows.append((f"{one.nodes}", f"{one.leases:,}", phase, *times, f"{its.long:,} of {its.count:,}", *pauses))
+    turns = ("longest turn, CPU", "by the clock", "turns above 5 ms")
+    _print(title, ("nodes", "leases", "phase", "took", "CPU", *turns, "longest GC pause", "all of them"), rows)
 
 
 def verdicts(title: str, each: Iterable[Verdict]) -> None:

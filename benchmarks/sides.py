@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,19 @@ async def asynclock(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 
         async def cycle(i: int) -> None:
             async with redlock(f"asynclock:{i}"):
+                pass
+
+        yield cycle
+
+
+@contextlib.asynccontextmanager
+async def fresh_names(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """The same, with a name that was never used before and never will be, as for an order or a job."""
+    async with Redlock(*(server.url for server in servers), lease=LEASE) as redlock:
+        numbers = itertools.count()
+
+        async def cycle(i: int) -> None:
+            async with redlock(f"fresh:{i}:{next(numbers)}"):
                 pass
 
         yield cycle

@@ -1,4 +1,4 @@
-"""The benchmarks where sides are not installed."""
+"""The benchmarks: where sides are not installed, and those that no other run of the tests would load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks import holding
 
 ROOT = Path(__file__).parents[2]
 HIDDEN = ("pottery", "aioredlock", "uvloop")
@@ -50,3 +52,12 @@ def test_uvloop_that_is_not_installed_is_told(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "uvloop is not installed" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.timeout(180)
+def test_many_held_leases_are_measured() -> None:
+    """Each phase has turns, and each target a verdict; how long they took says nothing here."""
+    seen = holding.run(1, 100, lease=10.0, seconds=0.1)
+    assert seen.kept == 100
+    assert all(turns.count and turns.cpu > 0 and 0 < turns.took < 60 for turns in seen.phases.values())
+    assert len(seen.verdicts()) == 3 + len(holding.JUDGED)
