@@ -1,9 +1,11 @@
-"""`python -m benchmarks [P1 P3 ...]`: run the contests and print the ratios beside their targets."""
+"""`python -m benchmarks [P1 P3 ...]`: run the contests and print the ratios beside their targets. `python -m benchmarks
+compare REV`: measure HEAD beside another version."""
 
 from __future__ import annotations
 
 import asyncio
 import platform
+import sys
 from collections.abc import Coroutine
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from benchmarks import crowd, holding, imports, report, runner, sides, waiting
+from benchmarks import compare, crowd, holding, imports, report, runner, sides, waiting
 from benchmarks.cases import ASYNCLOCK, CONTESTS, CROWDS, NAMES, REDIS_PY
 from benchmarks.goals import Verdict
 from benchmarks.plot import draw
@@ -124,4 +126,6 @@ def _named(name: str, verdict: Verdict) -> Verdict:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["compare"]:
+        compare.app(sys.argv[2:], prog_name="python -m benchmarks compare")
     app(prog_name="python -m benchmarks")

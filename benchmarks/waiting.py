@@ -60,15 +60,9 @@ class Failed(Exception):
 
 
 class Process:
-    """A contender. Raises Failed where it cannot be started."""
+    """A contender, which speaks in lines."""
 
-    def __init__(self, side: str, tasks: int, servers: Sequence[Server]) -> None:
-        urls = [server.url for server in servers]
-        command = [sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls]
-        if side == NODE:
-            if shutil.which("node") is None or not (_IN_NODE / "node_modules").is_dir():
-                raise Failed("it is not installed: get Node.js and run npm install --prefix benchmarks/node")
-            command = ["node", str(_IN_NODE / "contender.js"), str(tasks), str(servers[0].path)]
+    def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `end` closes it
         self._popen = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
@@ -85,9 +79,9 @@ class Process:
             raise Failed((self._errors.read().strip() or "a contender died").splitlines()[-1])
         return line.strip()
 
-    def go(self) -> None:
+    def go(self, word: str = "") -> None:
         """The word it waits for."""
-        self._in.write("\n")
+        self._in.write(f"{word}\n")
         self._in.flush()
 
     def end(self) -> None:
@@ -96,13 +90,23 @@ class Process:
         self._errors.close()
 
 
+def command_of(side: str, tasks: int, servers: Sequence[Server]) -> list[str]:
+    """What starts a contender. Raises Failed where it is not installed."""
+    if side != NODE:
+        urls = [server.url for server in servers]
+        return [sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls]
+    if shutil.which("node") is None or not (_IN_NODE / "node_modules").is_dir():
+        raise Failed("it is not installed: get Node.js and run npm install --prefix benchmarks/node")
+    return ["node", str(_IN_NODE / "contender.js"), str(tasks), str(servers[0].path)]
+
+
 @contextlib.contextmanager
-def contenders(sides: Sequence[str], tasks: int, servers: Sequence[Server]) -> Iterator[list[Process]]:
+def started(commands: Sequence[Sequence[str]]) -> Iterator[list[Process]]:
     """Ready, each in a process of its own."""
     processes: list[Process] = []
     try:
-        for side in sides:
-            processes.append(Process(side, tasks, servers))  # noqa: PERF401 - those that started are ended below
+        for command in commands:
+            processes.append(Process(command))  # noqa: PERF401 - those that started are ended below
         for process in processes:
             process.hear()
         yield processes
@@ -111,13 +115,25 @@ def contenders(sides: Sequence[str], tasks: int, servers: Sequence[Server]) -> I
             process.end()
 
 
+def contenders(
+    sides: Sequence[str], tasks: int, servers: Sequence[Server]
+) -> contextlib.AbstractContextManager[list[Process]]:
+    """One of each side, ready."""
+    return started([command_of(side, tasks, servers) for side in sides])
+
+
 def contest(sides: Sequence[str], tasks: int, servers: Sequence[Server], seconds: float) -> list[dict[str, Any]]:
     """They contend for so long: what each saw."""
+    return contended([command_of(side, tasks, servers) for side in sides], servers, seconds)
+
+
+def contended(commands: Sequence[Sequence[str]], servers: Sequence[Server], seconds: float) -> list[dict[str, Any]]:
+    """The same of processes started by these commands."""
     for server in servers:
         with Redis(unix_socket_path=str(server.path)) as cli:
             cli.flushall()
             cli.config_resetstat()
-    with contenders(sides, tasks, servers) as processes:
+    with started(commands) as processes:
         for process in processes:
             process.go()
         for process in processes:
@@ -154,7 +170,11 @@ two round trips, so that processes and servers have slept as long."""
 
 def hand_over(sides: Sequence[str], servers: Sequence[Server], seconds: float) -> float:
     """Two processes that always want it: median seconds from giving here to having it there, of those that waited."""
-    seen = contest([f"{side}@{TENURE}" for side in sides], 1, servers, seconds)
+    return handed_over(contest([f"{side}@{TENURE}" for side in sides], 1, servers, seconds))
+
+
+def handed_over(seen: Sequence[Mapping[str, Sequence[float]]]) -> float:
+    """The median of what these saw."""
     tenures = sorted(
         (took, took - wait, gave)
         for each in seen

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import holding
+from benchmarks import compare, holding
 
 ROOT = Path(__file__).parents[2]
 HIDDEN = ("pottery", "aioredlock", "uvloop")
@@ -61,3 +61,21 @@ def test_many_held_leases_are_measured() -> None:
     assert seen.kept == 100
     assert all(turns.count and turns.cpu > 0 and 0 < turns.took < 60 for turns in seen.phases.values())
     assert len(seen.verdicts()) == 3 + len(holding.JUDGED)
+
+
+@pytest.mark.timeout(180)
+def test_two_versions_are_compared() -> None:
+    """A row for each figure of a case, in both kinds of measurement."""
+    versions = [compare.Version(name, sys.executable) for name in ("old", "new")]
+    rows = compare.measured(versions, ["P2, 1 node, 1 task", "P6, 1 node"], 1, 0.1)
+    assert [(row.case.split(",")[0], row.figure) for row in rows] == [
+        ("P2", "client CPU per cycle"),
+        ("P2", "servers' CPU per cycle"),
+        ("P2", "time per cycle"),
+        ("P6", "time per acquisition"),
+        ("P6", "wait, p99"),
+    ]
+    assert all(len(row.pairs) == 1 and all(old > 0 < new for old, new in row.pairs) for row in rows)
+    table = compare.told(versions, rows, 1).splitlines()
+    assert {line.count("|") for line in table[2:]} == {9}
+    assert len(table[2:]) == 2 + len(rows)
