@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
-from tests.support.servers import Server, Servers, container_urls
+from tests.support.servers import Server, Servers, Several, container_urls
 from tests.support.user_store import DictStore
 
 _numbers = itertools.count()
@@ -31,9 +32,29 @@ settings.register_profile("asynclock", deadline=None)  # a busy machine is no fa
 settings.load_profile("asynclock")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_loop(why): the event loop has no part in it, so it runs on one")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The pure tests come last. They are short, so no worker waits long for another at the end."""
+    items.sort(key=lambda item: "unit" in item.path.parts)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Whatever there is by now stays until the end. Each full garbage collection would go over it again: a tenth of a
+    second in each test that asks for one."""
+    del session
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    del config, item
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    del config
+    loops = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    if item.get_closest_marker("one_loop"):
+        del loops["asyncio"]
+    return loops
 
 
 def _shared_urls(pool: Servers) -> tuple[list[str], list[Any]]:
@@ -43,7 +64,7 @@ def _shared_urls(pool: Servers) -> tuple[list[str], list[Any]]:
         os.environ.get("ASYNCLOCK_TEST_SERVER") or valkey.binary()
     except ConfigError:
         return container_urls(5)
-    return [pool.start().url for _ in range(5)], []
+    return [server.url for server in pool.start_together(5)], []
 
 
 @pytest.fixture(scope="session")
@@ -72,9 +93,9 @@ def server(servers: Servers) -> Server:
 
 
 @pytest.fixture
-def five(servers: Servers) -> list[Server]:
-    """Five servers of the test's own."""
-    return [servers.start() for _ in range(5)]
+def five(servers: Servers) -> Sequence[Server]:
+    """Five servers of the test's own. One that the test does not ask for is not started."""
+    return Several(servers, 5)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from asynclock import Lease, Redlock
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
-LOAD = 200
+LOAD = 100
 
 _T = TypeVar("_T")
 Start = Callable[..., "Program"]
@@ -202,12 +202,13 @@ both_apps = pytest.mark.parametrize("example", ["fastapi_app.py", "aiohttp_app.p
 
 @pytest.mark.timeout(180)
 @both_apps
-@pytest.mark.parametrize("processes", [1, 2])
+# In one process the local queue passes the lock on, whatever the nodes. For two processes five nodes are harder.
+@pytest.mark.parametrize(("urls", "processes"), [("one", 1), ("five", 2)], indirect=["urls"])
 def test_one_charge_at_a_time_and_none_is_lost(
     serve: Serve, journal: Journal, urls: list[str], order: int, example: str, processes: int
 ) -> None:
-    """200 customers at once on one order, over one process and over two: each charge begins after the last one ended,
-    under a greater token, and each customer is told their own."""
+    """A hundred customers at once on one order, over one process and over two: each charge begins after the last one
+    ended, under a greater token, and each customer is told their own."""
     apps = serve(urls, example, processes)
     answers = asyncio.run(post_at_once(apps, order, LOAD))
     assert [answer.status_code for answer in answers] == [200] * LOAD

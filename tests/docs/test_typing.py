@@ -19,6 +19,8 @@ TYPED = Path(__file__).parent / "typed"
 OK = sorted(TYPED.glob("ok_*.py"))
 BAD = sorted(TYPED.glob("bad_*.py"))
 
+pytestmark = pytest.mark.xdist_group("type checkers")  # in one worker, so that each checker runs once
+
 Found = dict[str, dict[int, str]]  # file -> line -> what is wrong there
 
 

@@ -36,6 +36,7 @@ async def test_clients_that_start_together_on_a_new_deployment(five: list[Server
     assert len(set(fences)) == 8
 
 
+@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_a_majority_restarts_empty(five: list[Server], name: str) -> None:
     """No second holder while the first may hold: restarted servers cast no vote for max_lease + 1 s."""
     async with client(five, lease=3.0, max_lease=3.0) as holder:
@@ -55,6 +56,7 @@ async def test_d3_a_majority_restarts_empty(five: list[Server], name: str) -> No
             await taken.release()
 
 
+@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_a_rolling_restart_under_a_held_lease(five: list[Server], name: str) -> None:
     """One node after the other restarts empty; a node that lost the key is healed, so the lease lives on."""
     async with client(five, lease=1.5, max_lease=1.5) as redlock, redlock(name) as lease:
@@ -91,6 +93,7 @@ async def test_a_node_alone_votes_at_once_after_a_restart(server: Server, name: 
         await lease.release()
 
 
+@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d4_counters_go_back(servers: Servers, name: str) -> None:
     """Nodes come back with an older dump: they are not counted for one lease, and fences rise all the same."""
     nodes = [servers.start("--dbfilename", f"{i}.rdb") for i in range(3)]
@@ -211,6 +214,7 @@ async def test_a_node_that_forgot_the_hold_counts_no_more(five: list[Server], na
             each.thaw()
 
 
+@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_a_slow_node_may_know_that_the_deployment_is_not_new(five: list[Server], name: str) -> None:
     """A majority restarted, and the node that bears the mark is slow to answer: nobody votes for a new client."""
     nodes = five[:3]

@@ -130,6 +130,7 @@ async def test_who_does_not_queue_up_takes_nobodys_turn(five: list[Server], name
         assert await line.all_served() == list(range(8))
 
 
+@pytest.mark.one_loop("it waits for renewals of tickets at the servers")
 @both
 async def test_a_live_waiter_keeps_its_place(five: list[Server], name: str, nodes: int) -> None:
     """The holder holds for several ticket lifetimes; who waits renews, and stands where it stood."""

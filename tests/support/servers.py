@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ class Server:
         self.path = folder / f"{name}.sock"
         self.options = options
         self.process = self._start()
+
+    def ready(self) -> Server:
+        """Return once it answers."""
         valkey.wait_ready(self.path, self.process)
+        return self
 
     def _start(self) -> Any:
         return valkey.start(self.path, *self.options, program=os.environ.get("ASYNCLOCK_TEST_SERVER"))
@@ -51,7 +56,7 @@ class Server:
         """kill -9, and up again; empty unless its options persist."""
         self.kill()
         self.process = self._start()
-        valkey.wait_ready(self.path, self.process)
+        self.ready()
 
 
 class Servers:
@@ -66,6 +71,13 @@ class Servers:
         return Path(self._folder.name)
 
     def start(self, *options: str) -> Server:
+        return self._begin(*options).ready()
+
+    def start_together(self, count: int) -> list[Server]:
+        """So many: all processes begin before the first is waited for."""
+        return [server.ready() for server in [self._begin() for _ in range(count)]]
+
+    def _begin(self, *options: str) -> Server:
         server = Server(self.folder, f"s{len(self._servers)}", *options)
         self._servers.append(server)
         return server
@@ -73,6 +85,29 @@ class Servers:
     def stop(self) -> None:
         valkey.stop([server.process for server in self._servers])
         self._folder.cleanup()
+
+
+class Several(Sequence[Server]):
+    """So many servers; each is started when it is asked for. A test of one node and of five starts no more than it
+    uses."""
+
+    def __init__(self, pool: Servers, count: int) -> None:
+        self._pool = pool
+        self._count = count
+        self._started: list[Server] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, which: Any) -> Any:
+        wanted = range(self._count)[which]
+        last = max(wanted, default=-1) if isinstance(which, slice) else wanted
+        if last >= len(self._started):
+            self._started += self._pool.start_together(last + 1 - len(self._started))
+        return self._started[which] if not isinstance(which, slice) else [self._started[i] for i in wanted]
+
+    def __iter__(self) -> Iterator[Server]:
+        return iter(self[:])
 
 
 def container_urls(count: int) -> tuple[list[str], list[Any]]:

@@ -130,7 +130,7 @@ async def test_two_hundred_wait_for_a_dead_holder(five: list[Server], name: str,
     is served, and the rest at once after it."""
     servers, lease = five[:nodes], 2.0
     urls, tickets = urls_of(servers), 200 if fair else 4
-    async with processes(5, urls, lease=lease) as (doomed, *waiting):
+    async with processes(1, urls, lease=lease) as (doomed,), processes(2, urls, clients=2, lease=lease) as waiting:
         doomed.wait(name, ever=True)
         await until(lambda: doomed.served)
         for each in waiting:
@@ -160,10 +160,10 @@ async def test_two_hundred_wait_for_a_dead_holder(five: list[Server], name: str,
 @both
 @pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
 async def test_no_wake_up_is_lost(five: list[Server], name: str, nodes: int, fair: bool) -> None:
-    """Two hundred tasks in four processes hand over again and again: no pause as long as a lost notice would cost,
-    which only the next renewal finds."""
+    """Two hundred tasks of four clients in two processes hand over again and again: no pause as long as a lost notice
+    would cost, which only the next renewal finds."""
     urls, rounds = urls_of(five[:nodes]), 4 if nodes == 1 else 2
-    async with processes(4, urls, lease=LONG) as started:
+    async with processes(2, urls, clients=2, lease=LONG) as started:
         for each in started:
             each.wait(name, count=50, fair=fair, rounds=rounds)
         await until(lambda: len(in_order(started)) == 200 * rounds)
