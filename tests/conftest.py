@@ -37,8 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The pure tests come last. They are short, so no worker waits long for another at the end."""
-    items.sort(key=lambda item: "unit" in item.path.parts)
+    """Tests with a limit of their own, the longest, come first, and the pure ones last: so no worker waits long for
+    another at the end."""
+    items.sort(key=lambda item: (item.get_closest_marker("timeout") is None) + ("unit" in item.path.parts))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -99,6 +99,7 @@ async def test_a_dead_server_does_not_keep_a_client_from_closing(servers: Server
     assert asyncio.all_tasks() == before
 
 
+@pytest.mark.one_loop("it waits for a pause that a timer counts")
 async def test_what_a_busy_server_refused_is_sent_again_without_a_pause_for_each_slice(
     servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

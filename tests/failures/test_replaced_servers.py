@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
 from asynclock import Redlock
 from asynclock.stores.redis.keys import mark
 from tests.support.cut_servers import lines_to
@@ -19,6 +21,7 @@ def told_of(server: Server) -> dict[str, Any]:
     return dict(found)
 
 
+@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Servers, name: str) -> None:
     """One of three holds is on a server whose address is given to another, of age, which lagged and knows no hold; and
     one node has lost its key. The two would be a majority for a rival that met the first server before."""
@@ -44,6 +47,7 @@ async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Serv
             assert not holder(lagging, name)
 
 
+@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_first_use_leaves_its_mark_on_servers_of_age(servers: Servers, name: str) -> None:
     """They may vote at once, and are marked like new ones: so that a restart with an older dump shows later."""
     some = [servers.start() for _ in range(3)]

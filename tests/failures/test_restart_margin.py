@@ -34,6 +34,7 @@ def uptime(server: Server) -> int:
     return int(told["uptime_in_seconds"])
 
 
+@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_a_server_that_says_a_second_after_a_moment(servers: Servers, name: str) -> None:
     """A majority restarts, empty, right after a holder took its lease of one second, and says soon that it is up for a
     second, which is as long as any lease lasts. The holder still holds, so nobody else gets in."""

@@ -62,6 +62,7 @@ async def test_c13_no_permission(server: Server, rules: str) -> None:
         await works(redlock, "order:42")
 
 
+@pytest.mark.one_loop("it waits for the pauses between connects")
 async def test_c13_the_client_works_once_the_password_is_right(server: Server, name: str) -> None:
     """The server was mended, not the program: the same client finds out by itself."""
     acl(server, "+@all", "resetpass", ">other")

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from asynclock import Lease, Redlock
 from tests.support.probes import clock_of, connection_of, grant_of, nodes_of, tickets_of, unanswered
 from tests.support.servers import Server
@@ -48,6 +50,7 @@ async def test_what_is_taken_back_late_keeps_no_other_command_waiting(servers: A
         await got.release()
 
 
+@pytest.mark.one_loop("it waits for a node timeout")
 async def test_a_client_that_closes_takes_its_ticket_back_everywhere(servers: Any, name: str) -> None:
     """One of three is frozen, where a stranger has the name. Who wins without it gives back and closes at once."""
     some = [servers.start() for _ in range(3)]

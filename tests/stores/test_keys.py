@@ -128,6 +128,7 @@ async def clustered(servers: Servers) -> Server:
     return server
 
 
+@pytest.mark.one_loop("keys and slots are the same on both")
 async def test_d8_weird_names_on_a_cluster(servers: Servers) -> None:
     """A cluster's node refuses keys in two slots; ours are in one."""
     server = await clustered(servers)
