@@ -37,8 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a limit of their own, the longest, come first, and the pure ones last: so no worker waits long for
+    """Leave out what need not run. Tests with a limit of their own, the longest, come first, and the pure ones last: so no worker waits long for
     another at the end."""
+    items[:] = [item for item in items if not _is_left_out(item)]
     items.sort(key=lambda item: (item.get_closest_marker("timeout") is None) + ("unit" in item.path.parts))
 
 
@@ -122,13 +123,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("make", ["one", "five", "memory", *user], indirect=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _is_left_out(item: pytest.Item) -> bool:
     """The store of a user meets one event loop only, or the tests would take too long."""
-
-    def is_left_out(item: pytest.Item) -> bool:
-        return {"user", "uvloop"} <= {*item.name.rstrip("]").replace("[", "-").split("-")}
-
-    items[:] = [item for item in items if not is_left_out(item)]
+    return {"user", "uvloop"} <= {*item.name.rstrip("]").replace("[", "-").split("-")}
 
 
 @pytest.fixture

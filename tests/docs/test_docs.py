@@ -18,8 +18,10 @@ from asynclock._options import ClientSettings, LockSettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Their snippets are shell commands, but their links lead somewhere, too.
+OTHERS = [ROOT / "benchmarks" / "README.md", ROOT / "spec" / "README.md"]
 SNIPPETS = [
-    pytest.param(snippet, id=f"{page.name}-{number}")
+    pytest.param(snippet, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
     for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
 ]
@@ -65,11 +67,40 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
     assert mine or "Redlock(" in snippet
 
 
+@pytest.mark.parametrize("kind", ["mutex", "rwlock", "semaphore", "multi"])
+def test_a_kinds_page_links_to_its_script(kind: str) -> None:
+    """It explains the kind, and leaves the rule to the script, which is there."""
+    page = (ROOT / "docs" / f"{kind}.md").read_text()
+    link = f"../asynclock/stores/redis/scripts/{kind}.lua"
+    assert f"({link})" in page
+    assert (ROOT / "docs" / link).exists()
+    assert "```lua" not in page
+    headings = re.findall(r"^## (.*)", page, re.MULTILINE)
+    assert headings == ["Promise", "Picture", "Failure", "When not to use it", "Its rule"]
+
+
+def test_the_index_names_every_page() -> None:
+    """docs/README.md says which page answers which question."""
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name}" in index
+
+
 def test_every_link_in_the_docs_leads_somewhere() -> None:
-    """To a file of this repository."""
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"
+    """To a file of this repository; and to a heading of it, where it names one."""
+    for page in [*PAGES, *OTHERS]:
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            path, _, heading = link.partition("#")
+            target = page.parent / path if path else page
+            assert link.startswith("https://") or target.exists(), f"{page.name}: {link}"
+            if heading and not link.startswith("https://"):
+                assert heading in _anchors(target.read_text()), f"{page.name}: {link}"
+
+
+def _anchors(text: str) -> set[str]:
+    """What GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 def test_the_readme_names_every_option() -> None:
