@@ -1,12 +1,12 @@
-"""Walks through all that can happen in a model, nearest first, and tells the shortest way to what must not.
+"""Explores all that can happen in a model, nearest states first, and gives the shortest way to a flaw.
 
-A model says where it starts, what may happen next, and what is wrong. Two things can be wrong:
+A model has a start, the next steps of each state, and a test for wrong states. There are two flaws:
 
-    a state       `wrong(state)` says what about it
-    a dead end    nothing that is bound to happen leads on from here to a state that is `good`
+    a wrong state   `wrong(state)` says what is wrong
+    a dead end      no steps that must happen lead from this state to a state that is `good`
 
-What is bound to happen is a step of the protocol. A *whim* is what may happen or not: a cancel, a crash, a lost
-message. Nobody is saved by a whim, so a dead end is one though a cancel would lead out of it.
+A step of the protocol must happen. A *whim* may happen or not: a cancel, a crash, a lost message. A dead end is one
+even if a whim would lead out of it, because no waiter may depend on a whim.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEAD_END = "dead end"
 
 
 class Step(NamedTuple, Generic[S]):
-    """What may happen next."""
+    """A possible next step: `who` does `what`."""
 
     who: str
     what: str
@@ -30,7 +30,7 @@ class Step(NamedTuple, Generic[S]):
 
 
 class Model(Protocol[S]):
-    """What can happen."""
+    """All that can happen."""
 
     def start(self) -> S: ...
 
@@ -40,12 +40,12 @@ class Model(Protocol[S]):
         """What is wrong in this state; None: nothing."""
 
     def good(self, state: S) -> bool:
-        """Whether everybody has got what he wanted."""
+        """Whether every client has got what it wanted."""
 
 
 @dataclass(frozen=True)
 class Flaw:
-    """What is wrong, and how one gets there."""
+    """What is wrong, and the steps that lead there."""
 
     what: str
     trace: tuple[tuple[str, str], ...]
@@ -58,7 +58,7 @@ class Flaw:
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a walk."""
+    """The result of a walk."""
 
     states: int
     flaw: Flaw | None
@@ -73,12 +73,12 @@ class Link(NamedTuple):
 
 
 def explore(model: Model[S], limit: int = 500_000) -> Report:
-    """Walk through every state, or to the first flaw. Raises OverflowError beyond `limit` states."""
+    """Visit every state, or stop at the first flaw. Raises OverflowError beyond `limit` states."""
     states = [model.start()]  # in the order of their distance
     numbers = {states[0]: 0}
     links = [Link(0, "", "")]
-    before: list[list[int]] = [[]]  # by steps that are bound to happen
-    for number, state in enumerate(states):  # which grows meanwhile
+    before: list[list[int]] = [[]]  # by steps that must happen
+    for number, state in enumerate(states):  # the list grows during the loop
         if (what := model.wrong(state)) is not None:
             return Report(len(states), Flaw(what, _trace(links, number)))
         for who, does, after, whim in model.steps(state):

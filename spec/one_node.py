@@ -1,19 +1,19 @@
-"""One node, where serving is granting: who frees the name makes the first in the queue its holder.
+"""One node, where serving is granting: the command that frees the name makes the first in the queue the holder.
 
-Each client has one connection: what it sends arrives in order, what the node says comes back in order, and either may
-be late. A client takes a ticket, renews it, is granted, overstays its lease, gives back, gives up, dies; its connection
-breaks, and what was under way on it is read by the node later, or never. The node is the shipped `decide`.
+Each client has one connection. Its commands arrive in order, the node's replies come back in order, and both may be
+late. A client takes a ticket, renews it, is granted, overstays its lease, releases, gives up, dies. Its connection
+breaks; then the node reads the commands that were under way later, or never. The node is the shipped `decide`.
 
 Time goes in ticks. All times in a state are ticks *from now*: a tick takes one off each of them, and `decide` is always
-asked at time 0. Clocks run alike here; what they may differ by is the drift allowance, which is arithmetic.
+asked at time 0. Clocks run at the same speed here; the drift allowance covers their difference, by arithmetic.
 
-What must not be:
-    two holders       two clients believe, each by its own clock, that they hold the name
-    a fence sank      a tenure's fence is not above that of every tenure before it
-    not told          the name was given back, somebody with a fresh ticket listens, and it stays free
-    nobody's hold     a hold whose client has left it, with no release of it under way
-    nobody's ticket   the same of a ticket
-    dead end          a client that neither gets the name nor gives up
+The flaws:
+    two holders             two clients believe, each by its own clock, that they hold the name
+    a token did not rise    the token of a tenure is not above the tokens of all tenures before it
+    a waiter not notified   the name was released, a client with a fresh ticket is subscribed, and the name stays free
+    an orphan hold          a hold that its client has left, while no release of it is under way
+    an orphan ticket        the same for a ticket
+    dead end                a client that neither gets the name nor gives up
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LEASE = 2  # ticks; the life of a ticket, too
-FRESH = 1  # a ticket is served up to half of its life
-NUMBERS = 3  # a ticket's numbers go round: no more than two of them are ever under way
+FRESH = 1  # a ticket is served during the first half of its life
+NUMBERS = 3  # the numbers of a ticket repeat: at most two of them are under way at a time
 
 
 class Rule(StrEnum):
-    """What can be taken out."""
+    """The rules that can be taken out."""
 
-    NUMBERED_VALIDITY = "validity counts from the sending of the number that was granted"
-    OWN_ID_MOVES_END = "who holds and asks again is answered yes, and the end of its hold moves with the answer"
-    FREER_SERVES = "who frees the name serves the queue"
-    ONLY_FREER_SERVES = "nobody else does"
-    LEAVING_TAKES_TICKET = "release, leave and undo are one: the ticket of the id goes"
-    LEAVING_TAKES_HOLD = "... and the hold goes, if it is the id's"
-    ONLY_OWN_HOLD = "... and no other's"
+    NUMBERED_VALIDITY = "validity counts from when the granted number of the ticket was sent"
+    OWN_ID_MOVES_END = "a holder that asks again is answered yes, and the end of its hold moves with the answer"
+    FREER_SERVES = "the command that frees the name serves the queue"
+    ONLY_FREER_SERVES = "no other command serves the queue"
+    LEAVING_TAKES_TICKET = "release, leave and undo are one command: it deletes the ticket of the id"
+    LEAVING_TAKES_HOLD = "... and the hold, if it is the id's"
+    ONLY_OWN_HOLD = "... and no other hold"
     TOMBSTONE = "an undo on another connection than its acquire leaves a tombstone"
-    NEVER_AFTER_UNDO = "what a node did not carry out is not sent again behind its undo"
+    NEVER_AFTER_UNDO = "a command that a node did not carry out is not sent again after its undo"
 
 
 BREAKS = {
     Rule.NUMBERED_VALIDITY: ("overstayed", "two holders"),
     Rule.OWN_ID_MOVES_END: ("lost notice", "two holders"),
-    Rule.FREER_SERVES: ("overstayed", "not told"),
+    Rule.FREER_SERVES: ("overstayed", "a waiter not notified"),
     Rule.ONLY_FREER_SERVES: ("three", "two holders"),
-    Rule.LEAVING_TAKES_TICKET: ("faults", "nobody's ticket"),
-    Rule.LEAVING_TAKES_HOLD: ("faults", "nobody's hold"),
+    Rule.LEAVING_TAKES_TICKET: ("faults", "an orphan ticket"),
+    Rule.LEAVING_TAKES_HOLD: ("faults", "an orphan hold"),
     Rule.ONLY_OWN_HOLD: ("overstayed", "two holders"),
-    Rule.TOMBSTONE: ("faults", "nobody's hold"),
-    Rule.NEVER_AFTER_UNDO: ("faults", "nobody's hold"),
+    Rule.TOMBSTONE: ("faults", "an orphan hold"),
+    Rule.NEVER_AFTER_UNDO: ("faults", "an orphan hold"),
 }
-"""In which scene each is missed, and by what."""
+"""For each rule: the scene that fails without it, and the flaw."""
 
 
 class Ask(NamedTuple):
@@ -71,16 +71,16 @@ class Ask(NamedTuple):
     verb: Verb
     id: str
     number: int = 0
-    leaves: bool = False  # a release by somebody who does not know that it holds
+    leaves: bool = False  # a release by a client that does not know that it holds
     tombstone: bool = False
 
 
 class Word(NamedTuple):
-    """An answer, or a notice, on its way to a client."""
+    """A reply, or a notice, on its way to a client."""
 
     id: str
     number: int
-    what: str  # yes, no, undone; granted: the ticket became the hold; again: nothing was done, send it again
+    what: str  # yes, no, undone; granted: the ticket became the hold; again: the node did nothing, send it again
     fence: int = 0
 
 
@@ -98,22 +98,22 @@ class Client(NamedTuple):
 
     rounds: int
     phase: Phase = Phase.IDLE
-    number: int = 0  # of its last ticket
-    ends: tuple[int, ...] = (0,) * NUMBERS  # how long its lease would last if it came by the ticket of that number
-    valid: int = 0  # how long its lease lasts, as it believes
+    number: int = 0  # the number of its last ticket
+    ends: tuple[int, ...] = (0,) * NUMBERS  # for each number, the validity left if that ticket became the hold
+    valid: int = 0  # the validity left of its lease, as the client counts it
     out: tuple[Ask, ...] = ()
     heard: tuple[Word, ...] = ()
 
 
 class World(NamedTuple):
-    """Everything. `flaw` is what went wrong in the last step."""
+    """The whole state. `flaw` is the flaw of the last step."""
 
     node: State
     clients: tuple[Client, ...]
-    whims: int  # so many may still happen
-    top: int = 1  # the highest fence of a tenure; all fences are counted from it, so it stays 1
-    frozen: tuple[tuple[Ask, int], ...] = ()  # sent on a broken connection, and for how long the node may yet read it
-    lapsed: bool = False  # the hold came to its end by itself, and nobody has held since
+    whims: int  # the number of whims that may still happen
+    top: int = 1  # the highest token of a tenure; all tokens are counted from it, so it stays 1
+    frozen: tuple[tuple[Ask, int], ...] = ()  # sent on a broken connection, and how long the node may still read it
+    lapsed: bool = False  # the hold expired, and nobody has held the name since
     flaw: str = ""
 
 
@@ -125,13 +125,13 @@ class Whim(Enum):
 
 
 class Scene(NamedTuple):
-    """How much of it a walk sees; all at once would be millions of states."""
+    """The part that one walk explores. The whole would have millions of states."""
 
     rounds: tuple[int, ...]  # how often each client wants the name
-    whims: int  # how much may happen that need not ...
-    what: frozenset[Whim]  # ... and what
-    whom: str  # to whom
-    time: bool
+    whims: int  # how many whims may happen ...
+    what: frozenset[Whim]  # ... of which sort
+    whom: str  # ... and to which clients
+    time: bool  # whether time goes on
 
 
 SCENES = {
@@ -163,11 +163,11 @@ class OneNode:
             return world.flaw
         node = world.node
         if not node.holds and not world.lapsed and any(_hears(world, ticket.id, ticket.fresh) for ticket in node.queue):
-            return "not told"
+            return "a waiter not notified"
         if any(_left(world, entry.id) for entry in node.holds):
-            return "nobody's hold"
+            return "an orphan hold"
         if any(_left(world, ticket.id) for ticket in node.queue):
-            return "nobody's ticket"
+            return "an orphan ticket"
         return None
 
     def steps(self, world: World) -> Iterator[Step[World]]:
@@ -211,14 +211,14 @@ class OneNode:
         number = client.number if self.without is Rule.NUMBERED_VALIDITY else word.number
         valid = client.ends[number]
         if not valid:
-            return Step(who, f"hears {word.what} when its lease is over", self._leave(world, index, client))
-        flaw = "" if word.fence > world.top else "a fence sank"
+            return Step(who, f"receives {word.what} after the end of its lease", self._leave(world, index, client))
+        flaw = "" if word.fence > world.top else "a token did not rise"
         holding = Client(client.rounds, Phase.HOLDING, valid=valid, out=client.out)
         after = _counted_from(_with(world._replace(flaw=flaw), index, holding), word.fence)
-        return Step(who, f"hears {word.what} to number {word.number}: holds for {valid} ticks", after)
+        return Step(who, f"receives {word.what} to number {word.number}: holds for {valid} ticks", after)
 
     def _leave(self, world: World, index: int, client: Client) -> World:
-        """Release, or give up: one command. The id is spent; what is still said to it comes too late."""
+        """Release, or give up: one command. The id is used up; the client ignores what still arrives for it."""
         mine = _id(index, client)
         late = any(ask.id == mine and ask.verb is Verb.ACQUIRE for ask, _ in world.frozen)
         tombstone = late and self.without is not Rule.TOMBSTONE
@@ -229,7 +229,7 @@ class OneNode:
         return _with(world, index, gone)
 
     def _say(self, world: World, index: int, word: Word) -> World:
-        """On its way to a client, unless that has left the id, or holds: then it means nothing to it any more."""
+        """Put it on its way to a client, unless the client has left the id or holds: then it would ignore it."""
         client = world.clients[index]
         waits = word.id == _id(index, client) and client.phase in (Phase.ASKING, Phase.WAITING)
         if not waits and not self._minds(word):
@@ -237,7 +237,7 @@ class OneNode:
         return _with(world, index, client._replace(heard=(*client.heard, word)))
 
     def _minds(self, word: Word) -> bool:
-        """Whether even a word that comes too late means something."""
+        """Whether the client reacts even to a word that comes too late."""
         return word.what == "again" and self.without is Rule.NEVER_AFTER_UNDO
 
     def _whims(self, world: World, index: int, client: Client) -> Iterator[Step[World]]:
@@ -258,7 +258,7 @@ class OneNode:
             yield Step(who, "loses its connection", self._broken(world, index, client), whim=True)
 
     def _broken(self, world: World, index: int, client: Client) -> World:
-        """What is under way may yet be read, or is lost; what must not be lost is sent again on a new connection."""
+        """The node may still read what is under way, or never. The client sends releases again on a new connection."""
         world = world._replace(frozen=world.frozen + tuple((ask, LEASE) for ask in client.out))
         tombstone = self.without is not Rule.TOMBSTONE
         owed = tuple(ask._replace(tombstone=tombstone) for ask in client.out if ask.verb is Verb.RELEASE)
@@ -266,7 +266,7 @@ class OneNode:
         return self._leave(world, index, client) if client.phase is Phase.ASKING else _with(world, index, client)
 
     def _carry_out(self, world: World, ask: Ask) -> tuple[World, Word]:
-        """The node reads a command; whom it tells will hear of it."""
+        """The node carries out a command; its notices are on their way."""
         node, word, notices = _answer(world.node, ask, self.without)
         world = world._replace(node=node, lapsed=world.lapsed and not node.holds)
         for notice in notices:
@@ -280,7 +280,7 @@ class OneNode:
 
 @cache
 def _answer(state: State, ask: Ask, without: Rule | None) -> tuple[State, Word, tuple[Notice, ...]]:
-    """`decide`, and what it were without a rule."""
+    """The reply of `decide`, changed to what it would be without the rule `without`."""
     given, asked = state, ask
     holder = state.holds[0].id if state.holds else ""
     if ask.verb is Verb.RELEASE and holder and holder != ask.id:
@@ -307,7 +307,7 @@ def _answer(state: State, ask: Ask, without: Rule | None) -> tuple[State, Word, 
 
 
 def _tick(world: World) -> World:
-    """All that is counted is one less."""
+    """One tick later: every time in the state is one less."""
     node = world.node
     aged = State(
         tuple(entry._replace(ends=(entry.ends or 0) - 1) for entry in node.holds),
@@ -339,12 +339,12 @@ def _name(index: int) -> str:
 
 
 def _index(id: str) -> int:
-    """Whose id it is."""
+    """The client that an id belongs to."""
     return ord(id[0]) - ord("A")
 
 
 def _id(index: int, client: Client) -> str:
-    """Each time it wants the name it has another."""
+    """A client has a new id each time it wants the name."""
     return f"{_name(index)}{client.rounds}"
 
 
@@ -358,7 +358,7 @@ def _with(world: World, index: int, client: Client) -> World:
 
 
 def _try(client: Client, id: str) -> Client:
-    """An acquire which leaves a ticket with the next number, or renews it."""
+    """An acquire that leaves a ticket with the next number, or renews it."""
     number = (client.number + 1) % NUMBERS
     ends = tuple(LEASE if each == number else left for each, left in enumerate(client.ends))
     out = (*client.out, Ask(Verb.ACQUIRE, id, number))
@@ -366,7 +366,7 @@ def _try(client: Client, id: str) -> Client:
 
 
 def _counted_from(world: World, fence: int) -> World:
-    """The same with all fences counted from this one."""
+    """The same world, with all tokens counted from this one."""
     less = max(fence - world.top, 0)
     clients = tuple(
         client._replace(heard=tuple(word._replace(fence=max(word.fence - less, 0)) for word in client.heard))
@@ -376,12 +376,12 @@ def _counted_from(world: World, fence: int) -> World:
 
 
 def _hears(world: World, id: str, fresh: float) -> bool:
-    """Whether a ticket is to be served, and whose it is listens."""
+    """Whether a ticket must be served: it is fresh, and its client is subscribed."""
     return fresh > 0 and world.clients[_index(id)].phase is not Phase.DEAD
 
 
 def _left(world: World, id: str) -> bool:
-    """Whether an id was left by its client, and nothing under way will take away what it has."""
+    """Whether its client has left an id, while no release of it is under way."""
     index = _index(id)
     client = world.clients[index]
     gone = client.phase is not Phase.DEAD and id != _id(index, client)

@@ -1,16 +1,16 @@
-"""Three nodes, where serving is a wake-up: a majority of them decides, and no single one can let anybody in.
+"""Three nodes, where serving is a wake-up: a majority decides, and no single node can let in a client.
 
-Each client has a connection to each node; what it sends there is read in order, as late as the node likes. Replies and
-calls come at once: what may be late there is late at the node just as well. The nodes are the shipped `decide`, and the
-votes are counted by the shipped `Ballot`. Time does not go on (`one_node.py` has the clock): a pause is a step that may
-come at any time, and leases and tickets end only where it is said so.
+Each client has a connection to each node. The node reads its commands in order, with any delay. Replies and notices
+arrive at once: a delay at the node has the same effect as a delay on the way back. The nodes are the shipped `decide`,
+and the shipped `Ballot` counts the votes. Time does not go on (`one_node.py` has the clock): a pause is a step that may
+come at any time, and leases and tickets end only in steps that say so.
 
-Nobody looks by himself, except after something ended unheard. So a call that does not come leaves a dead end.
+No client asks again without a notice, except after something expired. So a missing notice leaves a dead end.
 
-What must not be:
-    two holders        two clients have a majority
-    tries for nothing  more than a first try and one with a ticket, while the same hold stands
-    dead end           a client that wants the name and never gets it
+The flaws:
+    two holders    two clients have a majority
+    useless tries  more than a first try and one with a ticket, while the same hold stands
+    dead end       a client that wants the name and never gets it
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ if TYPE_CHECKING:
 
 NODES = 3
 MAJORITY = NODES // 2 + 1
-LAG = 1  # nobody tries while a node owes him more answers than this: it would count as silent
+LAG = 1  # a client does not try while a node owes it more answers than this: the node would count as silent
 
 
 class Rule(StrEnum):
-    """What can be taken out."""
+    """The rules that can be taken out."""
 
     UNDO_FIRST = "undo k is queued on every node before attempt k + 1"
-    QUIET_UNDO = "an undo wakes nobody ..."
+    QUIET_UNDO = "an undo notifies nobody ..."
     WAKING_UNDO = "... unless its attempt had, or may have had, a majority"
-    SPLIT_GIVES_BACK = "votes that are split are given back"
+    SPLIT_GIVES_BACK = "split votes are undone"
     ORDER_KEY = "the order key is the same on every node and in every renewal"
     TICKET_NEEDS_MAJORITY = "a ticket is kept only while its owner reaches a majority"
-    DELAYED_RESTART = "a node that restarted casts no vote until what it may have forgotten has ended"
+    DELAYED_RESTART = "a restarted node casts no vote until the holds that it may have forgotten have ended"
 
 
 BREAKS = {
     Rule.UNDO_FIRST: ("fair", "dead end"),
-    Rule.QUIET_UNDO: ("held", "tries for nothing"),
+    Rule.QUIET_UNDO: ("held", "useless tries"),
     Rule.WAKING_UNDO: ("two", "dead end"),
     Rule.SPLIT_GIVES_BACK: ("one down", "dead end"),
     Rule.ORDER_KEY: ("fair", "dead end"),
     Rule.TICKET_NEEDS_MAJORITY: ("cut off", "dead end"),
     Rule.DELAYED_RESTART: ("restart", "two holders"),
 }
-"""In which scene each is missed, and by what."""
+"""For each rule: the scene that fails without it, and the flaw."""
 
 
 class Scene(NamedTuple):
-    """How much of it a walk sees."""
+    """The part that one walk explores."""
 
     clients: int = 2
     fair: bool = False
     down: bool = False  # the last node is out of reach
     held: bool = False  # the last client holds all the time, on all nodes but the last; tries are counted
-    gives_up: bool = False  # the first client may
+    gives_up: bool = False  # the first client may give up
     cut_off: bool = False  # the first client may lose the middle node, for ever
-    restart: bool = False  # the first node may lose all it knows, while somebody holds
+    restart: bool = False  # the first node may lose all data while a client holds
 
 
 SCENES = {
@@ -95,7 +95,7 @@ class Ask(NamedTuple):
 class Phase(Enum):
     READY = "ready"  # to try, at any time
     ASKING = "asking"
-    WAITING = "waiting"  # to be called
+    WAITING = "waiting"  # for a notice
     HOLDING = "holding"
     DONE = "done"
 
@@ -106,15 +106,15 @@ UNASKED: tuple[Vote | None, ...] = (None,) * NODES
 
 
 class Client(NamedTuple):
-    """One client. Its attempts have two ids in turn: the undo of one is sent before the next but one."""
+    """One client. Its attempts use two ids in turn: the undo of an attempt is sent before its id is used again."""
 
     phase: Phase = Phase.READY
     attempt: int = 0
     votes: tuple[Vote | None, ...] = UNASKED
-    queues: bool = False  # was refused: its next try leaves tickets
+    queues: bool = False  # it was refused: its next try leaves tickets
     called: bool = False
     out: tuple[tuple[Ask, ...], ...] = ((),) * NODES
-    late: tuple[Ask | None, ...] = (None,) * NODES  # undos that go out behind the next attempt (without UNDO_FIRST)
+    late: tuple[Ask | None, ...] = (None,) * NODES  # undos that are sent after the next attempt (without UNDO_FIRST)
     tries: int = 0
 
 
@@ -122,9 +122,9 @@ class World(NamedTuple):
     nodes: tuple[State, ...]
     clients: tuple[Client, ...]
     cut: bool = False  # the first client is cut off
-    unheard: bool = False  # something has ended, and nobody was told
+    unheard: bool = False  # a hold or a ticket has expired, and nobody was notified
     restarted: bool = False
-    young: str = ""  # the first node restarted, and this is the hold that it has forgotten
+    young: str = ""  # the first node restarted, and has forgotten this hold
 
 
 class Quorum:
@@ -153,7 +153,7 @@ class Quorum:
         if sum(client.phase is Phase.HOLDING for client in world.clients) > 1:
             return "two holders"
         if any(client.tries > 2 for client in world.clients):
-            return "tries for nothing"
+            return "useless tries"
         return None
 
     def steps(self, world: World) -> Iterator[Step[World]]:
@@ -189,7 +189,7 @@ class Quorum:
         return self._counted(world, index)
 
     def _counted(self, world: World, index: int) -> World:
-        """A client's votes came to an outcome, perhaps."""
+        """The world after a vote: the client acts if its ballot has an outcome now."""
         client = world.clients[index]
         tally = _tally(client.votes, client.queues)
         if client.phase is not Phase.ASKING or tally is None:
@@ -212,7 +212,7 @@ class Quorum:
         return self._send(world, index, client, undo)
 
     def _undo(self, index: int, client: Client, ticket: bool) -> dict[int, Ask]:
-        """To each node where the attempt took effect, or may yet."""
+        """The undo, for each node where the attempt took effect or may still do so."""
         traces = [n for n, vote in enumerate(client.votes) if vote is None or vote[0] == 1]
         serve = Serve.WAKE if len(traces) >= MAJORITY and self.without is not Rule.WAKING_UNDO else Serve.NOBODY
         if self.without is Rule.QUIET_UNDO:
@@ -220,7 +220,7 @@ class Quorum:
         return {n: Ask(Verb.RELEASE, _id(index, client.attempt), ticket, serve) for n in traces}
 
     def _leave(self, world: World, index: int, client: Client, phase: Phase) -> World:
-        """Undo the attempt, and take the tickets back."""
+        """Undo the attempt, and withdraw the tickets."""
         undo = self._undo(index, client, ticket=False) if client.phase is Phase.ASKING else {}
         undo |= {n: late for n, late in enumerate(client.late) if late}
         gone = Client(phase, client.attempt, out=client.out)
@@ -258,7 +258,7 @@ class Quorum:
             waits = world.clients[whom].phase in (Phase.ASKING, Phase.WAITING, Phase.READY)
             if waits and world.clients[whom].queues:
                 world = _with(world, whom, world.clients[whom]._replace(called=True))
-        calls = f", calls {', '.join(_name(whom) for whom in told)}" if told else ""
+        calls = f", notifies {', '.join(_name(whom) for whom in told)}" if told else ""
         said = "yes" if vote[0] == 1 else f"no ({vote[2] or 'free'})"
         told_by = f"{ask.verb.value} of {ask.id}: {said}{calls}"
         return Step(f"node {n}", told_by, self._counted(world, index))
@@ -268,7 +268,7 @@ class Quorum:
             after = self._silenced(world._replace(cut=True), 0, 1)
             yield Step("A", "is cut off from node 1", after, whim=True)
         if world.cut and (after := _lapsed(world)) != world:
-            yield Step("node 1", "forgets A: its lease and its ticket end", after)
+            yield Step("node 1", "forgets A: its lease and its ticket expire", after)
         for index, client in enumerate(world.clients):
             if self.scene.restart and not world.restarted and client.phase is Phase.HOLDING:
                 yield Step("node 0", "restarts empty", self._restarted(world, _id(index, client.attempt)), whim=True)
@@ -276,7 +276,7 @@ class Quorum:
                 yield Step("node 0", "is old enough to vote", world._replace(young=""))
 
     def _silenced(self, world: World, index: int, n: int) -> World:
-        """What was on its way from a client to a node is lost."""
+        """The commands on their way from a client to a node are lost."""
         client = world.clients[index]
         client = client._replace(out=(*client.out[:n], (), *client.out[n + 1 :]))
         if client.phase is Phase.ASKING and client.votes[n] is None:
@@ -284,7 +284,7 @@ class Quorum:
         return self._counted(_with(world, index, client), index)
 
     def _restarted(self, world: World, holder: str) -> World:
-        """All connections to it break."""
+        """The first node restarts empty, and all connections to it break."""
         young = "" if self.without is Rule.DELAYED_RESTART else holder
         nodes = (State(fence=1, fence_ends=inf), *world.nodes[1:])
         world = world._replace(nodes=nodes, young=young, restarted=True)
@@ -297,17 +297,17 @@ class Quorum:
 
 
 class Tally(NamedTuple):
-    """What votes come to."""
+    """The result of some votes."""
 
     outcome: Outcome
     held: bool  # by one id, on a majority
     free: int
-    behind: bool  # others stand before us
+    behind: bool  # other waiters are before this one
 
 
 @cache
 def _tally(votes: tuple[Vote | None, ...], certain: bool) -> Tally | None:
-    """None: it is open."""
+    """The result of these votes; None: it is still open."""
     ballot = Ballot(_op(Ask(Verb.ACQUIRE, "A0"), 0, False, 0), NODES, 0, 1, certain=certain)
     for n, vote in enumerate(votes):
         if vote == SILENT:
@@ -323,12 +323,12 @@ def _tally(votes: tuple[Vote | None, ...], certain: bool) -> Tally | None:
 def _answer(
     state: State, ask: Ask, index: int, fair: bool, without: Rule | None
 ) -> tuple[State, Vote, tuple[int, ...]]:
-    """The node after it, its vote, and whom it calls. Fences are left out (`span.py` has them)."""
+    """The node afterwards, its vote, and the clients that it notifies. Tokens are left out (`span.py` has them)."""
     order = index + 1
-    if without is Rule.ORDER_KEY:  # each node counts arrivals itself; who renews keeps his place
+    if without is Rule.ORDER_KEY:  # each node counts arrivals itself; a renewal keeps its place
         mine = [ticket.order for ticket in state.queue if ticket.id == _ticket(index)]
         order = mine[0] if mine else 1 + max((ticket.order for ticket in state.queue), default=0)
-        if ask.verb is Verb.RELEASE:  # an undo: it was let in, so it was the first
+        if ask.verb is Verb.RELEASE:  # an undo: the attempt was let in, so its ticket was the first
             order = 0
     reply = decide(FAIR if fair else MUTEX, state, _op(ask, index, fair, order), 0)
     found = vote_of(reply, 0)
@@ -349,7 +349,7 @@ def _op(ask: Ask, index: int, fair: bool, order: int) -> Op:
 
 
 def _lapsed(world: World) -> World:
-    """The middle node has heard nothing of the first client for long enough."""
+    """The lease and the ticket of the first client expire at the middle node, which it no longer reaches."""
     node, client = world.nodes[1], world.clients[0]
     if client.phase is Phase.HOLDING:
         return world

@@ -1,13 +1,13 @@
-"""Restarts: which of three servers may vote, as a client sees it that connects.
+"""Restarts: which of three servers may vote, in the view of a connecting client.
 
-A server's restart may empty it, or bring back a dump that knows the mark of first use but not the latest holds. A holds
-all the time, by two votes. B opens its connections, to whichever servers answer: for the first time, or again, in
-another event loop. Whether the deployment is new is judged by the shipped `judge`.
+A restart may empty a server, or load a dump that has the mark of first use but not the latest holds. A holds all the
+time, by two votes. B opens its connections to the servers that answer: for the first time, or again, in another event
+loop. The shipped `judge` judges whether the deployment is new.
 
-Left out is what no client can see, since the servers that answer it have all restarted empty and it has met none of
-them before that (docs/safety.md).
+The model leaves out what no client can detect: all servers that answer have restarted empty, and the client has met
+none of them before (docs/safety.md).
 
-What must not be:
+The flaw:
     two holders   B gets two votes, too
 """
 
@@ -30,35 +30,35 @@ LENGTH = 1.0  # of a quarantine; it is time 0
 
 
 class Rule(StrEnum):
-    """What can be taken out."""
+    """The rules that can be taken out."""
 
     YOUNG_IS_SILENT = "a server that is younger than the longest lease casts no vote"
-    MARK = "a deployment is new only if no server that answers bears the mark of first use ..."
-    SEEN_OTHER = "... and this client met no other server there"
+    MARK = "a deployment is new only if no server that answers has the mark of first use ..."
+    SEEN_OTHER = "... and this client has met no other server there"
 
 
 BREAKS = dict.fromkeys(Rule, ("rolling", "two holders"))
-"""In which scene each is missed, and by what."""
+"""For each rule: the scene that fails without it, and the flaw."""
 
 SCENES = ("rolling",)
 
 
 class Server(NamedTuple):
-    """A server that was first used as run 1, long ago."""
+    """A server whose first use was in run 1, long ago."""
 
     run: int = 1
-    mark: int = 1  # the run that it was first used in; 0: nobody used it
+    mark: int = 1  # the run of its first use; 0: unused
     young: bool = False
     held: bool = False  # by A
 
 
 class World(NamedTuple):
-    """Everything."""
+    """The whole state."""
 
     servers: tuple[Server, ...] = (Server(held=True), Server(held=True), Server())
-    met: tuple[bool, ...] = (False,) * NODES  # before it restarted, by B
-    over: bool = False  # A's lease; no server is young any more
-    holds: bool = False  # B does
+    met: tuple[bool, ...] = (False,) * NODES  # B has met the server before its restart
+    over: bool = False  # A's lease has ended, and no server is young any more
+    holds: bool = False  # B holds
 
 
 class Restart:

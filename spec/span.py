@@ -1,12 +1,12 @@
-"""Fences over three nodes, each with a counter F of its own: they differ, lag, and are lost.
+"""Fencing tokens over three nodes, each with a counter F of its own. The counters differ, lag, and are lost.
 
-A hold comes with a span of fences, for tenures that pass it on inside one process. That only one holds at a time is
-`quorum.py`; here each attempt is a few steps in a row, and what is open is whom it reaches, whose clock it comes with,
-and what a node still knows afterwards. The nodes are the shipped `decide`, always asked at time 0; the clients' clocks
-count on from there, in a unit in which nobody can try more often than a span is long.
+A hold comes with a span of tokens, for the tenures to which one process passes it on. `quorum.py` checks that only one
+client holds at a time. Here an attempt is a few steps in a row, and the model varies which nodes it reaches, which
+client clock it carries, and what a node still knows afterwards. The nodes are the shipped `decide`, always asked at
+time 0. The clients' clocks count on from there, in a unit in which no client can try more often than a span is long.
 
-What must not be:
-    a fence sank   a tenure's fence is not above that of every tenure before it
+The flaw:
+    a token did not rise   the token of a tenure is not above the tokens of all tenures before it
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ if TYPE_CHECKING:
 NODES = 3
 MAJORITY = NODES // 2 + 1
 SPAN = 2
-SKEW = 3  # two clients' clocks differ by this
-LEASE = 6  # a node that restarted is silent for so long; longer than the clocks differ
+SKEW = 3  # the difference between two clients' clocks
+LEASE = 6  # a restarted node casts no vote for this time; it is longer than SKEW
 
 
 class Rule(StrEnum):
-    """What can be taken out."""
+    """The rules that can be taken out."""
 
     WITNESSES = "a hold counts once a majority of nodes have F at its token or above while they hold it"
-    WHOLE_SPAN = "... at the last of its span"
+    WHOLE_SPAN = "... at the last token of its span"
     STAYS_IN_SPAN = "no tenure leaves its span"
-    CLOCK_SEEDS = "a new hold's fence is not below its client's clock"
+    CLOCK_SEEDS = "a new hold's token is not below its client's clock"
 
 
-BREAKS = dict.fromkeys(Rule, ("span", "a fence sank"))
-"""In which scene each is missed, and by what."""
+BREAKS = dict.fromkeys(Rule, ("span", "a token did not rise"))
+"""For each rule: the scene that fails without it, and the flaw."""
 
 SCENES = ("span",)
 
 
 class World(NamedTuple):
-    """Everything. Which node is which does not matter, so they are kept in order."""
+    """The whole state. The nodes are interchangeable, so they are kept sorted."""
 
     nodes: tuple[State, ...] = (State(),) * NODES
     time: int = 0
     tries: int = 4
     rewinds: int = 1
-    away: int = 0  # so many nodes restarted and are silent; they come first
-    fence: int = 0  # of the tenure; 0: nobody holds
-    last: int = 0  # of its span
-    top: int = 0  # the highest fence of any tenure
+    away: int = 0  # the number of restarted nodes that cast no vote; they come first
+    fence: int = 0  # the token of the tenure; 0: there is none
+    last: int = 0  # the last token of its span
+    top: int = 0  # the highest token of any tenure
     flaw: str = ""
 
 
@@ -86,10 +86,10 @@ class Span:
                 yield from self._rewound(world, n)
         if world.away and not world.fence:
             after = world._replace(away=0, time=world.time + LEASE, nodes=_sorted(world.nodes))
-            yield Step("node", "has been silent for long enough, and votes again", after)
+            yield Step("node", "has waited for long enough, and votes again", after)
 
     def _tries(self, world: World) -> Iterator[Step[World]]:
-        """An attempt reaches some of the nodes that vote."""
+        """An attempt. It reaches some of the nodes that vote."""
         up = range(world.away, NODES)
         for clock in (world.time, world.time + SKEW):
             for count in range(1, len(up) + 1):
@@ -100,22 +100,24 @@ class Span:
                     yield from self._granted(world, nodes, reached, told)
 
     def _granted(self, world: World, nodes: Nodes, reached: tuple[int, ...], told: str) -> Iterator[Step[World]]:
-        """A lease if a majority are witnesses; if not, some of them hear of the token."""
+        """It becomes a lease if a majority are witnesses. If not, the client raises F at some of them."""
         last = max(nodes[n].fence for n in reached)
         token = last - SPAN + 1 if self.without is Rule.WHOLE_SPAN else last
         if len(reached) < MAJORITY:
             given_back = _asked(nodes, reached, Verb.RELEASE, 0)
-            yield Step("client", f"{told}: no majority, given back", _with(world, given_back))
+            yield Step("client", f"{told}: no majority, undone", _with(world, given_back))
         elif self.without is Rule.WITNESSES or _witnesses(nodes, reached, token) >= MAJORITY:
             yield Step("client", f"{told}: holds", _begun(world, nodes, last))
         else:
             for heard in (h for count in range(len(reached) + 1) for h in combinations(reached, count)):
                 raised = _asked(nodes, heard, Verb.EXTEND, token)
                 if _witnesses(raised, heard, token) >= MAJORITY:
-                    yield Step("client", f"{told}: raises {len(heard)} of them, holds", _begun(world, raised, last))
+                    yield Step(
+                        "client", f"{told}: raises F at {len(heard)} of them, holds", _begun(world, raised, last)
+                    )
                 else:
                     given_back = _asked(raised, reached, Verb.RELEASE, 0)
-                    told_by = f"{told}: raises {len(heard)} of them, not enough, given back"
+                    told_by = f"{told}: raises F at {len(heard)} of them, not enough, undone"
                     yield Step("client", told_by, _with(world, given_back))
 
     def _tenure(self, world: World) -> Iterator[Step[World]]:
@@ -125,11 +127,11 @@ class Span:
         over = world._replace(fence=0, last=0)
         released = _asked(world.nodes, holding, Verb.RELEASE, world.last)
         yield Step("holder", "releases", _with(over, released))
-        lapsed = _asked(world.nodes, holding, Verb.RELEASE, 0)  # as good as: nobody brings the token
+        lapsed = _asked(world.nodes, holding, Verb.RELEASE, 0)  # the same as an expiry: no command carries the token
         yield Step("holder", "lets its lease run out", _with(over, lapsed), whim=True)
 
     def _rewound(self, world: World, n: int) -> Iterator[Step[World]]:
-        """A node that restarts with an older dump, or none."""
+        """A node restarts with an older dump, or with none."""
         others = world.nodes[:n] + world.nodes[n + 1 :]
         for fence in {0, world.nodes[n].fence // 2}:
             nodes = (State(fence=fence, fence_ends=inf if fence else 0.0), *others)
@@ -164,7 +166,7 @@ def _begun(world: World, nodes: Nodes, last: int) -> World:
 
 
 def _tenured(world: World, fence: int) -> World:
-    flaw = "" if fence > world.top else "a fence sank"
+    flaw = "" if fence > world.top else "a token did not rise"
     return world._replace(fence=fence, top=max(fence, world.top), flaw=flaw)
 
 

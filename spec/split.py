@@ -1,10 +1,11 @@
 """Two clients in step: they always try at the same time, and each is nearest to another of the two nodes that are up.
 
-Nothing here is left to luck but the pause that each draws: where chance may come to the rescue, as in `quorum.py`, a
-rule that breaks a symmetry is never missed. Attempts are carried out by the shipped `decide`, in that order.
+Only the pause that each client draws is random. In `quorum.py` the order of events is open, so some order always leads
+out of a symmetry, and the explorer cannot see that the rule which breaks it is missing. The shipped `decide` carries
+out the attempts.
 
-What must not be:
-    dead end   they split the votes for ever
+The flaw:
+    dead end   the clients split the votes for ever
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ MAJORITY = 2  # of three nodes, of which one is down
 
 
 class Rule(StrEnum):
-    """What can be taken out."""
+    """The rule that can be taken out."""
 
-    BACK_OFF = "votes that were split are tried for again after a pause that is drawn"
+    BACK_OFF = "after split votes the clients try again after a random pause"
 
 
 BREAKS = {Rule.BACK_OFF: ("in step", "dead end")}
-"""In which scene it is missed, and by what."""
+"""The scene that fails without it, and the flaw."""
 
 SCENES = ("in step",)
 
 
 class World(NamedTuple):
-    """Who waits for how long until he tries again, and who has got the name."""
+    """How long each client waits until it tries again, and which client has the name."""
 
     pauses: tuple[int, int] = (0, 0)
     holder: str = ""
@@ -72,12 +73,12 @@ class Split:
             yield Step(who, "tries and holds", World(holder=winner))
             return
         for pauses in product(self.pauses, repeat=2):
-            told = f"try, split the votes, give them back, and pause for {pauses[0]} and {pauses[1]}"
+            told = f"try, split the votes, undo them, and pause for {pauses[0]} and {pauses[1]}"
             yield Step(who, told, World((pauses[0], pauses[1])))
 
 
 def _votes(trying: list[str]) -> dict[str, int]:
-    """How many of the two nodes say yes to whom: node 0 hears A first, node 1 hears B first."""
+    """How many of the two nodes grant each client: node 0 reads A's command first, node 1 reads B's first."""
     votes = dict.fromkeys(trying, 0)
     for order in (sorted(trying), sorted(trying, reverse=True)):
         node = State()

@@ -37,8 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what need not run. Tests with a limit of their own, the longest, come first, and the pure ones last: so no worker waits long for
-    another at the end."""
+    """Leave out what need not run. Tests with a limit of their own, the longest, come first, and the pure ones last: so
+    no worker waits long for another at the end."""
     items[:] = [item for item in items if not _is_left_out(item)]
     items.sort(key=lambda item: (item.get_closest_marker("timeout") is None) + ("unit" in item.path.parts))
 
