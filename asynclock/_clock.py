@@ -1,7 +1,7 @@
 """Time, in seconds everywhere.
 
-Validity is counted on CLOCK_BOOTTIME where there is one: it neither jumps with the wall clock nor stands still while
-the machine sleeps (a lease on the server does not stand still either). The wall clock only seeds fencing tokens.
+Validity is counted on CLOCK_BOOTTIME where the system has it. That clock does not jump with the wall clock, and it goes
+on while the machine sleeps, as a lease on the server does. The wall clock only starts fencing tokens and order keys.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 if hasattr(time, "CLOCK_BOOTTIME"):
     now: Callable[[], float] = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-else:  # macOS: its monotonic clock goes on during sleep from 3.x on only in part; docs/safety.md says so
+else:  # macOS: its monotonic clock may stand still while the machine sleeps (docs/safety.md)
     now = time.monotonic
 
 
 class Timer(Protocol):
-    """What `Clock.call_at` answers."""
+    """The result of `Clock.call_at`."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """The seam for time: the machine's, or one that a test moves."""
+    """A source of time: the machine's clock, or a clock that a test moves."""
 
     def now(self) -> float:
-        """Seconds on a clock that only goes forward."""
+        """Seconds, on a clock that never goes back."""
 
     def wall(self) -> float:
         """Unix time in seconds."""
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Call back on the running loop once `now()` has reached `when`."""
+        """Call `callback` on the running loop once `now()` has reached `when`, in seconds."""
 
 
 class SystemClock:
@@ -54,6 +54,6 @@ SYSTEM = SystemClock()
 
 
 def wake(sleeper: asyncio.Future[None]) -> None:
-    """End a wait for a future, if it still waits."""
+    """Wake a task that waits for `sleeper`, unless it is done."""
     if not sleeper.done():
         sleeper.set_result(None)

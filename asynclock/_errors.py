@@ -1,16 +1,16 @@
-"""What can go wrong, as a tree.
+"""The errors, as a tree.
 
-    LockError(Exception)                  .name: the lock's name, "" where no one lock is meant
-     +-- LockTimeout (TimeoutError)       somebody else held it for the whole timeout
-     +-- LockLost                         it was ours and ended under us        .reason
-     +-- LockNotHeld                      we gave it back, or never had it
+    LockError(Exception)                  .name: the lock's name, "" where the error is about no single lock
+     +-- LockTimeout (TimeoutError)       another owner held the lock for the whole timeout
+     +-- LockLost                         the lock was held, and its lease ended before its release    .reason
+     +-- LockNotHeld                      the lock was released already, or never acquired
      +-- SelfDeadlock (RuntimeError)      this task would wait for itself
-     +-- QuorumUnavailable                a majority of the nodes is out of reach   .errors
-     +-- Unsupported                      this store cannot keep what was asked
-     +-- ConfigError (ValueError)         the call, an option or a server's set-up is wrong
+     +-- QuorumUnavailable                a majority of the nodes is out of reach                      .errors
+     +-- Unsupported                      this store cannot do what the call asks for
+     +-- ConfigError (ValueError)         the call, an option or the set-up of a server is wrong
 
-"Held by somebody" and "out of reach" are never the same answer. Every error pickles, and none shows an id, a handle
-or a password.
+"Another owner holds it" and "out of reach" are always two different errors. Every error pickles. No error shows an id,
+a handle or a password.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Reason: TypeAlias = Literal["expired", "taken", "broken", "max_hold", "closed"]
 
 _WHY: dict[Reason, str] = {
-    "expired": "its lease ran out before it could be renewed",
-    "taken": "somebody else holds the name now",
+    "expired": "its lease expired before a renewal succeeded",
+    "taken": "another owner holds the name now",
     "broken": "its key was deleted on the servers, by break_lock or by hand",
     "max_hold": "it was held for max_hold seconds",
     "closed": "its client was closed",
@@ -32,23 +32,27 @@ _WHY: dict[Reason, str] = {
 
 
 class LockError(Exception):
-    """The base of all errors of asynclock."""
+    """The base of all errors of asynclock. `name` is the name of the lock, "" where no single lock is meant."""
 
     def __init__(self, message: str, *, name: str = "") -> None:
         super().__init__(message)
         self.name = name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions pickle by their args; keyword-only state rides along as the instance's dict.
+        # An exception pickles by its args alone; the instance's dict adds the keyword-only state.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class LockTimeout(LockError, TimeoutError):
-    """Somebody else held the lock for the whole timeout."""
+    """Another owner held the lock for the whole timeout."""
 
 
 class LockLost(LockError):
-    """The lock was ours and ended under us: what follows the loss ran unguarded."""
+    """The lock was held, and its lease ended before its release. Code that ran after the loss was not guarded.
+
+    `reason` says why: "expired" (no renewal succeeded in time), "taken" (another owner holds the name), "broken" (the
+    key was deleted), "max_hold" (the time limit of the option), "closed" (the client was closed).
+    """
 
     reason: Reason
 
@@ -58,7 +62,7 @@ class LockLost(LockError):
 
 
 class LockNotHeld(LockError):
-    """We gave the lock back or away ourselves, or never had it."""
+    """The lock was released or detached already, or never acquired."""
 
 
 class SelfDeadlock(LockError, RuntimeError):
@@ -66,7 +70,7 @@ class SelfDeadlock(LockError, RuntimeError):
 
 
 class QuorumUnavailable(LockError):
-    """A majority of the nodes is out of reach; `errors` has what each of them said."""
+    """A majority of the nodes is out of reach. `errors` has the error of each node, by its address."""
 
     errors: Mapping[str, Exception]
 
@@ -76,15 +80,15 @@ class QuorumUnavailable(LockError):
 
 
 class Unsupported(LockError):
-    """This store, or this option, cannot keep what was asked."""
+    """This store, or this option, does not support the call."""
 
 
 class ConfigError(LockError, ValueError):
-    """A url, name or option is wrong, or a server refuses to serve; the message says what to do."""
+    """A url, a name or an option is wrong, or a server refuses a command. The message says what to do."""
 
 
 def brief(name: str) -> str:
-    """A name as messages show it: quoted, and cut where it is huge."""
+    """A name as messages show it: quoted, and cut at 80 characters."""
     return repr(name if len(name) <= 80 else f"{name[:77]}...")
 
 

@@ -1,4 +1,4 @@
-"""What a user may set, checked where it is set: the typed options and the settings they become."""
+"""The options that a user may set, and the checked settings that they become. A wrong option is refused at once."""
 
 from __future__ import annotations
 
@@ -16,53 +16,54 @@ if TYPE_CHECKING:
 Seconds: TypeAlias = float | timedelta
 
 RESERVED = "asynclock~"
-"""What all keys of ours but the holds begin with, after the prefix, and our channels; names may not."""
+"""The start of all keys except the holds (after the prefix), and of all channels. A lock's name must not begin so."""
 
-MIN_LEASE = 0.1  # shorter, and the drift allowance and one slow turn of the loop eat the lease
-MAX_METADATA = 1024  # it travels in every command of its lock
+MIN_LEASE = 0.1  # seconds; the drift allowance and one slow turn of the loop would use up a shorter lease
+MAX_METADATA = 1024  # characters; every command of the lock carries it
 
 
 class LockOptions(TypedDict, total=False):
-    """The options of every lock; given to the client, they are its locks' defaults."""
+    """The options of every lock. Given to the client, they are the defaults of its locks. Times are in seconds."""
 
     lease: Seconds
-    """How long a hold lives unrenewed, in seconds (default 30)."""
+    """How long a hold lives without a renewal, in seconds (default 30)."""
     timeout: Seconds | None
-    """How long to wait: None as long as it takes (the default), 0 tries once."""
+    """How long to wait, in seconds: None without limit (the default), 0 tries once."""
     renew: bool
-    """Let the watchdog renew the lease every lease/3 (default True)."""
+    """The watchdog renews the lease every lease/3 (default True)."""
     max_hold: Seconds | None
-    """The lease is lost after this long, renewed or not (default None: never)."""
+    """The lease is lost after this time, in seconds, renewed or not (default None: never)."""
     min_hold: Seconds
-    """The name stays taken this long from its acquisition, released or not (default 0)."""
+    """The name stays taken for this time after its acquisition, in seconds, released or not (default 0)."""
     cancel_on_lost: bool
-    """Cancel the task in `async with` when the lease is lost (default True); False: LockLost at its end only."""
+    """Cancel the task in `async with` when the lease is lost (default True); False: raise LockLost at its end only."""
     metadata: str
-    """A note for operators, kept with the hold (default "")."""
+    """A note for operators that is stored with the hold (default "")."""
     fencing: bool
-    """Hand out fencing tokens (default True); False sends the plain `SET NX PX` of other Redlock clients."""
+    """Give out fencing tokens (default True); False sends the plain `SET NX PX` of other Redlock clients."""
 
 
 class ClientOptions(LockOptions, total=False):
     """The options of a client."""
 
     prefix: str
-    """Goes before each name to make its key (default "")."""
+    """The key of a lock is this prefix and its name (default "")."""
     max_lease: Seconds
-    """The longest lease in the whole deployment (default 60): a restarted node is silent for as long."""
+    """The longest lease in the whole deployment, in seconds (default 60). A restarted node casts no vote for this time
+    and one second more."""
     node_timeout: Seconds | None
-    """When a node's silence counts as no vote (default: 0.05 on a quorum, lease/10 on one node)."""
+    """A node that is silent for this many seconds casts no vote (default: 0.05 on a quorum, lease/10 on one node)."""
     patience: Seconds
-    """How long an acquire rides out an outage, at most, in seconds (default 5); never beyond its timeout."""
+    """How long an acquire waits for the end of an outage, in seconds (default 5); never beyond its timeout."""
     fence_memory: Seconds
     """How long a name's fencing counter outlives its last hold (default 300)."""
     trust_restarts: bool
-    """Let freshly restarted nodes vote at once (default False); only where each write is on disk first."""
+    """Restarted nodes vote at once (default False). Only for servers that write each command to disk first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockSettings:
-    """LockOptions, checked, in seconds."""
+    """Checked LockOptions; all times are floats, in seconds."""
 
     lease: float = 30.0
     timeout: float | None = None
@@ -76,7 +77,7 @@ class LockSettings:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """ClientOptions, checked, in seconds."""
+    """Checked ClientOptions; all times are floats, in seconds."""
 
     lock: LockSettings = LockSettings()
     prefix: str = ""
@@ -105,14 +106,14 @@ def client_settings(options: Mapping[str, Any], base: ClientSettings | None = No
     own = {key: value for key, value in checked.items() if key in _CLIENT}
     merged = _replace(base, own)
     if merged.fence_memory < 60:
-        raise ConfigError(f"fence_memory={merged.fence_memory:g} s is too short to order fences: give at least 60")
+        raise ConfigError(f"fence_memory={merged.fence_memory:g} s is too short to order tokens: give at least 60")
     lock = _replace(base.lock, {key: value for key, value in checked.items() if key in _LOCK})
     _check_lock(lock, merged, "")
     return _replace(merged, {"lock": lock})
 
 
 def lock_settings(name: str, options: Mapping[str, Any], client: ClientSettings) -> LockSettings:
-    """Check one lock's options over its client's. Raises ConfigError."""
+    """One lock's settings: its options, and its client's where it has none. Raises ConfigError."""
     if not options:
         return client.lock
     lock = _replace(client.lock, _checked(options, _LOCK, "lock"))
@@ -121,19 +122,19 @@ def lock_settings(name: str, options: Mapping[str, Any], client: ClientSettings)
 
 
 def same_terms(a: LockSettings, b: LockSettings) -> bool:
-    """Whether a hold taken under `a` may go on under `b`."""
+    """Whether a hold acquired with `a` may be passed on to a waiter with `b`: all but their timeouts are equal."""
     return not a.min_hold and (a is b or replace(a, timeout=None) == replace(b, timeout=None))
 
 
 def check_name(name: object) -> str:
-    """A lock's name: any non-empty str."""
+    """Check a lock's name: any non-empty str that does not begin with RESERVED. Raises ConfigError."""
     if not isinstance(name, str):
         hint = "decode it first" if isinstance(name, bytes) else "make it one"
         raise ConfigError(f"a lock's name is a str, not {type(name).__name__}: {hint}")
     if not name:
         raise ConfigError("a lock's name is empty: give what it protects, such as 'order:42'")
     if name.startswith(RESERVED):
-        raise ConfigError(f"names that begin with {RESERVED!r} are taken: rename {brief(name)}")
+        raise ConfigError(f"names that begin with {RESERVED!r} are reserved: rename {brief(name)}")
     _check_text("a lock's name", name)
     return name
 
@@ -146,7 +147,7 @@ def _check_text(what: str, text: str) -> None:
 
 
 def seconds(option: str, value: object, *, zero: bool = False) -> float:
-    """`value` as seconds: a finite number or timedelta, above 0 (or 0 where that means something)."""
+    """`value` in seconds: a finite number or a timedelta, above 0 (with `zero`, 0 or more). Raises ConfigError."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -157,7 +158,7 @@ def seconds(option: str, value: object, *, zero: bool = False) -> float:
     except OverflowError:
         value = math.inf
     if not math.isfinite(value):
-        never = " (None is how to say: as long as it takes)" if option in _OPTIONAL else ""
+        never = " (None means: without limit)" if option in _OPTIONAL else ""
         raise ConfigError(f"{option}={value} s is not finite: give {bound}{never}")
     if value < 0 or (value == 0 and not zero):
         raise ConfigError(f"{option}={value:g} s is out of range: give {bound}")
@@ -165,18 +166,18 @@ def seconds(option: str, value: object, *, zero: bool = False) -> float:
 
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds for TCP, TLS and login together, unless the user's settings are shorter. A first use waits as long, unless
-its timeout or `patience` gives more."""
+"""Seconds for TCP, TLS and login together, unless the user's settings are shorter. The first use of a client waits for
+the same time, or for its timeout or `patience` if those are longer."""
 
 QUORUM_TIMEOUT = 0.05
 """The default node_timeout where other nodes can answer, in seconds."""
 
 RELEASE_TIMEOUT = 3.0
-"""The longest wait for the answer to a release, in seconds: a task that was cancelled leaves its block after it."""
+"""The longest wait for the answer to a release, in seconds. A cancelled task leaves its block after that at most."""
 
 
 def node_timeout(client: ClientSettings, lock: LockSettings, nodes: int) -> float:
-    """When a node's silence counts as no vote, in seconds. Raises ConfigError."""
+    """After how many seconds a silent node casts no vote. Raises ConfigError."""
     if client.node_timeout is None and nodes == 1:
         return lock.lease / 10
     timeout = QUORUM_TIMEOUT if client.node_timeout is None else client.node_timeout
@@ -186,7 +187,7 @@ def node_timeout(client: ClientSettings, lock: LockSettings, nodes: int) -> floa
 
 
 def check_node_timeout(settings: LockSettings, node_timeout: float, name: str = "") -> None:
-    """A lease must outlast three silent nodes, or no round could ever win in time."""
+    """Refuse a lease below three node timeouts: no round could win in time. Raises ConfigError."""
     if settings.lease < 3 * node_timeout - 1e-9:  # 3 * 0.05 is a little more than 0.15
         raise ConfigError(
             f"lease={settings.lease:g} s is too short for node_timeout={node_timeout:g} s: "
@@ -201,7 +202,7 @@ def _check_lock(lock: LockSettings, client: ClientSettings, name: str) -> None:
     if lock.lease > client.max_lease:
         raise ConfigError(
             f"lease={lock.lease:g} seconds is above max_lease={client.max_lease:g} seconds: leases are in seconds, "
-            f"not milliseconds; a longer one needs a larger max_lease in every client of the deployment",
+            f"not milliseconds; for a longer lease, raise max_lease in every client of the deployment",
             name=name,
         )
     if lock.min_hold > lock.lease:
@@ -223,7 +224,7 @@ def _value(key: str, value: Any, known: frozenset[str], whose: str) -> Any:
         close = difflib.get_close_matches(key, known | _OF_A_MUTEX, 1)
         if close and close[0] in _OF_A_MUTEX:
             raise ConfigError(
-                f"{key!r} is no option of a {whose}: {close[0]!r} is one of redlock(name) alone, the mutex"
+                f"{key!r} is no option of a {whose}: {close[0]!r} is an option of the mutex only, redlock(name)"
             )
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"
         raise ConfigError(f"{key!r} is no option of a {whose}: {hint}")
@@ -240,20 +241,20 @@ def _value(key: str, value: Any, known: frozenset[str], whose: str) -> Any:
 
 
 def _replace(settings: _Settings, changes: Mapping[str, Any]) -> _Settings:
-    """dataclasses.replace, three times faster: a lock is made per request."""
+    """dataclasses.replace, but three times faster, because a web server makes a lock per request."""
     if not changes:
         return settings
     return type(settings)(**{f: changes.get(f, getattr(settings, f)) for f in settings.__slots__})
 
 
 def check_flag(option: str, value: object) -> None:
-    """True or False, and nothing that only looks so."""
+    """Refuse everything but True and False. Raises ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(f"{option} is True or False, not {type(value).__name__}")
 
 
 def check_owner(owner: Hashable) -> Hashable:
-    """Who may enter a reentrant lock again: anything that can be told from others by hash and ==."""
+    """Check the owner of a reentrant lock: any hashable object. Raises ConfigError."""
     try:
         hash(owner)
     except TypeError:

@@ -1,4 +1,4 @@
-"""What `health`, `inspect` and `holders` answer."""
+"""The results of `health`, `inspect` and `holders`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class NodeHealth:
     """One node."""
 
     node: str
-    """Where it is, without a password."""
+    """Its address, without a password."""
     ok: bool
     latency: float | None
-    """Seconds for one round trip; None where there was none."""
+    """Seconds for one round trip; None if the node did not answer."""
     error: str
-    """What is wrong; "" where nothing is."""
+    """What is wrong; "" if nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A client's nodes."""
+    """All nodes of a client."""
 
     ok: bool
     """Whether a majority answers."""
@@ -33,28 +33,28 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One hold of a name. Of another program's, host, pid and since are not known ("", 0 and 0.0)."""
+    """One hold of a name. For a hold of another program, host, pid and since are unknown ("", 0 and 0.0)."""
 
     name: str
     host: str
     pid: int
     since: float
-    """Unix time of its first request, by its holder's clock."""
+    """Unix time of its first request, in seconds, by its holder's clock."""
     remaining: float | None
-    """Seconds until it ends by itself; None: a key without expiry, which ends only by hand."""
+    """Seconds until it ends by itself; None: a key without expiry, which must be deleted by hand."""
     metadata: str
-    """What its holder noted; for a name that rests after its release, "(resting)"; after a
-    run of `once`, "(done)"."""
+    """The note of its holder. "(resting)" while the name stays taken after a release (min_hold); "(done)" after a run
+    of `once`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One who waits."""
+    """One waiter."""
 
     host: str
     pid: int
     since: float
-    """Unix time of its first request, by its own clock."""
+    """Unix time of its first request, in seconds, by its own clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,13 @@ class LockInfo:
 
     name: str
     kind: str
-    """"" where nobody holds it."""
+    """The kind of its hold; "" while the name is free."""
     fence: int
-    """The greatest token that was given; 0: none, or forgotten."""
+    """The greatest fencing token that was given out; 0: none, or forgotten."""
     holders: tuple[Holder, ...]
-    """Who holds it on a majority of the nodes."""
+    """The holders on a majority of the nodes."""
     waiters: tuple[Waiter, ...]
-    """In order, as far as the servers know: tasks that stand in a line of their own process behind one are not seen."""
+    """In the order of the servers' queue. Of the tasks of one process that wait in its local queue, only the first is
+    there."""
     nodes: Mapping[str, str]
-    """What each node says, or why it says nothing."""
+    """What each node says, or why it does not answer, by its address."""

@@ -1,5 +1,5 @@
-"""Coroutine functions that run under a lock (`synchronized`), at most once in a time (`once`), or while elected
-(`lead`)."""
+"""Coroutine functions under a lock: `synchronized` (each call holds it), `once` (it completes at most once in a time),
+`lead` (it runs while this process is elected)."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _AGAIN = (0.05, 0.5)
-"""Seconds, jittered, between two looks where nothing tells when it pays."""
+"""The shortest and the longest pause between two tries, in seconds, jittered, where no notice says when to try."""
 
 
 class Skipped(Enum):
     """Why `once` did not run."""
 
     RUNNING = "running"
-    """Another run is in progress: it may still fail."""
+    """Another run is in progress, and may still fail."""
     DONE = "done"
-    """A run within the time has returned."""
+    """A run returned within the given time."""
 
 
 def synchronized(
     name: str | Callable[..., str], lock: Callable[[str], Lock]
 ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R]]]:
-    """Each call runs under `lock(name of the call)`."""
+    """Each call runs under `lock(name of the call)`. The decorator raises ConfigError for a wrong template, and
+    TypeError for something that is no coroutine function; a call raises what `async with` of a lock raises."""
 
     def decorate(function: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R]]:
         _check_function(function)
@@ -59,7 +60,8 @@ def synchronized(
 def once(
     name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float, patience: float
 ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R | Skipped]]]:
-    """A run holds the lock; one that returned leaves the name taken for `within` seconds."""
+    """A run holds the lock. A run that returns leaves the name taken for `within` seconds; until then a call returns
+    Skipped. Raises LockTimeout if split votes last for `patience` seconds; otherwise as `synchronized`."""
 
     def decorate(function: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R | Skipped]]:
         _check_function(function)
@@ -100,7 +102,10 @@ class OnceLock(Lock):
             if holder is not None:
                 return Skipped.DONE if holder.holder == DONE else Skipped.RUNNING
             if loop.time() >= deadline:
-                raise LockTimeout(f"{brief(self.name)}: others try all the time, and none gets in", name=self.name)
+                raise LockTimeout(
+                    f"{brief(self.name)}: votes were split for {patience:g} s, and no caller got the lock",
+                    name=self.name,
+                )
             await asyncio.sleep(_AGAIN[0] * random.random())  # noqa: S311 - jitter
 
     def mark_done(self, within: float) -> None:
@@ -109,8 +114,9 @@ class OnceLock(Lock):
 
 
 async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outages: bool) -> _R:
-    """Run `main` while elected: again after a loss of that lease, until it returns or raises; with `through_outages`,
-    an outage does not end it."""
+    """Run `main` while elected, until it returns or raises: its result is returned, its exception goes on. After the
+    loss of a lease it waits to be elected again, and with `through_outages` also after an outage. Raises LockTimeout or
+    QuorumUnavailable where the lock has a timeout, and LockLost once the client is closed."""
     while True:
         try:
             lease = await lock.acquire()
@@ -120,7 +126,7 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outag
             await asyncio.sleep(random.uniform(*_AGAIN))  # noqa: S311 - jitter
             continue
         if lease is None:
-            raise LockTimeout(f"{brief(lock.name)}: another owner led all the time", name=lock.name)
+            raise LockTimeout(f"{brief(lock.name)}: another process led for the whole timeout", name=lock.name)
         told: BaseException | None = None
         done: list[_R] = []
         try:
@@ -131,7 +137,7 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outag
                     told = error
                     raise
         except LockLost as lost:
-            # Main raised it itself? That ends main, but where main only noticed that this lease was lost.
+            # A LockLost that main raised ends `lead`, except where main only noticed the loss of this lease itself.
             noticed = lost.name == lease.name and await lease.wait_lost()
             if (lost is told and not noticed) or (lost.reason == "closed" and not done):
                 raise
@@ -141,12 +147,12 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outag
 
 def _awaitable(told: Awaitable[_R]) -> Awaitable[_R]:
     if not inspect.isawaitable(told):
-        raise TypeError(f"main is an async def that takes the lease: what was given answered {type(told).__name__}")
+        raise TypeError(f"main must be an async def that takes the lease; it returned {type(told).__name__}")
     return told
 
 
 def _check_function(function: object) -> None:
-    """A coroutine function is what can be guarded: the others have their body run when nobody holds anything."""
+    """Only a coroutine function can be guarded: the body of any other function would run without the lock."""
     if isinstance(function, (classmethod, staticmethod)):
         raise TypeError(f"put the decorator below @{type(function).__name__}, next to the function")
     if not inspect.iscoroutinefunction(function):

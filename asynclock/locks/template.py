@@ -1,9 +1,10 @@
 """Names of locks from the arguments of a call: `"order:{order_id}"`.
 
-A template is checked against the signature when it decorates. A value must be of a type whose text is the same in every
-process (str, int, UUID, date, enum), so that no object's address gets into a name; and what separates two values in
-the template is escaped inside them, as are colons, slashes and percent signs ("a:b" as "a%3Ab"), so that two calls with
-different arguments have different names. All else stands as it is: order 42 has the name "order:42", whoever makes it.
+The decorator checks a template against the signature of the function. A value must have a type whose text is the same
+in every process (str, int, UUID, date, enum), so that a name never contains the address of an object. Inside a value
+these characters are escaped: colons, slashes, percent signs ("a:b" becomes "a%3Ab"), and the characters between two
+fields of the template. So two calls with different arguments have different names. All other characters stay: order 42
+has the name "order:42", as in `redlock("order:42")`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from uuid import UUID
 from asynclock._errors import ConfigError
 
 Namer = Callable[..., str]
-"""Called with the arguments of a call, it answers the name of its lock."""
+"""A function of the arguments of a call. It returns the name of the call's lock."""
 
 _SEPARATORS = ":/%"
 
 
 def namer(name: str | Callable[..., str], function: Callable[..., Any]) -> Namer:
-    """What makes the names for the calls of `function`: from a template, or by a function of its own.
+    """The namer for the calls of `function`: `name` itself, or one made of the template `name`.
 
-    Raises ConfigError where the template does not fit the signature; the namer, TypeError for a value of another type.
+    Raises ConfigError if the template does not fit the signature. The namer raises TypeError for a value of another
+    type.
     """
     if callable(name):
         return name
@@ -51,9 +53,7 @@ def _parts(template: str, signature: inspect.Signature, function: str) -> list[t
     try:
         parsed = list(Formatter().parse(template))
     except ValueError as error:
-        raise ConfigError(
-            f"{template!r} is no template: {error}; write a brace that is meant as {{{{ or }}}}"
-        ) from None
+        raise ConfigError(f"{template!r} is no template: {error}; write a literal brace as {{{{ or }}}}") from None
     parts: list[tuple[str, str]] = []
     for literal, field, spec, conversion in parsed:
         if spec or conversion:
@@ -66,7 +66,7 @@ def _parts(template: str, signature: inspect.Signature, function: str) -> list[t
                     f"{template!r} names {first!r}, which {function} does not take; its parameters: {has}"
                 )
             if parts and parts[-1][1] and not literal:
-                raise ConfigError(f"{template!r}: put something between two fields, or their values run together")
+                raise ConfigError(f"{template!r}: put a character between two fields, so that their values stay apart")
         parts.append((literal, field or ""))
     return parts
 
@@ -75,7 +75,7 @@ def _text(field: str, arguments: dict[str, Any], escaped: set[str]) -> str:
     value, _ = Formatter().get_field(field, (), arguments)
     if isinstance(value, Enum):
         value = value.name
-    elif isinstance(value, date):  # a datetime, too
+    elif isinstance(value, date):  # or a datetime, which is a date
         value = value.isoformat()
     if not isinstance(value, (str, int, UUID)):
         raise TypeError(

