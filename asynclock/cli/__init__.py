@@ -1,4 +1,4 @@
-"""The command line: `asynclock`. `app` is the typer application; without typer and rich, what says how to get them."""
+"""The command line, `asynclock`. `app` is the typer application. Without typer and rich it says how to install them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _missing() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """`app`, made when it is asked for: the demo's workers import this package too, and need no terminal."""
+    """Import `app` at its first use: the demo's workers import this package too, and must not need typer and rich."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

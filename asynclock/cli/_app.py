@@ -23,12 +23,12 @@ app = typer.Typer(
 @app.callback()
 def main() -> None:
     """Distributed locks for asyncio: leases over one Redis or a quorum of them."""
-    # A callback makes typer keep `demo` a subcommand while it is the only one.
+    # Without a callback typer would make `demo`, the only command, the program itself.
 
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
-        raise typer.BadParameter(f"{value} is no number of seconds")
+        raise typer.BadParameter(f"{value} is not a number of seconds")
     return value
 
 
@@ -37,17 +37,18 @@ def demo(
     nodes: Annotated[
         int, typer.Option(min=3, max=9, help="Servers to start: 3 or more, so that a minority of them can fail.")
     ] = 5,
-    workers: Annotated[int, typer.Option(min=2, max=8, help="Processes that fight for the lock.")] = 4,
+    workers: Annotated[int, typer.Option(min=2, max=8, help="Processes that compete for the lock.")] = 4,
     seconds: Annotated[
         float, typer.Option(min=show.SHORTEST, max=show.LONGEST, callback=_finite, help="How long they work.")
     ] = 12.0,
     plain: Annotated[
-        bool, typer.Option("--plain", help="A line per event, no live picture; also where stdout is no terminal.")
+        bool,
+        typer.Option("--plain", help="Print a line per event, no live picture; the default if stdout is no terminal."),
     ] = False,
 ) -> None:
-    """Fight for one invoice over real servers, while servers and holders are killed and frozen; then check it all.
+    """Processes compete for one invoice over real servers. The demo kills and freezes servers and holders, and checks.
 
-    Exit code 0: the records show that the lock held what it promises; 1: they do not, or the demo could not run.
+    Exit code 0: the records show that the lock kept its promises; 1: they do not, or the demo could not run.
     """
     lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not plain
     try:

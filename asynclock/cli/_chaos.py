@@ -1,4 +1,4 @@
-"""What the demo does to its own servers and workers, and when."""
+"""The failures that the demo injects into its own servers and workers, and their times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Step(Enum):
-    """One thing that the demo does."""
+    """One step of the demo's plan."""
 
     KILL_SERVER = "kill a server"
     RESTART_SERVER = "restart it"
@@ -45,13 +45,14 @@ _IN_TURN = (
 
 
 def plan(nodes: int) -> tuple[tuple[float, Step], ...]:
-    """When to do what, as shares of the time. A majority stays up throughout: where only one server may fail, the
-    frozen one comes back before another is killed. Pure."""
+    """The steps, each with its time as a share of the whole. A majority stays up all the time: where only one server
+    may fail, the frozen server goes on before another one is killed. Pure."""
     return _TOGETHER if (nodes - 1) // 2 >= 2 else _IN_TURN
 
 
 class Chaos:
-    """Carries the plan out. Holders are struck while they hold, and only what the system confirms is written down."""
+    """Carries out the plan. It kills and freezes holders while they hold, and records only what the operating system
+    confirms."""
 
     def __init__(self, stage: Stage, seconds: float) -> None:
         self._stage = stage
@@ -60,7 +61,7 @@ class Chaos:
         self._sleepy = stage.servers[-1]
 
     async def wreak(self) -> None:
-        """All of it; then return when work has gone on after the last blow."""
+        """Carry out the whole plan. Return when a later hold has written after the last step."""
         for share, step in plan(len(self._stage.servers)):
             await self._at(share)
             await self._do(step)
@@ -98,7 +99,7 @@ class Chaos:
         server.start()
         await server.ready()
         server.become(State.SILENT)
-        self._stage.note(f"{server.name} is up again, empty: nobody counts its vote yet", 1)
+        self._stage.note(f"{server.name} is up again, empty: its vote does not count yet", 1)
         self._stage.strike(Blow.SERVER_RESTARTED, server, now())
 
     async def _freeze_server(self, server: Server) -> None:
@@ -116,7 +117,7 @@ class Chaos:
     # -- holders -------------------------------------------------------------------------------------------------
 
     async def _holder(self) -> tuple[Worker, Hold]:
-        """Somebody in the middle of a tenure."""
+        """A worker in the middle of a tenure, and its hold."""
         stage = self._stage
         while True:
             known = len(stage.run.holds)
@@ -127,30 +128,32 @@ class Chaos:
                 return stage.workers[hold.worker - 1], hold
 
     async def _kill_holder(self) -> None:
-        """The name stays taken until the dead one's lease ends; then the next holds."""
+        """Kill a holder. The name stays taken until its lease ends; then the next worker holds."""
         stage = self._stage
         while True:
             worker, hold = await self._holder()
             at = now()
             stage.note(f"{worker.name} is killed (SIGKILL) while it holds", 1)
             killed = await worker.kill()
-            await stage.until(lambda worker=worker: not worker.connected)  # type: ignore[misc]  # its last words
+            # Its last reports may still be on their way.
+            await stage.until(lambda worker=worker: not worker.connected)  # type: ignore[misc]
             if killed and hold.open:
                 stage.strike(Blow.HOLDER_KILLED, worker, at, hold)
             await asyncio.sleep(0.8 * LEASE)
             stage.start(worker)
-            stage.note(f"{worker.name} is started anew")
+            stage.note(f"{worker.name} is started again")
             if killed and hold.open:
                 return
 
     async def _freeze_holder(self) -> None:
-        """Beyond its lease, until somebody else has written; then it wakes, and believes that it holds."""
+        """Freeze a holder beyond its lease, until another worker has written. Then it wakes, and believes that it
+        still holds."""
         stage = self._stage
         while True:
             worker, hold = await self._holder()
             at = now()
             stopped = await worker.freeze()
-            await asyncio.sleep(0.05)  # what it said before is in our socket already
+            await asyncio.sleep(0.05)  # its reports from before the signal are in the socket already
             if stopped and hold.open:
                 break
             worker.wake()
@@ -160,7 +163,7 @@ class Chaos:
         await stage.until(lambda: now() > hold.until + 0.3 * LEASE and self._others_wrote(hold))
         stage.note(f"{worker.name} wakes (SIGCONT), {now() - hold.until:.2f} s past its lease", 1)
         stage.strike(Blow.HOLDER_WOKEN, worker, now(), hold)
-        worker.become(State.HOLDS)  # so it believes
+        worker.become(State.HOLDS)  # the worker believes that it holds
         worker.wake()
         await stage.until(lambda: bool(hold.lost) and any(write.fence == hold.fence for write in stage.run.writes))
 

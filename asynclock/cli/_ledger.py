@@ -1,7 +1,7 @@
-"""What the lock protects: a ledger that checks fences, served to the workers over a unix socket.
+"""The ledger that the lock protects. It checks fencing tokens, and serves the workers over a unix socket.
 
-A lock alone cannot stop a holder that was frozen past its lease and does not know it yet. The thing it writes to can:
-it remembers the greatest fence it has met, and refuses any that is lower.
+A lock alone cannot stop a holder that was frozen beyond its lease and does not know it yet. The system that it writes
+to can: the ledger remembers the greatest token that it has seen, and refuses every lower one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """One total, which each tenure reads, and writes back once."""
+    """One total. Each tenure reads it, and writes it back once."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -25,12 +25,13 @@ class Ledger:
         self._written = 0
 
     def read(self, fence: int) -> int:
-        """The total. A read counts for the fence, too: what is built on it must not be overwritten by an older hold."""
+        """The total. A read also counts for the token: an older hold must not overwrite what follows from this read."""
         self.highest = max(self.highest, fence)
         return self.total
 
     def write(self, fence: int, total: int) -> bool:
-        """Whether it was accepted: not with a fence lower than one it has met, nor twice with the same."""
+        """Write the total; whether it was accepted. A token below one seen before is refused, and so is a second write
+        with the same token."""
         if fence < self.highest or fence <= self._written:
             return False
         self.highest = self._written = fence
@@ -39,20 +40,20 @@ class Ledger:
 
 
 class Peer(Protocol):
-    """Who listens to one worker's connection."""
+    """Receives the lines of one worker's connection."""
 
     def hear(self, said: dict[str, Any]) -> None:
-        """A line that the worker sent."""
+        """The worker sent this line."""
 
     def gone(self) -> None:
-        """The connection ended: all that the worker sent was heard."""
+        """The connection ended, and `hear` has had all lines of the worker."""
 
 
 class LedgerServer:
-    """The ledger on a unix socket: a JSON line per report or question; each question gets a line."""
+    """The ledger on a unix socket: one JSON line per report or question, and one line in reply to each question."""
 
     def __init__(self, path: Path, ledger: Ledger, meet: Callable[[dict[str, Any]], Peer]) -> None:
-        self.go = asyncio.Event()  # the workers begin together
+        self.go = asyncio.Event()  # set when all workers shall begin
         self._path = path
         self._ledger = ledger
         self._meet = meet
@@ -84,7 +85,7 @@ class LedgerServer:
                 writer.write(b'{"re": 0}\n')
                 await self._listen(reader, writer, peer)
         except (ConnectionError, ValueError, asyncio.CancelledError):
-            pass  # a worker killed in the middle of a line, or the demo ends
+            pass  # a worker was killed in the middle of a line, or the demo ends
         finally:
             if peer is not None:
                 peer.gone()
@@ -108,7 +109,7 @@ class LedgerServer:
 
 
 class LedgerClient:
-    """A worker's end. An answer is taken note of even if whoever asked was cancelled meanwhile."""
+    """A worker's side of the connection. It reports each reply to a write, even if the caller was cancelled."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -118,11 +119,11 @@ class LedgerClient:
         self._task = asyncio.create_task(self._listen())
 
     def say(self, what: str, **more: Any) -> None:
-        """Report; nobody answers."""
+        """Report something; there is no reply."""
         self._send({"say": what, **more})
 
     async def hello(self, worker: int, pid: int) -> None:
-        """Say who this is; return when the others are there, too."""
+        """Report which worker this is. Return when the other workers are there, too."""
         future = self._expect(0, {})
         self._send({"say": "hello", "worker": worker, "pid": pid})
         await future

@@ -1,4 +1,4 @@
-"""What the demo shows: a live picture on a terminal, else a line per event."""
+"""The output of the demo: a live picture on a terminal, otherwise a line per event."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _LOOKS: dict[State, tuple[str, str]] = {
     State.ENDED: (" ", "dim"),
 }
 _HELD = ("█", "green")
-_ORPHAN = ("▒", "red")  # taken, though its holder is dead or frozen
+_ORPHAN = ("▒", "red")  # the name is still taken, but its holder is dead or frozen
 _MARKS = {State.KILLED: ("✗", "bold red"), State.LOST: ("!", "bold magenta")}
 _WEIGHTS = ("bright_black", "bold yellow", "bold magenta")
 _LABELS = 30  # columns before the strips
 _EVENTS = 12
-_FURNITURE = 8  # lines that are neither an actor nor an event, and the cursor's
+_FURNITURE = 8  # lines that are neither an actor nor an event, and the line of the cursor
 
 _console = Console(highlight=False)
 
 
 def tell(text: str, lively: bool, style: str = "") -> None:
-    """A line for good; plain ones are neither wrapped nor coloured."""
+    """Print a line that stays. Plain lines are neither wrapped nor coloured."""
     if lively:
         width = _console.width
         for line in text.splitlines() or [""]:
@@ -52,7 +52,7 @@ def tell(text: str, lively: bool, style: str = "") -> None:
 
 
 class Picture:
-    """Draws a stage; nothing but `draw` writes to the terminal meanwhile."""
+    """Draws a stage. While it is entered, only `draw` writes to the terminal."""
 
     def __init__(self, stage: Stage, seconds: float, lively: bool) -> None:
         self._stage = stage
@@ -68,7 +68,7 @@ class Picture:
         nodes = len(self._stage.servers)
         if nodes % 2 == 0:
             self._stage.note(
-                f"note: {nodes} servers survive the loss of no more than {nodes - 1} do: take an odd number", 1
+                f"note: {nodes} servers survive no more failures than {nodes - 1} servers: use an odd number", 1
             )
         return self
 
@@ -77,7 +77,7 @@ class Picture:
             self._live.stop()
 
     def draw(self) -> None:
-        """The picture as it is now; or the lines since the last time."""
+        """Draw the picture as it is now, or print the lines since the last call."""
         if self._live is not None:
             self._live.update(self._panel(), refresh=True)
             return
@@ -103,7 +103,7 @@ class Picture:
         return Panel(body, title=_title(self._stage), title_align="left", border_style="blue")
 
     def _strip(self, actor: Actor, width: int, span: float) -> Text:
-        """Its states, then its holds over them, then the moments that must not be lost between two cells."""
+        """The actor's states, its holds on top of them, then the moments that would get lost between two cells."""
         start = self._stage.run.start
         per = width / span
         cells = [(" ", "")] * width
@@ -144,7 +144,7 @@ class Picture:
         )
 
     def _events(self) -> list[Text]:
-        """The last events; what the demo did outlives the daily round."""
+        """The last events. Those with a weight stay longer than routine ones."""
         start = self._stage.run.start
         rows = len(self._stage.servers) + len(self._stage.workers)
         room = min(_EVENTS, max(4, _console.height - rows - _FURNITURE))

@@ -1,6 +1,6 @@
-"""What a run of the demo recorded, and what follows from it. Pure: no clock, no process, no terminal.
+"""The records of a run of the demo, and the checks on them. Pure: no clock, no process, no terminal.
 
-All times are of CLOCK_BOOTTIME (monotonic where there is none), which the processes of one machine share.
+All times are seconds of CLOCK_BOOTTIME (elsewhere of the monotonic clock), which the processes of one machine share.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 
 @dataclass(slots=True)
 class Hold:
-    """One tenure, as its holder told it."""
+    """One tenure, as its holder reported it."""
 
     worker: int
     pid: int
@@ -21,21 +21,21 @@ class Hold:
     entered: float
     """Read as the first thing in the block."""
     until: float
-    """The end of its validity, as last told: at entry, after each renewal, on leaving."""
+    """The end of its validity, as last reported: at entry, after each renewal, and at the end."""
     left: float | None = None
     """Read as the last thing in the block, before the release is sent."""
     lost: str = ""
-    """LockLost.reason, where its holder got one."""
+    """LockLost.reason, if its holder got a LockLost."""
 
     @property
     def open(self) -> bool:
-        """Nothing was heard of its end."""
+        """Whether its end was not reported yet."""
         return self.left is None and not self.lost
 
     @property
     def end(self) -> float:
-        """Who left in peace held until then. Who was killed, or frozen, or lost it, held until its validity ended:
-        what its process may have done later, it did without the lock, and the fence has to stop that."""
+        """When the hold ended. A holder that left its block held until then. A holder that was killed or frozen, or
+        lost the lease, held until its validity ended: the fencing token must stop what its process does later."""
         return self.until if self.left is None or self.lost else self.left
 
 
@@ -51,7 +51,7 @@ class Write:
 
 
 class Blow(Enum):
-    """What the demo does to its own servers and workers."""
+    """A failure that the demo injects into its own servers and workers, or its end."""
 
     SERVER_KILLED = "killed"
     SERVER_RESTARTED = "restarted"
@@ -64,31 +64,31 @@ class Blow(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A blow, written down only after the operating system had confirmed it."""
+    """An injected failure. It is recorded only after the operating system has confirmed it."""
 
     blow: Blow
     at: float
     number: int
-    """Of the server or worker."""
+    """The number of the server or worker."""
     pid: int
     fence: int = 0
-    """Of the hold that was struck."""
+    """The token of the hold that it hit; 0: none."""
 
 
 @dataclass(slots=True)
 class Run:
-    """All that one run recorded."""
+    """The records of one run."""
 
     start: float
     holds: list[Hold] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     told: list[int] = field(default_factory=list)
-    """The fence of each write that a worker was told was accepted."""
+    """The tokens of the writes that were accepted, as the workers received the replies."""
     struck: list[Struck] = field(default_factory=list)
     accidents: list[str] = field(default_factory=list)
-    """What died or failed and should not have."""
+    """Unexpected failures."""
     total: int = 0
-    """What the ledger says in the end: each worker read it, added 1, and wrote it back."""
+    """The total of the ledger at the end: each tenure read it, added 1, and wrote it back."""
 
     def accepted(self) -> list[Write]:
         return [write for write in self.writes if write.accepted]
@@ -103,21 +103,21 @@ class Run:
         return next((hold for hold in self.holds if (hold.pid, hold.fence) == (struck.pid, struck.fence)), None)
 
     def later(self, at: float) -> int:
-        """Writes accepted from holds that began after `at`: work that went on."""
+        """The number of accepted writes of holds that began after `at`: the work that went on."""
         fresh = {(hold.pid, hold.fence) for hold in self.holds if hold.entered > at}
         return sum((write.pid, write.fence) in fresh for write in self.accepted())
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was checked."""
+    """The result of one check."""
 
     ok: bool
     text: str
 
 
 def verdict(run: Run) -> tuple[Check, ...]:
-    """What the records prove, or do not. The run was good if every check is."""
+    """The checks on the records. The run was good if every check is."""
     return (
         _one_at_a_time(run),
         _fences_rise(run),
@@ -143,10 +143,12 @@ def figures(run: Run) -> str:
 def _one_at_a_time(run: Run) -> Check:
     holds = sorted(run.holds, key=lambda hold: hold.entered)
     if len(holds) < 2:
-        return Check(False, f"one holder at a time: {len(holds)} holds are too few to tell")
+        return Check(False, f"one holder at a time: {len(holds)} holds are too few to judge")
     late = [hold for hold in holds if hold.left is not None and not hold.lost and hold.left > hold.until]
     if late:
-        return Check(False, f"one holder at a time: fence {late[0].fence} was left in peace after its validity ended")
+        return Check(
+            False, f"one holder at a time: the holder of fence {late[0].fence} left its block after its validity ended"
+        )
     gaps = []
     last = holds[0]
     for hold in holds[1:]:
@@ -170,10 +172,10 @@ def _fences_rise(run: Run) -> Check:
     written = [write.fence for write in run.accepted()]
     fallen = [later for earlier, later in pairwise(written) if later <= earlier]
     if fallen:
-        return Check(False, f"fences rise: the ledger accepted fence {fallen[0]} after one as great or greater")
+        return Check(False, f"fences rise: the ledger accepted fence {fallen[0]} after an equal or greater one")
     strangers = {(w.pid, w.fence) for w in run.accepted()} - {(h.pid, h.fence) for h in run.holds}
     if strangers:
-        return Check(False, "fences rise: the ledger accepted a fence that nobody held")
+        return Check(False, "fences rise: the ledger accepted a fence of no recorded hold")
     return Check(bool(written), f"fences rise: with each hold, and with each of {len(written)} accepted writes")
 
 
@@ -182,14 +184,14 @@ def _count_is_right(run: Run) -> Check:
     killed = {struck.pid for struck in run.struck if struck.blow is Blow.HOLDER_KILLED}
     told = Counter(run.told)
     unheard = Counter(write.fence for write in accepted) - told
-    excused = Counter(write.fence for write in accepted if write.pid in killed)  # it died before the answer came
+    excused = Counter(write.fence for write in accepted if write.pid in killed)  # it died before the reply came
     invented = told - Counter(write.fence for write in accepted)
     ok = run.total == len(accepted) and not (unheard - excused) and not invented
-    dead = f" (and {sum(unheard.values())} more to one who was killed)" if unheard else ""
+    dead = f" (and {sum(unheard.values())} more to a worker that was killed)" if unheard else ""
     return Check(
         ok,
         f"the count is right: the ledger says {run.total}, it accepted {len(accepted)} writes, "
-        f"and the workers were told so {len(run.told)} times{dead}",
+        f"and the workers received {len(run.told)} such replies{dead}",
     )
 
 
@@ -213,7 +215,7 @@ def _holder_killed(run: Run) -> Check:
     held = hold.open and hold.entered <= struck.at < hold.until
     heirs = [each.entered for each in run.holds if each.entered > struck.at]
     later = run.later(struck.at)
-    heir = f"the next held {min(heirs) - struck.at:.2f} s later; " if heirs else "nobody held after it; "
+    heir = f"the next worker held {min(heirs) - struck.at:.2f} s later; " if heirs else "no worker held after it; "
     return Check(
         held and later > 0,
         f"worker {struck.number} was killed (SIGKILL) {'while it held' if held else 'but did not hold'}, "
@@ -228,21 +230,21 @@ def _holder_frozen(run: Run) -> Check:
         return Check(False, "no holder was frozen and woken")
     who = f"worker {frozen.number}, frozen (SIGSTOP) at {frozen.at - run.start:.1f} s,"
     if not (hold.entered <= frozen.at < hold.until) or woken.fence != hold.fence:
-        return Check(False, f"{who} did not hold then")
+        return Check(False, f"{who} did not hold at that time")
     if woken.at <= hold.until:
         return Check(False, f"{who} was woken before its lease had ended")
     if not hold.lost:
-        return Check(False, f"{who} was woken and never told that it had lost the lock")
+        return Check(False, f"{who} was woken and got no LockLost")
     meanwhile = sum(frozen.at < write.at < woken.at and write.fence > hold.fence for write in run.accepted())
     if not meanwhile:
-        return Check(False, f"{who} kept all the others from working")
+        return Check(False, f"{who} blocked all other workers")
     stale = [write for write in run.writes if write.fence == hold.fence and write.at > woken.at]
     if not stale or any(write.accepted for write in stale):
         return Check(False, f"{who} woke, and its stale write was {'accepted' if stale else 'never tried'}")
     later = run.later(woken.at)
     return Check(
         later > 0,
-        f"{who} woke {woken.at - hold.until:.2f} s past its lease: told it was lost ({hold.lost}), "
+        f"{who} woke {woken.at - hold.until:.2f} s after the end of its lease and got LockLost ({hold.lost}); "
         f"its stale write was refused; writes accepted from others meanwhile: {meanwhile}, after: {later}",
     )
 

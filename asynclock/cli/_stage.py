@@ -1,4 +1,4 @@
-"""The demo's processes, servers and workers, and the book that is kept of what they do."""
+"""The processes of the demo, servers and workers, and the records of what they do."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 LEASE = 1.0
 MAX_LEASE = 2.0
-"""Short, so that a restarted server is seen to vote again: it is silent for this and one second more."""
+"""Short, so that a restarted server votes again within the demo: it casts no vote for this time and one second more."""
 SILENT = MAX_LEASE + 1.0
-_CONFIRM = 2.0  # seconds in which the operating system confirms a signal
+_CONFIRM = 2.0  # the operating system must confirm a signal within this many seconds
 
 
 class State(Enum):
-    """What a server or worker is doing, as the picture shows it."""
+    """The state of a server or worker, as the picture shows it."""
 
     STARTING = "starting"
     UP = "up"
@@ -44,12 +44,12 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """One line of what happened."""
+    """One event, in a line."""
 
     at: float
     text: str
     weight: int = 0
-    """0: the daily round; 1: what the demo does; 2: what follows from it."""
+    """0: routine; 1: an injected failure; 2: its effect."""
 
 
 class Actor:
@@ -80,27 +80,27 @@ class Actor:
             self.history.append((now(), state))
 
     async def kill(self) -> bool:
-        """SIGKILL; whether the operating system confirms that it died of that."""
+        """Send SIGKILL; whether the operating system confirms that it died of that."""
         self.become(State.KILLED)
         self._signal(signal.SIGKILL)
         return await _within(_CONFIRM, lambda: self._poll() == -signal.SIGKILL)
 
     async def freeze(self) -> bool:
-        """SIGSTOP; whether the operating system confirms that it is stopped."""
+        """Send SIGSTOP; whether the operating system confirms that it is stopped."""
         self.become(State.FROZEN)
         self._signal(signal.SIGSTOP)
         return await _within(_CONFIRM, self._stopped)
 
     def wake(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """SIGTERM: come to an end in peace."""
+        """Send SIGTERM: a worker finishes its tenure and ends."""
         self._signal(signal.SIGTERM)
 
     def died(self) -> str:
-        """How it ended, if it did and nobody killed it."""
+        """How it ended, if it ended without being killed; else ""."""
         code = self._poll()
         if code is None or self.state in {State.KILLED, State.ENDED}:
             return ""
@@ -120,7 +120,7 @@ class Actor:
     def _stopped(self) -> bool:
         pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
         if pid and self.process is not None and not os.WIFSTOPPED(status):
-            self.process.returncode = os.waitstatus_to_exitcode(status)  # it is reaped: Popen must not look again
+            self.process.returncode = os.waitstatus_to_exitcode(status)  # reaped: Popen must not wait for it again
         return bool(pid) and os.WIFSTOPPED(status)
 
 
@@ -148,7 +148,7 @@ class Server(Actor):
 
 
 class Worker(Actor):
-    """A worker process, and what it says over its connection to the ledger."""
+    """A worker process, and what it reports over its connection to the ledger."""
 
     title = "worker"
 
@@ -165,12 +165,12 @@ class Worker(Actor):
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # a Ctrl-C is for the demo, which then ends them
+            start_new_session=True,  # a Ctrl-C must reach the demo only, which then ends its workers
             preexec_fn=valkey.die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - no threads here
         )
 
     def hear(self, said: dict[str, Any]) -> None:
-        """Write down what it said, and what the ledger answered."""
+        """Record what it reported, and the reply of the ledger."""
         match said.get("say") or said["ask"]:
             case "waiting" | "hello":
                 self.become(State.WAITING)
@@ -185,7 +185,7 @@ class Worker(Actor):
             case "lost" if self.hold is not None:
                 self.hold.lost = said["reason"]
                 self.become(State.LOST)
-                self._stage.note(f"{self.name} was told that it lost the lock: {said['reason']}", 2)
+                self._stage.note(f"{self.name} got LockLost: {said['reason']}", 2)
             case "write":
                 self._wrote(said)
             case "told" if said["accepted"]:
@@ -216,7 +216,7 @@ class Worker(Actor):
 
 
 class _Line:
-    """One process's connection; a worker that was replaced has had another."""
+    """The connection of one process. A worker that was started again has a new one."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -230,7 +230,7 @@ class _Line:
 
 
 class Stage:
-    """All that is there, and the book of it. Leaving it kills whatever still runs."""
+    """All actors, and the records of the run. Leaving it kills every process that still runs."""
 
     def __init__(self, folder: Path, nodes: int, workers: int) -> None:
         self.folder = folder
@@ -258,7 +258,7 @@ class Stage:
         return line
 
     def start(self, worker: Worker) -> None:
-        """A new process for it."""
+        """Start a new process for a worker."""
         urls = [server.url for server in self.servers]
         with self.log.open("ab") as log:
             worker.start([str(self.socket), str(LEASE), str(MAX_LEASE), *urls], log)
@@ -267,12 +267,12 @@ class Stage:
         self.notes.append(Note(now() if at is None else at, text, weight))
 
     def strike(self, blow: Blow, actor: Actor, at: float, hold: Hold | None = None) -> None:
-        """Write a blow down that the operating system has confirmed."""
+        """Record an injected failure that the operating system has confirmed."""
         pid, fence = (hold.pid, hold.fence) if hold else (actor.pid, 0)
         self.run.struck.append(Struck(blow, at, actor.number, pid, fence))
 
     def look(self) -> None:
-        """What changes without a word: processes that die, restarted servers that vote again, time."""
+        """Notice the changes that nobody reports: processes that die, restarted servers that vote again, time."""
         actors: list[Actor] = [*self.servers, *self.workers]
         for actor in actors:
             if accident := actor.died():
@@ -285,13 +285,13 @@ class Stage:
         self.stir()
 
     def stir(self) -> None:
-        """Something changed: see who waited for it."""
+        """Something changed: check the conditions that `until` waits for."""
         for condition, waiter in self._waits:
             if not waiter.done() and condition():
                 waiter.set_result(None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return once it is so; it is looked at whenever something was said, and a few times a second."""
+        """Return once the condition is true. It is checked after each report, and a few times a second."""
         if condition():
             return
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

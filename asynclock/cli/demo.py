@@ -1,4 +1,4 @@
-"""`asynclock demo`: real servers and processes, of which some are killed and frozen, and a verdict from the records."""
+"""`asynclock demo`: real servers and processes, some of which it kills and freezes, and a verdict from the records."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 SHORTEST = 6.0
 LONGEST = 15.0
-_GRACE = 5.0  # seconds more for a machine that is slow to let the last blow be got over
+_GRACE = 5.0  # extra seconds for a slow machine to recover from the last injected failure
 _GATHER = 8.0  # seconds for all processes to start
-_PARTING = 5.0  # seconds for the workers to end in peace; they need one only on a machine that has time for them
-_FRAME = 0.08
+_PARTING = 5.0  # seconds for the workers to finish their tenures and end; on an idle machine they need one
+_FRAME = 0.08  # seconds between two pictures
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def perform(nodes: int, workers: int, seconds: float, lively: bool) -> int:
-    """Run it all, tell the verdict, and answer the exit code. Nothing is left behind. Raises ConfigError."""
+    """Run the demo, print the verdict, and return the exit code. Nothing is left behind. Raises ConfigError."""
     valkey.binary()
     with asyncio.Runner() as runner:
         run, interrupted = runner.run(_until_signal(nodes, workers, seconds, lively))
@@ -41,7 +41,7 @@ def perform(nodes: int, workers: int, seconds: float, lively: bool) -> int:
         return 128 + interrupted
     checks = verdict(run)
     good = all(check.ok for check in checks)
-    tell("\nchecked in what this run recorded:", lively)
+    tell("\nchecks on the records of this run:", lively)
     for check in checks:
         tell(f"  {'ok  ' if check.ok else 'FAIL'} {check.text}", lively, "green" if check.ok else "bold red")
     tell(f"figures: {figures(run)}", lively)
@@ -50,7 +50,7 @@ def perform(nodes: int, workers: int, seconds: float, lively: bool) -> int:
 
 
 async def _until_signal(nodes: int, workers: int, seconds: float, lively: bool) -> tuple[Run | None, int]:
-    """The run, or the signal that ended it early. Once one has come, others cannot disturb the clearing up."""
+    """The run, or the signal that ended it early. After the first signal, others do not interrupt the clean-up."""
     loop = asyncio.get_running_loop()
     playing = asyncio.ensure_future(_play(nodes, workers, seconds, lively))
     came: list[int] = []
@@ -114,12 +114,12 @@ async def _act(stage: Stage, server: LedgerServer, seconds: float) -> None:
         async with asyncio.timeout(seconds + _GRACE):
             await Chaos(stage, seconds).wreak()
     except TimeoutError:
-        stage.run.accidents.append(f"not all of it could be done in {seconds + _GRACE:g} s")
+        stage.run.accidents.append(f"the plan was not finished within {seconds + _GRACE:g} s")
     await _part(stage)
 
 
 async def _connected(stage: Stage, limit: float) -> bool:
-    """Whether all workers that were not killed are there, after `limit` seconds at the most."""
+    """Whether all workers that were not killed are connected, after `limit` seconds at most."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit):
             await stage.until(lambda: all(worker.connected or worker.state is State.KILLED for worker in stage.workers))
@@ -128,7 +128,7 @@ async def _connected(stage: Stage, limit: float) -> bool:
 
 
 async def _part(stage: Stage) -> None:
-    """End the workers in peace: each finishes its tenure. One that was started anew may still be on its way."""
+    """Let each worker finish its tenure and end. A worker that was started again may still be connecting."""
     await _connected(stage, 2 * LEASE)
     for worker in stage.workers:
         if worker.state is not State.KILLED:

@@ -1,4 +1,4 @@
-"""One worker process of the demo: takes the lock, reads the ledger, works, writes back; until it is told to stop.
+"""One worker process of the demo. Until SIGTERM it takes the lock, reads the ledger, works, and writes back.
 
 Started as `python -m asynclock.cli.worker NUMBER LEDGER_SOCKET LEASE MAX_LEASE URL...`.
 """
@@ -19,12 +19,12 @@ from asynclock.cli._ledger import LedgerClient
 
 INVOICE = "invoice:42"
 WORK = (0.3, 0.75)
-"""How long a tenure works, in leases: the longer ones outlast a third of the lease, and are renewed."""
-_LOOK = 0.03  # seconds between two looks for a renewal
+"""The shortest and longest work of a tenure, in leases. Work of more than a third of a lease needs a renewal."""
+_LOOK = 0.03  # seconds between two checks for a renewal
 
 
 class Worker:
-    """See the module."""
+    """Takes the lock, works and releases it, in a loop; reports each step to the ledger."""
 
     def __init__(self, ledger: LedgerClient, redlock: Redlock, lease: float) -> None:
         self._ledger = ledger
@@ -38,7 +38,7 @@ class Worker:
         self._total = 0
 
     def stop(self) -> None:
-        """Give up waiting; end a tenure in peace."""
+        """Give up waiting, or finish the tenure and end."""
         self._stopping = True
         if self._waiting and self._task is not None:
             self._task.cancel()
@@ -48,7 +48,7 @@ class Worker:
         try:
             while not self._stopping:
                 await self._tenure()
-                await asyncio.sleep(self._length * random.uniform(0.02, 0.12))  # noqa: S311 - the others' chance
+                await asyncio.sleep(self._length * random.uniform(0.02, 0.12))  # noqa: S311 - others get their chance
         finally:
             looking.cancel()
 
@@ -64,7 +64,7 @@ class Worker:
             if not fence:  # it ended before the block began
                 return
             self._ledger.say("lost", fence=fence, reason=lost.reason)
-            # What fences are for: the write it was about to make, as of a program that has not noticed yet.
+            # A program that has not noticed the loss would make this write now. The fencing token must stop it.
             await self._ledger.write(fence, self._total + 1)
         except LockError as error:
             self._waiting = False
@@ -82,11 +82,11 @@ class Worker:
         await asyncio.sleep(self._length * random.uniform(*WORK))  # noqa: S311 - the work
         await self._ledger.write(lease.fence, self._total + 1)
         self._see_validity()
-        left = now()  # the last thing: from here on another may hold
+        left = now()  # read last: from here on another worker may hold
         self._ledger.say("left", fence=lease.fence, at=left, until=self._until)
 
     def _see_validity(self) -> bool:
-        """Whether the validity ends later than was told."""
+        """Whether the validity now ends later than was reported."""
         if self._lease is None or not (remaining := self._lease.remaining):
             return False
         before, self._until = self._until, max(self._until, now() + remaining)
@@ -118,6 +118,6 @@ async def work(number: int, path: str, lease: float, max_lease: float, urls: lis
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", message=r"\d+ nodes survive")  # the demo has said so
+    warnings.filterwarnings("ignore", message=r"\d+ nodes survive")  # the demo has printed that already
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(work(int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4]), sys.argv[5:]))
