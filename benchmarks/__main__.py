@@ -1,5 +1,5 @@
-"""`python -m benchmarks [P1 P3 ...]`: run the contests and print the ratios beside their targets. `python -m benchmarks
-compare REV`: measure HEAD beside another version."""
+"""`python -m benchmarks [P1 P3 ...]`: runs the contests and prints the ratios beside their targets. `python -m benchmarks
+compare REV`: measures HEAD beside another version."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def main(
     cases: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(NAMES)}; all, if none is named")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each side has its turn.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="The number of turns of each side.")] = 12,
     seconds: Annotated[float, typer.Option(min=0.01, help="How long a turn takes.")] = 0.4,
     plot: Annotated[Path | None, typer.Option(help="Draw the waiting times of P6's one node as an SVG here.")] = None,
     held: Annotated[int, typer.Option(min=5, help="P8's leases on one node; a fifth over five.")] = holding.HELD,
     uvloop: Annotated[bool, typer.Option("--uvloop", help="Run on uvloop instead of asyncio's own loop.")] = False,
 ) -> None:
-    """Measure asynclock beside others, in turn, on real servers. Nothing is asserted: read the tables."""
+    """Measure asynclock beside other libraries, in turn, on real servers. Nothing is asserted: read the tables."""
     chosen = [name.upper() for name in cases or NAMES]
     for name in chosen:
         if name not in NAMES:
@@ -69,15 +69,15 @@ def _case(name: str, rounds: int, seconds: float, uvloop: bool, plot: Path | Non
 
 
 def _waiting(name: str, rounds: int, seconds: float, plot: Path | None) -> list[Verdict]:
-    """Processes, not tasks: a turn takes longer, and there are fewer."""
+    """P5 to P7. They run processes instead of tasks, so a turn takes longer, and there are fewer turns."""
     if name == "P7":
         costs, judged = waiting.p7()
-        report.costs("P7  what a release costs, by how many wait", costs)
+        report.costs("P7  the cost of a release, by the number of waiters", costs)
         return judged
     rounds, seconds = max(1, rounds // 3), 5 * seconds
     if name == "P5":
         times, judged = waiting.p5(rounds, seconds)
-        report.imports("P5  from giving in one process to having it in another", times)
+        report.imports("P5  from the release in one process to the hold in another", times)
         return judged
     judged = []
     for nodes in waiting.HOT:

@@ -1,8 +1,8 @@
-"""What the machine allows: asynclock's own commands with nothing around them.
+"""The upper bound of this machine: asynclock's own commands with nothing around them.
 
-The same EVALSHA with the same script and arguments, from a protocol that only sends and counts: commands of one loop
-turn leave in one write, replies fall on a deque of callbacks. No lease, no watchdog, no timeout, no undo, no release on
-cancel: it is the bound to measure against, not a lock.
+It sends the same EVALSHA with the same script and arguments, from a protocol that only sends and counts. The commands
+of one loop turn leave in one write, and the replies go to a deque of callbacks. There is no lease, no watchdog, no
+timeout, no undo and no release after a cancellation: it is a bound for comparison, not a lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MEMORY = LEASE + 300.0
 
 
 class Wire(asyncio.Protocol):
-    """One connection, and who hears each reply."""
+    """One connection, and the callback for each reply."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[Any], object]] = deque()
@@ -65,7 +65,7 @@ class Wire(asyncio.Protocol):
 
 
 class Vote:
-    """One op at all nodes: resolves its future with the greatest fence once a majority said yes."""
+    """One op at all nodes. Its future gets the greatest token once a majority has granted."""
 
     __slots__ = ("_fence", "_future", "_wanted")
 
@@ -79,7 +79,7 @@ class Vote:
             return
         if type(reply) is not list or reply[0] != 1:
             self._wanted = 0
-            self._future.set_exception(RuntimeError(f"the bare protocol was answered {reply!r}"))
+            self._future.set_exception(RuntimeError(f"the bare protocol got the reply {reply!r}"))
             return
         if reply[1] > self._fence:
             self._fence = reply[1]
@@ -106,7 +106,7 @@ async def bare(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 
 
 def _one(wire: Wire) -> Cycle:
-    """A future per command is all that one node needs."""
+    """Cycles over one node, with one future per command."""
     new_future = asyncio.get_running_loop().create_future
     make = _maker()
 
@@ -115,7 +115,7 @@ def _one(wire: Wire) -> Cycle:
         wire.send(encode(op, ""), future.set_result)
         reply = await future
         if type(reply) is not list or reply[0] != 1:
-            raise RuntimeError(f"the bare protocol was answered {reply!r}")
+            raise RuntimeError(f"the bare protocol got the reply {reply!r}")
         fence: int = reply[1]
         return fence
 
@@ -127,7 +127,7 @@ def _one(wire: Wire) -> Cycle:
 
 
 def _many(wires: Sequence[Wire]) -> Cycle:
-    """A vote per command, the same one in each node's deque."""
+    """Cycles over several nodes, with one vote per command, which is in the deque of each node."""
     new_future = asyncio.get_running_loop().create_future
     make = _maker()
     majority = len(wires) // 2 + 1
@@ -147,7 +147,7 @@ def _many(wires: Sequence[Wire]) -> Cycle:
 
 
 def _maker() -> Callable[[str], Op]:
-    """Makes acquires as asynclock does: a fresh random id that names its process and host."""
+    """A function that makes acquires like asynclock: with a fresh random id, and the process and host in it."""
     whoami = f"{os.getpid()}|{socket.gethostname().replace('|', '_')}"
 
     def make(name: str) -> Op:

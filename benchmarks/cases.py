@@ -1,5 +1,5 @@
-"""P1 to P4: who meets whom, and the targets. P5 to P10 are no contests of cycles: waiting.py, holding.py,
-crowd.py, imports.py."""
+"""P1 to P4: the contests, their sides and their targets. P5 to P10 are no contests of cycles: they are in waiting.py,
+holding.py, crowd.py and imports.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POTTERY, AIOREDLOCK, GATHER = "pottery AIORedlock", "aioredlock", "gather over r
 HEALTHY, STOPPED = "five healthy", "two of five stopped"
 
 NODE_TIMEOUT = 0.05
-"""asynclock's default on a quorum: what a task would wait for that hears of a dead node by its silence."""
+"""asynclock's default on a quorum, in seconds. A task that noticed a dead node by its silence would wait for it."""
 
 _ALONE = {ASYNCLOCK: sides.asynclock, BARE: bare, REDIS_PY: sides.redis_py}
 _ONE = {**_ALONE, FRESH: sides.fresh_names}

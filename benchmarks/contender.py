@@ -1,7 +1,8 @@
-"""One process of those that want one name. `python -m benchmarks.contender SIDE[@SECONDS] TASKS URL...` says "ready",
-waits for a line, works until the next one, each tenure taking so many seconds, and prints what it saw as JSON.
+"""One of the processes that contend for one name.
 
-Stamps are of CLOCK_MONOTONIC, which all processes of a machine share.
+`python -m benchmarks.contender SIDE[@SECONDS] TASKS URL...` prints "ready", waits for a line, works until the next line
+(each tenure takes SECONDS), and prints its measurements as JSON. Times are seconds of CLOCK_MONOTONIC, which all
+processes of a machine share.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ async def pottery(urls: Sequence[str]) -> AsyncIterator[Take]:
 
 
 class Relay(asyncio.Protocol):
-    """The bare hand-over: the release script sets the next holder and publishes; nothing around it."""
+    """The bare hand-over: the release script sets the next holder and publishes. There is nothing around it."""
 
     RELEASE = "redis.call('SET', KEYS[1], ARGV[1], 'PX', 30000) return redis.call('PUBLISH', ARGV[1], '')"
 
@@ -86,7 +87,7 @@ async def relay(urls: Sequence[str], me: str) -> AsyncIterator[Take]:
         lambda: Relay(me, "b" if me == "a" else "a"), urls[0].removeprefix("unix://")
     )
     wire: Relay = made[1]
-    await wire.subscribed.wait()  # what is published before that is lost, and both would wait for ever
+    await wire.subscribed.wait()  # a message published before that would be lost, and both would wait for ever
     if me == "a":
         wire.mine.set()
 
@@ -112,7 +113,7 @@ SIDES: dict[str, Callable[[Sequence[str]], AbstractAsyncContextManager[Take]]] =
 
 
 async def contend(side: str, tasks: int, urls: Sequence[str], tenure: float) -> dict[str, Any]:
-    """Take and give back, over and over, until somebody says stop: how long each waited, and when it took and gave."""
+    """Acquire and release again and again until told to stop. Returns each wait, and the times of grant and release."""
     stop, now = asyncio.Event(), time.monotonic
     waits: list[float] = []
     took: list[float] = []
@@ -133,7 +134,7 @@ async def contend(side: str, tasks: int, urls: Sequence[str], tenure: float) -> 
         working = [asyncio.create_task(work(take)) for _ in range(tasks)]
         await told("working")
         stop.set()
-        _, late = await asyncio.wait(working, timeout=5.0)  # one that waits for ever is shown by what it lacks
+        _, late = await asyncio.wait(working, timeout=5.0)  # a task that waits for ever shows as missing waits
         for task in late:
             task.cancel()
         for error in await asyncio.gather(*working, return_exceptions=True):
@@ -143,7 +144,7 @@ async def contend(side: str, tasks: int, urls: Sequence[str], tenure: float) -> 
 
 
 async def line_up(tasks: int, urls: Sequence[str], lease: float) -> dict[str, Any]:
-    """So many clients wait, each alone; each gives back at once what it gets."""
+    """`tasks` clients wait, each with one task; each releases the lock at once when it gets it."""
     clients = [Redlock(*urls, lease=lease) for _ in range(tasks)]
 
     async def once(client: Redlock) -> None:
@@ -161,14 +162,14 @@ async def line_up(tasks: int, urls: Sequence[str], lease: float) -> dict[str, An
 
 
 async def hold(urls: Sequence[str]) -> dict[str, Any]:
-    """Have it until somebody says stop."""
+    """Hold the lock until told to stop."""
     async with Redlock(*urls) as client, client(NAME):
         await told("ready")
     return {}
 
 
 async def trip(urls: Sequence[str], pause: float) -> dict[str, Any]:
-    """The median of asking all nodes once, alone, with pauses between."""
+    """The median time of one question to all nodes, alone, with pauses between the questions."""
     times = []
     async with Redlock(*urls) as client:
         await told("ready")
@@ -181,7 +182,7 @@ async def trip(urls: Sequence[str], pause: float) -> dict[str, Any]:
 
 
 async def told(what: str) -> None:
-    """Say so, and wait for the word."""
+    """Print a word, and wait for a line."""
     print(what, flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
 

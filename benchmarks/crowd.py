@@ -1,4 +1,4 @@
-"""P9: very many tasks at once. Not how fast, but whether: errors, and connections at each server."""
+"""P9: very many tasks at once. It counts errors, and connections at each server, not speed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from benchmarks.sides import Cycle, Side
 
 HANG = 120.0
-"""A crowd that takes so many seconds has hung."""
+"""A crowd that takes longer has hung, in seconds."""
 
 
 @dataclass(slots=True)
 class Crowd:
-    """What came of `tasks` tasks, each with a few cycles of its own free lock, all started in one loop turn."""
+    """The result of `tasks` tasks, each with a few cycles of its own free lock, all started in one loop turn."""
 
     side: str
     nodes: int
@@ -34,13 +34,13 @@ class Crowd:
     cycles: int = 0
     wall: float = 0.0
     errors: Counter[str] = field(default_factory=Counter)
-    logged: int = 0  # warnings of asynclock: releases without an answer, say
-    connections: int = 0  # at the server that has most, once the crowd is through: ordinary ones
-    subscriptions: int = 0  # and subscribed ones
-    opened: int = 0  # in all, at the server that saw most
+    logged: int = 0  # warnings of asynclock, such as releases without an answer
+    connections: int = 0  # ordinary ones after the crowd, at the server that has most
+    subscriptions: int = 0  # the same for subscribed ones
+    opened: int = 0  # in total, at the server that has most
 
     def verdicts(self) -> list[Verdict]:
-        """No error, and no connection beyond one and one subscription per node."""
+        """The targets: no error, and at most one connection and one subscription per node."""
         who = f"{self.side}, {self.nodes} node{'s' * (self.nodes > 1)}, {self.tasks} tasks"
         few = self.connections <= 1 and self.subscriptions <= 1 and self.opened <= 2
         told = f"{self.connections} + {self.subscriptions}, {self.opened} opened in all"
@@ -51,7 +51,7 @@ class Crowd:
 
 
 async def run(name: str, side: Side, nodes: int, tasks: int, each: int = 3) -> Crowd:
-    """One crowd on fresh servers."""
+    """Run one crowd on fresh servers."""
     crowd = Crowd(name, nodes, tasks)
     with running(nodes) as servers, _counting_warnings(crowd):
         watchers = [Redis(unix_socket_path=str(server.path)) for server in servers]
@@ -68,7 +68,7 @@ async def run(name: str, side: Side, nodes: int, tasks: int, each: int = 3) -> C
 
 @contextlib.contextmanager
 def _counting_warnings(crowd: Crowd) -> Iterator[None]:
-    """Thousands of them are counted, not printed."""
+    """Count the warnings instead of printing them: there may be thousands."""
 
     def count(record: logging.LogRecord) -> bool:
         crowd.logged += record.levelno >= logging.WARNING
@@ -87,7 +87,7 @@ async def _all_at_once(crowd: Crowd, cycle: Cycle, each: int) -> None:
         for _ in range(each):
             try:
                 await cycle(i)
-            except Exception as error:  # whatever it is: it is counted
+            except Exception as error:  # every error is counted
                 crowd.errors[type(error).__name__] += 1
             else:
                 crowd.cycles += 1
@@ -105,7 +105,7 @@ def _count_connections(crowd: Crowd, watchers: Sequence[Redis], before: Sequence
     for watcher, already in zip(watchers, before, strict=True):
         clients: list[dict[str, Any]] = watcher.client_list()
         subscribed = sum(any(int(client.get(key, 0)) for key in ("sub", "psub", "ssub")) for client in clients)
-        crowd.connections = max(crowd.connections, len(clients) - subscribed - 1)  # but for the watcher
+        crowd.connections = max(crowd.connections, len(clients) - subscribed - 1)  # without the watcher's own
         crowd.subscriptions = max(crowd.subscriptions, subscribed)
         crowd.opened = max(crowd.opened, _opened(watcher) - already)
 

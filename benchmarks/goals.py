@@ -1,4 +1,4 @@
-"""What should come of a contest, and whether it did: ratios within each round, and their median."""
+"""The targets of a contest, and whether they are reached: ratios within each round, and their median."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One goal, judged. `reached` is None where it could not be."""
+    """One target, judged. `reached` is None if it could not be judged."""
 
     what: str
     target: str
@@ -25,12 +25,12 @@ Goal = Callable[["Mapping[str, Runs]"], Verdict]
 
 
 def rate(side: str, rival: str, at_least: float) -> Goal:
-    """`side` does at least so many times the cycles of `rival` in the same time."""
+    """`side` does at least `at_least` times the cycles of `rival` in the same time."""
     return _ratio(f"cycles/s, {side} / {rival}", side, rival, lambda turn: turn.rate, at_least, more=True)
 
 
 def p50(side: str, rival: str, at_most: float) -> Goal:
-    """The median cycle of `side` takes at most so many times that of `rival`."""
+    """The median cycle of `side` takes at most `at_most` times the median cycle of `rival`."""
     return _ratio(f"p50, {side} / {rival}", side, rival, lambda turn: turn.p50, at_most, more=False)
 
 
@@ -41,7 +41,7 @@ def cpu(side: str, rival: str, at_most: float) -> Goal:
 
 
 def none_slower(side: str, than: float, why: str) -> Goal:
-    """No cycle of `side` takes `than` seconds, once warm."""
+    """After the warm-up, each cycle of `side` takes less than `than` seconds."""
 
     def judge(runs: Mapping[str, Runs]) -> Verdict:
         what, target = f"slowest cycle, {side} ({why})", f"< {than * 1000:g} ms"
@@ -54,12 +54,12 @@ def none_slower(side: str, than: float, why: str) -> Goal:
 
 
 def elsewhere(what: str, target: str, why: str) -> Goal:
-    """Not measured here; said, so that it is not forgotten."""
+    """A target that is not measured here. The table shows it, so that it is not forgotten."""
     return lambda _: Verdict(what, target, why, None)
 
 
 def judge_ratio(what: str, ratios: list[float], bound: float, *, more: bool) -> Verdict:
-    """The median of the rounds against the bound, and how far the rounds lie apart."""
+    """Compares the median of the rounds with the bound, and shows the least and the greatest round."""
     middle = median(ratios)
     measured = f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
     return Verdict(what, f"{'>=' if more else '<='} {bound:g}", measured, middle >= bound if more else middle <= bound)

@@ -1,4 +1,4 @@
-"""P10: what `import asynclock` costs beside `import redis.asyncio`, in fresh interpreters, in turn."""
+"""P10: the time of `import asynclock` beside `import redis.asyncio`, in fresh interpreters, in turn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMED = "import time; began = time.perf_counter(); import {}; print(time.perf_c
 
 
 def run(rounds: int) -> tuple[dict[str, list[float]], Verdict]:
-    """Seconds of each import, round by round (the first, unrecorded, writes the bytecode), and their ratio."""
+    """Seconds of each import, round by round, and their ratio. A first round, not recorded, writes the bytecode."""
     seconds: dict[str, list[float]] = {OURS: [], THEIRS: []}
     for number in range(rounds + 1):
         for module in random.sample(list(seconds), len(seconds)):

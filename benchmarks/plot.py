@@ -1,4 +1,4 @@
-"""docs/waiting.svg: how long one waits for a hot name, drawn from a run of P6."""
+"""Draws docs/waiting.svg: the distribution of the waiting times for one hot name, from a run of P6."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 720, 400
 LEFT, RIGHT, TOP, BOTTOM = 60, 20, 50, 50
 FROM, TO = 1e-5, 10.0  # seconds
-COLOURS = ("#2563eb", "#0d9488", "#dc2626", "#d97706", "#9333ea")  # seen on light and on dark
+COLOURS = ("#2563eb", "#0d9488", "#dc2626", "#d97706", "#9333ea")  # readable on light and on dark pages
 INK = "#888888"
 POINTS = 300
 
 
 def draw(path: Path, title: str, waits: Mapping[str, Sequence[float]]) -> None:
-    """The share of all acquires that were served within a time, for each side."""
+    """Draw, for each side, the share of its acquires that were served within a time."""
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
@@ -47,7 +47,7 @@ def _grid() -> list[str]:
         parts.append(f'<path d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}" stroke="{INK}" stroke-opacity="0.3"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" fill="{INK}" text-anchor="end">{percent} %</text>')
     middle = (LEFT + WIDTH - RIGHT) / 2
-    label = "served within this time of asking"
+    label = "time from the acquire to the grant; the share of acquires that took at most this long"
     parts.append(f'<text x="{middle}" y="{HEIGHT - 12}" fill="{INK}" text-anchor="middle">{label}</text>')
     return parts
 

@@ -1,4 +1,4 @@
-"""The tables."""
+"""Prints the tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORD = {True: "yes", False: "NO", None: "not judged"}
 
 
 def runs(title: str, each: Mapping[str, Runs]) -> None:
-    """One line per side; a side that failed says why."""
+    """A line for each side; for a side that failed, its error."""
     rows: list[tuple[str, ...]] = []
     for name, its in each.items():
         if its.error:
@@ -62,7 +62,7 @@ def imports(title: str, seconds: Mapping[str, Sequence[float]]) -> None:
 
 
 def hot(title: str, each: Mapping[str, Sequence[Hot]], failed: Mapping[str, str]) -> None:
-    """One line per side; a side that failed says why."""
+    """A line for each side; for a side that failed, its error."""
     rows: list[tuple[str, ...]] = []
     for name, turns in each.items():
         waits = sorted(wait for turn in turns for wait in turn.waits)
@@ -95,7 +95,7 @@ def held(title: str, each: Iterable[Held]) -> None:
 
 
 def verdicts(title: str, each: Iterable[Verdict]) -> None:
-    """The targets, and whether they are reached: median of the rounds' ratios (least to greatest)."""
+    """The targets, and whether they are reached: the median of the rounds' ratios, and the least and the greatest."""
     rows = [(one.what, one.target, one.measured, _WORD[one.reached]) for one in each]
     _print(title, ("target", "wanted", "measured", "reached"), rows)
 

@@ -1,7 +1,7 @@
-"""Sides side by side: short slices in turn, in one process and one run, so that what drifts drifts for all.
+"""Runs the sides of a contest in short slices, in turn, in one process and one run: so a drift concerns all sides.
 
-A ratio is taken within each round, and the median over the rounds is what counts. Absolute figures of one run say
-little about another.
+A ratio is taken within each round, and the result is the median over the rounds. The absolute figures of one run say
+little about another run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from benchmarks.sides import Cycle, Side
 
 HANG = 30.0
-"""A slice that takes so many seconds longer than it should has hung."""
+"""A slice that takes this many seconds more than planned has hung."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Who meets whom, on how many servers, with how many tasks; and what should come of it."""
+    """The sides, the number of servers and tasks, and the targets."""
 
     title: str
     servers: int
@@ -74,7 +74,7 @@ class Slice:
 
 @dataclass(slots=True)
 class Runs:
-    """All turns of one side; or what it died of."""
+    """All turns of one side, or its error."""
 
     slices: list[Slice] = field(default_factory=list)
     error: str = ""
@@ -91,7 +91,7 @@ class Runs:
 
 
 async def run(contest: Contest, rounds: int, seconds: float) -> dict[str, Runs]:
-    """Let the sides take turns, in another order each round; the first, unrecorded, warms up."""
+    """Give each side a turn in each round, in random order. The first round warms up and is not recorded."""
     runs = {name: Runs() for name in contest.sides}
     count = contest.servers * (len(contest.sides) if contest.apart else 1)
     with running(count) as servers:
@@ -101,7 +101,7 @@ async def run(contest: Contest, rounds: int, seconds: float) -> dict[str, Runs]:
                 for name in random.sample(list(cycles), len(cycles)):
                     try:
                         turn = await _slice(cycles[name], servers, contest.tasks, seconds)
-                    except Exception as error:  # a side may fail in any way: it is reported, the others go on
+                    except Exception as error:  # a side may fail in any way: report it, and go on with the others
                         runs[name].error = _told(error)
                         del cycles[name]
                         continue
@@ -118,7 +118,7 @@ async def _enter(
         entered = side(contest.share(servers, index))
         try:
             cycles[name] = await entered.__aenter__()
-        except Exception as error:  # not installed, or does not work on this Python
+        except Exception as error:  # the side is not installed, or does not work on this Python
             runs[name].error = _told(error)
         else:
             stack.push_async_callback(_leave, entered, runs[name])
@@ -126,7 +126,7 @@ async def _enter(
 
 
 async def _leave(entered: AbstractAsyncContextManager[Cycle], its: Runs) -> None:
-    """A side that cannot even close is reported; it takes no other with it."""
+    """Close a side. If that fails, report the error and go on with the other sides."""
     try:
         await entered.__aexit__(None, None, None)
     except Exception as error:  # as above
@@ -134,9 +134,9 @@ async def _leave(entered: AbstractAsyncContextManager[Cycle], its: Runs) -> None
 
 
 async def _slice(cycle: Cycle, servers: Sequence[Server], tasks: int, seconds: float) -> Slice:
-    """As many cycles as `tasks` tasks do in so many seconds."""
+    """Run cycles with `tasks` tasks for `seconds` seconds."""
     gc.collect()  # each side pays for its own garbage
-    await asyncio.sleep(0.01)  # what the last side left under way comes in
+    await asyncio.sleep(0.01)  # the last replies to the side before arrive in this time
     clock, times = time.perf_counter, array("d")
     server_cpu, cpu, began = _cpu_of(servers), time.process_time(), clock()
     end = began + seconds
@@ -157,7 +157,7 @@ def _cpu_of(servers: Sequence[Server]) -> float:
 
 
 def _told(error: BaseException) -> str:
-    """The error in a line; of a group, its first."""
+    """The error in one line; for a group, its first error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {str(error) or 'no answer'}".splitlines()[0]

@@ -1,4 +1,4 @@
-"""Real servers, one unix socket each, from the embedded wheel."""
+"""Real servers from the embedded wheel, each on a unix socket of its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Server:
         return f"unix://{self.path}"
 
     def cpu(self) -> float:
-        """The CPU seconds it has used; NaN where the system does not tell (elsewhere than on Linux)."""
+        """The CPU seconds that it has used; NaN on systems other than Linux."""
         # The clock id of another process, as clock_getcpuclockid(3) makes it; /proc counts in steps of 10 ms only.
         return time.clock_gettime((~self.process.pid << 3) | 2) if sys.platform == "linux" else math.nan
 
@@ -44,7 +44,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(count: int) -> Iterator[list[Server]]:
-    """So many fresh servers; gone afterwards."""
+    """Start `count` fresh servers, and kill them afterwards."""
     with tempfile.TemporaryDirectory(prefix="asynclock-bench-") as folder:
         paths = [Path(folder) / f"s{index}.sock" for index in range(count)]
         processes = [valkey.start(path) for path in paths]

@@ -1,8 +1,9 @@
-"""The contestants. Each is an async context manager over servers that yields `cycle(i)`: acquire and release the free
-lock of task i, once, or raise.
+"""The sides. Each is an async context manager over servers that yields `cycle(i)`: acquire and release the free lock of
+task i once, or raise.
 
-Each is used as its own documentation does, with connections made beforehand, the same lease, and nothing that it
-could do without: no watchdog of aioredlock's, no extension, no metadata. asynclock alone runs with its watchdog.
+Each side is used as its own documentation shows, with connections made beforehand, the same lease, and without
+unnecessary features: without the watchdog of aioredlock, without extensions and metadata. Only asynclock runs with its
+watchdog.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ LEASE = 30.0
 
 
 def rival(module: str) -> Any:
-    """The module of a side that is an extra. Raises ImportError, which says how to install it."""
+    """The module of a side that is an optional install. Raises ImportError, which says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != module:
-            raise  # it is there, and cannot work on this Python
+            raise  # the module is installed, but does not work on this Python
         raise ImportError(f"{module} is not installed: pip install -e '.[bench]'") from None
 
 
 @contextlib.asynccontextmanager
 async def asynclock(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
-    """`async with redlock(name)`: guarded, watched, with a fencing token."""
+    """`async with redlock(name)`: with guarded body, watchdog and fencing token."""
     async with Redlock(*(server.url for server in servers), lease=LEASE) as redlock:
 
         async def cycle(i: int) -> None:
@@ -69,7 +70,7 @@ async def fresh_names(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 
 @contextlib.asynccontextmanager
 async def redis_py(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
-    """`async with client.lock(name)` of redis-py, its default pool; the first server only, as that lock knows one."""
+    """`async with client.lock(name)` of redis-py, with its default pool, on the first server: it supports only one."""
     async with Redis.from_url(servers[0].url) as client:
 
         async def cycle(i: int) -> None:
@@ -121,7 +122,7 @@ async def pottery(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 
 @contextlib.asynccontextmanager
 async def aioredlock(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
-    """aioredlock over aioredis 1.3; its import needs distutils, which Python 3.12 no longer has."""
+    """aioredlock over aioredis 1.3. Its import needs distutils, which Python 3.12 does not have."""
     manager: Any = rival("aioredlock").Aioredlock([str(server.path) for server in servers])
     try:
 
@@ -135,7 +136,7 @@ async def aioredlock(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
 
 @contextlib.asynccontextmanager
 async def two_stopped(servers: Sequence[Server]) -> AsyncIterator[Cycle]:
-    """asynclock while the last two servers are frozen (SIGSTOP), which happens after it has connected and worked."""
+    """asynclock while the last two servers are frozen (SIGSTOP). They are frozen after it has connected and worked."""
     async with asynclock(servers) as cycle:
         await cycle(0)
         for server in servers[-2:]:

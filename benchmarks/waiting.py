@@ -1,4 +1,4 @@
-"""P5 to P7: what waiting costs, between processes. P5 a hand-over, P6 one hot name, P7 many who wait."""
+"""P5 to P7: the cost of waiting between processes. P5: a hand-over. P6: one hot name. P7: many waiters."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 OURS, FAIR, REDIS_PY, FAST, NODE = "ours", "fair", "redis-py", "redis-py-1ms", "redis-semaphore"
 HOT: dict[int, tuple[str, ...]] = {1: (OURS, FAIR, REDIS_PY, FAST, NODE), 5: (OURS, FAIR, "pottery")}
-"""P6: nodes, and who meets there."""
+"""P6: the numbers of nodes, and the sides of each."""
 
 HANG = 60.0
-"""A contender that says nothing for so many seconds longer than its turn has hung."""
+"""A contender that prints nothing for this many seconds has hung."""
 
 _IN_NODE = Path(__file__).with_name("node")
 
 PROCESSES, TASKS = 4, 8
 WAITERS = (12, 1000)
 IDLE, SHORT = 6.0, 6.0
-"""Seconds that waiters are watched for, and of the tickets that they renew meanwhile."""
+"""For how many seconds idle waiters are measured, and the life of their tickets, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +51,16 @@ class Hot:
 
     @property
     def worst(self) -> float:
-        """The longest wait, told in mean waits."""
+        """The longest wait, in mean waits."""
         return max(self.waits) / mean(self.waits)
 
 
 class Failed(Exception):
-    """A side is not installed, died, or hangs; the message says so in a line."""
+    """A side is not installed, died, or hangs. The message says so in one line."""
 
 
 class Process:
-    """A contender, which speaks in lines."""
+    """A contender process. Raises Failed if it cannot be started."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `end` closes it
@@ -71,16 +71,16 @@ class Process:
         self._out = cast("IO[str]", self._popen.stdout)
 
     def hear(self) -> str:
-        """Its next line. Raises Failed where none comes."""
+        """Its next line. Raises Failed if none comes."""
         if not select.select([self._out], [], [], HANG)[0]:
-            raise Failed(f"a contender said nothing for {HANG:g} s")
+            raise Failed(f"a contender printed nothing for {HANG:g} s")
         if not (line := self._out.readline()):
             self._errors.seek(0)
             raise Failed((self._errors.read().strip() or "a contender died").splitlines()[-1])
         return line.strip()
 
     def go(self, word: str = "") -> None:
-        """The word it waits for."""
+        """Send the line that it waits for."""
         self._in.write(f"{word}\n")
         self._in.flush()
 
@@ -102,7 +102,7 @@ def command_of(side: str, tasks: int, servers: Sequence[Server]) -> list[str]:
 
 @contextlib.contextmanager
 def started(commands: Sequence[Sequence[str]]) -> Iterator[list[Process]]:
-    """Ready, each in a process of its own."""
+    """Contenders that are ready, each in a process of its own."""
     processes: list[Process] = []
     try:
         for command in commands:
@@ -145,14 +145,14 @@ def contended(commands: Sequence[Sequence[str]], servers: Sequence[Server], seco
 
 
 def calls(servers: Sequence[Server]) -> dict[str, int]:
-    """What the servers were asked since they were last: commands of clients, messages to them, and CPU us."""
+    """The counts of the servers since their last reset: commands of clients, messages to clients, and CPU in us."""
     found = {"commands": 0, "messages": 0, "us": 0}
     for server in servers:
         with Redis(unix_socket_path=str(server.path)) as cli:
             stats: Mapping[str, Any] = cli.info("commandstats")
         asked = {name.removeprefix("cmdstat_"): each for name, each in stats.items()}
-        # What scripts ask is counted, too; only what clients sent is wanted. Ours send no SET, and the others'
-        # scripts do none.
+        # The statistics also count the commands of scripts, but only those of clients are wanted. asynclock sends no
+        # SET itself, and the scripts of the other sides run none.
         sent = {"evalsha", "eval", "delifeq", "delex"} | (set() if "mget" in asked else {"set"})
         found["commands"] += sum(each["calls"] for name, each in asked.items() if name in sent)
         found["messages"] += asked.get("publish", {"calls": 0})["calls"]
@@ -164,8 +164,8 @@ def calls(servers: Sequence[Server]) -> dict[str, int]:
 
 
 TENURE = 0.001
-"""Seconds for which it is held, so that the other process waits for it by the time it is given; and the pause between
-two round trips, so that processes and servers have slept as long."""
+"""Seconds of each tenure: so the other process already waits when the lock is released. It is also the pause between
+two round trips, so that processes and servers have slept for the same time."""
 
 
 def hand_over(sides: Sequence[str], servers: Sequence[Server], seconds: float) -> float:
@@ -185,7 +185,7 @@ def handed_over(seen: Sequence[Mapping[str, Sequence[float]]]) -> float:
 
 
 def round_trip(servers: Sequence[Server]) -> float:
-    """Median seconds of asking all nodes once, with nobody else about."""
+    """Median seconds of one question to all nodes, without other clients."""
     with contenders([f"trip@{TENURE}"], 1, servers) as (process,):
         process.go()
         return float(json.loads(process.hear())["rtt"])
@@ -220,7 +220,7 @@ def hot(side: str, servers: Sequence[Server], seconds: float) -> Hot:
     asked = calls(servers)["commands"]
     waits = [wait for each in seen for wait in each["waits"]]
     if not waits:
-        raise Failed("nobody had it in the whole turn")
+        raise Failed("no process got the lock in the whole turn")
     return Hot(len(waits) / seconds, waits, asked / len(servers) / len(waits))
 
 
@@ -233,14 +233,14 @@ def p6(nodes: int, rounds: int, seconds: float) -> tuple[dict[str, list[Hot]], d
             for side in [side for side in HOT[nodes] if side not in failed]:
                 try:
                     turns[side].append(hot(side, servers, seconds))
-                except Failed as error:  # the others go on
+                except Failed as error:  # go on with the others
                     failed[side] = str(error)
                     del turns[side]
     return turns, failed, _judge_hot(nodes, turns, failed)
 
 
 def _judge_hot(nodes: int, turns: Mapping[str, Sequence[Hot]], failed: Mapping[str, str]) -> list[Verdict]:
-    """What needs a side that failed is not judged."""
+    """The targets; one that needs a side that failed is not judged."""
     rival = REDIS_PY if nodes == 1 else "pottery"
     where = f"{nodes} node{'s' * (nodes > 1)}:"
 
@@ -264,8 +264,8 @@ def _judge_hot(nodes: int, turns: Mapping[str, Sequence[Hot]], failed: Mapping[s
 
 
 def lined_up(waiters: int, server: Server, lease: float) -> dict[str, float]:
-    """So many clients in 4 processes wait; what each release costs until the last was served, and what they send while
-    they wait."""
+    """`waiters` clients in 4 processes wait. Returns the cost per release until the last was served, and the commands
+    that a waiter sends while it waits."""
     each = round(waiters / PROCESSES)
     with contextlib.ExitStack() as stack:
         cli = stack.enter_context(Redis(unix_socket_path=str(server.path)))
@@ -295,7 +295,7 @@ def lined_up(waiters: int, server: Server, lease: float) -> dict[str, float]:
 
 
 def p7() -> tuple[dict[int, dict[str, float]], list[Verdict]]:
-    """What 12 and 1,000 waiters cost a release, and the verdicts."""
+    """The cost of a release with 12 and with 1,000 waiters, and the verdicts."""
     with running(1) as servers:
         found = {waiters: lined_up(waiters, servers[0], 60.0) for waiters in WAITERS}
         found[WAITERS[-1]]["idle"] = lined_up(WAITERS[-1], servers[0], SHORT)["idle"]

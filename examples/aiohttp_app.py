@@ -19,7 +19,7 @@ SHOP = web.AppKey("shop", Shop)
 
 
 async def charge(request: web.Request) -> web.Response:
-    """Charge the order; answers with the fencing token it was charged under."""
+    """Charge the order. The response has the fencing token of the charge."""
     order_id = int(request.match_info["order_id"])
     async with redlock(f"order:{order_id}") as lease:
         await request.app[SHOP].charge(order_id, fence=lease.fence)
@@ -28,8 +28,8 @@ async def charge(request: web.Request) -> web.Response:
 
 @web.middleware
 async def lock_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Held by somebody is a conflict, which the client may try again. Out of reach: nobody can be excluded now, so
-    nobody is charged."""
+    """Turn lock errors into responses. 409: another request charges this order now; the client may try again. 503: the
+    lock servers are out of reach, so the order is not charged."""
     try:
         return await handler(request)
     except LockTimeout as error:
@@ -39,7 +39,7 @@ async def lock_errors(request: web.Request, handler: Handler) -> web.StreamRespo
 
 
 async def lifespan(app: web.Application) -> AsyncIterator[None]:
-    """Connect before the first request; give back what is held, and hang up, after the last."""
+    """Connect before the first request. After the last one, release all locks and disconnect."""
     with Shop() as app[SHOP]:
         async with redlock:
             yield
@@ -56,8 +56,8 @@ def make_app() -> web.Application:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--wait", type=float, default=5.0, help="for an order that is being charged, in seconds")
+    parser.add_argument("--wait", type=float, default=5.0, help="seconds to wait for an order that is being charged")
     args = parser.parse_args()
     redlock.configure(timeout=args.wait)
-    # handler_cancellation: a client that hangs up ends its handler, and so gives the lock back.
+    # handler_cancellation: when a client disconnects, its handler is cancelled and releases the lock.
     web.run_app(make_app(), host="127.0.0.1", port=args.port, handler_cancellation=True)

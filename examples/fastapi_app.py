@@ -22,7 +22,7 @@ from asynclock import LockTimeout, QuorumUnavailable, redlock
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Connect before the first request; give back what is held, and hang up, after the last."""
+    """Connect before the first request. After the last one, release all locks and disconnect."""
     with Shop() as app.state.shop:
         async with redlock:
             yield
@@ -33,17 +33,17 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/orders/{order_id}/charge")
 async def charge(order_id: int, request: Request) -> Response:
-    """Charge the order; answers with the fencing token it was charged under."""
+    """Charge the order. The response has the fencing token of the charge."""
     async with while_connected(request):
         async with redlock(f"order:{order_id}") as lease:
             await request.app.state.shop.charge(order_id, fence=lease.fence)
         return JSONResponse({"order": order_id, "fence": lease.fence})
-    return Response(status_code=499)  # to nobody: the client has gone
+    return Response(status_code=499)  # the client has disconnected, so nobody receives this
 
 
 @asynccontextmanager
 async def while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancel the body once the client hangs up. Without this, uvicorn lets a handler run on for nobody."""
+    """Cancel the body when the client disconnects. Without this, uvicorn lets the handler run on."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -60,20 +60,20 @@ async def while_connected(request: Request) -> AsyncIterator[None]:
 
 @app.exception_handler(LockTimeout)
 async def busy(_: Request, error: Exception) -> Response:
-    """Somebody else was charging this order all the time: a conflict, which the client may try again."""
+    """Another request charged this order for the whole timeout: a conflict. The client may try again."""
     return JSONResponse({"detail": str(error)}, status_code=409)
 
 
 @app.exception_handler(QuorumUnavailable)
 async def out_of_reach(_: Request, error: Exception) -> Response:
-    """Nobody can be excluded now, so nobody is charged."""
+    """The lock servers are out of reach, so the order is not charged."""
     return JSONResponse({"detail": str(error)}, status_code=503, headers={"Retry-After": "1"})
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--wait", type=float, default=5.0, help="for an order that is being charged, in seconds")
+    parser.add_argument("--wait", type=float, default=5.0, help="seconds to wait for an order that is being charged")
     args = parser.parse_args()
     redlock.configure(timeout=args.wait)
     uvicorn.run(app, port=args.port)

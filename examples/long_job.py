@@ -1,9 +1,9 @@
-"""A job that takes many leases' length and runs once at a time: the watchdog renews its lease every third of it.
+"""A job that takes many leases and runs once at a time. The watchdog renews its lease every third of the lease.
 
     ASYNCLOCK_URLS=embedded: python examples/long_job.py --lease 1 --seconds 4
 
-Exit code: 0 done; 1 the lease was lost on the way (or the servers are out of reach); 75 it runs elsewhere already.
-The lease is short so that after a crash (try kill -9) the next run need not wait long.
+Exit code: 0 done; 1 the lease was lost during the job (or the servers are out of reach); 75 it already runs elsewhere.
+The lease is short, so that after a crash (try kill -9) the next run does not wait long.
 """
 
 import argparse
@@ -17,7 +17,7 @@ STEP = 0.1
 
 
 async def job(lease: Lease, seconds: float) -> None:
-    """Work, step by step. If the lease is lost, the step that runs then is cancelled."""
+    """Work, step by step. If the lease is lost, the current step is cancelled."""
     steps = max(1, round(seconds / STEP))
     for step in range(1, steps + 1):
         await asyncio.sleep(STEP)  # a step's work
@@ -25,7 +25,7 @@ async def job(lease: Lease, seconds: float) -> None:
 
 
 async def main(name: str, seconds: float, length: float) -> int:
-    """Run the job under the lock; answers the exit code."""
+    """Run the job under the lock. Returns the exit code."""
     async with redlock:
         try:
             async with redlock(name, lease=length, timeout=0) as lease:
@@ -42,8 +42,8 @@ async def main(name: str, seconds: float, length: float) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="nightly", help="of the job's lock")
+    parser.add_argument("--name", default="nightly", help="the name of the job's lock")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long the job takes")
-    parser.add_argument("--lease", type=float, default=1.0, help="in seconds")
+    parser.add_argument("--lease", type=float, default=1.0, help="the lease, in seconds")
     args = parser.parse_args()
     sys.exit(asyncio.run(main(args.name, args.seconds, args.lease)))

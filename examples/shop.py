@@ -1,7 +1,7 @@
-"""What the examples protect: a shop that must charge each order once at a time, and refuse a stale holder.
+"""The shop that the examples protect: it must charge each order once at a time, and refuse a stale holder.
 
-The journal is a SQLite file that all processes of one machine share ($SHOP names it). Its order of entries is the
-order in which things happened, so anybody can check afterwards that no two charges of one order overlapped:
+The journal is a SQLite file that all processes of one machine share ($SHOP names it). Its entries are in the order of
+the events, so you can check afterwards that no two charges of one order overlapped:
 
     sqlite3 /tmp/asynclock-shop.sqlite "select * from journal where order_id = 42"
 """
@@ -20,31 +20,31 @@ LATENCY = float(os.environ.get("SHOP_LATENCY", "0.002"))
 
 _TABLE = """CREATE TABLE IF NOT EXISTS journal (
     entry INTEGER PRIMARY KEY, order_id INTEGER NOT NULL, fence INTEGER NOT NULL, what TEXT NOT NULL)"""
-# One statement, so that no other process gets between the look and the write.
+# One statement, so that no other process writes between the check and the write.
 _WRITE = """INSERT INTO journal (order_id, fence, what) SELECT :order_id, :fence, :what
     WHERE NOT EXISTS (SELECT 1 FROM journal WHERE order_id = :order_id AND fence > :fence)"""
 
 
 class StaleFence(Exception):
-    """A later holder of the lock has been here: whoever still writes with this token has lost its lease."""
+    """A later holder of the lock has written already, so the holder of this token has lost its lease."""
 
 
 class Shop:
-    """The charges, and the rule that the fencing token is for: a token smaller than one seen before is refused."""
+    """The charges. It refuses a fencing token that is smaller than one seen before."""
 
     def __init__(self, path: Path = JOURNAL) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)  # its calls are short: no thread for them
-        self._db.execute("PRAGMA synchronous = OFF")  # outlives a crash of the program, not of the machine
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)  # calls are short, so they need no thread
+        self._db.execute("PRAGMA synchronous = OFF")  # the data survive a crash of the program, not of the machine
         self._db.execute(_TABLE)
         self._db.execute("CREATE INDEX IF NOT EXISTS fences ON journal (order_id, fence)")
 
     async def charge(self, order_id: int, *, fence: int) -> None:
-        """Charge the order. Raises StaleFence. A cancel on the way is written down, and nothing is charged."""
+        """Charge the order. Raises StaleFence. If it is cancelled, the journal says so, and nothing is charged."""
         self.write(order_id, fence, "begin")
         try:
             await asyncio.sleep(LATENCY)  # the payment provider
         except asyncio.CancelledError:
-            with contextlib.suppress(StaleFence):  # a later holder has been here: there is nothing of ours to say
+            with contextlib.suppress(StaleFence):  # a later holder has written already, so this entry is not needed
                 self.write(order_id, fence, "cancelled")
             raise
         self.write(order_id, fence, "charged")
@@ -52,14 +52,14 @@ class Shop:
     def write(self, order_id: int, fence: int, what: str) -> None:
         """Write an entry. Raises StaleFence."""
         if not self._db.execute(_WRITE, {"order_id": order_id, "fence": fence, "what": what}).rowcount:
-            raise StaleFence(f"order {order_id}: fencing token {fence} is stale, nothing written")
+            raise StaleFence(f"order {order_id}: fencing token {fence} is stale; nothing was written")
 
     def is_charged(self, order_id: int) -> bool:
-        """Whether it was charged, by whomever."""
+        """Whether any process has charged the order."""
         return any(what == "charged" for _, what in self.journal(order_id))
 
     def journal(self, order_id: int) -> list[tuple[int, str]]:
-        """The order's entries (fence, what), in the order in which they happened."""
+        """The entries of the order (fence, what), oldest first."""
         return self._db.execute(
             "SELECT fence, what FROM journal WHERE order_id = ? ORDER BY entry", (order_id,)
         ).fetchall()

@@ -1,6 +1,6 @@
-"""A worker that charges the orders on a list. Start as many as you like: each order is charged once.
+"""A worker that charges the orders on a list. Start as many workers as you like: each order is charged once.
 
-Each worker takes what no other one is at:
+Each worker takes the orders that no other worker charges at the moment:
 
     ASYNCLOCK_URLS=embedded: python examples/worker.py 1 2 3 4 5
 """
@@ -21,11 +21,11 @@ async def work(orders: list[int], shop: Shop, timeout: float) -> None:
         order_id = todo.popleft()
         lease = await redlock(f"order:{order_id}").acquire(timeout=timeout)
         if lease is None:
-            print(f"order {order_id}: somebody else is at it", flush=True)
-            todo.append(order_id)  # not done yet, and its worker may die: look again after the others
+            print(f"order {order_id}: another worker charges it", flush=True)
+            todo.append(order_id)  # not done yet, and the other worker may die: try again after the other orders
             continue
         async with lease:
-            # The lock says that nobody is at it now; only the shop knows whether somebody was.
+            # The lock says that no other worker charges it now. Only the shop knows whether it is charged already.
             if shop.is_charged(order_id):
                 print(f"order {order_id}: done already", flush=True)
                 continue
@@ -34,7 +34,7 @@ async def work(orders: list[int], shop: Shop, timeout: float) -> None:
 
 
 async def main(orders: list[int], timeout: float) -> None:
-    """Connect, work, hang up."""
+    """Connect, work, disconnect."""
     with Shop() as shop:
         async with redlock:
             await work(orders, shop, timeout)
@@ -43,8 +43,8 @@ async def main(orders: list[int], timeout: float) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("orders", type=int, nargs="*", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--timeout", type=float, default=2.0, help="how long to wait for one order, in seconds")
-    parser.add_argument("--lease", type=float, default=30.0, help="how long a dead worker keeps an order, in seconds")
+    parser.add_argument("--timeout", type=float, default=2.0, help="seconds to wait for one order")
+    parser.add_argument("--lease", type=float, default=30.0, help="seconds for which a dead worker keeps an order")
     args = parser.parse_args()
     redlock.configure(lease=args.lease)
     asyncio.run(main(args.orders, args.timeout))

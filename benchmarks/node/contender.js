@@ -1,4 +1,4 @@
-// redis-semaphore's Mutex in contender.py's part: takes and gives back one hot name until somebody says stop.
+// redis-semaphore's Mutex in the role of contender.py: acquires and releases one hot name until told to stop.
 import { createInterface } from 'node:readline'
 import Redis from 'ioredis'
 import { Mutex } from 'redis-semaphore'

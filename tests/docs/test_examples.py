@@ -280,7 +280,7 @@ def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str
             leases = [await other(f"order:{each}").acquire(timeout=None) for each in orders]
             workers = [start(urls, "worker.py", "--timeout", "0.05", *map(str, orders)) for _ in range(2)]
             for worker in workers:
-                await asyncio.to_thread(worker.says, f"order {orders[-1]}: somebody else is at it")
+                await asyncio.to_thread(worker.says, f"order {orders[-1]}: another worker charges it")
             for lease in leases:
                 await lease.release()
             return workers
@@ -297,7 +297,7 @@ def test_a_killed_workers_job_is_done_by_another(start: Start, journal: Journal,
     dies = start(urls, "worker.py", "--lease", "1", str(order), SHOP_LATENCY="3600")
     wait_for(lambda: (dies.process.poll() is not None) or began(journal, order), f"no job began: {dies.said}")
     other = start(urls, "worker.py", "--lease", "1", "--timeout", "0.1", str(order))
-    other.says(f"order {order}: somebody else is at it")
+    other.says(f"order {order}: another worker charges it")
     dies.kill()
     assert other.ends() == 0
     assert [what for _, what in journal(order)] == ["begin", "begin", "charged"]
