@@ -1,5 +1,5 @@
-"""`python -m benchmarks [P1 P3 ...]`: runs the contests and prints the ratios beside their targets. `python -m benchmarks
-compare REV`: measures HEAD beside another version."""
+"""`python -m benchmarks [P1 P3 ...]`: runs the contests and prints the ratios beside their targets. `python -m
+benchmarks compare REV`: measures HEAD beside another version."""
 
 from __future__ import annotations
 

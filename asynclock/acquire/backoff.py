@@ -1,4 +1,4 @@
-"""When a waiter asks next, unless it is called before. Pure, but for jitter: a fleet shall not march in step."""
+"""When a waiter asks next, unless a notice comes before. Pure except for jitter, which keeps clients out of step."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import NamedTuple
 from asynclock._options import QUORUM_TIMEOUT
 
 HEADS = 3
-"""So many of the queue look when the holder's lease ends, since a dead holder calls nobody."""
+"""The first so many waiters of the queue ask when the holder's lease ends, because a dead holder notifies nobody."""
 
 RENEW = 1 / 3
-"""A ticket is renewed after this share of its life ..."""
+"""A waiter renews its ticket after this share of its life ..."""
 FRESH = 1 / 2
-"""... and served up to this one."""
+"""... and a server serves it until this share."""
 
 POLITE = 0.1
-"""With fewer seconds left a waiter yields to no remote waiter: that can take half of them."""
+"""A waiter with fewer seconds left does not yield to remote waiters: yielding can take half of this time."""
 
 COLLISIONS = 8
-"""A `timeout=0` tries another slot at most so many times."""
+"""How many more slots an acquire with `timeout=0` tries, at most."""
 
-_GLANCE = (0.05, 0.25)  # seconds between two looks at the hold of somebody who calls nobody
-_CALLED = 0.01  # so many seconds at least has one who was called before the next tries
-_PAUSE = (0.002, 0.25)  # the same where no notices come: the first pause, doubled up to the last
-_OUTAGE_PAUSE = (0.02, 0.5)  # the same while a majority is out of reach
-_SPLIT = (0.0005, 0.25)  # between two tries after split votes: at least, and at most
+# All in seconds; of two values the least and the greatest.
+_GLANCE = (0.05, 0.25)  # between two tries where the holder notifies nobody: it is of another library
+_CALLED = 0.01  # a notified waiter has at least this time before another one tries
+_PAUSE = (0.002, 0.25)  # between two tries where no notices come; doubled after each
+_OUTAGE_PAUSE = (0.02, 0.5)  # between two tries while a majority is out of reach; doubled after each
+_SPLIT = (0.0005, 0.25)  # between two tries after split votes; doubled after each
 
 
 class Plan(NamedTuple):
@@ -49,20 +50,21 @@ def next_question(now: float, sent: float, lease: float, rank: int, left: float 
 
 
 def after_call(now: float, rtt: float) -> Plan:
-    """When to try, somebody else having been called, who comes in, and calls us, before; unless he is stuck."""
+    """When to try after a server has notified another waiter. Normally that one enters and later notifies this one; it
+    may be stuck."""
     return Plan(now + max(2 * round_trip(rtt), _CALLED) * random.uniform(1.0, 2.0))  # noqa: S311 - jitter
 
 
 def after_split(now: float, rtt: float, rank: int, splits: int) -> Plan:
-    """When to try again, the votes having been split `splits` times in a row; the first in the queue goes first."""
+    """When to try again after votes were split `splits` times in a row. The first in the queue has the least pause."""
     pause = min(round_trip(rtt) * (1 + min(rank, 8)) * 2 ** min(splits - 1, 8), _SPLIT[1])
     return Plan(now + pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
 
 
 def after_doubt(now: float, sent: float, lease: float, since: float, life: float, doubts: int) -> Plan:
-    """When to look again, the nodes having named different holders, the last of them first at `since`: once an attempt,
-    which lives for `life` seconds, would be gone. Where they have named new ones each time for `doubts` times, somebody
-    is served all the time, and the pauses grow up to the renewal of the ticket, which was sent at `sent`."""
+    """When to probe again after the nodes named different holders, the newest of them first at `since`: as soon as an
+    attempt, which lives for `life` seconds, would have ended. If they named new holders `doubts` times in a row, other
+    clients are served all the time; then the pauses grow, up to the renewal of the ticket, which was sent at `sent`."""
     renewal = sent + lease * RENEW * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
     at = since + life * random.uniform(1.0, 1.2)  # noqa: S311 - jitter
     if doubts:
@@ -71,36 +73,36 @@ def after_doubt(now: float, sent: float, lease: float, since: float, life: float
 
 
 def round_trip(rtt: float) -> float:
-    """Seconds to wait for what should come within a round trip."""
+    """How many seconds to wait for something that should come within one round trip."""
     return min(max(rtt, _SPLIT[0]), QUORUM_TIMEOUT)
 
 
 class Pace:
-    """The same where nobody calls: pauses that grow."""
+    """The pauses where no notices come, and those of an outage. Both grow."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._no_longer: float | None = None  # when an outage has lasted too long
+        self._no_longer: float | None = None  # the time at which the patience for this outage ends
         self.outage: Exception | None = None  # why no majority decided the last round
-        self.reasons: dict[int, Exception] = {}  # what each node said last, in this outage
+        self.reasons: dict[int, Exception] = {}  # the last error of each node in this outage
         self._pause = _PAUSE[0]
         self._outage_pause = _OUTAGE_PAUSE[0]
 
     def after_refusal(self, now: float, soonest: float = math.inf) -> Plan:
-        """`soonest` is how many seconds from now a holder's lease may end."""
+        """When to try again after a refusal: after a pause, or in `soonest` seconds: a holder's lease may end then."""
         pause = min(self._pause * random.uniform(0.5, 1.0), soonest)  # noqa: S311 - jitter
         self._pause = min(2 * self._pause, _PAUSE[1])
         return Plan(now + pause)
 
     def reached(self) -> None:
-        """A majority answered: the next outage has patience of its own."""
+        """A majority answered, so the outage is over. The next one gets the full patience again."""
         self._no_longer = self.outage = None
         self.reasons.clear()
         self._outage_pause = _OUTAGE_PAUSE[0]
 
     def after_outage(self, now: float, give_up: float) -> Plan | None:
-        """When to try again; None: the time is over. The last try comes early enough for its answer: a try
-        that is cut off at the end is silent, and hides the real reason. After it the waiter sleeps until the end."""
+        """When to try again; None: the time is over. The last try leaves enough time for its answer: a try without an
+        answer would hide the real reason of the outage. After it the waiter sleeps until the end."""
         limit = self.outage_limit(now, give_up)
         if now >= limit:
             return None
@@ -110,6 +112,6 @@ class Pace:
         return Plan(min(now + pause, last) if now < last else limit)
 
     def outage_limit(self, now: float, give_up: float) -> float:
-        """When an acquire gives up that meets an outage."""
+        """When an acquire gives up in an outage: when its patience or its timeout ends, whichever comes first."""
         self._no_longer = self._no_longer or now + self._patience
         return min(self._no_longer, give_up)
