@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockNotHeld, QuorumUnavailable, Redlock
 from tests.support.distant_stores import Beyond
-from tests.support.probes import id_of, nodes_of, reconnected, session_of
+from tests.support.probes import id_of, nodes_of, reconnected, session_of, tag_of
 from tests.support.still_clock import turns
 
 _OFTEN = ["ask"] * 3 + ["release"] * 2 + ["hear"] * 2
@@ -60,7 +61,7 @@ class Believers(Beyond):
                 for node, store in zip(nodes_of(client), self.far, strict=True):
                     if chance.random() < 0.8:
                         node.listens = False
-                        store.hush(session_of(client))
+                        store.unlisten(tag_of(client))
             case "hear":
                 self._hear(client)
             case "silent":
@@ -75,7 +76,7 @@ class Believers(Beyond):
     def _hear(self, client: Redlock) -> None:
         for index, (node, store) in enumerate(zip(nodes_of(client), self.far, strict=True)):
             if not node.listens and self._chance.random() < 0.8:
-                store.listen(session_of(client), index)
+                store.listen(tag_of(client), partial(session_of(client).received, index))
                 node.listens = True
                 reconnected(client, index)
 

@@ -183,7 +183,7 @@ def test_the_keys_of_long_names_are_not_kept() -> None:
         before = tracemalloc.get_traced_memory()[0]
         for number in range(500):
             assert keys("app:", f"{number}:{'x' * 10_000}").fence.endswith("fence")
-            assert b"fence" in packed("app:", f"{number}:{'}' * 10_000}")
+            assert b"fence" in packed("app:", f"{{{number}}}:{'x' * 10_000}")
         kept = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
@@ -197,11 +197,11 @@ def test_the_keys_of_usual_names_are_kept_up_to_a_number() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for number in range(30_000):
+        for number in range(12_000):
             keys("app:", f"order:{number}")
             packed("app:", f"{{order}}:{number}")
             packed("app:", f"order:{number}")
         kept = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert kept < 10_000_000
+    assert kept < 7_000_000
