@@ -49,8 +49,7 @@ def clock_of(client: Redlock) -> Any:
 
 def tag_of(client: Redlock) -> str:
     """The random tag with which all ids of this client begin, and its channel."""
-    tag: str = session_of(client).tag
-    return tag
+    return session_of(client).tag
 
 
 def listens(client: Redlock) -> bool:
@@ -60,8 +59,7 @@ def listens(client: Redlock) -> bool:
 
 def connecting(client: Redlock) -> asyncio.Task[None] | None:
     """The task of a first connect under way."""
-    task: asyncio.Task[None] | None = session_of(client)._opening
-    return task
+    return session_of(client)._opening
 
 
 def replace_ask(client: Redlock, ask: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,8 +71,7 @@ def replace_ask(client: Redlock, ask: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def new_id(client: Redlock, seed: int) -> str:
-    made: str = session_of(client).new_id(seed, "")
-    return made
+    return session_of(client).new_id(seed, "")
 
 
 def undo(client: Redlock, ballot: Any) -> None:
@@ -200,8 +197,7 @@ def reconnected(client: Redlock, index: int) -> None:
 
 
 def nodes_of(client: Redlock) -> tuple[Any, ...]:
-    nodes: tuple[Any, ...] = tuple(session_of(client).quorum.nodes)
-    return nodes
+    return tuple(session_of(client).quorum.nodes)
 
 
 def connection_of(node: Any) -> Any:
@@ -225,8 +221,7 @@ def unsent(connection: Any) -> bool:
 
 def last_moved(connection: Any) -> float:
     """When bytes last came or left."""
-    at: float = connection.moved_at
-    return at
+    return connection.moved_at
 
 
 def break_connection(connection: Any) -> None:
@@ -268,8 +263,7 @@ def hold_of(lease: Lease) -> Any:
 
 def id_of(lease: Lease) -> str:
     """The id under which the nodes keep it."""
-    found: str = hold_of(lease).op.id
-    return found
+    return hold_of(lease).op.id
 
 
 def last_fence(lease: Lease) -> int:
@@ -279,8 +273,7 @@ def last_fence(lease: Lease) -> int:
 
 
 def valid_until(lease: Lease) -> float:
-    until: float = hold_of(lease).valid_until
-    return until
+    return hold_of(lease).valid_until
 
 
 def contended(lease: Lease) -> bool:
@@ -378,8 +371,7 @@ def kind_of(lock: Lock) -> Kind:
 
 
 def client_of(lock: Lock) -> Redlock:
-    client: Redlock = lock._session_of.__self__  # type: ignore[attr-defined]
-    return client
+    return lock._session_of.__self__  # type: ignore[attr-defined]
 
 
 def parts_of(lock: Lock) -> tuple[Any, ...]:

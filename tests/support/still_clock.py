@@ -15,7 +15,7 @@ from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Grant, Refused, Undone
 from asynclock.stores.redis.keys import keys
 from tests.support.fake_clock import FakeClock
-from tests.support.probes import acquisitions_of, has_fence, hold_of, local_queues_of, tickets_of, waits_for_notice
+from tests.support.probes import acquisitions_of, hold_of, local_queues_of, settings_of, tickets_of, waits_for_notice
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT
 
@@ -114,7 +114,7 @@ class Stand(Still):
             self.clock.advance(takes)
 
     def began(self, lease: Lease, who: object = None) -> None:
-        self.tenures.append((hold_of(lease), lease.fence if has_fence(lease) else 0, who))
+        self.tenures.append((hold_of(lease), lease.fence if settings_of(lease).fencing else 0, who))
 
     @property
     def fences(self) -> list[int]:
