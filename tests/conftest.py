@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
 import os
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import redis.utils
 import uvloop
 from hypothesis import settings
 
@@ -27,6 +29,9 @@ from tests.support.servers import Server, Servers, Several, container_urls
 from tests.support.user_store import DictStore
 
 _numbers = itertools.count()
+
+# redis-py reads the metadata of its distribution for each connection: a millisecond, tens of thousands of times.
+redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 settings.register_profile("asynclock", deadline=None)  # a busy machine is no fault; pytest-timeout bounds a test
 settings.load_profile("asynclock")
