@@ -25,6 +25,8 @@ lint: $(TEST)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Without its bytecode each worker would compile every module anew, whatever the shell says.
+check: export PYTHONDONTWRITEBYTECODE :=
 check: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
