@@ -1,7 +1,6 @@
 """What tests see and touch of the private parts of the package: here, and nowhere else.
 
-A test that needs more than the public names calls one of these functions. When an attribute of the package is renamed
-or moves to another object, this file changes and the tests do not.
+When an attribute of the package is renamed or moves to another object, this file changes and the tests do not.
 """
 
 from __future__ import annotations
@@ -114,8 +113,7 @@ def waits_for_notice(acquisition: Any) -> bool:
 
 def asks_again_at(acquisition: Any) -> float:
     """When its timer is due."""
-    due: float = acquisition._pause.until if acquisition._pause is not None else float("inf")
-    return due
+    return acquisition._pause.until if acquisition._pause is not None else float("inf")
 
 
 def sleeps_until(acquisition: Any) -> float:
@@ -128,8 +126,7 @@ def times_sent(acquisition: Any) -> int:
     attempt = acquisition._attempt
     if attempt is None:
         return 0
-    number: int = attempt.ticket.number if attempt.ticket is not None else attempt.op.queueing.number
-    return number
+    return attempt.ticket.number if attempt.ticket is not None else attempt.op.queueing.number
 
 
 def send_ticket_again(acquisition: Any) -> None:
@@ -148,19 +145,12 @@ def pauses(acquisition: Any) -> bool:
 
 def local_queues_of(client: Redlock) -> Mapping[str, Any]:
     """Name -> who waits for it in this process."""
-    queues: Mapping[str, Any] = session_of(client).local_queues._by_name
-    return queues
+    return session_of(client).local_queues._by_name
 
 
 def holds_of(client: Redlock) -> dict[str, Any]:
     """Name -> what this process holds of it."""
-    held: dict[str, Any] = session_of(client).holds._by_name
-    return held
-
-
-def forget_hold(client: Redlock, name: str, lease: Any) -> None:
-    """A hold of that name has ended."""
-    session_of(client).holds.remove(hold_of(lease))
+    return session_of(client).holds._by_name
 
 
 def left_over(client: Redlock) -> dict[str, Any]:
@@ -268,8 +258,7 @@ def id_of(lease: Lease) -> str:
 
 def last_fence(lease: Lease) -> int:
     """The last fence of the span that came with its hold."""
-    fence: int = hold_of(lease).last_fence
-    return fence
+    return hold_of(lease).last_fence
 
 
 def valid_until(lease: Lease) -> float:
@@ -316,13 +305,9 @@ def lose(lease: Lease) -> None:
     hold_of(lease).lose(Loss.EXPIRED)
 
 
-def length_of(lease: Lease) -> float:
-    """The seconds that each renewal asks for."""
-    return lease._tenure.terms.settings.lease
-
-
-def has_fence(lease: Lease) -> bool:
-    return lease._tenure.terms.settings.fencing
+def settings_of(lease: Lease) -> Any:
+    """The options that it was acquired with."""
+    return lease._tenure.terms.settings
 
 
 def enter_again(lease: Lease, lock: Lock) -> Lease:
@@ -351,11 +336,6 @@ def renew_now(lease: Lease) -> None:
 def stop_renewals(client: Redlock) -> None:
     """The client renews nothing any more."""
     session_of(client).watchdog.stop()
-
-
-def stop_renewals_beside(lease: Lease) -> None:
-    """The client that has this lease renews nothing any more."""
-    hold_of(lease).session.watchdog.stop()
 
 
 def waiting_for_loss(lease: Lease) -> Any:

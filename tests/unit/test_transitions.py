@@ -1,0 +1,83 @@
+"""What an event means for an acquisition: each row of the two tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynclock.acquire.transitions import Next, Refusal, State, after_notice, after_refusal
+
+ALONE: list[tuple[dict[str, Any], Next]] = [
+    ({"has_ticket": True}, Next.WAIT_FOR_HOLDER),
+    ({"has_ticket": True, "notices": False}, Next.WAIT_FOR_HOLDER),  # the node said so: it keeps the ticket
+    ({"denied": False}, Next.POLL_WITH_NEW_ID),  # undone, or granted too late
+    ({"plain": True}, Next.TRY_WITH_NEW_ID),
+    ({"plain": True, "notices": False}, Next.POLL),
+    ({}, Next.POLL),
+    ({"has_ticket": True, "time_up": True}, Next.STOP),
+    ({"one_try": True}, Next.STOP),
+    ({"denied": False, "one_try": True}, Next.STOP),
+]
+
+MANY: list[tuple[dict[str, Any], Next]] = [
+    ({}, Next.TRY),  # the next round leaves a ticket
+    ({"notices": False}, Next.POLL),
+    ({"has_ticket": True, "one_holder": True}, Next.WAIT_FOR_HOLDER),
+    ({"has_ticket": True, "several_holders": True}, Next.WAIT_FOR_HOLDERS),
+    ({"has_ticket": True, "several_holders": True, "one_holder": True}, Next.WAIT_FOR_HOLDERS),
+    ({"has_ticket": True, "one_holder": True, "probe": True}, Next.WAIT_FOR_HOLDER),
+    ({"has_ticket": True}, Next.BACK_OFF_AFTER_SPLIT),
+    ({"has_ticket": True, "free": True}, Next.BACK_OFF_AFTER_SPLIT),
+    ({"has_ticket": True, "free": True, "probe": True}, Next.TRY),
+    ({"has_ticket": True, "free": True, "probe": True, "rank": 2}, Next.LET_EARLIER_TRY),
+    ({"has_ticket": True, "free": True, "in_order": True, "rank": 1}, Next.WAIT_FOR_TURN),
+    ({"has_ticket": True, "free": True, "in_order": True, "probe": True, "rank": 1}, Next.WAIT_FOR_TURN),
+    ({"has_ticket": True, "free": True, "in_order": True, "rank": 0}, Next.BACK_OFF_AFTER_SPLIT),
+    ({"has_ticket": True, "in_order": True, "rank": 1}, Next.BACK_OFF_AFTER_SPLIT),
+    ({"has_ticket": True, "other_slot": True, "several_holders": True}, Next.TRY_ANOTHER_SLOT),
+    ({"has_ticket": True, "one_holder": True, "time_up": True}, Next.STOP),
+    ({"one_try": True, "one_holder": True}, Next.STOP),
+    ({"one_try": True, "other_slot": True}, Next.TRY_ANOTHER_SLOT),
+]
+
+
+@pytest.mark.parametrize(("facts", "expected"), ALONE)
+def test_after_a_refusal_of_a_single_node(facts: dict[str, Any], expected: Next) -> None:
+    """The facts of a round, and what follows."""
+    assert after_refusal(Refusal(nodes=1, **facts)) is expected
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5])
+@pytest.mark.parametrize(("facts", "expected"), MANY)
+def test_after_a_refusal_of_several_nodes(nodes: int, facts: dict[str, Any], expected: Next) -> None:
+    """The facts of a round, and what follows."""
+    assert after_refusal(Refusal(nodes=nodes, **facts)) is expected
+
+
+@pytest.mark.parametrize("state", [State.WAITING, State.BACKING_OFF])
+@pytest.mark.parametrize(
+    ("first", "majority", "granted", "free_now", "expected"),
+    [
+        (True, False, True, True, Next.TAKE_GRANT),
+        (False, False, True, False, Next.TAKE_GRANT),
+        (True, False, False, False, Next.TRY_WHEN_FREE),
+        (True, True, False, True, Next.TRY),  # a single node is a majority
+        (False, True, False, True, Next.TRY),
+        (True, False, False, True, Next.TRY_AFTER_ROUND_TRIP),
+        (False, False, False, True, Next.NOTHING),  # the pause ends already, a round trip after the first notice
+    ],
+)
+def test_a_notice_ends_or_moves_a_pause(
+    state: State, first: bool, majority: bool, granted: bool, free_now: bool, expected: Next
+) -> None:
+    """What a notice means while the acquisition pauses."""
+    assert after_notice(state, first, majority, granted, free_now) is expected
+
+
+@pytest.mark.parametrize("state", [State.ASKING, State.QUEUED_LOCALLY])
+@pytest.mark.parametrize("granted", [True, False])
+@pytest.mark.parametrize("free_now", [True, False])
+def test_a_notice_during_a_round_is_kept_for_after_it(state: State, granted: bool, free_now: bool) -> None:
+    """Nothing is done at once, even by a notice of a majority."""
+    assert after_notice(state, True, True, granted, free_now) is Next.NOTHING
