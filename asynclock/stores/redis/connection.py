@@ -26,6 +26,9 @@ CHUNK = 16
 and the server wait while the client does (docs/decisions.md)."""
 
 
+REPLIES = 128
+"""So many replies at most are handled in one turn of the loop, about 1 ms."""
+
 _PING = pack("PING")
 _BACKLOG = 5.0  # so many seconds a command may wait behind others that are being answered
 _SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
@@ -44,6 +47,7 @@ class Connection(asyncio.Protocol):
         self._now = node.clock.now
         self._writer = writer  # else it would close the transport when collected
         self._out: list[bytes] = []
+        self._paused = False  # more replies have come than one turn of the loop handles
         self._reader = hiredis.Reader(replyError=ServerError)
         self._call_soon = asyncio.get_running_loop().call_soon
 
@@ -74,11 +78,20 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.moved_at = self._now()
-        reader, take, index = self._reader, self.waiting.popleft, self._index
+        self._reader.feed(data)
+        self._handle_replies()
+
+    def _handle_replies(self) -> None:
+        """The next replies that have come. After REPLIES of them the loop runs what else is ready, before the rest."""
+        gets, take, index = self._reader.gets, self.waiting.popleft, self._index
         handler: ReplyHandler | CommandReply | None = None
         try:
-            reader.feed(data)
-            while (reply := reader.gets()) is not False:
+            for _ in range(REPLIES):
+                if (reply := gets()) is False:
+                    if self._paused:
+                        self._paused = False
+                        self.transport.resume_reading()
+                    return
                 kind = type(reply)
                 if kind is list:
                     handler = take()
@@ -101,6 +114,15 @@ class Connection(asyncio.Protocol):
             self._node.lost(self, broken)
             if handler is not None:  # no longer among those that `lost` tells; without effect if it has its answer
                 handler.fail(index, broken, maybe=True)
+            return
+        if not self._paused:
+            self._paused = True
+            self.transport.pause_reading()  # replies stay in order
+        self._call_soon(self._handle_rest)
+
+    def _handle_rest(self) -> None:
+        if not self.transport.is_closing():
+            self._handle_replies()
 
     @property
     def unread(self) -> bool:
@@ -108,6 +130,8 @@ class Connection(asyncio.Protocol):
         runs the tasks that are due, so it may run a timer after them without having looked again."""
         if self.transport.is_closing():
             return False
+        if self._paused:
+            return True
         with selectors.DefaultSelector() as selector:
             selector.register(self.transport.get_extra_info("socket").fileno(), selectors.EVENT_READ)
             return bool(selector.select(0))

@@ -1,0 +1,60 @@
+"""A client with much to do does it in slices: other tasks of its event loop run in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+from asynclock import Redlock
+from asynclock.stores.redis.connection import REPLIES
+from tests.support.probes import connection_of, nodes_of, release_by_script, stop_renewals, unanswered
+from tests.support.servers import Server
+from tests.support.waiters import LIMIT
+
+MANY = 2_000
+SENT = 500
+"""So many commands fit into the buffers of a socket."""
+
+
+async def test_many_replies_at_once_are_handled_in_slices(server: Server, name: str) -> None:
+    """A server that was stopped answers hundreds of commands at once."""
+    async with Redlock(server.url, lease=300.0, max_lease=300.0) as client:
+        await client.health()
+        (node,) = nodes_of(client)
+        server.freeze()
+        asking = [asyncio.create_task(client(f"{name}:{i}").acquire(timeout=0)) for i in range(SENT)]
+        while len(unanswered(connection_of(node))) < SENT:
+            await asyncio.sleep(0)
+        server.thaw()
+        with server.cli() as cli:  # the loop stands still until each name has its hold and its fence
+            while len(cli.keys(f"*{name}:*")) < 2 * SENT:
+                pass
+        left, handled = SENT, []
+        async with asyncio.timeout(LIMIT):
+            while left:
+                await asyncio.sleep(0)
+                now_left = len(unanswered(connection_of(node)))
+                handled.append(left - now_left)
+                left = now_left
+        assert max(handled) <= REPLIES
+        assert all(await asyncio.gather(*asking))
+
+
+async def test_all_is_released_in_slices(server: Server, name: str) -> None:
+    """release_all() and aclose() of thousands of leases: the releases leave in more than one turn of the loop, and none
+    is forgotten."""
+    for close in (False, True):
+        client = Redlock(server.url, lease=300.0, max_lease=300.0)
+        leases = [await client(f"{name}:{i}").acquire(timeout=0) for i in range(MANY)]
+        stop_renewals(client)
+        release_by_script(client)
+        closing = asyncio.create_task(client.aclose() if close else client.release_all())
+        turns = set()
+        async with asyncio.timeout(LIMIT):
+            while not closing.done():
+                turns.add(sum(lease is not None and lease.held for lease in leases))
+                await asyncio.sleep(0)
+        await closing
+        assert len(turns) > 3
+        with server.cli() as cli:
+            assert not [key for key in cli.keys(f"*{name}:*") if b"fence" not in key]
+        await client.aclose()
