@@ -1,1 +1,1 @@
-"""Who is let in: pure, without I/O and without a clock."""
+"""The rules of the kinds of lock: which attempt a node grants. Pure: no I/O, no clock."""

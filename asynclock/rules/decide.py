@@ -1,31 +1,32 @@
-"""The rule that all kinds and stores share, without I/O: what is asked, what is answered, and how a node decides.
+"""The rule that all kinds and stores share: how one node decides an op. Pure: no I/O, no clock.
 
-    Op       what one node is asked, for one id (`model.py`)
-    State    what one node knows of one name: holds, fence, tombstones, and who waits (`model.py`)
-    decide   (kind, state, op, now) -> Reply, which carries the state after and whom to tell
+    Op       the question to one node, for one id (`model.py`)
+    State    what one node knows of one name: holds, fence, tombstones, tickets (`model.py`)
+    decide   (kind, state, op, now) -> Reply, which has the state after it and the notices to send
 
-The rules, as decide and each kind's .lua keep them:
+`decide` and the scripts (stores/redis/scripts/*.lua) keep these rules:
 
-1. An id that was undone (its tombstone is there) is refused for ever: its acquire comes too late.
-2. An id that holds already is answered the same again, and its end moves with the answer (never back).
-3. A new hold gets the fences up to F := max(F + 1, P) + span - 1, P being the client's clock clamped to the node's own
-   +- CLOCK_SKEW: counters of all nodes agree without talking, and one that was lost starts above all it ever gave.
-4. Extend is for the owner alone and never brings a key back.
-5. Release takes away the hold and the ticket of its id and no other's. Adopt gives the hold of a known id to another,
-   with new fences; break frees the name, tells the holder, and serves the queue.
-6. F is raised to the token that extend and release carry, whoever holds: a node that missed it catches up.
-7. Who is refused and will wait leaves a ticket: a lease that waits. The queue is in the order of the tickets' order
+1. An id that was undone is refused while its tombstone is there: its acquire arrives too late.
+2. An id that holds already gets the same answer again. The end of its hold moves with the answer, never back.
+3. A new hold gets the fences up to F := max(F + 1, P) + span - 1. P is the client's clock, clamped to the node's own
+   +- CLOCK_SKEW. So the counters of all nodes agree without messages, and a counter that was lost starts above all
+   fences that it gave.
+4. An extend is for the holder alone. It never creates a key.
+5. A release removes the hold and the ticket of its id, and no others. An adopt gives the hold of a known id to another
+   id, with new fences. A break frees the name, notifies the holder, and serves the queue.
+6. An extend and a release raise F to the token that they carry, whether or not the id holds. So a node that missed the
+   token catches up.
+7. A refused attempt that waits leaves a ticket: a lease that waits. The queue is in the order of the tickets' order
    keys, which are the same at every node and in every renewal.
-8. Who frees the name, or finds it free and may not enter, serves the queue: its first ticket that is fresh, and whose
-   client listens, is told (over N nodes) or made the holder and told (at a node alone). What is found stale or deaf
-   on the way goes; its owner, if it lives, renews it in its old place. Of a kind that several may hold, as many are
-   served as may enter together, at most SERVED, of whom the last continue
-   the batch. Who waits for several names at once
-   (span 0) is told, never let in.
-9. A mutex's hold that somebody waits for is marked, so that the server's own compare-and-delete does not take it away
-   unheard.
+8. An op that frees the name, or that finds it free and cannot enter, serves the queue. The first ticket that is fresh,
+   and whose client listens, is woken (over N nodes) or becomes the holder (at a node alone), with a notice. Stale
+   tickets, and tickets whose client does not listen, are dropped on the way; a client that is alive renews its ticket
+   in the old place. A kind that several ids can hold serves as many tickets as can enter together, at most SERVED; the
+   last of them continue the batch. A waiter for several names (span 0) is woken and never becomes the holder.
+9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
+   release goes through the script, which serves them.
 
-Times are in seconds; `now` is the node's own Unix time. A store turns them into its own units at its edge.
+Times are in seconds; `now` is the node's own Unix time. A store converts them to its own units at its edge.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Rule
 
 Hears: TypeAlias = Callable[[str], bool | None]
-"""Whether anybody listens to the channel of a tag; None: we may not publish there."""
+"""Whether a client listens to the channel of a tag; None: the node has no permission to publish."""
 
 
 def decide(kind: Rule, state: State, op: Op, now: float, hears: Hears = lambda tag: True) -> Reply:
-    """The answer of a node in `state` to `op` at `now`. Pure: it is the memory store, and the oracle of the scripts."""
+    """The answer of a node in `state` to `op` at `now`. The memory store runs it; tests compare the scripts with it."""
     decision = Decision(kind, state.at(now), op, now, hears)
     match op.verb:
         case Verb.ACQUIRE:
@@ -185,12 +186,12 @@ class Decision:
             return Reply(Verdict.UNDONE, self.state)
         self._enqueue()
         turn = self._may_serve() and self._serve(until=self.waiter)
-        return self._no(free=turn)  # its turn: come and try
+        return self._no(free=turn)  # free: the waiter sends an acquire
 
     # -- the queue -----------------------------------------------------------------------------------------------
 
     def _enqueue(self) -> None:
-        """Leave, or renew, the ticket (rule 7); mark the hold that it waits for (rule 9)."""
+        """Store or renew the ticket (rule 7), and mark the hold that it waits for (rule 9)."""
         op, queueing = self.op, self.op.queueing
         if not queueing.number:
             return
@@ -209,20 +210,20 @@ class Decision:
             self._tell(self.state.holds[0].id, 0)
 
     def _drop(self, id: str) -> None:
-        """A ticket goes."""
+        """Remove a ticket."""
         queue = tuple(each for each in self.state.queue if each.id != id)
         self._put(queue=queue, queue_ends=self.state.queue_ends if queue else 0.0)
 
     def _may_serve(self) -> bool:
-        """Whether it is worth a look at the queue."""
+        """Whether a ticket can enter at all. A mutex that is held keeps its queue as it is."""
         return self.kind.shared or not self.state.holds
 
     def _serve(self, until: str = "") -> bool:
-        """Serve who is next (rule 8). True: it is the turn of `until`, or of who has no ticket, and it may enter."""
+        """Serve the queue (rule 8). True: all tickets before `until` (or all) are served, and it can enter."""
         serve, woken = self.op.queueing.serve, 0
         if not serve:
             return False
-        called: list[Entry] = []  # who was woken counts as inside for those behind
+        called: list[Entry] = []  # a woken waiter counts as a holder for those behind it
         for number in range(1, SERVED + 1):
             last = number > SERVED - LAST and self.kind.shared
             queue, holds = self.state.queue, (*self.state.holds, *called)
@@ -249,7 +250,7 @@ class Decision:
         return self._tell(head.id, head.number, continue_batch=last)
 
     def _grant(self, head: Ticket, last: bool) -> bool | None:
-        """Make it the holder until its ticket's end, and tell it; what nobody hears is taken back."""
+        """Make it the holder until its ticket ends, and notify it. If nobody listens, take the hold back."""
         before = self.state
         self._drop(head.id)
         self._next_fences(None, self.op.memory, head.span)
@@ -261,7 +262,7 @@ class Decision:
         return heard
 
     def _tell_rest(self) -> None:
-        """The head learns when the name will be free."""
+        """Tell the first waiter when the name will be free."""
         if self.state.queue:
             head = self.state.queue[0]
             self._tell(head.id, head.number, left=self.op.rest)
@@ -289,12 +290,12 @@ class Decision:
         self._put(holds=(*others, Entry(id, ends)))
 
     def _next_fences(self, seed: int | None, memory: float, span: int) -> None:
-        """Rule 3. Who is granted unasked has no clock at hand: the node's serves (None)."""
+        """Rule 3. A ticket that becomes the holder brings no clock (None): the node takes its own."""
         p = _us(self.now) if seed is None else _clamped(seed, self.now)
         self._put(fence=max(self.state.fence + 1, p) + span - 1, fence_ends=self.now + memory)
 
     def _raise(self, token: int, memory: float) -> None:
-        """F up to the token that the op carries, and kept for as long again."""
+        """Raise F to the token that the op carries, and renew its expiry."""
         self._put(fence=max(self.state.fence, token), fence_ends=self.now + memory)
 
     # -- answers -------------------------------------------------------------------------------------------------

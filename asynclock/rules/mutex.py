@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Mutex(Slotless):
-    """Let in whoever finds nobody."""
+    """An attempt enters if nobody holds the name."""
 
     name = "mutex"
     letter = ""
@@ -40,4 +40,4 @@ class Mutex(Slotless):
 MUTEX = Mutex()
 
 FAIR = Mutex(fair=True)
-"""The same, in order of arrival: who finds others waiting lets the first of them in."""
+"""The same in order of arrival: an attempt that finds waiters enters after them."""

@@ -1,8 +1,8 @@
 """Many readers or one writer per name. A writer that waits holds back the readers that come after it; a release admits
-as many of those in front of the queue as may be in together.
+as many waiters from the head of the queue as can be in together.
 
 After Courtois, Heymans and Parnas, "Concurrent Control with Readers and Writers" (CACM 14, 1971), second problem, with
-a lease for each reader, so that one that dies holds back nobody for longer than that.
+a lease for each reader: a reader that dies blocks the writers until its lease ends, and no longer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReadWrite(Slotless):
-    """One side of it."""
+    """One of its two sides, which its mode tells: "r." of readers, "w." of writers."""
 
     fair = False
     shared = True

@@ -1,8 +1,9 @@
 """A semaphore: fewer than `permits` hold it when one more enters; each caller's own number counts.
 
-At one node the holders are counted. Over N nodes counting would let in too many: of 5 nodes a majority is 3, so 10
-permits counted at each node admit 16. So each hold takes a *slot* there, a number below its permits, by majority, and
-no two can have the same one. Who is refused hears which slots are taken, and asks for one that is free on a majority.
+A node alone counts the holders. Over N nodes a count at each node admits too many: a majority of 5 nodes is 3, so 10
+permits counted at each node admit 16 holders. So each hold takes a *slot* there, a number below its permits, which a
+majority grants to no other hold. A refusal tells the slots in use, and the next attempt asks for one that is free on a
+majority.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Entry, Slots
 
 MOST = 10_000
-"""So many permits at most: a refusal looks at each of them."""
+"""The most permits. A refusal looks at each holder, and the server does nothing else meanwhile."""
 
 _WANTS = re.compile(r".{33}s(\d+)/(\d*)", re.DOTALL)
 
 
 class Semaphore:
-    """With so many permits."""
+    """With this number of permits; of an attempt over N nodes, with its slot."""
 
     name = "semaphore"
     letter = "s"

@@ -1,13 +1,16 @@
-"""Several names at once, as one node keeps them: the rule of each name's own kind, asked in turn. Pure, as `decide`.
+"""Several names at once, as one node keeps them: each name is decided by the rule of its own kind. Pure, as `decide`.
 
-The rules, as `decide_all` and multi.lua keep them:
+`decide_all` and multi.lua keep these rules:
 
-1. All are let in, or none is. What was let in before one refused is given back in the same step, and so is any ticket
-   of an earlier try: whoever waits for that is served. Nobody holds one name while it waits for another.
-2. Who is refused and will wait leaves a ticket with the name that refused it, and no other; it is called (span 0), and
-   never made the holder, for that name alone is no use. Its order key is that of its first try at any of them.
-3. The fences of all names are raised to the greatest: one token above all that any of them gave before.
-4. Extend and release are for all; no is what the first name answers that has another holder, or else that has none.
+1. All names are granted, or none. After a refusal the same step releases the names that were granted before it, and
+   drops the tickets of an earlier try; the waiters for these names are served. So no attempt holds one name while it
+   waits for another.
+2. A refused attempt that waits leaves a ticket with the name that refused it, and with no other name. The ticket has
+   span 0: it is woken and never becomes the holder, because that name alone is of no use. Its order key is that of the
+   first try at any of the names.
+3. The fences of all names are raised to the greatest of them: one token above all fences that any of the names gave.
+4. Extend and release are for all names. The refusal is that of the first name that another id holds, else of the first
+   name that nobody holds.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Several(NamedTuple):
-    """A node's answer, the state of each name after, and what is told to others."""
+    """A node's answer, the state of each name after it, and the notices to send."""
 
     reply: Reply  # of a refusal: that of one name; its state and its notices are among those below
     part: int  # which name that is
@@ -53,7 +56,7 @@ class Decision:
 
     def acquire(self) -> tuple[Reply, int]:
         waits = self._op.queueing.number
-        for again in (True, False):  # where our place in the queue was what we lacked
+        for again in (True, False):  # again, if only the ticket at the head of the queue was missing
             refused, reply = self._enter()
             if reply is None:
                 return self._yes(self._level())
@@ -82,7 +85,7 @@ class Decision:
         return refused or self._yes(min(least))
 
     def _enter(self) -> tuple[int, Reply | None]:
-        """(…, None): all are let in; else the name that refuses, and how."""
+        """(-1, None) if all names grant; else the index of the name that refuses, and its reply."""
         for index in range(len(self.parts)):
             ticket = Queueing(self._op.queueing.serve, waiter=self._op.queueing.waiter)
             reply = self._ask(index, Verb.ACQUIRE, fence=self._op.fence, ticket=ticket)
@@ -91,7 +94,7 @@ class Decision:
         return -1, None
 
     def _leave(self, index: int) -> None:
-        """Neither a hold nor a ticket of ours stays there; who waits is served."""
+        """Remove the hold and the ticket of this op there. The release serves the waiters."""
         queueing = self._op.queueing
         for whose in filter(None, (self._op.id, queueing.waiter)):
             self._ask(index, Verb.RELEASE, id=whose, ticket=Queueing(queueing.serve))
