@@ -103,7 +103,7 @@ SHARED = (
     "turn = not reply and admits(id)",
     "woken, last = woken + 1, head",
     "if not shared and holder and not marked",
-    "heard > 0 and not shared",
+    "received > 0 and not shared",
     "return no(number and redis.call('ZRANK', queue, waiter) or -1, turn)",
 )
 """Of kinds that several ids can hold: parts of lines, judged in test_shared_mutants.py."""

@@ -101,12 +101,12 @@ SHARED = NUMBERS | {
 MUTEX = (
     "if not shared and holder and not marked",
     "redis.call('SET', hold, '+' .. holder, 'KEEPTTL')",
-    "tell(holder, '0', '0', '-1')",
+    "notify(holder, '0', '0', '-1')",
     "local found = shared and",
     "for nth = 1, serving ~= '0' and (shared or",
     "shared and nth > 56",
     "not (shared and redis.call('ZSCORE', hold, head))",
-    "heard > 0 and not shared",
+    "received > 0 and not shared",
 )
 """Of the mutex: parts of lines, judged in test_mutants.py."""
 
@@ -145,7 +145,7 @@ EQUIVALENT = {
         ("type(reply)", "type(false)"),
         ("'table' and reply", "'table' and false"),
         # who is refused for ever is so again, and what is broken is broken still
-        ("said[1] ~= 0 or ticket == ''", " ticket == '' "),
+        ("reply[1] ~= 0 or ticket == ''", " ticket == '' "),
         # a release and a look take no fences
         ("'release', id, '0', '1'", "'release', id, '0', '0'"),
         ("'release', waiter, '0', '1'", "'release', waiter, '0', '0'"),

@@ -16,6 +16,7 @@ DIFF = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "extending.md").read_te
 
 CLIENT = """
 import asyncio, sys
+from contextlib import aclosing
 from asynclock import ConfigError, Redlock
 
 async def main(url):
@@ -27,7 +28,7 @@ async def main(url):
             await leave.wait()
             return lease.fence
 
-    async with Redlock(url) as redlock, asyncio.TaskGroup() as group:
+    async with aclosing(Redlock(url, patience=30)) as redlock, asyncio.TaskGroup() as group:
         opener = redlock.opener("schema")
         preparing = await opener.acquire()
         assert await redlock.latch("schema").acquire(timeout=0) is None

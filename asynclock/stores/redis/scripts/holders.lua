@@ -1,5 +1,5 @@
--- holders: the text that the kinds share which let several ids hold a name, joined as that of queue.lua. Their hold is a
--- sorted set: the holders' ids by the end of their leases, in Unix ms.
+-- holders: the text that the kinds share whose name several ids can hold. It is joined as that of queue.lua. The hold of
+-- such a name is a sorted set: the ids of the holders, by the end of their leases in Unix ms.
 
 --@ part holders
 -- The kind's own text defines `letters` before it: a pattern of the 34th character of its ids.

@@ -56,18 +56,18 @@ if verb ~= 'acquire' then
   return refused or {1, least}
 end
 
-local said, fences
+local reply, fences
 for _ = 1, 2 do  -- again, if only the ticket at the head of the queue was missing
-  said, fences = enter()
-  if said == true then break end
+  reply, fences = enter()
+  if reply == true then break end
   for n = 1, count do
     if n ~= fences then leave(n) end
   end
-  if said[1] ~= 0 or ticket == '' then return said end
-  said = ask(fences, 'wait', id, '0', '0', ticket)
-  if said[2] ~= -2 then return said end
+  if reply[1] ~= 0 or ticket == '' then return reply end
+  reply = ask(fences, 'wait', id, '0', '0', ticket)
+  if reply[2] ~= -2 then return reply end
 end
-if said ~= true then return said end
+if reply ~= true then return reply end
 
 -- One fence above all fences that any of the names gave before.
 for n = 1, count do

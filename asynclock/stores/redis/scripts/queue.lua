@@ -63,10 +63,10 @@ redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 local serving, number, fresh, asked = string.sub(ARGV[8], 1, 1), string.match(ARGV[11], '(%S+) (%S+) (%S+)')
 
 -- How many clients received the notice; false: no permission to publish. Each word is text: `..` rounds a number.
-local function tell(to, its, token, left)
+local function notify(to, its, token, left)
   local notice = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold
-  local heard = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), notice)
-  return type(heard) == 'number' and heard
+  local received = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), notice)
+  return type(received) == 'number' and received
 end
 
 local enqueue
@@ -84,7 +84,7 @@ if number then
     end
     if not shared and holder and not marked and string.match(holder, '^%x+()|') == 33 then
       redis.call('SET', hold, '+' .. holder, 'KEEPTTL')  -- a holder of ours serves the queue if it knows of it
-      tell(holder, '0', '0', '-1')
+      notify(holder, '0', '0', '-1')
     end
   end
 end
@@ -114,7 +114,7 @@ if verb == 'release' then
     serving = '0'
     local head = redis.call('ZRANGE', queue, 0, 0)[1]
     local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
-    if ticket then tell(head, string.match(ticket, '%S+'), '0', rest) end
+    if ticket then notify(head, string.match(ticket, '%S+'), '0', rest) end
   end
 elseif verb == 'break' then
   reply = {1, f}
@@ -122,7 +122,7 @@ elseif verb == 'break' then
   if not found[1] then return no(-1) end
   for _, each in ipairs(found) do
     leave(each)
-    if string.match(each, '^%x+()|') == 33 then tell(each, '0', '0', '-2') end
+    if string.match(each, '^%x+()|') == 33 then notify(each, '0', '0', '-2') end
   end
 elseif number then
   enqueue()
@@ -137,29 +137,29 @@ for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
   end
   local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32)) or '0 0 0 0'
   local its, fresh, ends, fences = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
-  local heard, left = 0, shared and nth > 56 and '-3' or '-1'  -- -3: once it is in, this waiter continues
-  local calls = serving == '1' or fences == '0'
+  local received, left = 0, shared and nth > 56 and '-3' or '-1'  -- -3: once it is in, this waiter continues
+  local wakes = serving == '1' or fences == '0'
   if tonumber(fresh) > now and not (shared and redis.call('ZSCORE', hold, head)) then
     if not admits(head) then break end
-    if calls then
-      heard = tell(head, its, '0', left)
+    if wakes then
+      received = notify(head, its, '0', left)
     else
       local top = math.max(f + 1, us) + (fences - 1)
       local token = string.format('%.0f', top)
       if redis.pcall('SET', fence, token, 'PX', ARGV[5]).err then break end
       f = top
       if not grant(head, ends) then break end
-      heard = tell(head, its, token, left)
-      if not heard or heard == 0 then leave(head) end  -- nobody knows of this hold
+      received = notify(head, its, token, left)
+      if not received or received == 0 then leave(head) end  -- nobody knows of this hold
     end
   end
-  if not heard then break end
-  if calls and heard > 0 then
+  if not received then break end
+  if wakes and received > 0 then
     woken, last = woken + 1, head
   else
     drop(head)  -- it has entered, or its ticket is stale, or its client does not listen
   end
-  if heard > 0 and not shared then break end
+  if received > 0 and not shared then break end
 end
 
 if number and verb == 'release' then enqueue() end
