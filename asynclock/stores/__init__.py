@@ -1,4 +1,14 @@
-"""Where locks are kept. One store is one file; none imports another."""
+"""Where locks are kept. A store is shared by all event loops and opens a `Node` in each; no store imports another.
+
+A client takes urls, `redis.asyncio.Redis` clients and stores. A user writes a store in one of two ways (docs/stores.md
+shows a whole one):
+
+    transactional.TransactionalStore    over anything that has transactions: it brings `transact`, `listen` and `keys`,
+                                        and everything that locks mean is there already
+    port.Store and port.Node            over anything else: the two protocols, and the values that cross them
+
+All times that cross the port are in seconds.
+"""
 
 from __future__ import annotations
 

@@ -4,16 +4,22 @@ transaction that takes its time, or fails, must not do."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asynclock import LockTimeout, QuorumUnavailable, Redlock
-from asynclock.stores.transactional import Step
-from tests.support.user_store import DictStore
-from tests.support.waiters import LIMIT, until
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Op, Queueing, Serve
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.memory import MemoryStore
+from asynclock.stores.port import Refused
+from asynclock.stores.transactional import State, Step
+from tests.support.still_clock import turns
+from tests.support.user_store import DictStore, state_of
+from tests.support.waiters import LIMIT, LONG, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "stores.md"
 
@@ -109,13 +115,89 @@ async def test_a_client_that_closes_waits_for_its_release(name: str) -> None:
     store = Odd()
     client = Redlock(store)
     lease = await client(name).acquire(timeout=None)
+    stuck = store.stuck = asyncio.Event()
     releasing = asyncio.create_task(lease.release())
-    await asyncio.sleep(0)
-    await client.aclose()
-    await releasing
-    async with Redlock(store) as other:
-        try:
-            async with other(name, timeout=0):
-                pass
-        except LockTimeout:
-            pytest.fail("the release was dropped")
+    await turns()
+    closing = asyncio.create_task(client.aclose())
+    await turns()
+    stuck.set()
+    await asyncio.gather(releasing, closing)
+    assert not state_of(store, name).holds
+
+
+class Unconfirmed(DictStore):
+    """The next transaction is committed at once, but its client learns of it only once it is `confirmed`."""
+
+    confirmed: asyncio.Event | None = None
+
+    async def transact(self, keys: Sequence[str], step: Step) -> None:
+        waiting, self.confirmed = self.confirmed, None
+        await super().transact(keys, step)
+        if waiting is not None:
+            await waiting.wait()
+
+
+async def test_no_notice_overtakes_a_reply(name: str) -> None:
+    """The try of a waiter is committed, with its ticket; before the client learns that it was refused, the holder gives
+    the name to that ticket. The waiter has the lease at once, and not when its ticket would have been renewed."""
+    store = Unconfirmed()
+    long: Any = {"lease": 600.0, "max_lease": 600.0, "node_timeout": LIMIT}  # no ticket is renewed within the LIMIT
+    async with Redlock(store, **long) as holds, Redlock(store, **long) as waits:
+        lease = await holds(name).acquire(timeout=None)
+        await waits.health()
+        confirmed = store.confirmed = asyncio.Event()
+        waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+        await until(lambda: len(state_of(store, name).queue) == 1)
+        await lease.release()
+        await until(lambda: not state_of(store, name).queue)
+        await turns()
+        confirmed.set()
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()
+
+
+async def test_an_op_is_carried_out_as_it_was_when_it_was_sent(name: str) -> None:
+    """Its owner renews it before the transaction begins."""
+    store, seed = DictStore(), int(time.time() * 1_000_000)
+    store.states[name] = State((Entry("1" * 32 + "|", time.time() + LONG),))
+    op = Op(ACQUIRE, MUTEX, name, "0" * 32 + "|", 30.0, seed, 60.0, queueing=Queueing(number=1, fresh=10.0))
+    pending = store.decide("", op, lambda vote: None)
+    assert pending is not None
+    op.renew_seed(seed + 1_000_000)
+    op.queueing.revoke()
+    op.revoke()
+    running, votes = pending
+    await running
+    (vote,) = votes
+    assert isinstance(vote, Refused)
+    assert vote.rank == 0  # it left its ticket
+    store.states[name] = State()
+    again = store.decide("", op, lambda vote: None)
+    assert again is not None
+    op.renew_seed(0)
+    await again[0]
+    assert again[1] == [(seed + 1_000_000, False)]
+
+
+class Crossed(MemoryStore):
+    """Another thread's transaction comes right behind the next one, before the reply to that one is under way."""
+
+    then: Callable[[], object] | None = None
+
+    def transact(self, keys: Sequence[str], step: Step) -> None:
+        super().transact(keys, step)
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+
+
+async def test_no_notice_of_another_thread_overtakes_a_reply(name: str) -> None:
+    """The same in a memory store: its notices cross threads."""
+    store, holder = Crossed(), "1" * 32 + "|"
+    store.decide("", Op(ACQUIRE, MUTEX, name, holder, LONG), lambda vote: None)
+    give_back = Op(RELEASE, MUTEX, name, holder, LONG, queueing=Queueing(Serve.GRANT))
+    long: Any = {"lease": 600.0, "max_lease": 600.0, "prefix": ""}
+    async with Redlock(store, **long) as waits:
+        store.then = lambda: store.decide("", give_back, lambda vote: None)
+        async with asyncio.timeout(LIMIT), waits(name):
+            pass

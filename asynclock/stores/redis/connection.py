@@ -88,9 +88,7 @@ class Connection(asyncio.Protocol):
         try:
             for _ in range(REPLIES):
                 if (reply := gets()) is False:
-                    if self._paused:
-                        self._paused = False
-                        self.transport.resume_reading()
+                    self._all_handled()
                     return
                 kind = type(reply)
                 if kind is list:
@@ -114,7 +112,15 @@ class Connection(asyncio.Protocol):
             self._node.lost(self, broken)
             if handler is not None:  # no longer among those that `lost` tells; without effect if it has its answer
                 handler.fail(index, broken, maybe=True)
-            return
+        else:
+            self._handle_rest_later()
+
+    def _all_handled(self) -> None:
+        if self._paused:
+            self._paused = False
+            self.transport.resume_reading()
+
+    def _handle_rest_later(self) -> None:
         if not self._paused:
             self._paused = True
             self.transport.pause_reading()  # replies stay in order

@@ -1,0 +1,33 @@
+"""A quorum of servers of different releases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynclock import Redlock
+from tests.support.cut_servers import nodes_of
+from tests.support.servers import Server
+from tests.support.waiters import holder, urls_of
+
+
+@pytest.mark.parametrize("without", [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}])
+async def test_a_release_reaches_servers_with_and_without_a_command_for_it(
+    five: list[Server], name: str, without: set[int]
+) -> None:
+    """Some have a compare-and-delete of their own, and others need the script: one release is packed as both."""
+    some = five[:3]
+    async with Redlock(*urls_of(some)) as client:
+        nodes: list[Any] = nodes_of(client)
+        await client.health()
+        if not all(node._native for node in nodes):
+            pytest.skip("these servers have no such command")
+        links = [node._connection for node in nodes]
+        for index in without:
+            nodes[index]._native = ()
+        lease = await client(name).acquire(timeout=None)
+        await lease.release()
+        await client.health()
+        assert not any(holder(server, name) for server in some)
+        assert [node._connection for node in nodes] == links
