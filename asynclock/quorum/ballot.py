@@ -75,7 +75,7 @@ _NOT_ASKED = LookupError("not asked")
 
 
 class Ballot:
-    """One op asked of all nodes; the handler of their answers. Whoever awaits it may be cancelled: it goes on."""
+    """One op asked of all nodes; it handles their replies. It goes on if the task that awaits it is cancelled."""
 
     __slots__ = (
         "_certain", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "failed", "late", "no", "nodes",
@@ -103,10 +103,10 @@ class Ballot:
         self.failed = 0
         self.outcome: Outcome | None = None
         self.on_settled = on_settled
-        self.late: tuple[Callable[[Ballot, int], object], ...] = ()  # hear each vote that comes after the outcome
+        self.late: tuple[Callable[[Ballot, int], object], ...] = ()  # called with each later vote
         self._everyone = everyone  # settle only when each node has answered or failed
         self._certain = certain  # a refusal is certain once one holder is known to have a majority, or all have spoken
-        self._on_vote = on_vote  # hears each vote, before it may decide the ballot
+        self._on_vote = on_vote  # called with each vote, before that may decide the ballot
         self._maybe = 0  # bit i: node i cast no vote, yet may carry the op out
         self._waiter: asyncio.Future[Outcome] | None = None
 
@@ -168,7 +168,7 @@ class Ballot:
             self.late += (late,)
 
     def expire(self) -> None:
-        """Whoever asked can wait no longer; what has not answered counts as silent."""
+        """The caller can wait no longer: a node that has not answered counts as silent."""
         if self.outcome is None:
             answered = self.yes + self.no > self.nodes // 2
             self._settle(REFUSED if answered else UNREACHABLE)

@@ -63,7 +63,7 @@ class MemoryStore(TransactionalStore):
         with self._guard:
             self._listeners.pop(tag, None)
 
-    def hears(self, tag: str) -> bool:
+    def has_listener(self, tag: str) -> bool:
         return tag in self._listeners and not self._listeners[tag][0].is_closed()
 
     async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:

@@ -124,7 +124,7 @@ class Node(Protocol):
     error: Exception | None  # why it cannot be asked now; None: it can
 
     async def open(self) -> None:
-        """Connect, or learn why not (`error`); never raises. Goes on trying behind the caller's back."""
+        """Connect, or learn why not (`error`); never raises. Goes on trying in the background."""
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         """Ask; never awaits and never raises. The handler gets the answer, or learns that there is none, by its

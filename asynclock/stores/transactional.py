@@ -78,8 +78,8 @@ class TransactionalStore(ABC):
     async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:
         """Some of the keys that are held and begin so, and the cursor for more; "0" begins and ends."""
 
-    def hears(self, tag: str) -> bool | None:
-        """Whether anybody listens to that tag; True where the store cannot know. A ticket that nobody listens for is
+    def has_listener(self, tag: str) -> bool | None:
+        """Whether a client listens to that tag; True where the store cannot know. A ticket that nobody listens for is
         dropped when it is served, and otherwise absorbs one notice."""
         del tag
         return True
@@ -97,7 +97,7 @@ class TransactionalStore(ABC):
         votes: list[Grant | Refused | Undone] = []
 
         def step(states: Sequence[State], now: float) -> Change:
-            change, vote = decided(asked[0], states, now, self.hears)
+            change, vote = decided(asked[0], states, now, self.has_listener)
             votes[:] = [vote]
             return change
 

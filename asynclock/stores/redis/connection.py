@@ -179,7 +179,7 @@ class CommandReply:
             return
         if isinstance(reply, Exception):
             self._answer.set_exception(reply)
-            self._answer.exception()  # heard: nobody need fetch it
+            self._answer.exception()  # else asyncio logs it where nobody awaits it
         else:
             self._answer.set_result(reply)
 

@@ -64,7 +64,7 @@ class Fault(Enum):
     """What to do about an error reply."""
 
     RESEND = "script unknown: nothing was done, send it whole"
-    RECONNECT = "no master any more: connect again, to whoever is"
+    RECONNECT = "no master any more: connect again, to the new one"
     CONFIG = "will not get better by itself: the user must act"
     DOWN = "no vote now; the connection is good"
 
