@@ -15,6 +15,7 @@ import pytest
 import asynclock
 from asynclock import Redlock
 from asynclock._options import ClientSettings, LockSettings
+from tests.support.programs import QUIET
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -31,7 +32,7 @@ SNIPPETS = [
 def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path) -> None:
     """As it stands, in a fresh interpreter, without a warning."""
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", snippet],
+        [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + snippet],
         env={**os.environ, "ASYNCLOCK_EMBEDDED_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
