@@ -42,10 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what need not run. Tests with a limit of their own, the longest, come first, and the pure ones last: so
-    no worker waits long for another at the end."""
+    """Leave out what need not run. The pure tests come last: they are short, so no worker waits long for another at the
+    end."""
     items[:] = [item for item in items if not _is_left_out(item)]
-    items.sort(key=lambda item: (item.get_closest_marker("timeout") is None) + ("unit" in item.path.parts))
+    items.sort(key=lambda item: "unit" in item.path.parts)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

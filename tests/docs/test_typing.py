@@ -19,7 +19,8 @@ TYPED = Path(__file__).parent / "typed"
 OK = sorted(TYPED.glob("ok_*.py"))
 BAD = sorted(TYPED.glob("bad_*.py"))
 
-pytestmark = pytest.mark.xdist_group("type checkers")  # in one worker, so that each checker runs once
+# In one worker, so that each checker runs once; the first test of each waits for it.
+pytestmark = [pytest.mark.xdist_group("type checkers"), pytest.mark.timeout(180)]
 
 Found = dict[str, dict[int, str]]  # file -> line -> what is wrong there
 
@@ -59,7 +60,6 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return mypy(folder) if request.param == "mypy" else pyright(folder)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("path", OK, ids=lambda path: path.stem)
 def test_right_programs_pass(found: Found, path: Path) -> None:
     """Not a line of what a user writes rightly is an error."""

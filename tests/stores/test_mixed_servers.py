@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from asynclock import Redlock
-from tests.support.cut_servers import nodes_of
+from tests.support.probes import connection_of, native_release, nodes_of, release_by_script
 from tests.support.servers import Server
 from tests.support.waiters import holder, urls_of
 
@@ -19,15 +17,13 @@ async def test_a_release_reaches_servers_with_and_without_a_command_for_it(
     """Some have a compare-and-delete of their own, and others need the script: one release is packed as both."""
     some = five[:3]
     async with Redlock(*urls_of(some)) as client:
-        nodes: list[Any] = nodes_of(client)
         await client.health()
-        if not all(node._native for node in nodes):
+        if not all(map(native_release, nodes_of(client))):
             pytest.skip("these servers have no such command")
-        links = [node._connection for node in nodes]
-        for index in without:
-            nodes[index]._native = ()
+        before = [*map(connection_of, nodes_of(client))]
+        release_by_script(client, without)
         lease = await client(name).acquire(timeout=None)
         await lease.release()
         await client.health()
         assert not any(holder(server, name) for server in some)
-        assert [node._connection for node in nodes] == links
+        assert [*map(connection_of, nodes_of(client))] == before

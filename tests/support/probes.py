@@ -237,10 +237,16 @@ def in_quarantine(node: Any) -> bool:
     return bool(getattr(node, "_quarantined", False))
 
 
-def release_by_script(client: Redlock) -> None:
+def release_by_script(client: Redlock, nodes: Iterable[int] | None = None) -> None:
     """From now on as on servers without a compare-and-delete command of their own."""
-    for node in nodes_of(client):
-        node._native = ()
+    for index, node in enumerate(nodes_of(client)):
+        if nodes is None or index in nodes:
+            node._native = ()
+
+
+def native_release(node: Any) -> Any:
+    """The compare-and-delete command of the node's server; empty if it has none."""
+    return node._native
 
 
 # -- leases and holds --------------------------------------------------------------------------------------------------
