@@ -19,8 +19,7 @@ TYPED = Path(__file__).parent / "typed"
 OK = sorted(TYPED.glob("ok_*.py"))
 BAD = sorted(TYPED.glob("bad_*.py"))
 
-# In one worker, so that each checker runs once; the first test of each waits for it.
-pytestmark = [pytest.mark.xdist_group("type checkers"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)  # the first test of each checker in a worker waits for it
 
 Found = dict[str, dict[int, str]]  # file -> line -> what is wrong there
 
