@@ -15,7 +15,7 @@ from asynclock.stores.redis.connection import patience
 from asynclock.stores.redis.store import RedisStore
 from tests.support.cut_servers import Clocked
 from tests.support.fake_clock import FakeClock
-from tests.support.probes import connection_of, last_moved, nodes_of, socket_of, tickets_of, unanswered, unsent
+from tests.support.probes import connection_of, nodes_of, socket_of, tickets_of, unanswered, unsent
 from tests.support.servers import Server
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, back, until
@@ -65,7 +65,7 @@ async def test_a_short_lease_hangs_up_on_nobody(server: Server, name: str) -> No
         node = nodes_of(redlock)[0]
         link = connection_of(node)
         long = asyncio.create_task(redlock(name).acquire(timeout=None))
-        while not unanswered(link) or node.clock.now() - last_moved(link) < 0.6:  # longer than a short lease is patient
+        while not unanswered(link) or node.clock.now() - link.moved_at < 0.6:  # longer than a short lease is patient
             await asyncio.sleep(0.01)
         with pytest.raises(QuorumUnavailable):
             await redlock(f"{name}:short", lease=0.1).acquire(timeout=0)

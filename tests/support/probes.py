@@ -209,11 +209,6 @@ def unsent(connection: Any) -> bool:
     return bool(connection._out or connection.transport.get_write_buffer_size())
 
 
-def last_moved(connection: Any) -> float:
-    """When bytes last came or left."""
-    return connection.moved_at
-
-
 def break_connection(connection: Any) -> None:
     connection.transport.abort()
 
@@ -274,11 +269,6 @@ def valid_until(lease: Lease) -> float:
 def contended(lease: Lease) -> bool:
     """Whether the holder knows that somebody waits for it elsewhere."""
     return bool(hold_of(lease).contended)
-
-
-def is_over(hold: Any) -> bool:
-    """Whether the hold was given back, or lost."""
-    return bool(hold.over)
 
 
 def denied_by(lease: Lease) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.acquire.local_queue import PASSING, SPAN, may_pass
-from tests.support.probes import hold_of, holds_of, is_over, last_fence, local_queues_of, settings_of
+from tests.support.probes import hold_of, holds_of, last_fence, local_queues_of, settings_of
 from tests.support.still_clock import Stand, all_of, lengths, turns
 from tests.support.waiters import LIMIT, LONG, rise
 
@@ -378,7 +378,7 @@ async def test_a_passed_lease_that_is_dropped(nodes: int, name: str) -> None:
             del dropper
             gc.collect()
         await turns(20)
-        assert is_over(hold)
+        assert hold.over
         ends = stand.clock.now() + settings_of(lease).lease
         await stand.until(ends - 1.0)
         assert not stand.tenures
