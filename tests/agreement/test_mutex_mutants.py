@@ -9,17 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import Phase, given, settings
 
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.agreement import Still
-from tests.support.directed import corpus
-from tests.support.histories import Step
+from tests.support.directed import DIRECTED
+from tests.support.histories import STILL, Step
 from tests.support.mutants import Jury, Member, survivors
 from tests.support.odd_servers import FOREIGN, FULL, Odd
 from tests.support.stage import Stage
 
 SCRIPT = SCRIPTS[""]
+
+
+def corpus(size: int) -> list[list[Step]]:
+    """The named histories, and so many random ones, always the same."""
+    found = list(DIRECTED.values())
+
+    @settings(max_examples=size, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
+    @given(steps=STILL)
+    def collect(steps: list[Step]) -> None:
+        found.append(steps)
+
+    collect()
+    return found
 
 
 @pytest.mark.parametrize("promise", FOREIGN, ids=lambda promise: promise.__name__)

@@ -37,7 +37,7 @@ async def test_a8_loss_and_outside_cancel_at_once(server: Server, name: str, out
         if outside_first:
             holder.cancel()
         else:
-            lost = watched_by(redlock)[0]
+            (lost,) = watched_by(redlock)[0].tenures
             await lost.wait_lost()
             assert not holder.done()  # the loss has cancelled it, and it has not run yet
             holder.cancel()

@@ -1,13 +1,11 @@
-"""Histories that were worth a name, and the corpus that mutants are shown."""
+"""Histories that have a name."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from hypothesis import Phase, given, settings
-
 from asynclock.rules.model import DONE, RESTING, SERVED, Serve, Verb
-from tests.support.histories import (
+from tests.support.histories import (  # fmt: skip
     BREAK,
     ELDER,
     FOURTH,
@@ -18,7 +16,6 @@ from tests.support.histories import (
     NOBODY,
     PERSIST,
     SKEW,
-    STILL,
     THIRD,
     YOUNGER,
     Ask,
@@ -380,8 +377,8 @@ FAIRS: dict[str, list[Step]] = {
         *(acquire(FOURTH, waiter=THIRD, fair=True, serve=Serve.WAKE), release(FOURTH)),
     ],
     "fair: who leaves no ticket finds nobody": [
-        *(acquire(), tries(YOUNGER, fresh=500), release(), Pass(500)),
-        *(tries(THIRD, fair=True, number=0), acquire(FOURTH, fair=True)),
+        *(acquire(), tries(YOUNGER, fresh=500), release(), Pass(500), tries(THIRD, fair=True, number=0)),
+        acquire(FOURTH, fair=True),
     ],
     "fair: too many are stale": [
         *(acquire(), tries(YOUNGER), release(), crowd(SERVED), tries(YOUNGER, number=2, keeps=True, fair=True)),
@@ -391,16 +388,3 @@ FAIRS: dict[str, list[Step]] = {
 }
 
 DIRECTED = HOLDS | HANDED_OVER | TICKETS | MARKS | SERVES | FAIRS
-
-
-def corpus(size: int) -> list[list[Step]]:
-    """The named histories, and so many random ones, always the same."""
-    found = list(DIRECTED.values())
-
-    @settings(max_examples=size, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
-    @given(steps=STILL)
-    def collect(steps: list[Step]) -> None:
-        found.append(steps)
-
-    collect()
-    return found

@@ -24,12 +24,12 @@ from tests.support.distant_stores import Beyond
 from tests.support.probes import (
     acquisitions_of,
     clock_of,
+    hold_of,
     id_of,
     most_known_ids,
     probe_nodes,
     set_state,
     sleeps_until,
-    stop_renewals,
     tag_of,
 )
 from tests.support.servers import Server
@@ -146,7 +146,7 @@ async def test_e19_holders_that_die_are_followed(name: str, nodes: int, kind: st
     crowded = Crowded(nodes, name, kind)
     async with crowded.crowd() as (other, leases):
         for lease in leases:
-            stop_renewals(lease)
+            hold_of(lease).session.watchdog.stop()
         waiting = asyncio.create_task(crowded.wants(other, name, nodes).acquire(timeout=None))
         await crowded.pass_time(29.5, 0.05)
         assert not waiting.done()
