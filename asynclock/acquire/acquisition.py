@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asynclock.acquire.attempt import Attempt, Pause, outcome_by
 from asynclock.acquire.backoff import POLITE, Plan, round_trip
@@ -36,7 +36,7 @@ from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.rules.model import ACQUIRE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Coroutine
 
     from asynclock.acquire.local_queue import LocalQueue
     from asynclock.acquire.session import Session
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Notice, Refused
 
 
-async def acquire(session: Session, terms: Terms) -> Tenure | Refused:
+def acquire(session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | Refused]:
     """A tenure; or the last refusal: another owner held it all the time. Raises QuorumUnavailable, ConfigError."""
-    return await Acquisition(session, terms).run()
+    return Acquisition(session, terms).run()
 
 
 class Acquisition:
@@ -81,21 +81,34 @@ class Acquisition:
         """See `acquire`."""
         session, kind = self._session, self.terms.kind
         session.under_way.add(self)
-        result: Tenure | Refused = NO_HOLDER
+        result: Tenure | Refused | None = None
         try:
-            if self.terms.timeout != 0 and not kind.fair and not kind.shared:
-                passed = await self._queue_locally() if not self._is_first() else Turn.ASK
+            if self.terms.timeout != 0 and not kind.fair and not kind.shared and not self._is_first():
+                passed = await self._queue_locally()
                 if passed is not Turn.ASK:
-                    return NO_HOLDER if passed is Turn.TIME_UP else passed
-            result = await self._ask()
+                    result = NO_HOLDER if passed is Turn.TIME_UP else passed
+            if result is None and self._probes and not self._sent_ahead:  # notified waiters reach the servers first
+                await self._idle(Plan(session.clock.now() + round_trip(0.0), probe=True))
+            while result is None:
+                attempt = self._attempt if self._attempt is not None and self._sent_ahead else self._try()
+                self._sent_ahead = False
+                ballot: Ballot = attempt.ballot  # type: ignore[assignment]  # it has sent a round
+                outcome = ballot.outcome or await self._outcome(ballot)
+                if session.closed:
+                    session.check_open()
+                result = attempt.tenure(ballot) if outcome is WON else None
+                if result is None:
+                    result = await self._after_round(attempt, ballot, outcome)
+                if result.__class__ is Tenure:
+                    self._end_asking(attempt, ballot)
         except BaseException:
             self._leave()
             raise
         finally:
             session.under_way.discard(self)
-            queue = self._queue
-            if queue is not None and queue.asker is not None and queue.asker in (self, self._waiter):
-                queue.end_asking(result.__class__ is Tenure)
+            if self._queue is not None and self._queue.asker is self:
+                self._queue.end_asking(result.__class__ is Tenure)
+            self._attempt = self._waiter = None  # they refer to it: reference cycles would be left to the collector
         return result
 
     # -- in the local queue --------------------------------------------------------------------------------------
@@ -104,9 +117,9 @@ class Acquisition:
         """Whether no task of this process is before it. Then it asks, and others wait behind it."""
         session, name = self._session, self.terms.name
         queue = session.local_queues.get(name)
-        if queue is None and name not in session.holds:
+        if queue is None and session.holds.get(name) is None:
             self._queue = session.local_queues.begin(name, self)
-            if session.yielded:
+            if len(session.quorum.nodes) > 1:
                 self._yield_to_remote()
             return True
         return queue is not None and queue.broken
@@ -132,18 +145,24 @@ class Acquisition:
         session.within(terms.settings)
         self.state = State.QUEUED_LOCALLY
         queue = self._queue = session.local_queues.of(terms.name)
-        waiter = self._waiter = LocalWaiter(terms, session.clock.now(), self._ask_ahead)
+        waiter = self._waiter = LocalWaiter(self, session.clock.now())
         try:
             given = await queue.wait(waiter, session, self._give_up)
         finally:
             self.state = State.ASKING
         self._held_locally = not queue.broken
         # No majority has answered the asker since this task came, so nobody knows whether the name is held.
-        if given is Turn.TIME_UP and (ballot := queue.round) is not None and ballot.sent <= waiter.joined_at:
+        ballot = queue.asker.unanswered_round if given is Turn.TIME_UP and queue.asker is not None else None
+        if ballot is not None and ballot.sent <= waiter.joined_at:
             raise session.quorum.unavailable(ballot, terms.name)
         return given
 
-    def _ask_ahead(self) -> None:
+    @property
+    def unanswered_round(self) -> Ballot | None:
+        """The round under way, if no majority has answered before."""
+        return self._attempt.ballot if self._attempt is not None and not self._is_refused else None
+
+    def ask_ahead(self) -> None:
         """It is its turn: the round is sent now, and its task wakes a turn of the loop later."""
         self._yield_to_remote()
         self._try()
@@ -151,46 +170,33 @@ class Acquisition:
 
     # -- asking --------------------------------------------------------------------------------------------------
 
-    async def _ask(self) -> Tenure | Refused:
-        session = self._session
-        if self._probes and not self._sent_ahead:  # wait one round trip: notified waiters reach the servers first
-            await self._idle(Plan(session.clock.now() + round_trip(0.0), probe=True))
-        while True:
-            attempt = self._attempt if self._attempt is not None and self._sent_ahead else self._try()
-            assert attempt.ballot is not None  # noqa: S101 - it has sent a round
-            ballot, self._sent_ahead = attempt.ballot, False
-            outcome = ballot.outcome or await self._outcome(ballot)
-            if session.closed:
-                session.check_open()
-            tenure: Tenure | None = None
-            if outcome is WON:
-                top, sure = ballot.token()
-                if sure:
-                    hold = attempt.hold(ballot, top)
-                else:
-                    hold, ballot, outcome = await attempt.second_round(ballot, top, self._outcome)
-                tenure = None if hold is None else hold.begin(self.terms)
-            else:
-                tenure = self._granted()
-            if tenure is None:
-                plan = self._plan(ballot, outcome)
-                tenure = None if plan is None else await self._idle(plan)
-                if tenure is None and (plan is None or self._is_time_up()):
-                    self._leave()
-                    return self._refusal()
-            if tenure is not None:
-                attempt.withdraw_ticket(ballot)
-                if self._continues_batch:
-                    attempt.continue_batch()
+    async def _after_round(self, attempt: Attempt, ballot: Ballot, outcome: Outcome) -> Tenure | Refused | None:
+        """What follows a round that did not bring a tenure at once. None: the next round."""
+        if outcome is WON:
+            hold, ballot, outcome = await attempt.second_round(ballot, self._outcome)
+            if hold is not None:
+                return hold.begin(self.terms)
+        elif (tenure := self._granted()) is not None:
+            return tenure
+        plan = self._plan(ballot, outcome)
+        if plan is not None:
+            tenure = await self._idle(plan)
+            if tenure is not None or not self._is_time_up():
                 return tenure
+        self._leave()
+        return (self._planner.refused if self._planner is not None else None) or NO_HOLDER
+
+    def _end_asking(self, attempt: Attempt, ballot: Ballot) -> None:
+        """It has the tenure."""
+        if attempt.ticket is not None:
+            attempt.withdraw_ticket(attempt.ticket, ballot)
+        if self._continues_batch:
+            attempt.continue_batch()
 
     @property
     def _is_refused(self) -> bool:
         """Whether a majority has said that another owner holds it; an outage begins anew."""
         return self._planner is not None and self._planner.refused is not None
-
-    def _refusal(self) -> Refused:
-        return (self._planner.refused if self._planner is not None else None) or NO_HOLDER
 
     def _is_time_up(self) -> bool:
         """Whether to stop without another try. Raises QuorumUnavailable if an outage is the reason."""
@@ -205,17 +211,15 @@ class Acquisition:
         attempt = self._attempt
         if attempt is None:
             attempt = self._attempt = Attempt(self._session, self.terms, self)
-        queue, refused, probe = self._queue, self._is_refused, self._probes
-        self._probes, self._notified, self._free_at, self.state = False, 0, math.inf, State.ASKING
-        ballot = attempt.send(
-            self._give_up,
-            refused=refused or self._yields,
-            probe=probe,
-            behind=queue is not None and queue.has_waiters,
-            slot=self._planner.take_slot() if self._planner is not None else None,
+        queue, planner, probe = self._queue, self._planner, self._probes
+        refused, slot = self._yields, None
+        if planner is not None:  # not the first round
+            refused, slot = refused or planner.refused is not None, planner.take_slot()
+            self._notified, self._free_at, self.state = 0, math.inf, State.ASKING
+        self._probes = False
+        attempt.send(
+            self._give_up, refused, probe, queue is not None and queue.waiters is not None and queue.has_waiters, slot
         )
-        if queue is not None:
-            queue.asks(ballot, refused)
         return attempt
 
     def _outcome(self, ballot: Ballot) -> Awaitable[Outcome]:

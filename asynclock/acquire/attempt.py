@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._clock import wake
 from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
+from asynclock.acquire.backoff import FRESH
 from asynclock.acquire.hold import Hold
 from asynclock.acquire.local_queue import SPAN
 from asynclock.acquire.ticket import Ticket, first_ticket, fresh_for, no_ticket, withdraw
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from asynclock._clock import Timer
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.session import Session
-    from asynclock.acquire.tenure import Terms
+    from asynclock.acquire.tenure import Tenure, Terms
     from asynclock.quorum.ballot import Outcome
     from asynclock.rules.model import Kind, Verb
 
@@ -76,7 +77,7 @@ class Attempt:
         self.ballot = self._session.quorum.ask(op, self._session.within(self._terms.settings))
         return self.ballot
 
-    def send(self, give_up: float, *, refused: bool, probe: bool, behind: bool, slot: int | None) -> Ballot:
+    def send(self, give_up: float, refused: bool, probe: bool, behind: bool, slot: int | None) -> Ballot:
         """Ask for the hold, or with `probe` renew the ticket and see. `refused`: a majority has refused before;
         `behind`: tasks of this process wait behind this one; `slot`: the one to ask for, of a kind that has slots."""
         session, terms, quorum, alone = self._session, self._terms, self._session.quorum, self._alone
@@ -85,7 +86,8 @@ class Attempt:
         if op is None or not alone:
             # Fences for the local queue. They are fixed with the id, for a grant may come for any of its tickets.
             self._span = SPAN if behind and not terms.kind.fair and not terms.settings.min_hold else 1
-            op = self.op = new_op(ACQUIRE, session, terms, self._kind(slot), seed)
+            kind = terms.kind if alone or not terms.kind.slots else self._kind_of_slot(slot)
+            op = self.op = new_op(ACQUIRE, session, terms, kind, seed)
         else:
             op.renew_seed(seed)
         plain, fair = not terms.settings.fencing and not refused, op.kind.fair
@@ -109,11 +111,9 @@ class Attempt:
         )
         return self.ballot
 
-    def _kind(self, slot: int | None) -> Kind:
-        """What to ask for: over N nodes one slot, of a kind that has slots."""
+    def _kind_of_slot(self, slot: int | None) -> Kind:
+        """What to ask for over N nodes, of a kind that has slots; None: any slot."""
         kind = self._terms.kind
-        if not kind.slots or self._alone:
-            return kind
         return kind.at(random.randrange(kind.slots) if slot is None else slot)  # noqa: S311 - no secret
 
     def _next_ticket(self, id: str, seed: int, give_up: float) -> Queueing:
@@ -121,7 +121,7 @@ class Attempt:
         session, terms, alone = self._session, self._terms, self._alone
         serve, fair, lease = session.quorum.serve, terms.kind.fair, terms.settings.lease
         if self.ticket is None and alone and not self._order and self._span == 1:
-            return first_ticket(serve, fair, fresh_for(lease, terms.timeout or math.inf))
+            return first_ticket(serve, fair, min(lease * FRESH, terms.timeout or math.inf))
         if self.ticket is None and alone:
             self.ticket = Ticket(id, own=False, order=self._order)
         elif self.ticket is None:
@@ -166,16 +166,23 @@ class Attempt:
         hold.release()
         return None
 
+    def tenure(self, ballot: Ballot) -> Tenure | None:
+        """The tenure of a ballot that was won; None: its token needs a second round, or no validity is left."""
+        top, sure = ballot.token()
+        hold = self.hold(ballot, top) if sure else None
+        return None if hold is None else hold.begin(self._terms)
+
     async def second_round(
         self,
         ballot: Ballot,
-        top: int,
         outcome_of: Callable[[Ballot], Awaitable[Outcome]],
         contended: bool = False,
     ) -> tuple[Hold | None, Ballot, Outcome]:
-        """The same of a ballot whose nodes had different counters: raise F to the token on a majority of the nodes that
+        """The hold of a ballot whose nodes had different counters: raise F to the token on a majority of the nodes that
         granted it. If there is no hold: the round that failed, and how."""
-        op = ballot.op
+        op, (top, sure) = ballot.op, ballot.token()
+        if sure:  # no validity was left
+            return None, ballot, REFUSED
         raised = Op(EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
         second = self._session.quorum.ask(raised, ballot.deadline - ballot.sent)
         if second.outcome is None:
@@ -223,12 +230,9 @@ class Attempt:
             self.ticket = None
         self.spend()
 
-    def withdraw_ticket(self, won: Ballot) -> None:
+    def withdraw_ticket(self, ticket: Ticket, won: Ballot) -> None:
         """After a win no ticket stays at any node. Late votes are handled in the background. Most of them are grants,
         and a node that grants keeps no ticket."""
-        ticket = self.ticket
-        if ticket is None:
-            return
         self._end_ticket(ticket)
         if ticket.own and won.yes < won.nodes:
             take_back = partial(withdraw, self._session, self._terms, ticket.id, since=self._since)

@@ -120,7 +120,7 @@ class Adoption:
                 if sure:
                     hold = attempt.hold(ballot, top, contended=True)
                 else:
-                    hold, last, _ = await attempt.second_round(ballot, top, self._outcome, contended=True)
+                    hold, last, _ = await attempt.second_round(ballot, self._outcome, contended=True)
                 if hold is not None:
                     hold.may_be_at(traces)
                     return hold.begin(self._terms)

@@ -93,43 +93,41 @@ class Hold:
 
     def begin(self, terms: Terms) -> Tenure:
         """The tenure of its next owner, with the next fence of the span."""
-        fence, self.next_fence = self.next_fence, self.next_fence + 1
+        fence = self.next_fence
+        self.next_fence = fence + 1
         # max_hold and min_hold count from here. A ticket may have been sent long before it was granted.
         tenure = Tenure(self, terms, fence, self.session.clock.now())
-        self._add(tenure)
+        self._tenures.append(tenure.own)
+        if self._watched_at == -math.inf:  # the first one
+            self.session.holds.add(self)
+            self._watched_at = at = min(self.renew_at, self.valid_until, tenure.until)
+            self.session.watchdog.watch(self, at)
         return tenure
 
     def enter_again(self, tenure: Tenure, terms: Terms) -> Tenure:
         """One more tenure for the same owner, with the same fence. The hold ends with the last of them."""
         again = Tenure(self, terms, tenure.fence, self.session.clock.now())
-        self._add(again)
+        self._tenures.append(again.own)
+        if again.until < self._watched_at:
+            self.watch_at(again.until)
         return again
-
-    def _add(self, tenure: Tenure) -> None:
-        first = self._watched_at == -math.inf
-        if first:
-            self.session.holds.add(self)
-        self._tenures.append(tenure.own)
-        at = min(self.renew_at, self.valid_until, tenure.until)
-        if first or at < self._watched_at:
-            self.watch_at(at)
 
     def end(self, tenure: Tenure) -> Ballot | None:
         """The owner gives its tenure back. None: the hold goes on, with another tenure of this owner or of a task that
         it was passed to. Else the ballot of the release. Of a tenure that was lost a release is sent, too: some node
         may still have the hold."""
-        session = self.session
+        queues = self.session.local_queues
         if tenure.open:
-            if len(self._tenures) > 1 or session.local_queues.pass_on(self, tenure):
-                self._leave(tenure)
+            if len(self._tenures) > 1 or queues.pass_on(self, tenure):
+                self._tenures.remove(tenure.own)
                 tenure.end(RELEASED)
                 return None
             ballot = self._release(tenure)
-            self._leave(tenure)
+            self._give_up()
             tenure.end(RELEASED)
         else:
             ballot = self._release(tenure)
-        session.local_queues.next_turn(self.names)
+        queues.next_turn(self.names)
         return ballot
 
     def _release(self, tenure: Tenure) -> Ballot:
@@ -182,12 +180,6 @@ class Hold:
         if session.local_queues and not session.loop.is_closed():
             session.loop.call_soon_threadsafe(session.local_queues.next_turn, self.names)
         return True
-
-    def _leave(self, tenure: Tenure) -> None:
-        if tenure.own in self._tenures:
-            self._tenures.remove(tenure.own)
-        if not self._tenures:
-            self._give_up()
 
     def _give_up(self) -> None:
         """This client has it no more."""
@@ -257,7 +249,7 @@ class Hold:
             grant.memory, rest, queueing=(_CONTENDED if self.contended or grant.plain else _QUIET)[quorum.serve],
             done=done,
         )  # fmt: skip
-        within = min(self._within, RELEASE_TIMEOUT)
+        within = min(self.session.within(self._settings), RELEASE_TIMEOUT)
         failed = self._ballot is not None and self._ballot.failed
         return quorum.ask(op, within, only=self._where() if failed else None, at_once=at_once)
 

@@ -20,10 +20,10 @@ from asynclock._options import QUORUM_TIMEOUT, same_terms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.session import Session
-    from asynclock.acquire.tenure import Tenure, Terms
-    from asynclock.quorum.ballot import Ballot
+    from asynclock.acquire.tenure import Tenure
     from asynclock.rules.model import Kind
 
 SPAN = 16
@@ -46,14 +46,13 @@ class Turn(Enum):
 
 
 class LocalWaiter:
-    """A task in the queue. `begin_asking` sends its first attempt, in the same turn of the loop."""
+    """An acquisition in the queue."""
 
-    __slots__ = ("_begin_asking", "_turn", "joined_at", "terms")
+    __slots__ = ("_turn", "acquisition", "joined_at")
 
-    def __init__(self, terms: Terms, joined_at: float, begin_asking: Callable[[], None]) -> None:
-        self.terms = terms
+    def __init__(self, acquisition: Acquisition, joined_at: float) -> None:
+        self.acquisition = acquisition
         self.joined_at = joined_at
-        self._begin_asking = begin_asking
         self._turn: asyncio.Future[Tenure | Turn] = asyncio.get_running_loop().create_future()
 
     @property
@@ -77,8 +76,8 @@ class LocalWaiter:
         self._turn.set_result(tenure)
 
     def ask(self) -> None:
-        """It is the first now, and asks at once."""
-        self._begin_asking()
+        """It is the first now. Its first attempt is sent in this turn of the loop; its task wakes in the next."""
+        self.acquisition.ask_ahead()
         self.tell(Turn.ASK)
 
     def tell(self, turn: Turn) -> None:
@@ -89,31 +88,30 @@ class LocalWaiter:
 class LocalQueue:
     """The queue of one name. It exists while a task asks or waits."""
 
-    __slots__ = ("_queues", "_waiters", "asker", "broken", "name", "round")
+    __slots__ = ("_queues", "asker", "broken", "name", "waiters")
 
-    def __init__(self, queues: LocalQueues, name: str, asker: object = None) -> None:
+    def __init__(self, queues: LocalQueues, name: str, asker: Acquisition | None = None) -> None:
         self._queues = queues
         self.name = name
         self.asker = asker  # the acquisition that asks the servers; None: a task of this process holds the name
-        self.round: Ballot | None = None  # the round under way, if the servers have not refused the asker before
         self.broken = False  # a majority is out of reach: each task asks for itself
-        self._waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
+        self.waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
 
     @property
     def has_waiters(self) -> bool:
         """Whether a task waits here."""
-        return self._waiters is not None and self.next_waiter() is not None
+        return self.waiters is not None and self.next_waiter() is not None
 
     def join(self, waiter: LocalWaiter) -> None:
-        if self._waiters is None:
-            self._waiters = OrderedDict()
-        self._waiters[waiter] = None
+        if self.waiters is None:
+            self.waiters = OrderedDict()
+        self.waiters[waiter] = None
 
     def leave(self, waiter: LocalWaiter) -> None:
         """Harmless for a waiter that is not in the queue."""
-        if self._waiters:
-            self._waiters.pop(waiter, None)
-        if not self._waiters and self.asker is None:
+        if self.waiters:
+            self.waiters.pop(waiter, None)
+        if not self.waiters and self.asker is None:
             self._end()
 
     async def wait(self, waiter: LocalWaiter, session: Session, give_up: float) -> Tenure | Turn:
@@ -136,27 +134,22 @@ class LocalQueue:
 
     def next_waiter(self) -> LocalWaiter | None:
         """The first that still waits."""
-        while self._waiters:
-            waiter = next(iter(self._waiters))
+        while self.waiters:
+            waiter = next(iter(self.waiters))
             if waiter.waits:
                 return waiter
-            del self._waiters[waiter]
+            del self.waiters[waiter]
         return None
 
-    def asks(self, ballot: Ballot, refused: bool) -> None:
-        """The asker has sent a round; `refused`: the servers have said before that the name is held."""
-        self.round = None if refused else ballot
-
     def answered(self) -> None:
-        """A majority has answered the asker."""
-        self.round = None
+        """A majority has answered the asker: the tasks wait here again."""
         self.broken = False
 
     def end_asking(self, has_it: bool) -> None:
         """The asker has come to its end."""
-        self.round = None
-        if self._waiters is None:  # as in most cases
-            self._end()
+        if self.waiters is None:  # as in most cases
+            self.asker = None
+            self._queues.remove(self)
         elif not has_it:
             self.next_turn()
         elif self.next_waiter() is None:
@@ -166,35 +159,35 @@ class LocalQueue:
 
     def next_turn(self) -> None:
         """No task of this process asks or holds the name: the first waiter asks."""
-        waiter = self.asker = self.next_waiter()
-        if waiter is None or self._waiters is None:
+        waiter = self.next_waiter()
+        if waiter is None or self.waiters is None:
             self._end()
         else:
-            self._waiters.popitem(last=False)
+            self.waiters.popitem(last=False)
+            self.asker = waiter.acquisition
             waiter.ask()
 
     def pass_on(self, hold: Hold, tenure: Tenure) -> bool:
         """Give the hold to the first waiter, if it may have it after this tenure."""
         waiter = self.next_waiter() if self.asker is None else None
-        if waiter is None or self._waiters is None:
+        if waiter is None or self.waiters is None:
             return False
         settings = tenure.terms.settings
-        if tenure.done_for or not tenure.held or not same_terms(settings, waiter.terms.settings):
+        if tenure.done_for or not tenure.held or not same_terms(settings, waiter.acquisition.terms.settings):
             return False
         now, left = hold.session.clock.now(), hold.last_fence - hold.next_fence + 1
         if not may_pass(now, hold.last_round_trip, hold.valid_until, settings.lease, left):
             return False
-        self._waiters.popitem(last=False)
-        if not self._waiters:
+        self.waiters.popitem(last=False)
+        if not self.waiters:
             self._end()
-        waiter.take(hold.begin(waiter.terms))
+        waiter.take(hold.begin(waiter.acquisition.terms))
         return True
 
     def dissolve(self) -> None:
         """A majority is out of reach: each task finds out for itself, in its own time."""
         self.broken = True
-        self.round = None
-        waiters, self._waiters = self._waiters or (), None
+        waiters, self.waiters = self.waiters or (), None
         for waiter in waiters:
             waiter.tell(Turn.ASK)
 
@@ -206,11 +199,12 @@ class LocalQueue:
 class LocalQueues:
     """The local queues of one session, by name."""
 
-    __slots__ = ("_by_name", "_closed")
+    __slots__ = ("_by_name", "_closed", "get")
 
     def __init__(self) -> None:
         self._by_name: dict[str, LocalQueue] = {}
         self._closed = False
+        self.get = self._by_name.get  # called for each acquire
 
     def close(self) -> None:
         """No hold is passed on and no task is asked to go first any more."""
@@ -219,10 +213,7 @@ class LocalQueues:
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
-    def get(self, name: str) -> LocalQueue | None:
-        return self._by_name.get(name)
-
-    def begin(self, name: str, asker: object) -> LocalQueue:
+    def begin(self, name: str, asker: Acquisition | None) -> LocalQueue:
         """The queue behind a task that asks, where there was none."""
         queue = self._by_name[name] = LocalQueue(self, name, asker)
         return queue
@@ -239,7 +230,7 @@ class LocalQueues:
         """Give a hold to the next task of this process that waits for it, if it may have it."""
         if not self._by_name or hold.op.kind.shared or self._closed:
             return False
-        queue = self._by_name.get(hold.name)
+        queue = self._by_name.get(hold.op.name)
         return queue is not None and queue.pass_on(hold, tenure)
 
     def next_turn(self, names: Iterable[str]) -> None:

@@ -83,6 +83,7 @@ class Tenure:
     )  # fmt: skip
 
     def __init__(self, hold: Hold, terms: Terms, fence: int, since: float) -> None:
+        self.state = HELD
         self.hold = hold
         self.terms = terms
         self.fence = fence
@@ -90,7 +91,6 @@ class Tenure:
         max_hold = terms.settings.max_hold
         self.until = math.inf if max_hold is None else since + max_hold  # when max_hold ends it
         self.task = terms.task  # the task that took it, then the task that entered it
-        self.state = HELD
         self.loss: Loss | None = None
         self.done_for = 0.0  # seconds for which the name is marked as done after the release (`once`)
         self.on_lost: Callable[[Loss], None] | None = None  # told to the body that it guards; None: there is none
@@ -194,8 +194,6 @@ class Tenure:
     def drop(self) -> None:
         """The program has no reference to it any more. Renewal stops; it ends by time. A garbage collector may call
         this in any thread."""
-        if self.state not in OPEN:
-            return
         held, left = self.held, self.ends - self.hold.session.clock.now()
         if self.hold.drop(self) and held:
             warnings.warn(
@@ -207,5 +205,5 @@ class Tenure:
             )
 
     def __del__(self) -> None:
-        if hasattr(self, "own"):
+        if self.state in OPEN:
             self.drop()

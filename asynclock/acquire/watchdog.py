@@ -43,7 +43,7 @@ class Watchdog:
 
     def watch(self, hold: Hold, at: float) -> None:
         """Look at it at that moment, or at most one tick later."""
-        slot = _slot_of(at)
+        slot = int(at / TICK) + 1
         holds = self._wheel.get(slot)
         if holds is None:
             self._wheel[slot] = {hold}
@@ -54,7 +54,7 @@ class Watchdog:
 
     def forget(self, hold: Hold, at: float) -> None:
         """Do not look at it then; harmless for a hold that is not watched."""
-        slot = _slot_of(at)
+        slot = int(at / TICK) + 1
         holds = self._wheel.get(slot)
         if holds is not None:
             holds.discard(hold)
@@ -103,7 +103,3 @@ class Watchdog:
         except Exception:
             log.exception("asynclock: the watchdog failed on %r and will try again", hold)
             hold.watch_at(now + _AGAIN)
-
-
-def _slot_of(at: float) -> int:
-    return int(at / TICK) + 1

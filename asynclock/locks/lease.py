@@ -194,7 +194,11 @@ async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
     if ballot is None:
         return
     if ballot.outcome is None:
-        await session.wait_shielded(ballot)
+        try:
+            await ballot.waiter(session.loop)
+        except asyncio.CancelledError:
+            await session.wait_shielded(ballot)
+            raise
     if ballot.outcome is not WON:
         _check_released(tenure, ballot)
 

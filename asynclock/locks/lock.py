@@ -119,7 +119,7 @@ class Lock:
         return tenure
 
     def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | Refused]:
-        if terms.timeout == 0 or self._name not in session.holds:
+        if terms.timeout == 0 or session.holds.get(self._name) is None:
             return acquire(session, terms)
         return self._take_beside(session, terms)
 
@@ -173,10 +173,11 @@ class Lock:
         guard(tenure, tenure.task)
         return Lease(tenure, self._kept)
 
-    async def __aexit__(
+    def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
-        await leave(self._kept.entered(self._name), self._kept, e)
+    ) -> Coroutine[Any, Any, None]:
+        """Release, as the Lease does at the end of its block."""
+        return leave(self._kept.entered(self._name), self._kept, e)
 
 
 class AdoptedLock(Lock):

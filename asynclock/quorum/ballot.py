@@ -118,12 +118,16 @@ class Ballot:
     def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
         if self.votes[index] is not None:
             return
-        if reply.__class__ is tuple:
+        granted = reply.__class__ is tuple
+        if granted:
             self.yes += 1
         else:
             self.no += 1
         self.votes[index] = reply
-        self._count(index)
+        if self.nodes == 1 and self.outcome is None and self._on_vote is None:  # as for most ballots of a single node
+            self._settle(WON if granted else REFUSED)
+        else:
+            self._count(index)
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
         if self.votes[index] is not None:
