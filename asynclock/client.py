@@ -54,7 +54,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 URLS = "ASYNCLOCK_URLS"
-"""Where a client without nodes looks: urls, comma-separated (`stores.urls_of`)."""
+"""The environment variable with the urls of a client that was given no nodes: comma-separated (`stores.urls_of`)."""
 
 
 class Redlock:
@@ -65,10 +65,12 @@ class Redlock:
         async with redlock("order:42") as lease:
             await charge(fence=lease.fence)
 
-    Nodes are urls (redis, rediss, unix, valkey, valkeys, embedded, memory), `redis.asyncio.Redis` clients or Stores;
-    without any, those of `configure` or of $ASYNCLOCK_URLS at the first await. Making a client does no I/O and needs
-    no loop. One client serves every event loop, thread and forked child, each with connections of its own.
-    Raises ConfigError.
+    Nodes are urls (redis, rediss, unix, valkey, valkeys, embedded, memory), `redis.asyncio.Redis` clients or Stores.
+    Without nodes, the client takes those of `configure`, or of $ASYNCLOCK_URLS at its first await. `options` are those
+    of ClientOptions; times are in seconds. Making a client does no I/O and needs no event loop. One client serves all
+    event loops, threads and forked children; each of them has connections of its own. Raises ConfigError.
+
+    Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
     """
 
     def __init__(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
@@ -87,11 +89,11 @@ class Redlock:
         return self
 
     def __reduce__(self) -> str:
-        raise TypeError("a Redlock cannot be pickled: make one there, from the same urls and options")
+        raise TypeError("a Redlock cannot be pickled: make one in the other process, from the same urls and options")
 
     def configure(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
-        """Name the nodes and options of a client that is not in use: before its first use, or after `aclose` or the end
-        of each loop that used it. Raises ConfigError."""
+        """Set the nodes and the options of a client that is not in use: before its first use, after `aclose`, or after
+        the end of each event loop that used it. Raises ConfigError."""
         if self._sessions.in_use():
             raise ConfigError("configure() comes before the first use of a client: this one is in use, close it first")
         self._set(nodes, options)
@@ -107,8 +109,8 @@ class Redlock:
         owner: Hashable | None = None,
         **options: Unpack[LockOptions],
     ) -> Lock:
-        """A mutex of that name. `fair`: in order of arrival. `reentrant`: its owner, the task or `owner`, may
-        enter again. No I/O. Raises ConfigError."""
+        """A mutex of that name. `fair`: waiters enter in their order of arrival. `reentrant`: its owner may enter
+        again; the owner is the task, or the value of `owner`. Does no I/O. Raises ConfigError."""
         if fair is not False or reentrant is not False:
             check_flag("fair", fair)
             check_flag("reentrant", reentrant)
@@ -116,37 +118,41 @@ class Redlock:
         if reentrant:
             return ReentrantLock(name, kind, settings, self._session, check_owner(owner))
         if owner is not None:
-            raise ConfigError("an owner is of a reentrant lock: say reentrant=True")
+            raise ConfigError("owner= is for a reentrant lock: add reentrant=True")
         return Lock(name, kind, settings, self._session)
 
     def read(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
-        """The readers' side of a read-write lock: any number at once, while nobody writes. Raises ConfigError."""
+        """The readers' side of a read-write lock: any number of readers hold it together, but not beside a writer. Does
+        no I/O. Raises ConfigError, Unsupported (fencing=False). Source: `rules/rwlock.py`."""
         return self._shared(name, READ, options)
 
     def write(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
-        """The writers' side of it: alone. Readers that come while it waits come after it. Raises ConfigError."""
+        """The writers' side of a read-write lock: one writer holds it alone. Readers that arrive while a writer waits
+        enter after it. Does no I/O. Raises ConfigError, Unsupported (fencing=False)."""
         return self._shared(name, WRITE, options)
 
     def semaphore(self, name: str, permits: int, /, **options: Unpack[LockOptions]) -> Lock:
-        """Enters while fewer than `permits` hold it; callers may differ in that number. Raises ConfigError."""
+        """A lock that a caller enters while it has fewer than `permits` holders. Callers may give different numbers.
+        Does no I/O. Raises ConfigError, Unsupported (fencing=False)."""
         if isinstance(permits, bool) or not isinstance(permits, int) or not 0 < permits <= MOST:
-            raise ConfigError(f"permits is a whole number from 1 to {MOST}: {permits!r} is none", name=str(name))
+            raise ConfigError(f"permits is a whole number from 1 to {MOST}, not {permits!r}", name=str(name))
         return self._shared(name, Semaphore(permits), options)
 
     def multi(self, *locks: str | Lock, **options: Unpack[LockOptions]) -> Lock:
-        """Several locks as one: all of them or none, whatever the order. A str is a mutex; of a Lock of this client the
-        name and the kind count, not its options. Its Lease has one fencing token, above all that any of the names gave
-        before. Raises ConfigError."""
+        """Several locks as one: the caller gets all of them or none, in whatever order they are named. A str is a
+        mutex. A Lock of this client counts with its name and kind, and its options do not count. The Lease has one
+        fencing token, which is greater than all earlier tokens of these names. Does no I/O. Raises ConfigError,
+        Unsupported (fencing=False). Source: `locks/multi.py`."""
         kind = Multi(parts_of(locks, MUTEX, self._session, check_name))
         settings = self._lock_settings(kind.parts[0].name, options)
         if not settings.fencing:
-            raise Unsupported("fencing=False is for the mutex alone, not for a multi lock", name=kind.parts[0].name)
+            raise Unsupported("fencing=False is for a mutex: pass fencing=True to multi()", name=kind.parts[0].name)
         return MultiLock(kind, settings, self._session)
 
     def _shared(self, name: str, kind: Kind, options: LockOptions) -> Lock:
         settings = self._lock_settings(name, options)
         if not settings.fencing:
-            raise Unsupported(f"fencing=False is for the mutex alone, not for a {kind.name} lock", name=name)
+            raise Unsupported(f"fencing=False is for a mutex: pass fencing=True for a {kind.name} lock", name=name)
         return Lock(name, kind, settings, self._session)
 
     def _lock_settings(self, name: str, options: LockOptions) -> LockSettings:
@@ -156,9 +162,13 @@ class Redlock:
         return settings
 
     async def lead(self, name: str, main: Callable[[Lease], Awaitable[_R]], /, **options: Unpack[LockOptions]) -> _R:
-        """Run `main(lease)` while elected among all who call this with that name: cancelled on a loss of that lease,
-        and run again once elected again. Its result or exception ends it. Raises LockTimeout, ConfigError; an outage
-        is ridden out, unless there is a timeout."""
+        """Run `main(lease)` while this caller is elected among all callers of `lead` with that name. A loss of the
+        lease cancels `main`; the next election runs it again. The result or the exception of `main` ends `lead`.
+
+        With a `timeout` (seconds), raises LockTimeout or QuorumUnavailable when an election takes longer. Without one,
+        waits until an outage is over. Raises ConfigError, TypeError (`main` returned no awaitable), LockLost (the
+        client was closed).
+        """
         if not callable(main):
             raise ConfigError(f"main is a coroutine function that takes the lease, not {type(main).__name__}")
         through_outages = self._lock_settings(name, options).timeout is None
@@ -167,42 +177,51 @@ class Redlock:
     def synchronized(
         self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
     ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R]]]:
-        """Decorate a coroutine function: each call runs under a lock named after its arguments ("order:{order_id}", or
-        what a function of the same arguments answers). A value is a str, int, UUID, date or enum; colons, slashes,
-        percent signs and what stands between two fields are escaped inside it. Raises ConfigError, TypeError where it
-        decorates; a call raises what `async with` does, and TypeError for a value that names nothing."""
-        self._lock_settings("synchronized", options)  # a bad option is told here
+        """Decorate a coroutine function: each call runs under a lock. The name of the lock comes from the arguments of
+        the call, by a template ("order:{order_id}") or by a function that takes the same arguments and returns the
+        name. A value in a template is a str, int, UUID, date or enum. In a value, colons, slashes, percent signs and
+        the characters between two fields are escaped.
+
+        Raises ConfigError or TypeError when it decorates. A call raises what `async with` of a lock raises, and
+        TypeError for a value of another type.
+        """
+        self._lock_settings("synchronized", options)  # a wrong option raises here, not at the first call
         return decorators.synchronized(name, lambda named: self(named, **options))
 
     def once(
         self, name: str | Callable[..., str], /, *, within: Seconds
     ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R | Skipped]]]:
-        """Decorate a coroutine function: over the whole fleet it completes at most once in `within` seconds for the
-        same name. Other calls answer Skipped.RUNNING or Skipped.DONE; a run that raised or died may be run again."""
+        """Decorate a coroutine function: for one name it completes at most once in `within` seconds, over all
+        processes. Other calls return Skipped.RUNNING or Skipped.DONE. After a run that raised, or whose process died,
+        the next call runs.
+
+        Raises ConfigError or TypeError when it decorates. A call raises as one of `synchronized` does; its LockTimeout
+        says that split votes lasted for `patience` seconds.
+        """
         length, patience = seconds("within", within), self._settings.patience
 
         def lock(named: str) -> OnceLock:
-            # A min_hold of the client's own would keep the name of a run that raised, which may be run again at once.
+            # With the client's min_hold the name would stay taken after a run that raised; the next call could not run.
             return OnceLock(named, MUTEX, self._lock_settings(named, {"min_hold": 0}), self._session)
 
         return decorators.once(name, lock, length, patience)
 
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
-        """Take over what another process detached: a new Lease, with a greater token, under the options given here;
-        none come with the handle. Raises LockNotHeld (adopted already, or its time is over), QuorumUnavailable,
-        ConfigError."""
+        """Take over the hold that another process detached. `handle` is the string that `Lease.detach` returned.
+        Returns a new Lease with a greater fencing token, under the options given here; the handle contains no options.
+        Raises LockNotHeld (the handle was adopted already, or the hold has ended), QuorumUnavailable, ConfigError."""
         known = parse_handle(handle)
         settings = self._lock_settings(known.name, options)
         return await AdoptedLock(known, rule_of(known.mode), settings, self._session).acquire(timeout=None)
 
     async def break_lock(self, name: str, /) -> bool:
-        """Free `name`, whoever holds it, and tell the holder at once: until he hears of it he works on unguarded.
-        Answers whether anybody held it. Raises QuorumUnavailable."""
+        """Take `name` away from its holders, and notify them. Until the notice arrives, a holder works on without
+        protection. Returns whether the name was held. Raises QuorumUnavailable, ConfigError."""
         session = await self._opened()
         return await admin.break_lock(session, check_name(name))
 
     async def health(self) -> Health:
-        """How each node does. Never raises."""
+        """Ping each node: its latency, or its error. A ping waits for at most 1 s. Never raises."""
         try:
             session = await self._opened()
         except ConfigError as error:
@@ -219,13 +238,14 @@ class Redlock:
         return Health(sum(node.ok for node in health) > len(nodes) // 2, health)
 
     async def inspect(self, name: str, /) -> LockInfo:
-        """Who holds `name` and who waits for it, as a majority of the nodes sees it. Raises QuorumUnavailable."""
+        """The holders of `name` and its waiters, as a majority of the nodes sees them. Waits for at most 1 s for each
+        node. Raises QuorumUnavailable, ConfigError."""
         session = await self._opened()
         return await admin.inspect(session, check_name(name))
 
     async def holders(self, prefix: str = "", /) -> AsyncIterator[Holder]:
-        """All that is held of the names that begin with `prefix`, found by SCAN: on a database that others share, give
-        one, or their keys are shown as well. Raises QuorumUnavailable."""
+        """All holds of the names that begin with `prefix`, found by SCAN. On a database with keys of other programs
+        give a prefix, or these keys are listed, too. Raises QuorumUnavailable, ConfigError."""
         session = await self._opened()
         async for holder in admin.holders(session, prefix):
             yield holder
@@ -237,19 +257,20 @@ class Redlock:
         return session
 
     async def release_all(self) -> None:
-        """Give back all that this client holds in this loop."""
+        """Release all holds of this client in this event loop. Errors are logged and not raised."""
         session = self._sessions.of(running_loop())
         if session is not None:
             await session.release_all()
 
     async def aclose(self) -> None:
-        """Give back all that is held in this loop, and hang up. Leases still held are lost (reason "closed")."""
+        """Release all holds of this client in this event loop, and close its connections. Leases that are still held
+        are lost (reason "closed")."""
         session = self._sessions.of(running_loop())
         if session is not None:
             await session.aclose()
 
     async def __aenter__(self) -> Self:
-        """Connect. Raises ConfigError, QuorumUnavailable."""
+        """Connect to the nodes. Raises ConfigError, QuorumUnavailable."""
         self._sessions.forget_closed(running_loop())
         session = self._session()
         await session.open(self._settings.lock, session.connect_limit(None))
@@ -273,7 +294,8 @@ class Redlock:
         self._stores = stores
 
     def _session(self, task: asyncio.Task[Any] | None = None) -> Session:
-        """This loop's session (`task` runs in it: asking it is cheaper than asking the system); made at first use."""
+        """The session of this loop, made at first use. `task` is the running task if the caller knows it: reading its
+        loop is cheaper than asking for the running loop."""
         loop = running_loop() if task is None else task.get_loop()
         return self._sessions.of(loop) or self._sessions.make(loop, self._new_session)
 
@@ -283,7 +305,7 @@ class Redlock:
 
 
 class Sessions:
-    """The sessions of one client, one for each event loop. Threads with loops of their own share it."""
+    """The sessions of one client, one for each event loop. Several threads, each with its own loop, may use it."""
 
     def __init__(self) -> None:
         self._by_loop: dict[asyncio.AbstractEventLoop, Session] = {}
@@ -305,7 +327,7 @@ class Sessions:
         return any(not (session.closed or loop.is_closed()) for loop, session in list(self._by_loop.items()))
 
     def forget_closed(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The next session of that loop is a new one, if the last was closed."""
+        """Forget the session of that loop if it is closed. The next use then makes a new one."""
         with self._guard:
             if (session := self._by_loop.get(loop)) is not None and session.closed:
                 del self._by_loop[loop]
@@ -314,8 +336,8 @@ class Sessions:
         self._by_loop = {}
 
     def forget_after_fork(self) -> None:
-        """In a forked child the sockets and the loop are the parent's. They are kept, because closing them would reach
-        the parent's selector; and they are never used."""
+        """In a forked child the sockets and the loop belong to the parent. They are kept but not used: closing them
+        would change the parent's selector."""
         for session in self._by_loop.values():
             session.forget_after_fork()
             _inherited.append(session)
@@ -331,7 +353,7 @@ def _stores(nodes: tuple[str | Redis | Store, ...]) -> tuple[Store, ...]:
             raise ConfigError(f"{label} is named twice: a quorum needs independent servers, each named once")
     if len(stores) > 1 and len(stores) % 2 == 0:
         warnings.warn(
-            f"{len(stores)} nodes survive the loss of no more than {len(stores) - 1} do: name an odd number",
+            f"{len(stores)} nodes survive no more lost nodes than {len(stores) - 1} do: use an odd number of nodes",
             stacklevel=4,
         )
     return stores

@@ -1,4 +1,4 @@
-"""What operators ask of a client: who holds a name, who waits for it, which names are held."""
+"""The questions and commands of operators: holders and waiters of a name, the names that are held, break_lock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Tag(NamedTuple):
-    """What an id tells of its owner; nothing of its random part, which is a secret."""
+    """The readable part of an id. It leaves out the random part, which is a secret."""
 
     host: str = ""
     pid: int = 0
@@ -41,26 +41,26 @@ class Tag(NamedTuple):
 
 
 def tag_of(id: str) -> Tag:
-    """Pure; an id of another program's tells nothing."""
+    """The readable part of an id; an empty one for an id of another program. Pure."""
     if id == RESTING or (id.startswith(RESTING_MARK) and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!")):
         return Tag(metadata="(resting)")
     if id == DONE:
         return Tag(metadata="(done)")
     seed, pid, host, metadata = [*id[ID_LENGTH + 1 :].split("|", 3), "", "", "", ""][:4]
-    seed = seed.rpartition(".")[2]  # what stands before is the kind's (Kind.mode)
+    seed = seed.rpartition(".")[2]  # the part before the seed belongs to the kind (Kind.mode)
     if not is_ours_or_mute(id) or not seed.isdigit() or not pid.isdigit():
         return Tag()
     return Tag(host, int(pid), int(seed) / 1_000_000, metadata)
 
 
 async def inspect(session: Session, name: str) -> LockInfo:
-    """Ask every node. Raises QuorumUnavailable."""
+    """Ask all nodes, for at most 1 s. Raises QuorumUnavailable, ConfigError."""
     nodes = session.quorum.nodes
     views = await _views(session, name)
     known = [view for view in views if isinstance(view, NodeView)]
     majority = len(nodes) // 2 + 1
     if len(known) < majority:
-        session.check_open()  # else the nodes fell silent because the client closed
+        session.check_open()  # a closed client raises ConfigError: its nodes are silent because it closed
         raise session.quorum.unavailable_nodes({i: v for i, v in enumerate(views) if not isinstance(v, NodeView)}, name)
     kinds = Counter(_kind(view) for view in known)
     return LockInfo(
@@ -74,8 +74,8 @@ async def inspect(session: Session, name: str) -> LockInfo:
 
 
 async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
-    """What to tell who asked for names of which one is in use as another kind: it names both."""
-    told = ConfigError(f"{brief(parts[0].name)} was in use as something else just now: try again", name=parts[0].name)
+    """The error for a request of names of which one is in use as another kind. It names both kinds."""
+    told = ConfigError(f"{brief(parts[0].name)} was in use as another kind a moment ago: try again", name=parts[0].name)
     for part in parts:
         views = await _views(session, part.name)
         asked = FAMILIES[part.kind.letter]
@@ -93,8 +93,8 @@ async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
 
 
 async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
-    """Each hold of each name that begins so, once; a name that is taken or freed meanwhile may be missed. Raises
-    QuorumUnavailable, ConfigError."""
+    """Each hold of each name that begins with `begin`, once. A name that is acquired or released meanwhile may be
+    missing. Raises QuorumUnavailable, ConfigError."""
     seen: set[str] = set()
     errors: dict[int, BaseException] = {}
     nodes = session.quorum.nodes
@@ -103,7 +103,7 @@ async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
         while index not in errors:
             try:
                 cursor, found = await node.names(begin, cursor)
-            except Exception as error:  # a majority of the others finds each name
+            except Exception as error:  # each name is found if a majority of the nodes answers
                 errors[index] = error
                 break
             for name in found:
@@ -118,7 +118,7 @@ async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
 
 
 def merged_holders(name: str, views: Sequence[NodeView], majority: int) -> tuple[Holder, ...]:
-    """Who holds it on a majority, and until the majority-th latest end. Pure."""
+    """The holders on a majority of the nodes; the hold ends at the majority-th latest of its ends. Pure."""
     ends: dict[str, list[float | None]] = {}
     for view in views:
         for whose, left in view.holds:
@@ -141,8 +141,8 @@ def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
 
 
 async def break_lock(session: Session, name: str) -> bool:
-    """Take the hold away on every node that can be reached; each tells the holder, and serves who waits. Raises
-    QuorumUnavailable."""
+    """Delete the hold on each node that can be reached. Each node notifies the holder and serves the next waiter.
+    Returns whether there was a hold. Raises QuorumUnavailable, ConfigError."""
     views = await _views(session, name)
     session.check_open()
     found = {_kind(view) for view in views if isinstance(view, NodeView)} & RULES_BY_FAMILY.keys() or {"mutex"}

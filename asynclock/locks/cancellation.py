@@ -1,7 +1,8 @@
-"""The body of `async with`, and its cancellation on a loss: the arithmetic of asyncio.timeout.
+"""The body of `async with`, and its cancellation on a loss. The counting of cancels is that of asyncio.timeout.
 
 The block takes back each cancel that it made, and turns the CancelledError of that cancel into LockLost. A cancel from
-outside, before or after, wins: then the task's count of cancels stays above what it was at the entry.
+outside takes precedence, whether it came before or after: then the task's count of cancels stays above its value at the
+entry.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class Block:
             return False
         self.cancelled = False
         if e is None:
-            # The body ended in the very turn in which it was cancelled: on 3.11 and 3.12 the CancelledError is still
-            # to come, and must not come after the block.
+            # The body ended in the turn of the loop in which it was cancelled. On 3.11 and 3.12 the next await raises
+            # the CancelledError. This await takes it, so that no await after the block raises it.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
             if task.uncancel() > self._cancelling:
-                task.cancel()  # one from outside came with it: it goes on at the next await
+                task.cancel()  # a cancel from outside came with it: the next await raises it
                 task.uncancel()
             return False
         return task.uncancel() <= self._cancelling and isinstance(e, asyncio.CancelledError)

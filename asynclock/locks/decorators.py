@@ -1,5 +1,5 @@
-"""Coroutine functions under a lock: `synchronized` (each call holds it), `once` (it completes at most once in a time),
-`lead` (it runs while this process is elected)."""
+"""Coroutine functions under a lock: `synchronized` (each call holds the lock), `once` (the function completes at most
+once in a given time), `lead` (the function runs while this process is elected)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Skipped(Enum):
     RUNNING = "running"
     """Another run is in progress, and may still fail."""
     DONE = "done"
-    """A run returned within the given time."""
+    """A run returned less than `within` seconds ago."""
 
 
 def synchronized(
@@ -61,7 +61,7 @@ def once(
     name: str | Callable[..., str], lock: Callable[[str], OnceLock], within: float, patience: float
 ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R | Skipped]]]:
     """A run holds the lock. A run that returns leaves the name taken for `within` seconds; until then a call returns
-    Skipped. Raises LockTimeout if split votes last for `patience` seconds; otherwise as `synchronized`."""
+    Skipped. A call raises LockTimeout if split votes last for `patience` seconds; all else is as in `synchronized`."""
 
     def decorate(function: Callable[_P, Coroutine[Any, Any, _R]]) -> Callable[_P, Coroutine[Any, Any, _R | Skipped]]:
         _check_function(function)
@@ -89,8 +89,8 @@ class OnceLock(Lock):
     __slots__ = ("_tenure",)
 
     async def begin(self, patience: float) -> Lease | Skipped:
-        """The lease of this run; or why it is skipped. After split votes, which say nothing, it tries again for
-        `patience` seconds. Raises LockTimeout."""
+        """The lease of this run, or the reason why it is skipped. Split votes give no reason, so it tries again, for
+        `patience` seconds. Raises LockTimeout after that."""
         loop = running_loop()
         deadline = loop.time() + patience
         while True:
@@ -103,7 +103,7 @@ class OnceLock(Lock):
                 return Skipped.DONE if holder.holder == DONE else Skipped.RUNNING
             if loop.time() >= deadline:
                 raise LockTimeout(
-                    f"{brief(self.name)}: votes were split for {patience:g} s, and no caller got the lock",
+                    f"{brief(self.name)}: votes were split for {patience:g} s, and no caller got the lock: try again",
                     name=self.name,
                 )
             await asyncio.sleep(_AGAIN[0] * random.random())  # noqa: S311 - jitter
@@ -114,8 +114,8 @@ class OnceLock(Lock):
 
 
 async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outages: bool) -> _R:
-    """Run `main` while elected, until it returns or raises: its result is returned, its exception goes on. After the
-    loss of a lease it waits to be elected again, and with `through_outages` also after an outage. Raises LockTimeout or
+    """Run `main` while elected, until it returns or raises. Returns its result, or raises its exception. After the loss
+    of a lease it waits for the next election, and with `through_outages` also after an outage. Raises LockTimeout or
     QuorumUnavailable where the lock has a timeout, and LockLost once the client is closed."""
     while True:
         try:
@@ -137,7 +137,7 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outag
                     told = error
                     raise
         except LockLost as lost:
-            # A LockLost that main raised ends `lead`, except where main only noticed the loss of this lease itself.
+            # A LockLost that `main` raised ends `lead`, unless it reports the loss of this very lease.
             noticed = lost.name == lease.name and await lease.wait_lost()
             if (lost is told and not noticed) or (lost.reason == "closed" and not done):
                 raise

@@ -1,13 +1,13 @@
-"""Lease: one tenure as its user sees it, and how its end is told. Its fencing token is after
+"""Lease: one tenure as its user sees it, and how its owner learns of its end. For the fencing token see
 https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
 
 The rules:
 
-1. `held` and `remaining` read the clock; no flag is trusted. Unknown is not lost: a renewal without an answer leaves
-   the lease as it is until its validity runs out. A majority that says "not yours" is a loss at once.
+1. `held` and `remaining` read the clock, not a flag. Unknown is not lost: a renewal without an answer leaves the lease
+   as it is until its validity runs out. If a majority refuses a renewal, the lease is lost at once.
 2. The task inside `async with` is cancelled on a loss, and LockLost takes the place of the CancelledError. A cancel
-   from outside, before or after, wins (`cancellation.py`).
-3. A block that ends after its lease did raises LockLost, unless it raises something of its own.
+   from outside takes precedence (`cancellation.py`).
+3. A block that ends after its lease raises LockLost, unless the body raises another exception.
 4. A release is sent before anything is awaited, and its answer is awaited even if the task is cancelled.
 """
 
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 
 class Lease:
-    """One tenure of a lock. The library makes it, and it belongs to its event loop."""
+    """One tenure of a lock. The library makes it; only the event loop in which it was acquired may use it. Times are in
+    seconds."""
 
     __slots__ = ("__weakref__", "_kept", "_tenure")
 
@@ -46,7 +47,7 @@ class Lease:
         return f"<Lease {brief(self.name)} {self._tenure.state.value}, {self.remaining:.3g} s left>"
 
     def __reduce__(self) -> str:
-        raise TypeError("a Lease belongs to its event loop: it can be neither pickled nor copied")
+        raise TypeError("a Lease cannot be pickled or copied: use detach() to hand it over to another process")
 
     @property
     def name(self) -> str:
@@ -55,10 +56,12 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """The fencing token, greater than those of all holds before it. Raises Unsupported with fencing=False."""
+        """The fencing token, greater than those of all earlier holds of the name. The protected resource refuses a
+        smaller token than it has seen (https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html).
+        Raises Unsupported with fencing=False."""
         if not self._tenure.terms.settings.fencing:
             raise Unsupported(
-                f"{brief(self.name)} has no fencing token: it was made with fencing=False", name=self.name
+                f"{brief(self.name)} has no fencing token: make the lock with fencing=True", name=self.name
             )
         return self._tenure.fence
 
@@ -74,17 +77,18 @@ class Lease:
         return max(0.0, tenure.ends - tenure.hold.session.clock.now()) if tenure.held else 0.0
 
     def ensure_held(self) -> None:
-        """Raise LockLost or LockNotHeld unless it is held now."""
+        """Raise LockLost if it was lost, LockNotHeld if it was released or detached; nothing if it is held now."""
         if not self._tenure.held:
             raise self._tenure.error()
 
     async def wait_lost(self) -> bool:
-        """Wait for its end. True: lost; False: released."""
+        """Wait for its end. Returns True if it was lost, False if it was released or detached. Raises ConfigError in
+        another loop."""
         self._tenure.hold.session.check()
         return await self._tenure.wait_lost()
 
     async def extend(self, *, lease: Seconds | None = None) -> None:
-        """Let it end `lease` seconds from now (default: the lock's lease); never sooner than it would.
+        """Move its end to `lease` seconds from now (default: the lock's lease), but never to an earlier time.
 
         Raises LockLost, LockNotHeld, QuorumUnavailable (it is still held until its validity runs out), ConfigError.
         """
@@ -103,20 +107,21 @@ class Lease:
             raise session.quorum.unavailable(ballot, self.name)
 
     async def release(self) -> None:
-        """Give it back; sent before anything is awaited. Raises LockLost and LockNotHeld, and ConfigError where the
-        servers refuse it. An outage is logged."""
+        """Release the lock. The command is sent before anything is awaited. Raises LockLost, LockNotHeld (released or
+        detached already), ConfigError (the servers refuse the command). An outage is logged: the lease ends by
+        itself."""
         await release(self._tenure, self._kept())
 
     async def detach(self, *, lease: Seconds | None = None) -> str:
-        """End this tenure without freeing the name. The answer is a secret string. `adopt` takes the hold over with it,
-        once, before the hold ends, `lease` seconds from now (default: the lock's lease) or later. The block ends
-        without an error.
+        """End this tenure without freeing the name. Returns a handle, which is a secret. Another process takes the hold
+        over with `adopt(handle)`, once, before the hold ends: `lease` seconds from now (default: the lock's lease) or
+        later. The block of the lease ends without an error.
 
-        Raises LockLost, LockNotHeld, QuorumUnavailable (it is still held), ConfigError.
+        Raises LockLost, LockNotHeld, QuorumUnavailable (it is still held), Unsupported (a multi lock), ConfigError.
         """
         tenure, hold = self._tenure, self._tenure.hold
         if hold.op.kind.parts:
-            raise Unsupported(f"{brief(self.name)} is a multi lock: detach() moves one name", name=self.name)
+            raise Unsupported(f"{brief(self.name)} is a multi lock: detach() is for locks of one name", name=self.name)
         await self.extend(lease=lease)
         self.ensure_held()
         if len(hold.tenures) > 1:
@@ -131,7 +136,7 @@ class Lease:
         tenure.hold.session.check()
         if tenure.on_lost is not None:
             raise ConfigError(
-                f"the lease of {brief(self.name)} guards a block already: acquire another", name=self.name
+                f"the lease of {brief(self.name)} guards a block already: acquire another lease", name=self.name
             )
         tenure.check_clock()
         if tenure.state is LOST:
@@ -143,7 +148,8 @@ class Lease:
     async def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
     ) -> None:
-        """Release. Raises LockLost if it was lost meanwhile, or what release raises; the body's own goes first."""
+        """Release. Raises LockLost if it was lost meanwhile, or an error of `release`. An exception of the body takes
+        precedence."""
         await leave(self._tenure, self._kept(), e)
 
 
@@ -159,7 +165,7 @@ async def leave(tenure: Tenure, kept: TenuresByTask | None, e: BaseException | N
     ours = isinstance(block, Block) and block.cancelled and await block.leave(e)
     tenure.check_clock()
     try:
-        if tenure.state in GIVEN:  # by hand, inside the body
+        if tenure.state in GIVEN:  # the body released or detached it
             forget(tenure, kept)
         else:
             await give_back(tenure, kept)
@@ -171,7 +177,7 @@ async def leave(tenure: Tenure, kept: TenuresByTask | None, e: BaseException | N
 
 
 async def release(tenure: Tenure, kept: TenuresByTask | None) -> None:
-    """Give it back by hand. Raises LockLost, LockNotHeld, ConfigError."""
+    """Release a tenure outside the end of its block. Raises LockLost, LockNotHeld, ConfigError."""
     tenure.hold.session.check()
     tenure.check_clock()
     if tenure.state in GIVEN:
@@ -180,7 +186,7 @@ async def release(tenure: Tenure, kept: TenuresByTask | None) -> None:
 
 
 async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
-    """End the tenure, and tell what became of it. Raises LockLost, ConfigError."""
+    """End the tenure, and wait for the answer to its release. Raises LockLost, ConfigError."""
     hold, session = tenure.hold, tenure.hold.session
     lost = tenure.state is LOST
     if session.hung_up:  # no release can be sent any more
@@ -204,7 +210,7 @@ async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
 
 
 def forget(tenure: Tenure, kept: TenuresByTask | None) -> None:
-    """Its Lock keeps it no longer."""
+    """Its Lock no longer refers to it."""
     if kept is not None:
         kept.forget(tenure)
 

@@ -1,4 +1,4 @@
-"""Lock, a recipe that tasks may share. `acquire/acquisition.py` says how it waits."""
+"""Lock: a name and how to hold it. `acquire/acquisition.py` has the rules by which it waits."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ UNSET: Any = object()
 
 
 class Lock:
-    """A name and how to hold it. Making one does no I/O; any number of tasks may share it, each tenure being its own
-    `Lease`. After Redlock (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/)."""
+    """A name and how to hold it. Making one does no I/O. Any number of tasks may share it: each acquire returns a
+    `Lease` of its own. Times are in seconds. Source:
+    https://redis.io/docs/latest/develop/use/patterns/distributed-locks/"""
 
     __slots__ = ("__weakref__", "_kept", "_kind", "_name", "_session_of", "_settings")
 
@@ -57,24 +58,24 @@ class Lock:
         return f"<Lock {self._kind.name} {brief(self._name)}>"
 
     def __copy__(self) -> Self:
-        return self  # a copy would not know the leases that were acquired through this Lock
+        return self  # a copy could not release the leases that were acquired through this Lock
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
 
     def __reduce__(self) -> str:
-        raise TypeError("a Lock is of its client and cannot be pickled: pickle its name, and make it anew there")
+        raise TypeError("a Lock cannot be pickled: send its name, and make a new Lock in the other process")
 
     def __part__(self, session_of: object) -> Part | None:
-        """For `multi`: this lock as one of several; None: it cannot be one. Raises ConfigError if it is not of the
-        client with that `session_of`."""
+        """For `multi`: this lock as one of several; None: it cannot be one. Raises ConfigError if it belongs to another
+        client than the one with that `session_of`."""
         if self._session_of != session_of:
-            raise ConfigError(f"{self!r} is another client's: make all locks of a multi through one client")
+            raise ConfigError(f"{self!r} is another client's: make all locks of a multi lock with one client")
         return self._parts[0] if type(self) is Lock and not self._kind.parts else None
 
     @property
     def _parts(self) -> tuple[Part, ...]:
-        """The names that it is of."""
+        """Its names, each with its kind."""
         return self._kind.parts or (Part(self._name, cast("Rule", self._kind)),)
 
     @property
@@ -89,8 +90,9 @@ class Lock:
     async def acquire(self, *, timeout: Seconds | None = UNSET) -> Lease | None:
         """Wait for the lock, at most `timeout` seconds (None: as long as it takes; 0: try once; unset: the lock's).
 
-        Answers a Lease, or None: somebody else held it all that time. Raises QuorumUnavailable while a majority is
-        out of reach, SelfDeadlock where this task would wait for itself, ConfigError where a server refuses to serve.
+        Returns a Lease, or None if another owner held the lock for the whole timeout. Raises QuorumUnavailable (a
+        majority was out of reach for `patience` seconds or until the timeout), SelfDeadlock (this task would wait for
+        itself), ConfigError (a wrong timeout, a server that refuses a command, or a name in use as another kind).
         """
         tenure = await self._acquire(timeout)
         return Lease(tenure, self._kept) if isinstance(tenure, Tenure) else None
@@ -124,10 +126,10 @@ class Lock:
         return self._take_beside(session, terms)
 
     async def _take_beside(self, session: Session, terms: Terms) -> Tenure | Refused:
-        """The same where tasks of this process may hold these names."""
+        """As `_take`, where tasks of this process may hold these names."""
         mine = {part: sum(_is_of(each, terms) for each in session.holds.tenures(part.name)) for part in self._parts}
         if any(mine.values()) and all(part.kind.shared for part, count in mine.items() if count):
-            # It may be let in beside itself; what it must not do is wait.
+            # This task may get one more hold beside its own. It must not wait: it would wait for itself.
             with contextlib.suppress(QuorumUnavailable):
                 one_try = Terms(terms.name, terms.kind, terms.settings, terms.task, 0, terms.owner)
                 if isinstance(tenure := await acquire(session, one_try), Tenure):
@@ -141,20 +143,22 @@ class Lock:
         return await acquire(session, terms)
 
     async def release(self) -> None:
-        """Give back what this task took through this lock; or, of a task that is gone, its one open tenure.
+        """Release the lease that this task acquired last through this Lock; without one, the only open lease of a task
+        that has ended.
 
-        Raises LockNotHeld where there is nothing to give back, LockLost where it ended under us, ConfigError where the
-        servers refuse it. Servers out of reach are logged: the lease ends by itself.
+        Raises LockNotHeld (no lease to release), LockLost, ConfigError (the servers refuse the command). An outage is
+        logged: the lease ends by itself.
         """
         await release(self._kept.taken(self._name), self._kept)
 
     async def locked(self) -> bool:
-        """Whether a majority of the nodes has a holder for it, the same or several. Raises QuorumUnavailable."""
+        """Whether a majority of the nodes names a holder, the same one or different ones. Raises QuorumUnavailable,
+        ConfigError."""
         ballot = await self._seen()
         return is_held(ballot.denials(), ballot.nodes)
 
     async def _seen(self) -> Ballot:
-        """What the nodes say of its holders."""
+        """Ask all nodes for the holders."""
         session = self._session_of(None)
         if not session.ready:
             await session.open(self._settings, session.connect_limit(None))
@@ -165,11 +169,14 @@ class Lock:
         return ballot
 
     async def __aenter__(self) -> Lease:
-        """Wait and guard the body. Raises LockTimeout where `acquire` answers None, and what acquire raises."""
+        """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
+        `acquire`."""
         tenure = await self._acquire(UNSET)
         if not isinstance(tenure, Tenure):
             which = "one or another of " if self._kind.parts else ""
-            raise LockTimeout(f"{which}{brief(self._name)} was held by another owner all the time", name=self._name)
+            raise LockTimeout(
+                f"{which}{brief(self._name)} was held by another owner for the whole timeout", name=self._name
+            )
         guard(tenure, tenure.task)
         return Lease(tenure, self._kept)
 

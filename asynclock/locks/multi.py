@@ -1,10 +1,10 @@
-"""Several locks as one: all of them, or none. Whatever the order in which they are named, nobody waits for one while it
-holds another, so no two can wait for each other (the circular wait of Coffman, Elphick and Shoshani, "System
-Deadlocks", Computing Surveys 3, 1971, cannot come to be).
+"""Several locks as one: all of them, or none. A client never waits for one name while it holds another, in whatever
+order the names are given. So no two clients wait for each other: there is no circular wait (Coffman, Elphick and
+Shoshani, "System Deadlocks", Computing Surveys 3, 1971).
 
-A node lets in, or refuses, in one script; over N nodes an attempt that has no majority for all is given back before
-anything is waited for. Who waits does so at the name that refused it, is called when that is free, and then tries for
-all again.
+A node grants all names or none, in one script. Over N nodes, an attempt without a majority is undone before the client
+waits. The waiter leaves its ticket at the name that refused it. It is notified when that name is free, and then tries
+for all names again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Refused
 
 MOST = 256
-"""So many names at most: the server does nothing else while it looks at them all."""
+"""The most names of one multi lock. The server runs nothing else while it checks them all."""
 
 
 class Multi:
@@ -48,7 +48,8 @@ class Multi:
         self.slots = math.prod(sizes) if any(part.kind.slots for part in self.parts) else 0
 
     def at(self, slot: int) -> Multi:
-        """The same, of an attempt for one slot of each that has some: `slot` has the slots as its digits."""
+        """The same names, for an attempt at one slot of each kind that has slots. `slot` is one number for all of them:
+        divmod by the slots of each part in turn gives that part's slot."""
         parts: list[Part] = []
         for part in self.parts:
             slot, digit = divmod(slot, part.kind.slots or 1)
@@ -56,7 +57,8 @@ class Multi:
         return Multi(parts)
 
     def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
-        """A slot, where it is one and the same name that refused at a majority, and that has others to give."""
+        """The slots to try next, as one number. None, unless a majority refused because of the same name, and that name
+        has other slots that may be free."""
         slot, size = 0, 1
         found = False
         for index, part in enumerate(self.parts):
@@ -102,10 +104,10 @@ def parts_of(
     for lock in locks:
         part = lock.__part__(session_of) if isinstance(lock, Lock) else Part(check_name(lock), mutex)
         if part is None:
-            raise ConfigError(f"{lock!r} cannot be part of a multi: give the names it stands for, or a lock of them")
+            raise ConfigError(f"{lock!r} cannot be part of a multi lock: give its names, or plain locks of them")
         parts.append(part)
     names = [part.name for part in parts]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"multi() of {brief(name)} twice: name each lock once", name=name)
+            raise ConfigError(f"multi() has {brief(name)} twice: name each lock once", name=name)
     return parts

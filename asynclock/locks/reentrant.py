@@ -1,8 +1,8 @@
-"""A mutex that its owner may enter again: on the wire it is the mutex; who owns it is known to this process alone.
+"""A mutex that its owner may enter again. On the wire it is a plain mutex; only this process knows the owner.
 
-The owner is the task that took it, or what `owner=` names. Entering again asks no server: it is one more tenure of the
-same hold, with the same fencing token, and the name is free when as many were given back as were taken. A child task is
-not its parent: it waits, unless both name one owner.
+The owner is the task that acquired it, or the value of `owner=`. Entering again asks no server: it adds a tenure to the
+same hold, with the same fencing token. The name is free once all these tenures were released. A child task is not its
+parent: it waits, unless both give the same `owner=`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ReentrantLock(Lock):
-    """A Lock that answers its owner with another tenure of what it holds."""
+    """A Lock that gives its owner another tenure of the hold that the owner has."""
 
     __slots__ = ("_owner",)
 

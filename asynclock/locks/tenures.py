@@ -1,5 +1,5 @@
-"""The tenures that one Lock has given out, by the task that took them: what `Lock.release()` gives back, and what a
-block of `async with lock` finds at its end."""
+"""The tenures of one Lock, by the task that acquired them. Here `Lock.release()` and the end of an `async with lock`
+block find their tenure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from asynclock.acquire.tenure import Tenure
 
 _PURGE_AT = 64
-"""With so many tasks, those that are gone and hold nothing are forgotten."""
+"""With more tasks than this, tasks that have ended and hold nothing are forgotten."""
 
 
 class TenuresByTask:
-    """Of one Lock, which tasks may share."""
+    """The tenures of one Lock. Several tasks may share the Lock."""
 
     __slots__ = ("__weakref__", "_by_task", "_purge_at")
 
@@ -31,7 +31,7 @@ class TenuresByTask:
         if mine is None:
             mine = self._by_task[task] = []
         elif _is_past(mine[-1]):
-            mine.pop()  # the new one is what release() gives back, and what it tells the loss of
+            mine.pop()  # from now on release() means the new tenure, and reports only its loss
         mine.append(tenure)
         if len(self._by_task) > self._purge_at:
             gone = [task for task in self._by_task if _is_gone(task)]
@@ -40,7 +40,7 @@ class TenuresByTask:
             self._purge_at = _PURGE_AT + 2 * len(self._by_task)
 
     def forget(self, tenure: Tenure) -> None:
-        """It was given back. A block that it guards still has to find it at its end."""
+        """It was released. A tenure that guards a block is kept, since the block has to find it at its end."""
         mine = self._by_task.get(tenure.terms.task)
         if mine and tenure in mine and tenure.on_lost is None:
             mine.remove(tenure)
@@ -48,7 +48,8 @@ class TenuresByTask:
                 del self._by_task[tenure.terms.task]
 
     def taken(self, name: str) -> Tenure:
-        """What this task took last; else the one open tenure whose task is gone (a fixture's). Raises LockNotHeld."""
+        """The tenure that this task acquired last; else the only open tenure of a task that has ended (a test
+        fixture's). Raises LockNotHeld."""
         try:
             mine = self._by_task.get(asyncio.current_task())
         except RuntimeError:
@@ -58,11 +59,11 @@ class TenuresByTask:
         gone = [each for task, tenures in self._by_task.items() if _is_gone(task) for each in tenures if each.open]
         if len(gone) == 1:
             return gone[0]
-        raise LockNotHeld(f"this task does not hold {brief(name)} through this Lock", name=name)
+        raise LockNotHeld(f"this task holds no {brief(name)} through this Lock: release its Lease", name=name)
 
     def entered(self, name: str) -> Tenure:
-        """The tenure whose block ends here. Another task than the one that entered may end it (a fixture, an async
-        generator)."""
+        """The tenure of the block that ends here. A block may end in another task than the one that entered it (a
+        fixture, an async generator)."""
         for tenure in reversed(self._by_task.get(asyncio.current_task(), ())):
             if tenure.on_lost is not None:
                 return tenure

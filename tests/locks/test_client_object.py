@@ -57,7 +57,7 @@ def test_pickling_says_what_to_do(protocol: int) -> None:
     with pytest.raises(TypeError, match="from the same urls"):
         pickle.dumps(client, protocol)
     for make in KINDS.values():
-        with pytest.raises(TypeError, match="make it anew"):
+        with pytest.raises(TypeError, match="make a new"):
             pickle.dumps(make(client), protocol)
 
 
