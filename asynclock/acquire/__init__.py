@@ -1,1 +1,1 @@
-"""How a hold is got, kept, passed on and given back."""
+"""How a hold is acquired, renewed, passed on and released."""

@@ -1,20 +1,21 @@
-"""Acquisition: one acquire, from its first try to its tenure or to its giving up. It is the one loop that waits.
+"""Acquisition: one acquire, from its first attempt until it has a tenure or gives up. It is the one loop that waits.
 
 The rules:
 
-1. Whenever it is cancelled, what it sent is taken back or has become a tenure (`attempt.py`, `ticket.py`).
-2. "Held by another owner" and "out of reach" never mix. A refusal waits for the holder, and ends in a Refused. Without
-   a majority the acquisition goes on trying, with back-off and without a ticket, and ends in QuorumUnavailable.
-3. It does not poll while a notice can come. A refused try leaves a ticket, and then the servers notify. The waiter
-   sends the renewal of its ticket, every third of its life, and one more question at the end of the holder's lease,
-   since a dead holder notifies nobody. That question is sent by the first few of the queue only. The same few also ask
-   for a hold of another program, of whose end no notice comes.
-4. At a single node serving is granting: a notice says that the ticket, of that number, became the hold.
-5. Over N nodes serving is a notice. The waiter tries when a majority has sent one, or a round trip after the first. If
-   it is refused it sees who holds: one holder on a majority is waited for, and so are several that hold it together
-   (`obstacles.py`). Split votes are given back, and tried again after a pause that is shortest for the first in the
-   queue. After a release that notified remote waiters, new local callers enqueue first, so that they do not overtake
-   them.
+1. If it is cancelled at any point, all that it sent is undone or has become a tenure (`attempt.py`, `ticket.py`).
+2. "Held by another owner" and "out of reach" never mix. After a refusal by a majority it waits for the holder, and at
+   the end of its time it returns the refusal. Without a majority it tries again, with back-off and without a ticket,
+   and at the end of its time it raises QuorumUnavailable.
+3. It does not poll while a notice can come. A refused attempt leaves a ticket, and the servers notify its owner. The
+   waiter renews its ticket each time a third of the lease has passed. It also asks at the end of the holder's lease,
+   since a dead holder notifies nobody: the first few waiters at once, each later one a little later. The first few also
+   poll while another program holds the name, since no notice comes when that hold ends.
+4. A single node serves a ticket by granting it: the notice says that the ticket with that number became the hold.
+5. Over N nodes the notice grants nothing. The waiter tries when a majority has sent one, or a round trip after the
+   first. If it is refused, the votes name the holders. It waits for one holder on a majority, or for several that hold
+   the name together (`obstacles.py`). Split votes are undone, and it tries again after a pause, which is shortest for
+   the first in the queue. After a release that notified remote waiters, new local callers enqueue first, so that they
+   do not overtake them.
 6. Tasks of one process wait in a local queue, and only the first of them asks (`local_queue.py`).
 
 `transitions.py` decides what an event means; this module does the I/O.
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 
 
 def acquire(session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | Refused]:
-    """A tenure; or the last refusal: another owner held it all the time. Raises QuorumUnavailable, ConfigError."""
+    """A tenure; or the last refusal, if another owner held the name for the whole timeout. Raises QuorumUnavailable,
+    ConfigError."""
     return Acquisition(session, terms).run()
 
 
@@ -66,8 +68,8 @@ class Acquisition:
     _notified = 0  # bit i: node i has sent a notice since the last round was sent
     _free_at = math.inf  # when the name will be free, by a notice
     _held_locally = False  # a task of this process held the name while this one waited
-    _yields = False  # remote waiters were notified just before it came
-    _continues_batch = False  # it was the last of many that were served in one step
+    _yields = False  # remote waiters were notified just before it began
+    _continues_batch = False  # its ticket was the last that one step of the server served
 
     def __init__(self, session: Session, terms: Terms) -> None:
         self.terms = terms
@@ -114,7 +116,7 @@ class Acquisition:
     # -- in the local queue --------------------------------------------------------------------------------------
 
     def _is_first(self) -> bool:
-        """Whether no task of this process is before it. Then it asks, and others wait behind it."""
+        """Whether no task of this process is before it. Then it asks, and later tasks wait behind it."""
         session, name = self._session, self.terms.name
         queue = session.local_queues.get(name)
         if queue is None and session.holds.get(name) is None:
@@ -125,12 +127,12 @@ class Acquisition:
         return queue is not None and queue.broken
 
     def _yield_to_remote(self) -> None:
-        """Where remote waiters were notified just now: enqueue behind them, if there is time."""
+        """If remote waiters were notified a moment ago, enqueue behind them, unless the time is too short for that."""
         if self._session.yielded.take(self.terms.name) and self._give_up - self._session.clock.now() >= POLITE:
             self._yields = self._probes = True
 
     async def _queue_locally(self) -> Tenure | Turn:
-        """A tenure that was passed on; or whether to ask, or to give up."""
+        """Wait in the local queue: a tenure that was passed on; or whether to ask, or to give up."""
         while True:
             self._session.check_kind(self.terms.name, self.terms.kind)
             given = await self._wait_locally()
@@ -151,7 +153,7 @@ class Acquisition:
         finally:
             self.state = State.ASKING
         self._held_locally = not queue.broken
-        # No majority has answered the asker since this task came, so nobody knows whether the name is held.
+        # No majority has answered the asker since this task joined, so it is unknown whether the name is held.
         ballot = queue.asker.unanswered_round if given is Turn.TIME_UP and queue.asker is not None else None
         if ballot is not None and ballot.sent <= waiter.joined_at:
             raise session.quorum.unavailable(ballot, terms.name)
@@ -163,7 +165,7 @@ class Acquisition:
         return self._attempt.ballot if self._attempt is not None and not self._is_refused else None
 
     def ask_ahead(self) -> None:
-        """It is its turn: the round is sent now, and its task wakes a turn of the loop later."""
+        """Its turn has come. The round is sent now, since its task wakes only in the next turn of the loop."""
         self._yield_to_remote()
         self._try()
         self._sent_ahead = True
@@ -195,7 +197,7 @@ class Acquisition:
 
     @property
     def _is_refused(self) -> bool:
-        """Whether a majority has said that another owner holds it; an outage begins anew."""
+        """Whether a majority has said that another owner holds it. An outage resets this."""
         return self._planner is not None and self._planner.refused is not None
 
     def _is_time_up(self) -> bool:
@@ -223,7 +225,7 @@ class Acquisition:
         return attempt
 
     def _outcome(self, ballot: Ballot) -> Awaitable[Outcome]:
-        """What to await for the outcome, which comes at the latest when the caller's time is up."""
+        """An awaitable of the outcome. It ends at the latest when the caller's time is up."""
         self._round = ballot
         if self._give_up == math.inf:
             return ballot.waiter(self._session.loop)
@@ -235,7 +237,7 @@ class Acquisition:
             self._round.expire()
 
     def _plan(self, ballot: Ballot, outcome: Outcome) -> Plan | None:
-        """When to ask next; None: not again. Raises if the servers have been out of reach for too long."""
+        """When to ask next; None: not again. Raises QuorumUnavailable or ConfigError if an outage lasts too long."""
         now = self._session.clock.now()
         planner = self._planner = self._planner or Planner(self._session, self.terms)
         planner.rtt = now - ballot.sent
@@ -264,7 +266,7 @@ class Acquisition:
     # -- waiting -------------------------------------------------------------------------------------------------
 
     async def _idle(self, plan: Plan) -> Tenure | None:
-        """Wait until it is time to ask again. A tenure: that is not needed any more."""
+        """Wait until it is time to ask again. A tenure: a notice has granted one, so no question is needed."""
         session, (at, self._probes) = self._session, plan
         ticket = self._attempt.ticket if self._attempt is not None else None
         if self._free_at < at:
@@ -291,7 +293,8 @@ class Acquisition:
         return self._notified.bit_count() > len(self._session.quorum.nodes) // 2
 
     def notified(self, index: int, notice: Notice) -> None:
-        """Node `index` says: the ticket became the hold (fence), or the name is free, or it will be."""
+        """Node `index` has sent a notice: the ticket became the hold (`fence`), or the name is free, or it will be
+        (`left`)."""
         session, pause, first = self._session, self._pause, not self._notified
         self._continues_batch = self._continues_batch or notice.continue_batch
         free_now = notice.left <= 0
@@ -310,7 +313,7 @@ class Acquisition:
             case Next.TRY:
                 self._probes = False
                 if not session.closed:
-                    self._try()  # now, since the task wakes a turn of the loop later
+                    self._try()  # now, since the task wakes only in the next turn of the loop
                     self._sent_ahead = True
                 pause.end()
             case Next.TRY_WHEN_FREE if self._free_at < pause.until:
@@ -329,7 +332,7 @@ class Acquisition:
             pause.move(soon)
 
     def interrupt(self) -> None:
-        """The client closes."""
+        """The client closes: the task wakes, and finds that out."""
         if self._round is not None:
             self._round.expire()
         if self._pause is not None:
@@ -343,6 +346,6 @@ class Acquisition:
         return None if hold is None else hold.begin(self.terms)
 
     def _leave(self) -> None:
-        """Take back all that it has at the servers. Callable twice."""
+        """Undo its round and withdraw its ticket. A second call does nothing."""
         if self._attempt is not None:
             self._attempt.leave()

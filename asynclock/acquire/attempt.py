@@ -1,11 +1,11 @@
-"""Attempt: what one acquisition asks the nodes, with its ticket, and the undo of both.
+"""Attempt: the rounds that one acquisition sends to the nodes, its ticket, and the undo of both.
 
 The rules:
 
-1. What a round was granted becomes a hold or is undone; there is no third way.
-2. At a single node one id serves for all rounds until it is spent, and its ticket has the same id: one release ends
-   both. Over N nodes each round has a fresh id, and is undone before the next begins. The ticket has an id of its own
-   (`ticket.py`). Where a round is undone that took the ticket's place, the ticket gets its place again.
+1. Each grant becomes part of a hold or is undone.
+2. At a single node all rounds and the ticket have one id, so that one release ends them all. Then the next round has a
+   new id. Over N nodes each round has a fresh id, and is undone before the next begins. The ticket has an id of its own
+   (`ticket.py`). A round may take the ticket's place at a node; its undo puts the ticket back.
 3. A hold counts once a majority are witnesses of its fencing token, and while it has validity left.
 """
 
@@ -46,7 +46,7 @@ def new_op(
     queueing: Queueing = ALONE,
     mode: str | None = None,
 ) -> Op:
-    """A question with a fresh id. `seed` is what its fencing token begins with, in microseconds."""
+    """An op with a fresh id. `seed` is the least fencing token that it asks for: the Unix time in microseconds."""
     settings = terms.settings
     fresh_id = session.new_id(seed, settings.metadata, kind.mode if mode is None else mode)
     memory = settings.lease + session.settings.fence_memory
@@ -54,7 +54,7 @@ def new_op(
 
 
 class Attempt:
-    """See the module. `owner` is notified of its ticket."""
+    """See the module. `owner` receives the notices for its ticket."""
 
     # Most attempts win at once: what they do not need is not set for each of them.
     ballot: Ballot | None = None  # the last round; None once that was undone or became a hold
@@ -73,7 +73,7 @@ class Attempt:
     # -- sending -------------------------------------------------------------------------------------------------
 
     def ask(self, op: Op) -> Ballot:
-        """Send a question of the caller's own."""
+        """Send an op that the caller made."""
         self.ballot = self._session.quorum.ask(op, self._session.within(self._terms.settings))
         return self.ballot
 
@@ -84,7 +84,7 @@ class Attempt:
         seed = int(session.clock.wall() * 1_000_000)
         op = self.op
         if op is None or not alone:
-            # Fences for the local queue. They are fixed with the id, for a grant may come for any of its tickets.
+            # Fences for the local queue. Their number is fixed with the id: any ticket of this id may be granted.
             self._span = SPAN if behind and not terms.kind.fair and not terms.settings.min_hold else 1
             kind = terms.kind if alone or not terms.kind.slots else self._kind_of_slot(slot)
             op = self.op = new_op(ACQUIRE, session, terms, kind, seed)
@@ -95,7 +95,7 @@ class Attempt:
             op.set_queueing(self._next_ticket(op.id, seed, give_up))
             if probe and not alone and not op.kind.parts:  # a waiter for several names probes by trying
                 op.ask_with_ticket(op.queueing.waiter)
-        elif self.ticket is not None and self.ticket.own:  # without notices it is not sent again, but it is still ours
+        elif self.ticket is not None and self.ticket.own:  # not renewed without notices, but the nodes may have it
             op.set_queueing(Queueing(quorum.serve, fair, self._span, self.ticket.id), plain=plain)
         else:
             op.set_queueing(no_ticket(quorum.serve, fair, self._span), plain=plain)
@@ -112,12 +112,12 @@ class Attempt:
         return self.ballot
 
     def _kind_of_slot(self, slot: int | None) -> Kind:
-        """What to ask for over N nodes, of a kind that has slots; None: any slot."""
+        """The kind to ask for over N nodes, if it has slots: one slot (None: any)."""
         kind = self._terms.kind
         return kind.at(random.randrange(kind.slots) if slot is None else slot)  # noqa: S311 - no secret
 
     def _next_ticket(self, id: str, seed: int, give_up: float) -> Queueing:
-        """The ticket that goes with the next round, which has that id."""
+        """The ticket to send with the next round, which has that id."""
         session, terms, alone = self._session, self._terms, self._alone
         serve, fair, lease = session.quorum.serve, terms.kind.fair, terms.settings.lease
         if self.ticket is None and alone and not self._order and self._span == 1:
@@ -133,8 +133,8 @@ class Attempt:
         return self.ticket.send(serve, fair, self._span, fresh_for(lease, give_up - session.clock.now()))
 
     def _on_ticket_stored(self, ballot: Ballot) -> None:
-        """A round at a single node was answered, and left a ticket. The ticket may be granted at once: the notice may
-        come in the same read, before any task runs."""
+        """A round at a single node has its answer. If it was refused, it left a ticket. The ticket is registered here,
+        before any task runs: it may be granted at once, and the notice may arrive in the same read as the answer."""
         op = ballot.op
         if ballot.outcome is REFUSED and op is self.op and not op.revoked:
             if self.ticket is None:
@@ -147,18 +147,18 @@ class Attempt:
             self._session.tickets.add(id, self._owner)
 
     def set_queue_order(self, ballot: Ballot) -> None:
-        """Learn the ticket's order key from the nodes that keep it: from the last answer at a single node, from the
-        first one over N nodes."""
+        """Take over the order key under which the nodes keep the ticket: at a single node from each answer, over N
+        nodes from the first one."""
         ticket = self.ticket
         if ticket is not None and (self._alone or ticket.number == 1):
             ticket.set_queue_order(ballot.orders())
             self._order = ticket.order
 
-    # -- what was won --------------------------------------------------------------------------------------------
+    # -- the grant ----------------------------------------------------------------------------------------------
 
     def hold(self, ballot: Ballot, top: int, contended: bool = False) -> Hold | None:
-        """The hold of a ballot that was won, its token `top` having a majority of witnesses; None where no validity is
-        left: then it is released."""
+        """The hold of a won ballot; `top` is its token, and a majority are witnesses of it. None: no validity is left,
+        and the hold was released."""
         hold = Hold(self._session, self._terms.settings, ballot, top, contended)
         self.ballot = None
         if hold.last_round_trip < hold.valid_until:
@@ -193,7 +193,7 @@ class Attempt:
         return (None, second, UNREACHABLE) if second.outcome is UNREACHABLE else (None, ballot, REFUSED)
 
     def hold_granted(self) -> Hold | None:
-        """The hold that a notice has told of, if its ticket is one that was sent lately."""
+        """The hold that a notice has granted; None: there is no grant, or its ticket was sent too long ago."""
         grant = self.ticket.take_grant() if self.ticket is not None else None
         if grant is None or self.op is None:
             return None
@@ -205,11 +205,11 @@ class Attempt:
             self.spend()
         return hold
 
-    # -- taking back ---------------------------------------------------------------------------------------------
+    # -- undo ----------------------------------------------------------------------------------------------------
 
     def undo(self, ballot: Ballot, keep_ticket: bool) -> None:
-        """Take a round back in the background, wherever it left a trace or may yet. A node that closes waits for the
-        answer."""
+        """Undo a round in the background, at each node where it took effect or still may. A node that closes waits for
+        the answer first."""
         self.ballot = None
         sent = ballot.op.queueing
         back = self.ticket.put_back(sent) if keep_ticket and self.ticket is not None and sent.number else None
@@ -217,7 +217,8 @@ class Attempt:
         self._session.quorum.undo(ballot, within, back)
 
     def leave(self) -> None:
-        """Undo the round under way and withdraw the ticket; the next round has another id. Callable twice."""
+        """Undo the round under way and withdraw the ticket. The next round has another id. A second call does
+        nothing."""
         op, ticket = self.op, self.ticket
         if op is not None and self._alone and (ticket is not None or op.queueing.number):  # one id for both
             op.revoke()
@@ -231,8 +232,8 @@ class Attempt:
         self.spend()
 
     def withdraw_ticket(self, ticket: Ticket, won: Ballot) -> None:
-        """After a win no ticket stays at any node. Late votes are handled in the background. Most of them are grants,
-        and a node that grants keeps no ticket."""
+        """Remove the ticket from all nodes after a win. Late votes are handled in the background. Most of them are
+        grants, and a node that grants keeps no ticket."""
         self._end_ticket(ticket)
         if ticket.own and won.yes < won.nodes:
             take_back = partial(withdraw, self._session, self._terms, ticket.id, since=self._since)
@@ -242,12 +243,12 @@ class Attempt:
             )
 
     def continue_batch(self) -> None:
-        """Its ticket was the last that one step of the server could serve. The release of an id that nobody has makes
-        the server serve the next ones."""
+        """Its ticket was the last that one step of the server could serve. The release of an unused id makes the server
+        serve the next ones."""
         withdraw(self._session, self._terms, self._session.new_id(0, ""))
 
     def _end_ticket(self, ticket: Ticket) -> None:
-        """No notice for it is waited for."""
+        """The ticket is not sent again, and notices for it are ignored."""
         ticket.stop()
         self._session.tickets.remove(ticket.id)
 
@@ -261,7 +262,7 @@ class Attempt:
 
 
 async def outcome_by(ballot: Ballot, session: Session, give_up: float, time_up: Callable[[], None]) -> Outcome:
-    """Wait for the outcome of a round. `time_up` is called at `give_up`, and has to end the round."""
+    """Wait for the outcome of a round. `time_up` is called at `give_up`, and must end the round."""
     timer = session.clock.call_at(give_up, time_up)
     try:
         return await ballot.waiter(session.loop)
@@ -270,7 +271,7 @@ async def outcome_by(ballot: Ballot, session: Session, give_up: float, time_up: 
 
 
 class Pause:
-    """A wait of one task until a moment, which others may move or end. `until` is that moment."""
+    """A wait of one task until the time `until`. Other code may change that time, or end the wait."""
 
     __slots__ = ("_session", "_timer", "_waker", "until")
 
@@ -296,7 +297,7 @@ class Pause:
         return self._waker is not None
 
     def move(self, until: float) -> None:
-        """End it at that moment."""
+        """Wait until that time instead."""
         self.until = until
         if self._waker is not None:
             if self._timer is not None:

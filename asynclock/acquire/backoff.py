@@ -9,21 +9,22 @@ from typing import NamedTuple
 from asynclock._options import QUORUM_TIMEOUT
 
 HEADS = 3
-"""The first so many waiters of the queue ask when the holder's lease ends, because a dead holder notifies nobody."""
+"""This many waiters at the head of the queue ask at the moment when the holder's lease ends, because a dead holder
+notifies nobody. Each later one asks 2 ms after the one before."""
 
 RENEW = 1 / 3
-"""A waiter renews its ticket after this share of its life ..."""
+"""A waiter renews its ticket when this share of the lease has passed ..."""
 FRESH = 1 / 2
-"""... and a server serves it until this share."""
+"""... and a server serves the ticket until this share has passed."""
 
 POLITE = 0.1
-"""A waiter with fewer seconds left does not yield to remote waiters: yielding can take half of this time."""
+"""A waiter with fewer seconds left than this does not yield to remote waiters: yielding can take half of this time."""
 
 COLLISIONS = 8
 """How many more slots an acquire with `timeout=0` tries, at most."""
 
-# All in seconds; of two values the least and the greatest.
-_GLANCE = (0.05, 0.25)  # between two tries where the holder notifies nobody: it is of another library
+# All in seconds. A pair is the least and the greatest value.
+_GLANCE = (0.05, 0.25)  # between two tries while a client of another library holds the name: it notifies nobody
 _CALLED = 0.01  # a notified waiter has at least this time before another one tries
 _PAUSE = (0.002, 0.25)  # between two tries where no notices come; doubled after each
 _OUTAGE_PAUSE = (0.02, 0.5)  # between two tries while a majority is out of reach; doubled after each
@@ -34,12 +35,12 @@ class Plan(NamedTuple):
     """When to ask next, unless a notice comes before; and what."""
 
     at: float
-    probe: bool = False  # renew the ticket, and see; else try
+    probe: bool = False  # only renew the ticket; else try
 
 
 def next_question(now: float, sent: float, lease: float, rank: int, left: float | None, notifies: bool) -> Plan:
-    """When to ask next. The ticket was sent at `sent` and has that rank; the hold in the way ends in `left` seconds
-    (math.inf: never; None: there is none); `notifies`: its holder's release serves the queue."""
+    """When to ask next. The ticket was sent at `sent` and has that rank. The hold that blocks it ends in `left` seconds
+    (math.inf: never; None: no hold blocks it). `notifies`: the release of that hold serves the queue."""
     renewal = sent + lease * RENEW * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
     if left is None:
         return Plan(renewal, probe=True)
@@ -50,21 +51,23 @@ def next_question(now: float, sent: float, lease: float, rank: int, left: float 
 
 
 def after_call(now: float, rtt: float) -> Plan:
-    """When to try after a server has notified another waiter. Normally that one enters and later notifies this one; it
-    may be stuck."""
+    """When to try after a server has notified another waiter. Normally that waiter enters, and its release notifies
+    this one. This try is for a waiter that does not come."""
     return Plan(now + max(2 * round_trip(rtt), _CALLED) * random.uniform(1.0, 2.0))  # noqa: S311 - jitter
 
 
 def after_split(now: float, rtt: float, rank: int, splits: int) -> Plan:
-    """When to try again after votes were split `splits` times in a row. The first in the queue has the least pause."""
+    """When to try again after votes were split `splits` times in a row. The first in the queue has the shortest
+    pause."""
     pause = min(round_trip(rtt) * (1 + min(rank, 8)) * 2 ** min(splits - 1, 8), _SPLIT[1])
     return Plan(now + pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
 
 
 def after_doubt(now: float, sent: float, lease: float, since: float, life: float, doubts: int) -> Plan:
-    """When to probe again after the nodes named different holders, the newest of them first at `since`: as soon as an
-    attempt, which lives for `life` seconds, would have ended. If they named new holders `doubts` times in a row, other
-    clients are served all the time; then the pauses grow, up to the renewal of the ticket, which was sent at `sent`."""
+    """When to probe again after the nodes named different holders. The newest of them was first named at `since`. If it
+    is an attempt, it ends within `life` seconds, and the probe comes after that. If the nodes named new holders
+    `doubts` times in a row, other clients enter all the time. Then the pauses grow, up to the renewal of the ticket,
+    which was sent at `sent`."""
     renewal = sent + lease * RENEW * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
     at = since + life * random.uniform(1.0, 1.2)  # noqa: S311 - jitter
     if doubts:
@@ -73,12 +76,12 @@ def after_doubt(now: float, sent: float, lease: float, since: float, life: float
 
 
 def round_trip(rtt: float) -> float:
-    """How many seconds to wait for something that should come within one round trip."""
+    """Seconds to wait for a message that should come within one round trip."""
     return min(max(rtt, _SPLIT[0]), QUORUM_TIMEOUT)
 
 
 class Pace:
-    """The pauses where no notices come, and those of an outage. Both grow."""
+    """The pauses of a waiter that gets no notices, and those in an outage. Both grow."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -89,7 +92,8 @@ class Pace:
         self._outage_pause = _OUTAGE_PAUSE[0]
 
     def after_refusal(self, now: float, soonest: float = math.inf) -> Plan:
-        """When to try again after a refusal: after a pause, or in `soonest` seconds: a holder's lease may end then."""
+        """When to try again after a refusal: after a pause, or in `soonest` seconds if that is less, since a holder's
+        lease may end then."""
         pause = min(self._pause * random.uniform(0.5, 1.0), soonest)  # noqa: S311 - jitter
         self._pause = min(2 * self._pause, _PAUSE[1])
         return Plan(now + pause)

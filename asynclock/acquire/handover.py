@@ -1,9 +1,9 @@
-"""Handing a hold over to another process: `detach` answers a handle, and `adopt` takes the hold of that handle over.
+"""Handover of a hold to another process: `detach` returns a handle, and `adopt` takes over the hold of that handle.
 
-The handle is a secret, since it holds the id. An adoption is an attempt that goes ahead of the queue, since it knows
-the id. One new id is asked with until a majority has answered: each node gives the hold to it at most once, and gives
-it the same answer again. So an answer that was lost costs nothing. A second adoption finds another id, and is refused
-at all nodes.
+The handle is a secret, since it contains the id. An adoption does not wait in the queue, since it knows the id. It asks
+with one new id until a majority has answered. Each node gives the hold to that id at most once, and repeats its answer
+when it is asked again. So a lost answer does no harm. A second adoption finds another id at the nodes, and all of them
+refuse it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Op
 
 _MARK = "asynclock1."
-_SUM = 6  # bytes that tell a damaged handle from one that came too late
+_SUM = 6  # bytes of the checksum: a damaged handle is not reported as one that came too late
 
 
 class Handle(NamedTuple):
-    """What the string says."""
+    """The content of a handle."""
 
     name: str
     id: str
@@ -43,7 +43,7 @@ class Handle(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """What stands in the id of the kind of hold, and goes on to the next one's; "" for a mutex."""
+        """The part of the id that names the kind of hold; the next id has it, too. "" for a mutex."""
         return self.id[ID_LENGTH + 1 :].partition(".")[0] + "." if mode_of(self.id) else ""
 
 
@@ -54,7 +54,7 @@ def handle_of(op: Op, token: int) -> str:
 
 
 def parse_handle(handle: object) -> Handle:
-    """Raises ConfigError for what detach() never answered."""
+    """The content of a handle. Raises ConfigError for all that detach() did not return."""
     if isinstance(handle, str) and handle.startswith(_MARK):
         try:
             raw = base64.b64decode(handle.removeprefix(_MARK), altchars=b"-_", validate=True)
@@ -62,7 +62,7 @@ def parse_handle(handle: object) -> Handle:
                 return Handle(*json.loads(raw[_SUM:]))
         except (binascii.Error, ValueError, TypeError):
             pass
-    raise ConfigError("this is no handle: pass on unchanged what detach() answered")
+    raise ConfigError("this is no handle: pass the string that detach() returned, unchanged")
 
 
 def _sum(told: bytes) -> bytes:
@@ -75,12 +75,12 @@ async def adopt(session: Session, terms: Terms, handle: Handle) -> Tenure:
 
 
 class Adoption:
-    """Of one handle."""
+    """One adoption of one handle."""
 
     def __init__(self, session: Session, terms: Terms, handle: Handle) -> None:
         self._session = session
         self._terms = terms
-        self._since = session.clock.now()  # no id of this call is older
+        self._since = session.clock.now()  # its id is not older
         seed = max(int(session.clock.wall() * 1_000_000), handle.token + 1)
         queueing = Queueing(session.quorum.serve, waiter=handle.id)
         self._op = new_op(ADOPT, session, terms, terms.kind, seed, queueing, mode=handle.mode)
@@ -104,15 +104,15 @@ class Adoption:
     async def _ask(self) -> Tenure:
         session, attempt, name = self._session, self._attempt, self._terms.name
         pace = Pace(session.settings.patience)
-        traces: set[int] = set()  # the nodes where an earlier round may have left the hold, or may yet
+        traces: set[int] = set()  # the nodes where an earlier round took effect or still may
         while True:
             ballot = last = attempt.ask(self._op)
             outcome = ballot.outcome or await self._outcome(ballot)
             session.check_open()
             if outcome is REFUSED:
                 raise LockNotHeld(
-                    f"{brief(name)}: this handle was adopted already, or its time is over, or it is of other servers "
-                    "or another prefix",
+                    f"{brief(name)}: this handle was adopted already, or its hold has ended, or it comes from other "
+                    "servers or another prefix",
                     name=name,
                 )
             if outcome is WON:
@@ -137,7 +137,7 @@ class Adoption:
         return ballot.waiter(self._session.loop)
 
     def interrupt(self) -> None:
-        """The client closes."""
+        """The client closes: the task wakes, and finds that out."""
         if self._round is not None:
             self._round.expire()
         self._pause.end()

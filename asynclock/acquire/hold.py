@@ -1,15 +1,16 @@
-"""Hold: what the nodes keep under one id, from grant to release. Tasks of this process may have it in turn, each as a
-Tenure of its own (`local_queue.py`); this class has what their tenures share.
+"""Hold: what the nodes keep under one id, from grant to release. Tasks of this process may have it one after the other,
+each as a Tenure of its own (`local_queue.py`). This class has the state that their tenures share.
 
 The rules:
 
-1. At each node the hold ends with the last send that the node answered with yes. It ends where it has lost a majority.
-2. A node that answers a renewal with "no" counts no more from that answer on, whether or not the round is decided.
-   Once a majority has done so the hold is lost. A node that lost its key is given it again after a round that had its
-   majority without that node, and counts from the next. It is not given the key after a server said that an operator
-   broke the hold: the key would come back that the operator deleted.
-3. A node that missed the token is told it in the background.
-4. Once a release is queued nothing follows that could bring the key back. So renewal stops before the release is sent.
+1. At each node the hold ends one lease after the send of the last command that the node granted. The hold as a whole
+   ends when it is left at less than a majority of the nodes.
+2. A node that refuses a renewal no longer counts, even while the round is undecided. Once a majority has refused, the
+   hold is lost. A node that lost its key gets it again ("is healed") after a round that was won without that node, and
+   counts from the next round. After a server has said that an operator broke the hold, no node is healed: the key that
+   the operator deleted would come back.
+3. A node that does not have the token gets it in the background.
+4. After a release no command is sent that could bring the key back. So renewal stops before the release is sent.
 """
 
 from __future__ import annotations
@@ -53,20 +54,20 @@ class Hold:
         self.op = op = grant.op
         parts = op.kind.parts
         self.names = tuple([part.name for part in parts]) if parts else (op.name,)  # most holds have one name
-        self.last_fence = token  # the last of the span that came with it, and the only one that nodes are told
+        self.last_fence = token  # the last fence of the span that came with it, and the only one that the nodes know
         self.next_fence = token + 1 - op.queueing.span
-        self.contended = contended  # a client elsewhere waits for it, as far as this client was told
-        self.last_round_trip = session.clock.now()  # the time for which it may be passed on counts from here
+        self.contended = contended  # another client waits for it, as far as this client knows
+        self.last_round_trip = session.clock.now()  # it may be passed on for PASSING seconds from here
         self.over = False  # given back, or lost
-        self._tenures: list[ref[Tenure]] = []  # one, or those of an owner who entered again
+        self._tenures: list[ref[Tenure]] = []  # one, or those of an owner that entered again
         self._settings = settings
-        self._watched_at = -math.inf  # when the watchdog looks at it
+        self._watched_at = -math.inf  # when the watchdog checks it
         self._ballot: Ballot | None = grant  # None: each node has answered, and none failed
         self._healed = 0  # bit i: node i may have it by another round than the one that won it
-        self._broken = False  # a server said that an operator took it away there
-        self._promised = math.inf  # when it would have ended without the answers of nodes that have lost it
+        self._broken = False  # a server said that an operator broke the hold there
+        self._promised = math.inf  # when it would have ended if no node had refused a renewal
         self._denials: dict[int, Refused] | None = None  # the last refusal of each node that refused and was not healed
-        # All grants of one ballot end alike, counted from its one send; there is a majority of them.
+        # A majority has granted. All these grants end at the same time, which counts from the one send.
         end = grant.sent + settings.lease - drift(settings.lease)
         self.valid_until = -math.inf
         self._ends = [-math.inf] * grant.nodes  # at each node
@@ -113,9 +114,9 @@ class Hold:
         return again
 
     def end(self, tenure: Tenure) -> Ballot | None:
-        """The owner gives its tenure back. None: the hold goes on, with another tenure of this owner or of a task that
-        it was passed to. Else the ballot of the release. Of a tenure that was lost a release is sent, too: some node
-        may still have the hold."""
+        """The owner releases its tenure. Returns the ballot of the release; None: the hold continues, with another
+        tenure of this owner or of the task to which it was passed. A lost tenure is released, too, since some node may
+        still have the hold."""
         queues = self.session.local_queues
         if tenure.open:
             if len(self._tenures) > 1 or queues.pass_on(self, tenure):
@@ -131,8 +132,8 @@ class Hold:
         return ballot
 
     def _release(self, tenure: Tenure) -> Ballot:
-        """Send the release before anything else. If clients elsewhere wait for the hold it leaves at once, in one write
-        with the next attempt of this process, which comes after theirs."""
+        """Send the release before anything else. If other clients wait for the hold the release is sent at once, in one
+        write with the next attempt of this process. That attempt enters the queue behind those clients."""
         session, local = self.session, bool(self.session.local_queues)
         ballot = self.release(tenure.rest(), at_once=self.contended and not local, done=tenure.done_for > 0)
         if self.contended:
@@ -144,13 +145,13 @@ class Hold:
         return ballot
 
     def detach(self, tenure: Tenure) -> None:
-        """Another process may adopt it from now on; this one does nothing more for it."""
+        """Another process may adopt it from now on. This one neither renews nor releases it any more."""
         self._give_up()
         tenure.end(DETACHED)
         self.session.local_queues.next_turn(self.names)
 
     def lose(self, loss: Loss) -> None:
-        """It is lost, and all its tenures are. Their owners are told."""
+        """It is lost, with all its tenures. Their owners are notified."""
         if self.over:
             return
         tenures = self.tenures
@@ -160,7 +161,7 @@ class Hold:
         self.session.local_queues.next_turn(self.names)
 
     def close(self) -> None:
-        """The client closes: release it, and tell its owners that it is lost."""
+        """The client closes: release it, and notify its owners that it is lost."""
         tenures = self.tenures
         if not self.over:
             self.lose(Loss.CLOSED)
@@ -168,8 +169,8 @@ class Hold:
             self.release(max((tenure.rest() for tenure in tenures), default=0.0), done=done)
 
     def drop(self, tenure: Tenure) -> bool:
-        """Nobody refers to the tenure any more. Whether it was the last one: then renewal stops, and the hold ends by
-        time. A garbage collector calls this in any thread, so that it leaves the watchdog's wheel alone."""
+        """The program no longer refers to the tenure. Returns whether it was the last one: then renewal stops, and the
+        hold expires. A garbage collector may call this in any thread, so it does not touch the watchdog's wheel."""
         if tenure.own in self._tenures:
             self._tenures.remove(tenure.own)
         if self._tenures or self.over:
@@ -182,17 +183,17 @@ class Hold:
         return True
 
     def _give_up(self) -> None:
-        """This client has it no more."""
+        """This client no longer has it."""
         self.over = True
         self._tenures.clear()
         self.session.holds.remove(self)
         if self._watched_at > -math.inf:
             self.session.watchdog.forget(self, self._watched_at)
 
-    # -- what the watchdog asks ----------------------------------------------------------------------------------
+    # -- for the watchdog ----------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Due:
-        """What is due. Of something that is over nothing is, even if the watchdog still knows it."""
+        """The action that is due. None is due for a hold that is over, even if the watchdog still has it."""
         return Due.NOTHING if self.over else due(now, self.valid_until, self.renew_at, self._until)
 
     @property
@@ -201,14 +202,14 @@ class Hold:
         return min([tenure.until for tenure in self.tenures], default=math.inf)
 
     def renew(self, now: float) -> None:
-        """Ask for another lease; without an answer soon again."""
+        """Ask for another lease. Without an answer it asks again after lease/12."""
         for tenure in self.tenures:
             tenure.log_unattended()
         self.renew_at = now + retry_after(self._settings.lease)
         self.extend(self._settings.lease)
 
     def watch(self) -> None:
-        """Have the watchdog look at it when something may be due next."""
+        """Let the watchdog check it when an action may be due next."""
         if not self.over:
             self.watch_at(min(self.renew_at, self.valid_until, self._until))
 
@@ -222,7 +223,7 @@ class Hold:
     # -- asking the nodes ----------------------------------------------------------------------------------------
 
     def extend(self, length: float) -> Ballot:
-        """Let it end `length` seconds from now, or later. Its tenures are told the outcome."""
+        """Move its end to `length` seconds from now, or later. Its tenures learn the outcome."""
         op = self._op(EXTEND, length)
         return self.session.quorum.ask(op, self._within, on_settled=self._extended, on_vote=self.count)
 
@@ -231,16 +232,16 @@ class Hold:
         self.contended = self.contended or self.op.id.startswith(id)
 
     def broken(self, id: str) -> None:
-        """A server says that an operator took the hold of that id away there. The operator may have reached a minority
-        of the nodes only, so all are asked."""
+        """A server says that an operator deleted the hold of that id there. The operator may have reached only a
+        minority of the nodes, so all nodes are asked."""
         if self.op.id.startswith(id):
             self._broken = True
             if not self.over:
                 self.extend(0.0)
 
     def release(self, rest: float = 0.0, at_once: bool = False, done: bool = False) -> Ballot:
-        """Give it back. The name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).
-        `at_once` as in Quorum.ask."""
+        """Release it. The name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).
+        `at_once`: see Quorum.ask."""
         self.over = True
         grant, quorum = self.op, self.session.quorum
         grant.revoke()
@@ -262,32 +263,32 @@ class Hold:
         return self.session.within(self._settings)
 
     def may_be_at(self, nodes: Iterable[int]) -> None:
-        """It is released at these nodes, too."""
+        """These nodes may have it, too: its release goes to them as well."""
         for index in nodes:
             self._healed |= 1 << index
 
     def _where(self) -> Sequence[int]:
-        """The nodes that may have it: those that granted it or may have done so, and those that were given it again. (A
-        node that is down must not be owed a release for each lock.)"""
+        """The nodes that may have it: those that granted it or may have done so, and those that were healed. The others
+        get no release: a node that is down would leave one pending for each lock."""
         granted = self._ballot.traces() if self._ballot is not None else range(len(self._ends))
         return [i for i in range(len(self._ends)) if i in granted or self._healed >> i & 1]
 
     # -- counting their votes ------------------------------------------------------------------------------------
 
     def _extended(self, ballot: Ballot) -> None:
-        """A renewal was decided; nodes that have not answered may yet."""
+        """A renewal is decided. Some nodes may answer later."""
         if self.over:
             return
         if ballot.outcome is WON:
             self.renew_at = self._next_renewal()
             for index in range(ballot.nodes):
                 self._mend(ballot, index)
-        # A majority that says "not yours" was counted vote by vote: then the hold is lost already.
+        # `count` has seen each refusal. If a majority refused, the hold is lost already, and `over`.
         for tenure in self.tenures:
             tenure.renewed(ballot.outcome is WON)
 
     def count(self, ballot: Ballot, index: int) -> None:
-        """What a node's vote means: its end there, or a token or a key that the node has to learn."""
+        """Count one node's vote: until when it has the hold; or that it lacks the token or the key, and needs it."""
         vote = ballot.votes[index]
         if self.over or vote is None or isinstance(vote, Exception):
             return
@@ -306,9 +307,9 @@ class Hold:
         self._mend(ballot, index)
 
     def _refused_by(self, ballot: Ballot, index: int, refusal: Refused) -> None:
-        """Rule 2. The lease may end sooner by that than the watchdog was told: now, or if the round is undecided at its
-        deadline, since a vote that is on its way may yet make up for this one. But the owner is told no later than the
-        lease would have ended without this answer."""
+        """Rule 2. The lease may now end sooner than the watchdog expects. If the round is decided, the watchdog checks
+        it now; else at the deadline of the round, since a grant that is still to come may make up for the refusal. The
+        owner learns of a loss no later than without this answer."""
         if self.valid_until > -math.inf:
             self._promised = self.valid_until
         self._ends[index] = -math.inf
@@ -324,7 +325,7 @@ class Hold:
         self.watch_at(max(now, min(at, self._promised, self._until)))
 
     def _mend(self, ballot: Ballot, index: int) -> None:
-        """Rules 2 and 3: tell a node what it misses."""
+        """Rules 2 and 3: send a node the token or the key that it lacks."""
         vote, op = ballot.votes[index], ballot.op
         if self.over or self.op.plain:
             return
@@ -332,20 +333,20 @@ class Hold:
             if op.verb is not EXTEND:
                 self._tell(index, EXTEND)
             elif ballot.outcome is WON and not self._broken and (vote.left is None or op.kind.shared):
-                self._tell(index, ACQUIRE)  # where several may hold it, others that do are no reason not to
+                self._tell(index, ACQUIRE)  # a shared kind is healed beside other holders
         elif vote.__class__ is tuple and op.verb is not EXTEND and vote[0] < self.last_fence:
             self._tell(index, EXTEND)
 
     def _tell(self, index: int, verb: Verb) -> None:
-        """One node has to learn the token (extend), or is healed (acquire): it counts from the next round on."""
+        """Send the token to one node (extend), or heal it (acquire). A healed node counts from the next round on."""
         grant, session = self.op, self.session
         lease = grant.lease if verb is ACQUIRE else 0.0
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self.last_fence, grant.memory)
         if verb is ACQUIRE:
             self._healed |= 1 << index
-            if self._denials:  # it may have the key again: its next reply decides
+            if self._denials:  # it may have the key again: its next answer decides
                 self._denials.pop(index, None)
-        op.revoke()  # a heal is never sent twice: the release may have overtaken it
+        op.revoke()  # the node does not send it again: a release may have been sent before that
         now = session.clock.now()
         session.quorum.nodes[index].send(op, Ballot(op, len(session.quorum.nodes), now, now + self._within))
 

@@ -1,9 +1,9 @@
 """The local queue: tasks of one process that want the same name. Only the first of them asks the servers.
 
-A release may pass the hold to the next task without a round trip: within the fences that came with the hold, at most
-PASSING seconds after the last round trip, and while a third of the lease remains. So a client elsewhere waits for a few
-tenures of this process at most, whether or not this process knows of it. Then the release leaves, and the next task
-asks behind it, in one write.
+A release may pass the hold to the next task without a round trip: while fences of its span are left, for at most
+PASSING seconds after the last round trip, and while a third of the lease remains. So another client waits for a few
+tenures of this process at most, whether or not this process knows of it. Then the release is sent, with the next task's
+attempt behind it in the same write.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Kind
 
 SPAN = 16
-"""So many tenures one round trip may serve, each with a fence of its own."""
+"""One round trip serves at most this many tenures, each with a fence of its own."""
 
 PASSING = 0.005
 """Seconds after a round trip for which a hold may be passed on."""
@@ -39,7 +39,7 @@ def may_pass(now: float, last_round_trip: float, valid_until: float, lease: floa
 
 
 class Turn(Enum):
-    """What a local waiter is told if the hold is not passed to it."""
+    """The reply to a local waiter that does not get the hold."""
 
     ASK = "ask"  # it asks the servers now
     TIME_UP = "time is up"
@@ -57,7 +57,7 @@ class LocalWaiter:
 
     @property
     def waits(self) -> bool:
-        """Whether it was told nothing yet, and its task was not cancelled."""
+        """Whether it has no reply yet, and its task was not cancelled."""
         return not self._turn.done()
 
     async def turn(self) -> Tenure | Turn:
@@ -65,14 +65,14 @@ class LocalWaiter:
         return await self._turn
 
     def give_back(self) -> None:
-        """Its task was cancelled. A tenure that it was given before goes on to the next, or back."""
+        """Its task was cancelled. If it was given a tenure before, end it: the hold is passed on or released."""
         if self._turn.done() and not self._turn.cancelled():
             given = self._turn.result()
             if not isinstance(given, Turn) and given.open:
                 given.hold.end(given)
 
     def take(self, tenure: Tenure) -> None:
-        """The hold is passed to it. Only for a waiter that waits."""
+        """The hold is passed to it. The caller has checked that it still waits."""
         self._turn.set_result(tenure)
 
     def ask(self) -> None:
@@ -146,7 +146,7 @@ class LocalQueue:
         self.broken = False
 
     def end_asking(self, has_it: bool) -> None:
-        """The asker has come to its end."""
+        """The asker has got the hold (`has_it`), or has given up."""
         if self.waiters is None:  # as in most cases
             self.asker = None
             self._queues.remove(self)
@@ -185,7 +185,7 @@ class LocalQueue:
         return True
 
     def dissolve(self) -> None:
-        """A majority is out of reach: each task finds out for itself, in its own time."""
+        """A majority is out of reach: each task asks for itself, within its own timeout."""
         self.broken = True
         waiters, self.waiters = self.waiters or (), None
         for waiter in waiters:
@@ -207,14 +207,14 @@ class LocalQueues:
         self.get = self._by_name.get  # called for each acquire
 
     def close(self) -> None:
-        """No hold is passed on and no task is asked to go first any more."""
+        """From now on no hold is passed on, and no waiting task is asked to go first."""
         self._closed = True
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
     def begin(self, name: str, asker: Acquisition | None) -> LocalQueue:
-        """The queue behind a task that asks, where there was none."""
+        """A new queue behind a task that asks."""
         queue = self._by_name[name] = LocalQueue(self, name, asker)
         return queue
 
@@ -243,21 +243,21 @@ class LocalQueues:
 
 
 class YieldedNames:
-    """The names that were given back to clients elsewhere just now. These were notified; a task of this process that
-    comes a moment later enqueues behind them, so that it does not overtake them."""
+    """The names that were released to waiters of other clients a moment ago. The servers have notified those waiters. A
+    task of this process that comes a moment later enqueues behind them, so that it does not overtake them."""
 
     __slots__ = ("_at", "_now", "_used")
 
     def __init__(self, now: Callable[[], float], used: bool) -> None:
         self._now = now
-        self._used = used  # at a single node a notice grants; nobody can be overtaken
-        self._at: dict[str, float] = {}  # name -> when; the last one last
+        self._used = used  # not at a single node: a notice grants there, so that no waiter can be overtaken
+        self._at: dict[str, float] = {}  # name -> when it was released, oldest first
 
     def __bool__(self) -> bool:
         return bool(self._at)
 
     def add(self, kind: Kind, name: str) -> None:
-        """Kinds other than the plain mutex have their order at the nodes."""
+        """Only the plain mutex needs this. The nodes keep the order of the other kinds."""
         if not self._used or kind.fair or kind.shared:
             return
         now = self._now()
@@ -267,6 +267,6 @@ class YieldedNames:
         self._at[name] = now
 
     def take(self, name: str) -> bool:
-        """Whether the name was given back a moment ago; the next task need not ask."""
+        """Whether the name was released a moment ago. True at most once for each release."""
         at = self._at.pop(name, None)
         return at is not None and self._now() - at <= QUORUM_TIMEOUT

@@ -1,5 +1,5 @@
-"""When an acquisition asks next, after a round that brought it no hold. It collects the facts of the round and what
-earlier rounds said; `transitions.py` decides what they mean, and `backoff.py` and `obstacles.py` say when."""
+"""When an acquisition asks next, after a round that brought no hold. The planner collects the facts of this round and
+of earlier ones. `transitions.py` decides what to do next, and `backoff.py` and `obstacles.py` decide when."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from asynclock.quorum.ballot import Ballot
 
 NO_HOLDER = Refused(None, "")
-"""A refusal by nodes of which no majority names one holder."""
+"""A refusal without a holder: no majority of the nodes names the same one."""
 
 
 class Planner:
-    """Of one acquisition; made at its first round without a hold."""
+    """The planner of one acquisition, made at its first round without a hold."""
 
     def __init__(self, session: Session, terms: Terms) -> None:
         self._session = session
@@ -33,24 +33,25 @@ class Planner:
         self._obstacles: Obstacles | None = None
         self._slot: int | None = None  # the one to ask for next; None: any
         self._splits = 0  # split votes, or tries of another slot, in a row
-        self.refused: Refused | None = None  # the last answer of a majority in this outage, or since the last one
+        self.refused: Refused | None = None  # the last refusal by a majority; None after an outage
         self.rtt = 0.0  # seconds that the last round took
 
     # -- a majority is out of reach ------------------------------------------------------------------------------
 
     def check_outage(self, now: float, give_up: float) -> None:
-        """Raise what was wrong if the outage has lasted for too long."""
+        """Raise the error of the outage if it has lasted for too long."""
         if self._pace.outage is not None and now >= self._pace.outage_limit(now, give_up):
             raise self._pace.outage
 
     def error(self, ballot: Ballot) -> ConfigError | QuorumUnavailable:
-        """Why a round had no majority. A node that was silent in it is reported with what it said before."""
+        """The error of a round without a majority. For a node that was silent in it, this is its last error in this
+        outage."""
         error = self._session.quorum.unavailable(ballot, self._terms.name, self._pace.reasons)
         self._pace.reasons.update(ballot.errors())
         return error
 
     def after_outage(self, error: ConfigError | QuorumUnavailable, now: float, give_up: float) -> Plan:
-        """When to ask again. Raises the error if it is not to be asked again."""
+        """When to ask again. Raises the error if the time is over, or if it is a ConfigError."""
         self.refused = None
         again = None if self._terms.timeout == 0 else self._pace.after_outage(now, give_up)
         if again is None or isinstance(error, ConfigError):
@@ -61,7 +62,7 @@ class Planner:
     # -- a majority has refused ----------------------------------------------------------------------------------
 
     def after_refusal(self, ballot: Ballot, now: float, give_up: float) -> Next:
-        """What to do next."""
+        """The next step after a refusal by a majority."""
         self.refused = ballot.holder() or NO_HOLDER
         self._pace.reached()
         nodes, kind = ballot.nodes, self._terms.kind
@@ -89,7 +90,7 @@ class Planner:
         )
 
     def plan(self, step: Next, ballot: Ballot, now: float) -> Plan:
-        """When to do it."""
+        """When to do that step."""
         sent, lease, rank = ballot.sent, self._terms.settings.lease, ballot.rank()
         if step in (Next.WAIT_FOR_HOLDER, Next.WAIT_FOR_HOLDERS):
             self._splits = 0
@@ -121,12 +122,12 @@ class Planner:
         return self._obstacles
 
     def _choose_slot(self, ballot: Ballot) -> bool:
-        """Choose a slot that a majority may give; False: there is none, as far as is known."""
+        """Choose a slot that a majority may grant; False: none is known."""
         spare = ballot.nodes - ballot.nodes // 2 - 1
         self._slot = self._terms.kind.choose(self._known_obstacles.taken(ballot), spare)
         return self._slot is not None
 
     def take_slot(self) -> int | None:
-        """The slot that was chosen for the next attempt; None: any."""
+        """The slot that was chosen for the next attempt; None: any slot."""
         slot, self._slot = self._slot, None
         return slot

@@ -1,4 +1,4 @@
-"""When a hold is renewed, and when it is over. Pure, but for jitter."""
+"""When a hold is renewed, and when it is over. Pure except for jitter."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ RENEW_BELOW = 2 / 3
 """A hold is renewed once less than this share of its lease remains."""
 
 RETRY = 1 / 12
-"""After this share of the lease a renewal without an answer is tried again."""
+"""A renewal without an answer is sent again after this share of the lease."""
 
 
 class Due(Enum):
-    """What is due for a hold."""
+    """The action that is due for a hold."""
 
     NOTHING = "nothing"
     RENEWAL = "renewal"
@@ -22,7 +22,7 @@ class Due(Enum):
 
 
 def due(now: float, ends: float, renew_at: float, hold_until: float) -> Due:
-    """What is due now. The ends come first, because nothing renews a hold that is over. Pure."""
+    """The action that is due now. The ends are checked first, because a hold that is over is not renewed. Pure."""
     if now >= hold_until:
         return Due.MAX_HOLD
     if now >= ends:

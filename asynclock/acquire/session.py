@@ -1,4 +1,4 @@
-"""One client in one event loop: its nodes, its watchdog, and what it holds."""
+"""Session: one client in one event loop, with its nodes, its watchdog and its holds."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ log = logging.getLogger("asynclock")
 
 
 _DRAW = 64
-"""So many ids are drawn at once: a call into the system costs more than an id (docs/decisions.md)."""
+"""This many ids are drawn at once, because one call into the system costs more than an id (docs/decisions.md)."""
 
 SLICE = 0.002
-"""Seconds of work in one turn of the loop, where a client gives back all that it holds."""
+"""Seconds of work in one turn of the loop, while a client releases all its holds."""
 
 _HOST = socket.gethostname().replace("|", "_")
 
 
 class Session:
-    """Made by the client at first use in a loop; never used in another."""
+    """Made by the client at first use in a loop. No other loop may use it."""
 
     def __init__(self, settings: ClientSettings, stores: Sequence[Store]) -> None:
         clocks = [store.clock for store in stores if store.clock is not None]
@@ -82,14 +82,14 @@ class Session:
             quarantine,
         )
         self._whoami = f"{os.getpid()}|{_HOST}"
-        self._random: list[str] = []  # ids drawn ahead; a forked child has another session, and so draws its own
-        self._usual = 0.0  # the node timeout of a lock without options of its own, once it is known
+        self._random: list[str] = []  # ids drawn ahead; a forked child has another session and draws its own
+        self._usual = 0.0  # the node timeout of a lock without options of its own; 0.0: not computed yet
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
 
     def check(self) -> None:
-        """Raise ConfigError where this session cannot be used from here."""
+        """Raise ConfigError in a forked child, and outside this session's event loop."""
         if self.forked:
             raise ConfigError("this Lease was taken before a fork: it belongs to the parent process; acquire anew here")
         try:
@@ -104,7 +104,7 @@ class Session:
         self.forked = True
 
     def connect_limit(self, wait: float | None) -> float:
-        """Seconds that a first use waits for connections. A timeout or a patience of 0 allows one attempt, too."""
+        """Seconds for which a first use waits for connections. With a timeout or a patience of 0 it tries once, too."""
         return wait or max(self.settings.patience, CONNECT_TIMEOUT)
 
     def check_open(self) -> None:
@@ -122,8 +122,9 @@ class Session:
         return timeout
 
     def new_id(self, seed: int, metadata: str, mode: str = "") -> str:
-        """A fresh id: our tag and 80 random bits, then what an operator may read of its holder. The bar says that we
-        hear, and say, who waits; a client that cannot writes another sign (`is_ours`)."""
+        """A fresh id: the session's tag, 80 random bits, a bar, and what an operator may read of its holder. The bar
+        says that this client receives notices and that its release serves waiters. A client without notices writes
+        another sign (`is_ours`)."""
         if not self._random:
             length = ID_LENGTH - TAG_LENGTH
             drawn = secrets.token_hex(length // 2 * _DRAW)
@@ -146,7 +147,7 @@ class Session:
                     hold.waited_for(notice.id)
 
     def connected(self, index: int) -> None:
-        """Notices of that node may have been lost meanwhile, so all tickets are sent again."""
+        """Node `index` is connected again. Its notices may have been lost meanwhile, so all tickets are sent again."""
         del index
         for waiter in self.tickets.all():
             waiter.renew_soon()
@@ -163,8 +164,8 @@ class Session:
     # -- opening and closing -------------------------------------------------------------------------------------
 
     async def open(self, settings: LockSettings, limit: float) -> None:
-        """Connect at first use; wait for it at most `limit` seconds. Raises ConfigError."""
-        self.within(settings)  # a lease that is too short for it is told before anything is tried
+        """Connect at first use, and wait for that at most `limit` seconds. Raises ConfigError."""
+        self.within(settings)  # raises for a lease that is too short, before anything is sent
         self.check_open()
         if self._opening is None:
             self._opening = self.loop.create_task(self._open(), name="asynclock open")
@@ -185,7 +186,8 @@ class Session:
         self.ready = True
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
-        """asyncio.run ends by closing all async generators: that is where a client nobody closed hangs up."""
+        """asyncio.run closes all async generators at its end. Then this one closes a client that the program has not
+        closed."""
         try:
             yield
         finally:
@@ -193,12 +195,12 @@ class Session:
                 await self.aclose()
 
     def not_released(self, ballot: Ballot, name: str) -> None:
-        """A release without a majority. In an outage the lease ends by itself, which is logged. Raises ConfigError
-        where servers refuse: the key stays, and only the user can mend that."""
+        """A release had no majority. After an outage the hold ends by itself, which is logged. Raises ConfigError where
+        servers refuse the command: the key stays, and only the user can fix that."""
         error = self.quorum.unavailable(ballot, name)
         if isinstance(error, ConfigError):
             raise error
-        log.warning("asynclock: released %s, which ends by itself: %s", brief(name), error)
+        log.warning("asynclock: the release of %s had no majority; its lease ends by itself: %s", brief(name), error)
 
     async def wait_shielded(self, ballot: Ballot) -> None:
         """Wait for an outcome in a task that was cancelled: it comes within the node timeout. The caller continues the
@@ -213,7 +215,7 @@ class Session:
                     continue  # a second cancel; the caller raises the first
 
     async def release_all(self) -> None:
-        """Give back all that is held now. Errors of single locks are not raised, but logged."""
+        """Release all holds. Errors of single locks are logged and not raised."""
         releases: list[Ballot] = []
         for hold in self._in_slices():
             if hold is None:
@@ -226,7 +228,8 @@ class Session:
                     self.not_released(ballot, ballot.op.name)
 
     def _in_slices(self) -> Iterator[Hold | None]:
-        """All holds there are now; None after each slice of work: then the caller lets the loop run other tasks."""
+        """All holds that there are now; None after each slice of work: then the caller lets the loop run other
+        tasks."""
         began = time.perf_counter()
         for found in self.holds.all():
             for hold in tuple(found) if isinstance(found, dict) else (found,):
@@ -237,7 +240,8 @@ class Session:
                 began = time.perf_counter()
 
     async def aclose(self) -> None:
-        """Give back all that is held, wait for what is on its way, hang up. Leases still held are lost ("closed")."""
+        """Release all holds, wait for the answers that are on their way, and close the connections. Leases that are
+        still held are lost ("closed")."""
         if self._closing is None or self._closing.cancelled():
             self.closed = True
             self.ready = False
@@ -263,13 +267,13 @@ class Session:
         await asyncio.gather(*(node.aclose() for node in self.quorum.nodes))
         closer, self._closer = self._closer, None
         if closer is not None:
-            with contextlib.suppress(RuntimeError):  # it runs: it is what closes us
+            with contextlib.suppress(RuntimeError):  # it runs already: it has called aclose()
                 await closer.aclose()
 
 
 class Holds:
-    """The holds of one session, by name. A name of which many may have a hold keeps them in a dict, so that each can be
-    removed without a look at the others."""
+    """The holds of one session, by name. A name with several holds keeps them in a dict, so that removing one takes
+    constant time."""
 
     __slots__ = ("_by_name", "get")
 
@@ -278,16 +282,16 @@ class Holds:
         self.get = self._by_name.get  # called for each acquire
 
     def all(self) -> list[Hold | dict[Hold, None]]:
-        """All there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
+        """All that there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
         return list(self._by_name.values())
 
     def of(self, name: str) -> Iterable[Hold]:
-        """The holds of a name, the last one last."""
+        """The holds of a name, oldest first."""
         found = self._by_name.get(name)
         return () if found is None else tuple(found) if isinstance(found, dict) else (found,)
 
     def tenures(self, name: str) -> list[Tenure]:
-        """The tenures of a name, the last one last."""
+        """The tenures of a name, oldest first."""
         return [tenure for hold in self.of(name) for tenure in hold.tenures]
 
     def add(self, hold: Hold) -> None:
@@ -313,7 +317,8 @@ class Holds:
 
 
 class Entries:
-    """First entries of the owners of reentrant locks, under way: other tasks of the same owner wait for them."""
+    """The first entries of the owners of reentrant locks that are under way. Other tasks of the same owner wait for
+    them."""
 
     __slots__ = ("_under_way",)
 
@@ -321,7 +326,7 @@ class Entries:
         self._under_way: dict[tuple[str, Hashable], asyncio.Future[None]] = {}
 
     def get(self, name: str, owner: Hashable) -> asyncio.Future[None] | None:
-        """Ends with the entry that is under way."""
+        """A future that ends with the entry under way; None: there is none."""
         return self._under_way.get((name, owner))
 
     def begin(self, name: str, owner: Hashable) -> None:

@@ -28,7 +28,7 @@ log = logging.getLogger("asynclock")
 
 
 class TenureState(Enum):
-    """What became of a tenure."""
+    """The state of a tenure."""
 
     HELD = "held"
     UNKNOWN = "unknown"  # held, but the last renewal had no answer
@@ -53,7 +53,7 @@ class Loss(StrEnum):
 
 
 class Terms:
-    """What one caller asks for: a kind of lock of that name, under these settings, within `timeout` seconds."""
+    """The request of one caller: a kind of lock of that name, under these settings, within `timeout` seconds."""
 
     __slots__ = ("kind", "name", "owner", "settings", "task", "timeout")
 
@@ -93,7 +93,7 @@ class Tenure:
         self.task = terms.task  # the task that took it, then the task that entered it
         self.loss: Loss | None = None
         self.done_for = 0.0  # seconds for which the name is marked as done after the release (`once`)
-        self.on_lost: Callable[[Loss], None] | None = None  # told to the body that it guards; None: there is none
+        self.on_lost: Callable[[Loss], None] | None = None  # interrupts the body that it guards; None: there is none
         self.unattended = False  # its task has ended, and the log says so
         self.own = ref(self)
         self._waiters: set[asyncio.Future[None]] | None = None  # most tenures have none
@@ -103,7 +103,7 @@ class Tenure:
 
     @property
     def open(self) -> bool:
-        """Whether it was neither given back nor lost, as far as this client was told."""
+        """Whether it was neither released, nor detached, nor lost, as far as this client knows."""
         return self.state in OPEN
 
     @property
@@ -118,7 +118,7 @@ class Tenure:
         return min(self.hold.valid_until, self.until)
 
     def check_clock(self) -> None:
-        """Lose it if its time is over. A loop that was blocked beyond the lease finds out here, before any timer."""
+        """Lose it if its time is over. After a loop was blocked beyond the lease, this runs before any timer."""
         now = self.hold.session.clock.now()
         if self.state in OPEN and (now >= self.hold.valid_until or now >= self.until):
             self.hold.lose(self._over(now))
@@ -127,7 +127,7 @@ class Tenure:
         """The error for the use of a tenure that has ended."""
         name = self.hold.name
         if self.state in GIVEN:
-            how = "detached" if self.state is DETACHED else "given back already"
+            how = "detached" if self.state is DETACHED else "released already"
             return LockNotHeld(f"{brief(name)} was {how}", name=name)
         return LockLost(name, (self.loss or self._over(self.hold.session.clock.now())).value)
 
@@ -135,7 +135,7 @@ class Tenure:
         return Loss.MAX_HOLD if now >= self.until else Loss.EXPIRED
 
     async def wait_lost(self) -> bool:
-        """Wait for its end. True: lost; False: given back."""
+        """Wait for its end. True: lost; False: released or detached."""
         self.check_clock()
         if self.state in OPEN:
             waiter = self.hold.session.loop.create_future()
@@ -148,7 +148,7 @@ class Tenure:
         return self.state is LOST
 
     def enter(self, task: asyncio.Task[Any] | None, on_lost: Callable[[Loss], None]) -> None:
-        """A body begins that it guards, in that task."""
+        """The body that it guards begins, in that task."""
         self.task = task
         self.on_lost = on_lost
 
@@ -161,11 +161,11 @@ class Tenure:
         self.state = HELD if answered else UNKNOWN
 
     def mark_done(self, within: float) -> None:
-        """A run of `once` has returned: the name stays taken for so many seconds after the release."""
+        """A run of `once` has returned: the name stays taken for `within` seconds after the release."""
         self.done_for = within
 
     def end(self, state: TenureState, loss: Loss | None = None) -> None:
-        """It ends so; tasks in `wait_lost` wake."""
+        """End it in that state. Tasks in `wait_lost` wake, and a loss interrupts the body."""
         self.state = state
         self.loss = loss
         for waiter in self._waiters or ():
@@ -181,19 +181,19 @@ class Tenure:
         return max(self.done_for, self.since + settings.min_hold - self.hold.session.clock.now())
 
     def log_unattended(self) -> None:
-        """Its task has ended without a release. Its Lock keeps it, so that nothing else reports it. Other tasks may use
-        it on purpose, so this is no warning."""
+        """Log that its task has ended without a release. Its Lock keeps it, so no other report comes. Other tasks may
+        use it on purpose, so this is no warning."""
         if not self.unattended and self.on_lost is None and self.task is not None and self.task.done():
             self.unattended = True
             log.info(
-                "asynclock: the task that acquired %s has ended; its lease is renewed until it is released (max_hold "
-                "ends it)",
+                "asynclock: the task that acquired %s has ended; its lease is renewed until it is released (set "
+                "max_hold to end it)",
                 brief(self.hold.name),
             )
 
     def drop(self) -> None:
-        """The program has no reference to it any more. Renewal stops; it ends by time. A garbage collector may call
-        this in any thread."""
+        """The program no longer refers to it. Renewal stops, and it expires. A garbage collector may call this in any
+        thread."""
         held, left = self.held, self.ends - self.hold.session.clock.now()
         if self.hold.drop(self) and held:
             warnings.warn(

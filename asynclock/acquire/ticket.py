@@ -2,13 +2,14 @@
 
 The rules:
 
-1. At a single node the ticket and the attempt have one id, spent by its release. Over N nodes each attempt has a fresh
-   id, and the ticket has one of its own for as long as its owner waits.
+1. At a single node the ticket and the attempt have one id, and a release of that id ends both. Over N nodes each
+   attempt has a fresh id, and the ticket has one of its own for as long as its owner waits.
 2. Each sending of a ticket has a number. At a single node a grant names the number of the ticket that became the hold,
-   and validity counts from the moment in which that number was sent.
-3. A sending is not sent again by a node (after NOSCRIPT) once a later one was sent, because a node may have granted the
-   later one by then.
-4. A ticket is withdrawn with the id's release. A notice that reached it meanwhile is passed on by that release.
+   and validity counts from the time at which that number was sent.
+3. A sending is not repeated (after NOSCRIPT) once a later one was sent, because the node may have granted the later one
+   by then.
+4. A release of its id withdraws a ticket. If a notice has reached the ticket meanwhile, that release serves the next
+   waiter.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Serve
 
 _NUMBERS = 8
-"""So many sendings are remembered: a grant by an older one is no more fresh."""
+"""This many sendings are remembered. A grant of an older one is no longer fresh."""
 
 
 @lru_cache(maxsize=256)  # many ops share it, so that a store encodes it once
 def no_ticket(serve: Serve, fair: bool, span: int) -> Queueing:
-    """An attempt that leaves none."""
+    """For an attempt that leaves no ticket."""
     return Queueing(serve, fair, span)
 
 
@@ -45,12 +46,12 @@ def first_ticket(serve: Serve, fair: bool, fresh: float) -> Queueing:
 
 
 def fresh_for(lease: float, left: float) -> float:
-    """Seconds for which a ticket is served that is sent now, `left` seconds before its owner gives up."""
+    """Seconds for which the servers serve a ticket that is sent now, `left` seconds before its owner gives up."""
     return min(lease * FRESH, max(left, 0.001))
 
 
 class Ticket:
-    """See the module. `id` is the attempt's at a single node."""
+    """See the module. At a single node `id` is the attempt's."""
 
     __slots__ = ("_granted", "_last", "_sent_at", "id", "number", "order", "own")
 
@@ -76,7 +77,7 @@ class Ticket:
         return sending
 
     def put_back(self, undone: Queueing) -> Queueing:
-        """Where an attempt over N nodes is undone that took the ticket's place, the ticket gets its place again."""
+        """The sending that puts the ticket back, where an attempt over N nodes is undone that took its place."""
         return self.replace(
             Queueing(
                 span=undone.span, waiter=undone.waiter, number=undone.number, fresh=undone.fresh, order=undone.order
@@ -89,7 +90,7 @@ class Ticket:
             self._last.revoke()
 
     def was_sent(self, at: float) -> None:
-        """The single node keeps the last sending, which left at that moment."""
+        """The single node has the last sending, which was sent at that time."""
         self._sent_at[self.number] = at
         if len(self._sent_at) > _NUMBERS:
             self._sent_at = {number: when for number, when in self._sent_at.items() if number > self.number - _NUMBERS}
@@ -101,16 +102,16 @@ class Ticket:
             self.order = orders[len(orders) // 2]
 
     def grant(self, number: int, top: int) -> None:
-        """A notice says: the sending of that number became the hold, with the fences up to `top`."""
+        """A notice says that the sending of that number became the hold, with the fences up to `top`."""
         self._granted = number, top
 
     @property
     def granted(self) -> bool:
-        """Whether such a notice came that was not looked at yet."""
+        """Whether such a notice has come, and `take_grant` was not called since."""
         return self._granted is not None
 
     def take_grant(self) -> tuple[float, int] | None:
-        """When the sending left that was granted, and `top`; None: there is no grant, or of too old a sending."""
+        """When the granted sending was sent, and `top`; None: there is no grant, or its sending is too old."""
         if self._granted is None:
             return None
         (number, top), self._granted = self._granted, None
@@ -121,7 +122,8 @@ class Ticket:
 def withdraw(
     session: Session, terms: Terms, id: str, *, since: float = 0.0, nodes: Sequence[int] | None = None
 ) -> None:
-    """No hold and no ticket of that id stays at these nodes (None: all); what reached it is passed on."""
+    """Remove the hold and the ticket of that id at these nodes (None: all). If a notice has reached the ticket, the
+    next waiter is served."""
     if nodes is not None and not nodes:
         return
     settings = terms.settings

@@ -1,6 +1,6 @@
-"""What an event means for an acquisition: its states, and what comes next after a refusal or a notice. Pure.
+"""The states of an acquisition, and its next step after a refusal or a notice. Pure.
 
-`acquisition.py` collects the facts, asks here, and does what the answer says; `backoff.py` says when.
+`planner.py` and `acquisition.py` collect the facts and do the step; `backoff.py` says when.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class State(Enum):
-    """What an acquisition does now."""
+    """The state of an acquisition."""
 
     QUEUED_LOCALLY = "queued locally"  # another task of this process asks the servers, or holds the name
     ASKING = "asking"  # a round is under way
@@ -19,7 +19,7 @@ class State(Enum):
 
 
 class Next(Enum):
-    """What an acquisition does next."""
+    """The next step of an acquisition."""
 
     STOP = "stop"  # the name is held, and the time is over
     NOTHING = "nothing"  # the event changes nothing
@@ -30,7 +30,7 @@ class Next(Enum):
     TRY_AFTER_ROUND_TRIP = "try after a round trip"  # more nodes may notify until then
     TRY_WHEN_FREE = "try when free"  # the node said when that will be
     WAIT_FOR_HOLDER = "wait for the holder"
-    WAIT_FOR_HOLDERS = "wait for the holders"  # several hold it, or votes are split; time tells (`obstacles.py`)
+    WAIT_FOR_HOLDERS = "wait for the holders"  # several hold it, or votes are split (`obstacles.py`)
     WAIT_FOR_TURN = "wait for its turn"  # the name is free, but others are before it in the queue
     LET_EARLIER_TRY = "let earlier waiters try"  # they were notified; they try first
     BACK_OFF_AFTER_SPLIT = "back off after split votes"
@@ -58,7 +58,7 @@ class Refusal(NamedTuple):
 
 
 def after_refusal(facts: Refusal) -> Next:
-    """What follows a refusal. Pure."""
+    """The next step after a refusal. Pure."""
     if facts.one_try:
         return Next.TRY_ANOTHER_SLOT if facts.other_slot else Next.STOP
     if facts.time_up:
@@ -94,8 +94,8 @@ def _after_refusal_by_many(facts: Refusal) -> Next:
 
 
 def after_notice(state: State, first: bool, majority: bool, granted: bool, free_now: bool) -> Next:
-    """What a notice means: it may be the first of a node since the last round was sent, and may make a majority of the
-    nodes. A notice that comes while a round is under way is kept for after it. Pure."""
+    """The next step after a notice. `first`: it is the first one since the last round was sent; `majority`: a majority
+    of the nodes has sent one. A notice that comes while a round is under way is kept for later. Pure."""
     if state not in (State.WAITING, State.BACKING_OFF):
         return Next.NOTHING
     if granted:

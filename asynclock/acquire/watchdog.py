@@ -1,8 +1,8 @@
-"""The watchdog: one per client and loop. It looks at each hold when something may be due, and renews it.
+"""The watchdog: one per client and loop. It checks each hold when an action may be due, and renews it.
 
-It is a timer wheel and one timer, not a task: nobody can cancel it together with "all tasks", and a hold costs it one
-set entry. A look that raises is logged and repeated. Each look checks the deadline first, so that a loss is told even
-if renewing never works again.
+It is a timer wheel with one timer, not a task: a program that cancels "all tasks" does not cancel it, and a hold costs
+it one set entry. A check that raises is logged and repeated. Each check looks at the deadline first, so that a loss is
+noticed even if renewing never works again.
 
 Many holds may be due at once. They are renewed in slices, with a turn of the loop between two, so that other tasks of
 the loop do not wait for all of them.
@@ -29,7 +29,7 @@ TICK = 0.01
 SLICE = 0.001
 """Seconds that one slice takes at most. The answers to its renewals take the loop for about as long once more."""
 
-_AGAIN = 0.05  # seconds until a look that raised is repeated
+_AGAIN = 0.05  # seconds until a check that raised is repeated
 
 
 class Watchdog:
@@ -74,7 +74,7 @@ class Watchdog:
         self._timer = self._clock.call_at(slot * TICK, self._turn)
 
     def _turn(self) -> None:
-        """One slice of all that is due."""
+        """One slice of the checks that are due."""
         self._timer = None
         now, began = self._clock.now(), time.perf_counter()
         try:
@@ -83,7 +83,7 @@ class Watchdog:
                 while holds:
                     self._look(holds.pop(), now)
                     if time.perf_counter() - began > SLICE:
-                        return  # the timer is due at once, and the loop runs what else is ready before it
+                        return  # the timer is due at once; the loop runs other ready tasks before it
                 if self._wheel.get(slot) is holds:
                     del self._wheel[slot]
         finally:
