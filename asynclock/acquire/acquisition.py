@@ -28,7 +28,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from asynclock.acquire.attempt import Attempt, Pause, outcome_by
-from asynclock.acquire.backoff import POLITE, Plan, round_trip
+from asynclock.acquire.backoff import MIN_TO_YIELD, Plan, round_trip
 from asynclock.acquire.local_queue import LocalWaiter, Turn
 from asynclock.acquire.planner import NO_HOLDER, Planner
 from asynclock.acquire.tenure import Tenure
@@ -128,7 +128,7 @@ class Acquisition:
 
     def _yield_to_remote(self) -> None:
         """If remote waiters were notified a moment ago, enqueue behind them, unless the time is too short for that."""
-        if self._session.yielded.take(self.terms.name) and self._give_up - self._session.clock.now() >= POLITE:
+        if self._session.yielded.take(self.terms.name) and self._give_up - self._session.clock.now() >= MIN_TO_YIELD:
             self._yields = self._probes = True
 
     async def _queue_locally(self) -> Tenure | Turn:
@@ -259,7 +259,7 @@ class Acquisition:
                 self._attempt.undo(ballot, keep_ticket=True)
             self._attempt.set_queue_order(ballot)
             if step in (Next.TRY_WITH_NEW_ID, Next.POLL_WITH_NEW_ID):
-                self._attempt.spend()
+                self._attempt.use_new_id()
         plan = planner.plan(step, ballot, now)
         return Plan(min(plan.at, self._give_up), plan.probe)
 
@@ -338,7 +338,7 @@ class Acquisition:
         if self._pause is not None:
             self._pause.end()
         if self._waiter is not None:
-            self._waiter.tell(Turn.TIME_UP)
+            self._waiter.notify(Turn.TIME_UP)
 
     def _granted(self) -> Tenure | None:
         """The tenure of a ticket that became the hold."""

@@ -202,7 +202,7 @@ class Attempt:
         ballot.answer(0, (top, False))
         hold = self.hold(ballot, top, contended=True)
         if hold is None:
-            self.spend()
+            self.use_new_id()
         return hold
 
     # -- undo ----------------------------------------------------------------------------------------------------
@@ -229,17 +229,17 @@ class Attempt:
             self._end_ticket(ticket)
             withdraw(self._session, self._terms, ticket.id, since=self._since)
             self.ticket = None
-        self.spend()
+        self.use_new_id()
 
     def withdraw_ticket(self, ticket: Ticket, won: Ballot) -> None:
         """Remove the ticket from all nodes after a win. Late votes are handled in the background. Most of them are
         grants, and a node that grants keeps no ticket."""
         self._end_ticket(ticket)
         if ticket.own and won.yes < won.nodes:
-            take_back = partial(withdraw, self._session, self._terms, ticket.id, since=self._since)
-            take_back(nodes=won.refused_nodes())
+            withdraw_at = partial(withdraw, self._session, self._terms, ticket.id, since=self._since)
+            withdraw_at(nodes=won.refused_nodes())
             won.on_late_vote(
-                lambda ballot, index: take_back(nodes=[index]) if index in ballot.refused_nodes() else None
+                lambda ballot, index: withdraw_at(nodes=[index]) if index in ballot.refused_nodes() else None
             )
 
     def continue_batch(self) -> None:
@@ -252,7 +252,7 @@ class Attempt:
         ticket.stop()
         self._session.tickets.remove(ticket.id)
 
-    def spend(self) -> None:
+    def use_new_id(self) -> None:
         """The next round has another id."""
         if self.op is not None:
             self._session.tickets.remove(self.op.id)

@@ -17,15 +17,15 @@ RENEW = 1 / 3
 FRESH = 1 / 2
 """... and a server serves the ticket until this share has passed."""
 
-POLITE = 0.1
+MIN_TO_YIELD = 0.1
 """A waiter with fewer seconds left than this does not yield to remote waiters: yielding can take half of this time."""
 
 COLLISIONS = 8
 """How many more slots an acquire with `timeout=0` tries, at most."""
 
 # All in seconds. A pair is the least and the greatest value.
-_GLANCE = (0.05, 0.25)  # between two tries while a client of another library holds the name: it notifies nobody
-_CALLED = 0.01  # a notified waiter has at least this time before another one tries
+_FOREIGN_PAUSE = (0.05, 0.25)  # between two tries while a client of another library holds the name: it notifies nobody
+_NOTIFIED = 0.01  # a notified waiter has at least this time before another one tries
 _PAUSE = (0.002, 0.25)  # between two tries where no notices come; doubled after each
 _OUTAGE_PAUSE = (0.02, 0.5)  # between two tries while a majority is out of reach; doubled after each
 _SPLIT = (0.0005, 0.25)  # between two tries after split votes; doubled after each
@@ -45,15 +45,15 @@ def next_question(now: float, sent: float, lease: float, rank: int, left: float 
     if left is None:
         return Plan(renewal, probe=True)
     if rank < HEADS and not (notifies and left < math.inf):
-        return Plan(min(renewal, now + random.uniform(*_GLANCE)))  # noqa: S311 - jitter
+        return Plan(min(renewal, now + random.uniform(*_FOREIGN_PAUSE)))  # noqa: S311 - jitter
     end = now + left + max(0, rank - HEADS + 1) * 0.002
     return Plan(end) if end < renewal else Plan(renewal, probe=True)
 
 
-def after_call(now: float, rtt: float) -> Plan:
+def after_notice_to_another(now: float, rtt: float) -> Plan:
     """When to try after a server has notified another waiter. Normally that waiter enters, and its release notifies
     this one. This try is for a waiter that does not come."""
-    return Plan(now + max(2 * round_trip(rtt), _CALLED) * random.uniform(1.0, 2.0))  # noqa: S311 - jitter
+    return Plan(now + max(2 * round_trip(rtt), _NOTIFIED) * random.uniform(1.0, 2.0))  # noqa: S311 - jitter
 
 
 def after_split(now: float, rtt: float, rank: int, splits: int) -> Plan:
@@ -85,7 +85,7 @@ class Pace:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._no_longer: float | None = None  # the time at which the patience for this outage ends
+        self._patience_ends: float | None = None  # the time at which the patience for this outage ends
         self.outage: Exception | None = None  # why no majority decided the last round
         self.reasons: dict[int, Exception] = {}  # the last error of each node in this outage
         self._pause = _PAUSE[0]
@@ -100,7 +100,7 @@ class Pace:
 
     def reached(self) -> None:
         """A majority answered, so the outage is over. The next one gets the full patience again."""
-        self._no_longer = self.outage = None
+        self._patience_ends = self.outage = None
         self.reasons.clear()
         self._outage_pause = _OUTAGE_PAUSE[0]
 
@@ -117,5 +117,5 @@ class Pace:
 
     def outage_limit(self, now: float, give_up: float) -> float:
         """When an acquire gives up in an outage: when its patience or its timeout ends, whichever comes first."""
-        self._no_longer = self._no_longer or now + self._patience
-        return min(self._no_longer, give_up)
+        self._patience_ends = self._patience_ends or now + self._patience
+        return min(self._patience_ends, give_up)

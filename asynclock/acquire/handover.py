@@ -49,8 +49,8 @@ class Handle(NamedTuple):
 
 def handle_of(op: Op, token: int) -> str:
     """The handle of the hold of `op`, whose token is `token`."""
-    told = json.dumps([op.name, op.id, token]).encode()
-    return _MARK + base64.urlsafe_b64encode(_sum(told) + told).decode()
+    content = json.dumps([op.name, op.id, token]).encode()
+    return _MARK + base64.urlsafe_b64encode(_sum(content) + content).decode()
 
 
 def parse_handle(handle: object) -> Handle:
@@ -65,8 +65,8 @@ def parse_handle(handle: object) -> Handle:
     raise ConfigError("this is no handle: pass the string that detach() returned, unchanged")
 
 
-def _sum(told: bytes) -> bytes:
-    return sha256(told).digest()[:_SUM]
+def _sum(content: bytes) -> bytes:
+    return sha256(content).digest()[:_SUM]
 
 
 async def adopt(session: Session, terms: Terms, handle: Handle) -> Tenure:

@@ -282,7 +282,7 @@ class Hold:
         if ballot.outcome is WON:
             self.renew_at = self._next_renewal()
             for index in range(ballot.nodes):
-                self._mend(ballot, index)
+                self._repair(ballot, index)
         # `count` has seen each refusal. If a majority refused, the hold is lost already, and `over`.
         for tenure in self.tenures:
             tenure.renewed(ballot.outcome is WON)
@@ -304,7 +304,7 @@ class Hold:
                     self.valid_until = valid_until(self._ends)
         elif isinstance(vote, Refused) and op.verb is EXTEND:
             self._refused_by(ballot, index, vote)
-        self._mend(ballot, index)
+        self._repair(ballot, index)
 
     def _refused_by(self, ballot: Ballot, index: int, refusal: Refused) -> None:
         """Rule 2. The lease may now end sooner than the watchdog expects. If the round is decided, the watchdog checks
@@ -324,20 +324,20 @@ class Hold:
         at = max(min(self.renew_at, self.valid_until, self._until), soonest)
         self.watch_at(max(now, min(at, self._promised, self._until)))
 
-    def _mend(self, ballot: Ballot, index: int) -> None:
+    def _repair(self, ballot: Ballot, index: int) -> None:
         """Rules 2 and 3: send a node the token or the key that it lacks."""
         vote, op = ballot.votes[index], ballot.op
         if self.over or self.op.plain:
             return
         if isinstance(vote, Refused):
             if op.verb is not EXTEND:
-                self._tell(index, EXTEND)
+                self._send_to(index, EXTEND)
             elif ballot.outcome is WON and not self._broken and (vote.left is None or op.kind.shared):
-                self._tell(index, ACQUIRE)  # a shared kind is healed beside other holders
+                self._send_to(index, ACQUIRE)  # a shared kind is healed beside other holders
         elif vote.__class__ is tuple and op.verb is not EXTEND and vote[0] < self.last_fence:
-            self._tell(index, EXTEND)
+            self._send_to(index, EXTEND)
 
-    def _tell(self, index: int, verb: Verb) -> None:
+    def _send_to(self, index: int, verb: Verb) -> None:
         """Send the token to one node (extend), or heal it (acquire). A healed node counts from the next round on."""
         grant, session = self.op, self.session
         lease = grant.lease if verb is ACQUIRE else 0.0

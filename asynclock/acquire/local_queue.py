@@ -78,9 +78,9 @@ class LocalWaiter:
     def ask(self) -> None:
         """It is the first now. Its first attempt is sent in this turn of the loop; its task wakes in the next."""
         self.acquisition.ask_ahead()
-        self.tell(Turn.ASK)
+        self.notify(Turn.ASK)
 
-    def tell(self, turn: Turn) -> None:
+    def notify(self, turn: Turn) -> None:
         if not self._turn.done():
             self._turn.set_result(turn)
 
@@ -117,7 +117,7 @@ class LocalQueue:
     async def wait(self, waiter: LocalWaiter, session: Session, give_up: float) -> Tenure | Turn:
         """Join, and wait for the hold or for the turn to ask, at most until `give_up`."""
         self.join(waiter)
-        timer = session.clock.call_at(give_up, partial(waiter.tell, Turn.TIME_UP)) if give_up < math.inf else None
+        timer = session.clock.call_at(give_up, partial(waiter.notify, Turn.TIME_UP)) if give_up < math.inf else None
         try:
             given = await waiter.turn()
             session.check_open()
@@ -189,7 +189,7 @@ class LocalQueue:
         self.broken = True
         waiters, self.waiters = self.waiters or (), None
         for waiter in waiters:
-            waiter.tell(Turn.ASK)
+            waiter.notify(Turn.ASK)
 
     def _end(self) -> None:
         self.asker = None

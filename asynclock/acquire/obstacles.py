@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Slots
     from asynclock.stores.port import Refused
 
-_GLANCES = 3
+_SPLIT_TRIES = 3
 """This many tries follow votes that may be split. After them the waiter waits, to find out whether they are."""
 
-_MOMENTS = 2
+_SLOTS_LIVES = 2
 """The answer of a node about its slots is used for this many lives of an attempt. After that, other slots may be
 free."""
 
@@ -56,7 +56,7 @@ class Obstacles:
         self._taken: dict[int, tuple[float, Slots]] = {}  # node -> when it was asked, and which slots are taken there
         self._doubts = 0  # refusals in a row that may have been split votes
 
-    def look(self, ballot: Ballot, now: float, rtt: float, rank: int) -> Plan:
+    def plan(self, ballot: Ballot, now: float, rtt: float, rank: int) -> Plan:
         """When to ask next, after a refusal by a majority that all name a holder."""
         denials, lease = ballot.denials(), ballot.op.lease
         since = self.since(denials, ballot.nodes, now)
@@ -68,23 +68,23 @@ class Obstacles:
             all_notify = all(notifies(refused.holder) for refused in denials if refused.left is not None)
             return next_question(now, ballot.sent, lease, rank, first_free(denials, ballot.nodes), all_notify)
         if ballot.op.verb is WAIT and not self._doubts:  # it was held before, and no notice has come since
-            self._doubts = _GLANCES
+            self._doubts = _SPLIT_TRIES
         self._doubts += 1
-        if self._doubts <= _GLANCES:
+        if self._doubts <= _SPLIT_TRIES:
             return after_split(now, rtt, rank, self._doubts)
-        return after_doubt(now, ballot.sent, lease, since, self._life, self._doubts - _GLANCES - 1)
+        return after_doubt(now, ballot.sent, lease, since, self._life, self._doubts - _SPLIT_TRIES - 1)
 
     def since(self, denials: Collection[Refused], nodes: int, now: float) -> float:
         """When the newest id was first named, of the ids that block a majority of the nodes. Each node names one id."""
         ids = [refused.holder for refused in denials if refused.left is not None]
-        since = {whose: self._since.pop(whose, now) for whose in dict.fromkeys(ids)}
+        since = {holder: self._since.pop(holder, now) for holder in dict.fromkeys(ids)}
         self._since.update(since)  # in the order in which they were named last
         while len(self._since) > max(_REMEMBERED, nodes):
             del self._since[next(iter(self._since))]
-        return sorted(since[whose] for whose in ids)[nodes // 2]
+        return sorted(since[holder] for holder in ids)[nodes // 2]
 
     def taken(self, ballot: Ballot) -> list[Slots]:
         """The slots in use at each node, of a kind that has slots, by its recent answers."""
         sent = ballot.sent
         self._taken.update((index, (sent, slots)) for index, slots in ballot.taken().items())
-        return [slots for when, slots in self._taken.values() if when > sent - _MOMENTS * self._life]
+        return [slots for when, slots in self._taken.values() if when > sent - _SLOTS_LIVES * self._life]

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
-from asynclock.acquire.backoff import COLLISIONS, Pace, Plan, after_call, after_split, next_question
+from asynclock.acquire.backoff import COLLISIONS, Pace, Plan, after_notice_to_another, after_split, next_question
 from asynclock.acquire.obstacles import Obstacles, notifies
 from asynclock.acquire.transitions import Next, Refusal, after_refusal
 from asynclock.quorum.denials import is_held, soonest
@@ -101,11 +101,11 @@ class Planner:
                 holder = ballot.holder() or NO_HOLDER
                 return next_question(now, sent, lease, rank, holder.left, notifies(holder.holder))
             case Next.WAIT_FOR_HOLDERS:
-                return self._known_obstacles.look(ballot, now, self.rtt, rank)
+                return self._known_obstacles.plan(ballot, now, self.rtt, rank)
             case Next.WAIT_FOR_TURN:
                 return next_question(now, sent, lease, rank, None, True)
             case Next.LET_EARLIER_TRY:
-                return after_call(now, self.rtt)
+                return after_notice_to_another(now, self.rtt)
             case Next.BACK_OFF_AFTER_SPLIT:
                 return after_split(now, self.rtt, rank, self._splits)
             case Next.TRY_ANOTHER_SLOT if self._splits > 1:

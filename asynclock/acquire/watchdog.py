@@ -81,7 +81,7 @@ class Watchdog:
             for slot in sorted(slot for slot in self._wheel if slot * TICK <= now):
                 holds = self._wheel.get(slot)
                 while holds:
-                    self._look(holds.pop(), now)
+                    self._check(holds.pop(), now)
                     if time.perf_counter() - began > SLICE:
                         return  # the timer is due at once; the loop runs other ready tasks before it
                 if self._wheel.get(slot) is holds:
@@ -90,7 +90,7 @@ class Watchdog:
             if self._wheel and (self._timer is None or min(self._wheel) < self._timer_slot):
                 self._arm(min(self._wheel))
 
-    def _look(self, hold: Hold, now: float) -> None:
+    def _check(self, hold: Hold, now: float) -> None:
         try:
             match hold.due(now):
                 case Due.MAX_HOLD:

@@ -69,13 +69,13 @@ async def inspect(session: Session, name: str) -> LockInfo:
         max(view.fence for view in known),
         merged_holders(name, known, majority),
         merged_waiters(known),
-        {node.label: _told(view) for node, view in zip(nodes, views, strict=True)},
+        {node.label: _describe(view) for node, view in zip(nodes, views, strict=True)},
     )
 
 
 async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
     """The error for a request of names of which one is in use as another kind. It names both kinds."""
-    told = ConfigError(f"{brief(parts[0].name)} was in use as another kind a moment ago: try again", name=parts[0].name)
+    error = ConfigError(f"{brief(parts[0].name)} was in use as another kind just now: try again", name=parts[0].name)
     for part in parts:
         views = await _views(session, part.name)
         asked = FAMILIES[part.kind.letter]
@@ -89,7 +89,7 @@ async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
                 "give each kind of lock names of its own",
                 name=part.name,
             )
-    return told
+    return error
 
 
 async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
@@ -121,14 +121,14 @@ def merged_holders(name: str, views: Sequence[NodeView], majority: int) -> tuple
     """The holders on a majority of the nodes; the hold ends at the majority-th latest of its ends. Pure."""
     ends: dict[str, list[float | None]] = {}
     for view in views:
-        for whose, left in view.holds:
-            ends.setdefault(whose, []).append(left)
+        for hold_id, left in view.holds:
+            ends.setdefault(hold_id, []).append(left)
     found: list[Holder] = []
-    for whose, lefts in ends.items():
+    for hold_id, lefts in ends.items():
         if len(lefts) >= majority:
             left = sorted((math.inf if left is None else left for left in lefts), reverse=True)[majority - 1]
             until = None if left == math.inf else left
-            tag = tag_of(whose)
+            tag = tag_of(hold_id)
             found.append(Holder(name, tag.host, tag.pid, tag.since, until, tag.metadata))
     return tuple(sorted(found, key=lambda holder: holder.since))
 
@@ -136,7 +136,7 @@ def merged_holders(name: str, views: Sequence[NodeView], majority: int) -> tuple
 def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
     """Each ticket once, in the order in which it is served. Pure."""
     tickets = sorted({ticket for view in views for ticket in view.waiters})
-    tags = [tag_of(whose) for _, whose in tickets]
+    tags = [tag_of(ticket_id) for _, ticket_id in tickets]
     return tuple(Waiter(tag.host, tag.pid, tag.since) for tag in tags)
 
 
@@ -173,18 +173,18 @@ async def _views(session: Session, name: str) -> list[NodeView | BaseException]:
     return await asyncio.gather(*(ask(node) for node in session.quorum.nodes), return_exceptions=True)
 
 
-def _told(view: NodeView | BaseException) -> str:
+def _describe(view: NodeView | BaseException) -> str:
     if isinstance(view, BaseException):
         return str(view) or repr(view)
     if not view.holds:
         held = "free"
     else:
-        whose = [_whose(*hold) for hold in view.holds]
-        held = "held by " + ", ".join(whose)
+        found = [_describe_hold(*hold) for hold in view.holds]
+        held = "held by " + ", ".join(found)
     return f"{held}; {len(view.waiters)} wait; fence {view.fence}"
 
 
-def _whose(id: str, left: float | None) -> str:
+def _describe_hold(id: str, left: float | None) -> str:
     tag = tag_of(id)
-    who = f"{tag.host}:{tag.pid}" if tag.host else tag.metadata or "another program"
-    return f"{who} for ever (no expiry)" if left is None else f"{who} for {left:.3g} s"
+    owner = f"{tag.host}:{tag.pid}" if tag.host else tag.metadata or "another program"
+    return f"{owner} for ever (no expiry)" if left is None else f"{owner} for {left:.3g} s"

@@ -98,7 +98,7 @@ class OnceLock(Lock):
             if isinstance(tenure, Tenure):
                 self._tenure = tenure
                 return Lease(tenure, self._kept)
-            holder = (await self._seen()).holder()
+            holder = (await self._probe()).holder()
             if holder is not None:
                 return Skipped.DONE if holder.holder == DONE else Skipped.RUNNING
             if loop.time() >= deadline:
@@ -127,28 +127,28 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outag
             continue
         if lease is None:
             raise LockTimeout(f"{brief(lock.name)}: another process led for the whole timeout", name=lock.name)
-        told: BaseException | None = None
+        raised: BaseException | None = None
         done: list[_R] = []
         try:
             async with lease:
                 try:
                     done.append(await _awaitable(main(lease)))
                 except BaseException as error:
-                    told = error
+                    raised = error
                     raise
         except LockLost as lost:
             # A LockLost that `main` raised ends `lead`, unless it reports the loss of this very lease.
             noticed = lost.name == lease.name and await lease.wait_lost()
-            if (lost is told and not noticed) or (lost.reason == "closed" and not done):
+            if (lost is raised and not noticed) or (lost.reason == "closed" and not done):
                 raise
         if done:
             return done[0]
 
 
-def _awaitable(told: Awaitable[_R]) -> Awaitable[_R]:
-    if not inspect.isawaitable(told):
-        raise TypeError(f"main must be an async def that takes the lease; it returned {type(told).__name__}")
-    return told
+def _awaitable(result: Awaitable[_R]) -> Awaitable[_R]:
+    if not inspect.isawaitable(result):
+        raise TypeError(f"main must be an async def that takes the lease; it returned {type(result).__name__}")
+    return result
 
 
 def _check_function(function: object) -> None:

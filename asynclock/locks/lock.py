@@ -154,10 +154,10 @@ class Lock:
     async def locked(self) -> bool:
         """Whether a majority of the nodes names a holder, the same one or different ones. Raises QuorumUnavailable,
         ConfigError."""
-        ballot = await self._seen()
+        ballot = await self._probe()
         return is_held(ballot.denials(), ballot.nodes)
 
-    async def _seen(self) -> Ballot:
+    async def _probe(self) -> Ballot:
         """Ask all nodes for the holders."""
         session = self._session_of(None)
         if not session.ready:

@@ -42,8 +42,8 @@ def namer(name: str | Callable[..., str], function: Callable[..., Any]) -> Namer
     def named(*args: Any, **kwargs: Any) -> str:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        told = (literal + (_text(field, bound.arguments, escaped) if field else "") for literal, field in parts)
-        return "".join(told)
+        texts = (literal + (_text(field, bound.arguments, escaped) if field else "") for literal, field in parts)
+        return "".join(texts)
 
     return named
 

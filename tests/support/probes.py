@@ -362,7 +362,7 @@ def tenures_of(lock: Lock) -> int:
 
 def probe_nodes(lock: Lock) -> Coroutine[Any, Any, Any]:
     """What the nodes say of the name, as `locked` asks for it."""
-    return lock._seen()
+    return lock._probe()
 
 
 # -- stores, and functions of modules ----------------------------------------------------------------------------------

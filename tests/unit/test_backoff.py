@@ -8,7 +8,7 @@ import math
 import pytest
 
 from asynclock._options import QUORUM_TIMEOUT
-from asynclock.acquire.backoff import Pace, Plan, after_call, after_split, next_question
+from asynclock.acquire.backoff import Pace, Plan, after_notice_to_another, after_split, next_question
 from tests.support.probes import stop_renewals
 from tests.support.still_clock import Still, idle, turns
 
@@ -66,10 +66,10 @@ def test_after_split(rtt: float, rank: int, splits: int, most: float) -> None:
         assert not probe
 
 
-def test_after_call() -> None:
-    """Who was called has a moment; then it is tried all the same."""
-    assert all(0.01 - 1e-9 <= after_call(SECOND, 0.001).at - SECOND <= 0.02 + 1e-9 for _ in range(20))
-    assert all(0.04 - 1e-9 <= after_call(SECOND, 0.02).at - SECOND <= 0.08 + 1e-9 for _ in range(20))
+def test_after_notice_to_another() -> None:
+    """The other waiter has a moment to enter. Then this one tries."""
+    assert all(0.01 - 1e-9 <= after_notice_to_another(SECOND, 0.001).at - SECOND <= 0.02 + 1e-9 for _ in range(20))
+    assert all(0.04 - 1e-9 <= after_notice_to_another(SECOND, 0.02).at - SECOND <= 0.08 + 1e-9 for _ in range(20))
 
 
 def test_pauses_after_refusals_grow_up_to_a_bound() -> None:

@@ -324,7 +324,7 @@ def test_where_somebody_is_served_all_the_time_the_pauses_grow() -> None:
     seen, now, verb = Obstacles(0.1), 100.0, Verb.ACQUIRE
     pauses: list[float] = []
     for number in range(14):
-        look = seen.look(refused(verb, now, *(f"{number}{each}" for each in "abc")), now + 0.001, 0.001, 0)
+        look = seen.plan(refused(verb, now, *(f"{number}{each}" for each in "abc")), now + 0.001, 0.001, 0)
         assert look.probe is (number >= 3)
         verb = Verb.WAIT if look.probe else verb
         pauses.append(look.at - now)
@@ -339,15 +339,15 @@ def test_holds_are_waited_for_once_they_are_known() -> None:
     """The same ids at a look that an attempt could not have lived to see; then only a renewal is due. New ones at a
     renewal take one more look."""
     seen = Obstacles(0.1)
-    assert seen.look(refused(Verb.ACQUIRE, 100.0, *"abc"), 100.01, 0.01, 0).at < 100.1
-    assert seen.look(refused(Verb.ACQUIRE, 100.109, *"abc"), 100.11, 0.01, 0).at < 100.2
-    look = seen.look(refused(Verb.ACQUIRE, 100.111, *"bca"), 100.12, 0.01, 0)
+    assert seen.plan(refused(Verb.ACQUIRE, 100.0, *"abc"), 100.01, 0.01, 0).at < 100.1
+    assert seen.plan(refused(Verb.ACQUIRE, 100.109, *"abc"), 100.11, 0.01, 0).at < 100.2
+    look = seen.plan(refused(Verb.ACQUIRE, 100.111, *"bca"), 100.12, 0.01, 0)
     assert look.probe
     assert look.at >= 108.0
-    look = seen.look(refused(Verb.WAIT, 109.0, *"def"), 109.01, 0.01, 0)
+    look = seen.plan(refused(Verb.WAIT, 109.0, *"def"), 109.01, 0.01, 0)
     assert look.probe
     assert 109.11 <= look.at <= 109.13
-    assert seen.look(refused(Verb.WAIT, look.at, *"fed"), look.at + 0.01, 0.01, 0).at >= look.at + 8.0
+    assert seen.plan(refused(Verb.WAIT, look.at, *"fed"), look.at + 0.01, 0.01, 0).at >= look.at + 8.0
 
 
 def test_after_doubt_is_bounded_by_the_renewal() -> None:
