@@ -192,8 +192,8 @@ class Redlock:
         self, name: str | Callable[..., str], /, *, within: Seconds
     ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R | Skipped]]]:
         """Decorate a coroutine function: for one name it completes at most once in `within` seconds, over all
-        processes. Other calls return Skipped.RUNNING or Skipped.DONE. After a run that raised, or whose process died,
-        the next call runs.
+        processes. Other calls return Skipped.RUNNING or Skipped.DONE. After a run that raised, or that
+        ended with its process, the next call runs.
 
         Raises ConfigError or TypeError when it decorates. A call raises as one of `synchronized` does; its LockTimeout
         says that split votes lasted for `patience` seconds.

@@ -133,8 +133,8 @@ class Attempt:
         return self.ticket.send(serve, fair, self._span, fresh_for(lease, give_up - session.clock.now()))
 
     def _on_ticket_stored(self, ballot: Ballot) -> None:
-        """A round at a single node has its answer. If it was refused, it left a ticket. The ticket is registered here,
-        before any task runs: it may be granted at once, and the notice may arrive in the same read as the answer."""
+        """A round at a single node has its reply. If it was refused, it left a ticket. The ticket is registered here,
+        before any task runs: it may be granted at once, and the notice may arrive in the same read as the reply."""
         op = ballot.op
         if ballot.outcome is REFUSED and op is self.op and not op.revoked:
             if self.ticket is None:
@@ -147,7 +147,7 @@ class Attempt:
             self._session.tickets.add(id, self._owner)
 
     def set_queue_order(self, ballot: Ballot) -> None:
-        """Take over the order key under which the nodes keep the ticket: at a single node from each answer, over N
+        """Take over the order key under which the nodes keep the ticket: at a single node from each reply, over N
         nodes from the first one."""
         ticket = self.ticket
         if ticket is not None and (self._alone or ticket.number == 1):
@@ -209,7 +209,7 @@ class Attempt:
 
     def undo(self, ballot: Ballot, keep_ticket: bool) -> None:
         """Undo a round in the background, at each node where it took effect or still may. A node that closes waits for
-        the answer first."""
+        the reply first."""
         self.ballot = None
         sent = ballot.op.queueing
         back = self.ticket.put_back(sent) if keep_ticket and self.ticket is not None and sent.number else None
@@ -293,7 +293,7 @@ class Pause:
 
     @property
     def waits(self) -> bool:
-        """Whether the task waits now."""
+        """Whether a task waits now."""
         return self._waker is not None
 
     def move(self, until: float) -> None:

@@ -85,7 +85,7 @@ class Pace:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._patience_ends: float | None = None  # the time at which the patience for this outage ends
+        self._patience_ends: float | None = None  # when the patience for this outage ends
         self.outage: Exception | None = None  # why no majority decided the last round
         self.reasons: dict[int, Exception] = {}  # the last error of each node in this outage
         self._pause = _PAUSE[0]
@@ -105,8 +105,8 @@ class Pace:
         self._outage_pause = _OUTAGE_PAUSE[0]
 
     def after_outage(self, now: float, give_up: float) -> Plan | None:
-        """When to try again; None: the time is over. The last try leaves enough time for its answer: a try without an
-        answer would hide the real reason of the outage. After it the waiter sleeps until the end."""
+        """When to try again; None: the time is over. The last try leaves enough time for its reply, since a try without
+        a reply would hide the real reason of the outage. After it the waiter sleeps until the end."""
         limit = self.outage_limit(now, give_up)
         if now >= limit:
             return None

@@ -1,8 +1,8 @@
 """Handover of a hold to another process: `detach` returns a handle, and `adopt` takes over the hold of that handle.
 
 The handle is a secret, since it contains the id. An adoption does not wait in the queue, since it knows the id. It asks
-with one new id until a majority has answered. Each node gives the hold to that id at most once, and repeats its answer
-when it is asked again. So a lost answer does no harm. A second adoption finds another id at the nodes, and all of them
+with one new id until a majority has answered. Each node gives the hold to that id at most once, and repeats its reply
+when it is asked again. So a lost reply does no harm. A second adoption finds another id at the nodes, and all of them
 refuse it.
 """
 
@@ -48,7 +48,7 @@ class Handle(NamedTuple):
 
 
 def handle_of(op: Op, token: int) -> str:
-    """The handle of the hold of `op`, whose token is `token`."""
+    """The handle of the hold of `op`, with its fencing token."""
     content = json.dumps([op.name, op.id, token]).encode()
     return _MARK + base64.urlsafe_b64encode(_sum(content) + content).decode()
 

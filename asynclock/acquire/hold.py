@@ -58,7 +58,7 @@ class Hold:
         self.next_fence = token + 1 - op.queueing.span
         self.contended = contended  # another client waits for it, as far as this client knows
         self.last_round_trip = session.clock.now()  # it may be passed on for PASSING seconds from here
-        self.over = False  # given back, or lost
+        self.over = False  # released, detached or lost
         self._tenures: list[ref[Tenure]] = []  # one, or those of an owner that entered again
         self._settings = settings
         self._watched_at = -math.inf  # when the watchdog checks it
@@ -202,7 +202,7 @@ class Hold:
         return min([tenure.until for tenure in self.tenures], default=math.inf)
 
     def renew(self, now: float) -> None:
-        """Ask for another lease. Without an answer it asks again after lease/12."""
+        """Ask for another lease. Without a reply it asks again after lease/12."""
         for tenure in self.tenures:
             tenure.log_unattended()
         self.renew_at = now + retry_after(self._settings.lease)
@@ -308,8 +308,8 @@ class Hold:
 
     def _refused_by(self, ballot: Ballot, index: int, refusal: Refused) -> None:
         """Rule 2. The lease may now end sooner than the watchdog expects. If the round is decided, the watchdog checks
-        it now; else at the deadline of the round, since a grant that is still to come may make up for the refusal. The
-        owner learns of a loss no later than without this answer."""
+        it now; else at the deadline of the round, since a grant that is still to come may make up for the refusal. But
+        the owner learns of the loss at the latest when the lease would have ended without this refusal."""
         if self.valid_until > -math.inf:
             self._promised = self.valid_until
         self._ends[index] = -math.inf
@@ -344,7 +344,7 @@ class Hold:
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self.last_fence, grant.memory)
         if verb is ACQUIRE:
             self._healed |= 1 << index
-            if self._denials:  # it may have the key again: its next answer decides
+            if self._denials:  # it may have the key again: its next reply decides
                 self._denials.pop(index, None)
         op.revoke()  # the node does not send it again: a release may have been sent before that
         now = session.clock.now()

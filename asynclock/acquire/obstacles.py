@@ -2,15 +2,15 @@
 
 Each node names one of the holders, and not all nodes name the same: the first or last hold at one node need not be so
 at another. The nodes also name different ids while the votes are split between attempts. The waiter has to wait for
-holds: their releases notify it. It must not wait for attempts: the undo of a minority notifies nobody. A waiter would
-sleep until it renews its ticket, although the name is free.
+holds: their releases notify it. It must not wait for attempts: the undo of a minority notifies nobody, and the waiter
+would sleep until it renews its ticket, although the name is free.
 
 Time separates the two. An attempt is decided, and undone, within two node timeouts, and its id never comes again. So an
 id that was named for longer than that is the id of a hold.
 
 Over N nodes a permit of a semaphore is a slot, and a hold may be missing at a minority of the nodes. A node that grants
 a slot does not say which others are taken there. So one refusal does not show that no slot is free on a majority; the
-answers to the last few attempts together show it.
+replies to the last few attempts together show it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPLIT_TRIES = 3
 """This many tries follow votes that may be split. After them the waiter waits, to find out whether they are."""
 
 _SLOTS_LIVES = 2
-"""The answer of a node about its slots is used for this many lives of an attempt. After that, other slots may be
+"""The reply of a node about its slots is used for this many lives of an attempt. After that, other slots may be
 free."""
 
 _REMEMBERED = 64
@@ -84,7 +84,7 @@ class Obstacles:
         return sorted(since[holder] for holder in ids)[nodes // 2]
 
     def taken(self, ballot: Ballot) -> list[Slots]:
-        """The slots in use at each node, of a kind that has slots, by its recent answers."""
+        """The slots in use at each node, of a kind that has slots, by its recent replies."""
         sent = ballot.sent
         self._taken.update((index, (sent, slots)) for index, slots in ballot.taken().items())
         return [slots for when, slots in self._taken.values() if when > sent - _SLOTS_LIVES * self._life]

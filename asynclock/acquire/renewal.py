@@ -9,7 +9,7 @@ RENEW_BELOW = 2 / 3
 """A hold is renewed once less than this share of its lease remains."""
 
 RETRY = 1 / 12
-"""A renewal without an answer is sent again after this share of the lease."""
+"""A renewal without a reply is sent again after this share of the lease."""
 
 
 class Due(Enum):

@@ -91,13 +91,15 @@ class Session:
     def check(self) -> None:
         """Raise ConfigError in a forked child, and outside this session's event loop."""
         if self.forked:
-            raise ConfigError("this Lease was taken before a fork: it belongs to the parent process; acquire anew here")
+            raise ConfigError(
+                "this Lease was taken before a fork: it belongs to the parent process; acquire the lock again here"
+            )
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
             raise no_loop() from None
         if here is not self.loop:
-            raise ConfigError("this Lease belongs to another event loop: use it there, or acquire anew here")
+            raise ConfigError("this Lease belongs to another event loop: use it there, or acquire the lock again here")
 
     def forget_after_fork(self) -> None:
         """This is a forked child: the sockets are the parent's, and nothing is held here."""
@@ -240,7 +242,7 @@ class Session:
                 began = time.perf_counter()
 
     async def aclose(self) -> None:
-        """Release all holds, wait for the answers that are on their way, and close the connections. Leases that are
+        """Release all holds, wait for the replies that are on their way, and close the connections. Leases that are
         still held are lost ("closed")."""
         if self._closing is None or self._closing.cancelled():
             self.closed = True

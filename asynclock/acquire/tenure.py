@@ -31,7 +31,7 @@ class TenureState(Enum):
     """The state of a tenure."""
 
     HELD = "held"
-    UNKNOWN = "unknown"  # held, but the last renewal had no answer
+    UNKNOWN = "unknown"  # held, but the last renewal had no reply
     LOST = "lost"
     RELEASED = "released"
     DETACHED = "detached"  # another process may adopt it
@@ -157,7 +157,7 @@ class Tenure:
         self.on_lost = None
 
     def renewed(self, answered: bool) -> None:
-        """A renewal is decided, or had no answer from a majority."""
+        """A renewal is decided, or had no reply from a majority."""
         self.state = HELD if answered else UNKNOWN
 
     def mark_done(self, within: float) -> None:

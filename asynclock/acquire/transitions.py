@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
     time_up: bool = False  # the caller's time is over
     one_try: bool = False  # the caller allows one try (timeout=0)
     other_slot: bool = False  # a slot may be free on a majority, of a kind that has slots
-    denied: bool = True  # at a single node: it answered no; else the id is spent (undone, or granted too late)
+    denied: bool = True  # at a single node: it refused; else the id is used up (undone, or granted too late)
     has_ticket: bool = False  # the round left a ticket
     notices: bool = True  # notices come from a majority
     plain: bool = False  # it was sent as the server's own SET NX, which leaves no ticket

@@ -27,7 +27,7 @@ TICK = 0.01
 """Seconds between two slots of the wheel."""
 
 SLICE = 0.001
-"""Seconds that one slice takes at most. The answers to its renewals take the loop for about as long once more."""
+"""Seconds that one slice takes at most. The replies to its renewals take the loop for about as long once more."""
 
 _AGAIN = 0.05  # seconds until a check that raised is repeated
 

@@ -3,12 +3,12 @@ https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
 
 The rules:
 
-1. `held` and `remaining` read the clock, not a flag. Unknown is not lost: a renewal without an answer leaves the lease
+1. `held` and `remaining` read the clock, not a flag. Unknown is not lost: a renewal without a reply leaves the lease
    as it is until its validity runs out. If a majority refuses a renewal, the lease is lost at once.
 2. The task inside `async with` is cancelled on a loss, and LockLost takes the place of the CancelledError. A cancel
    from outside takes precedence (`cancellation.py`).
 3. A block that ends after its lease raises LockLost, unless the body raises another exception.
-4. A release is sent before anything is awaited, and its answer is awaited even if the task is cancelled.
+4. A release is sent before anything is awaited, and its reply is awaited even if the task is cancelled.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ async def release(tenure: Tenure, kept: TenuresByTask | None) -> None:
 
 
 async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
-    """End the tenure, and wait for the answer to its release. Raises LockLost, ConfigError."""
+    """End the tenure, and wait for the reply to its release. Raises LockLost, ConfigError."""
     hold, session = tenure.hold, tenure.hold.session
     lost = tenure.state is LOST
     if session.hung_up:  # no release can be sent any more
