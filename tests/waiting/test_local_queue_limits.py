@@ -9,11 +9,12 @@ import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.acquire.local_queue import SPAN
-from asynclock.rules.model import Op, Queueing, Serve, Verb
+from asynclock.rules.model import Notice, Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
 from tests.support.distant_stores import Beyond
 from tests.support.probes import (
     contended,
+    deliver_notice,
     extend,
     forget_all,
     hold_of,
@@ -21,6 +22,7 @@ from tests.support.probes import (
     intercept_notices,
     last_fence,
     local_queues_of,
+    tickets_of,
 )
 from tests.support.still_clock import Stand, Still, forgotten, idle, turns
 from tests.support.waiters import LIMIT, LONG
@@ -170,6 +172,39 @@ async def test_out_of_reach_for_longer_than_a_round_trip(name: str, nodes: int) 
         beyond.hang_up()
         await beyond.finish(waiting, within=10.0)
         assert isinstance(waiting.exception(), QuorumUnavailable)
+
+
+@both
+async def test_a_cancelled_question_is_no_outage(name: str, nodes: int) -> None:
+    """In an outage two tasks ask for themselves. The servers answer the first one that another client holds the name;
+    the second is cancelled while it asks. A task that comes later and waits behind the first is told that the name was
+    held: nothing is out of reach."""
+    beyond = Beyond(nodes, name, way=0.001)
+    async with beyond.opened() as other, beyond.opened() as client:
+        held = await beyond.lease(other)
+        beyond.hear(False)
+        asking = asyncio.create_task(client(name).acquire(timeout=None))
+        standing = asyncio.create_task(client(name).acquire(timeout=None))
+        await beyond.pass_time(0.1)
+        beyond.hang_up()
+        await turns()  # the second asks
+        beyond.hear(True)
+        await beyond.pass_time(0.1)
+        (ticket,) = tickets_of(client)  # the first was refused, and waits
+        beyond.hang_up()
+        await turns()  # the second pauses
+        for index in range(nodes):
+            deliver_notice(client, index, Notice(ticket, 1, name=name))
+        await beyond.pass_time(0.008, step=0.001)  # the first was refused again
+        beyond.hear(False)
+        await beyond.pass_time(0.03)  # the second asks again
+        standing.cancel()
+        await asyncio.wait({standing})
+        beyond.hear(True)
+        late = asyncio.create_task(client(name).acquire(timeout=0.1))
+        await beyond.finish(late)
+        assert late.result() is None
+        await beyond.finish(asyncio.create_task(held.release()), asking)
 
 
 # -- what is lost as it is passed on ---------------------------------------------------------------------------------
