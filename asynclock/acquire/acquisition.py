@@ -110,7 +110,7 @@ class Acquisition:
             session.under_way.discard(self)
             if self._queue is not None and self._queue.asker is self:
                 self._queue.end_asking(result.__class__ is Tenure)
-            self._attempt = self._waiter = None  # they refer to it: reference cycles would be left to the collector
+            self._attempt = self._waiter = None  # they refer to this object: a cycle would stay for the collector
         return result
 
     # -- in the local queue --------------------------------------------------------------------------------------

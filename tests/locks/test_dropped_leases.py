@@ -10,8 +10,8 @@ import pytest
 
 from asynclock import Redlock
 from tests.support.cancelled_waits import SOON, Make
-from tests.support.probes import enter_again
-from tests.support.still_clock import Still, idle, turns
+from tests.support.probes import enter_again, hold_of
+from tests.support.still_clock import Stand, Still, idle, turns
 from tests.support.waiters import LONG
 
 nodes = pytest.mark.parametrize("nodes", [1, 5])
@@ -70,6 +70,55 @@ async def test_a15_one_of_two_tenures_is_dropped(name: str, nodes: int) -> None:
                 gc.collect()
             await still.until(still.clock.now() + 100.0)
             assert outer.held
+
+
+@nodes
+async def test_a15_a_passed_lease_is_dropped_at_once(name: str, nodes: int) -> None:
+    """A hold was passed to a task that dropped its lease: it warns without the help of the garbage collector, and the
+    hold is renewed no more."""
+    stand = Stand(nodes, name)
+    gc.collect()
+    gc.disable()
+    try:
+        async with stand.client(lease=30.0) as client:
+            first = await client(name).acquire(timeout=None)
+            head = asyncio.create_task(client(name).acquire(timeout=None))
+            dropper = asyncio.create_task(drop(client, name))
+            await turns(20)
+            await first.release()
+            lease = await head
+            hold = hold_of(lease)
+            with pytest.warns(ResourceWarning, match=name):
+                await lease.release()
+                await dropper
+                del dropper
+                await turns()
+            assert hold.over
+    finally:
+        gc.enable()
+
+
+@nodes
+@pytest.mark.parametrize("tasks", [1, 20])
+async def test_an_acquire_leaves_nothing_to_the_garbage_collector(name: str, nodes: int, tasks: int) -> None:
+    """No object of it is in a reference cycle, so all are freed at once; also those of tasks that wait for each
+    other."""
+    still = Still(nodes, name)
+
+    async def once(client: Redlock) -> None:
+        async with client(name):
+            await turns(3)
+
+    async with still.client() as client:
+        await asyncio.gather(*[once(client) for _ in range(tasks)])
+        gc.collect()
+        gc.disable()
+        try:
+            await asyncio.gather(*[once(client) for _ in range(tasks)])
+            await turns()
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
 
 async def test_a15_a_task_in_line_asks_after_a_drop(make: Make, name: str) -> None:
