@@ -79,7 +79,7 @@ class Watchdog:
         now, began = self._clock.now(), time.perf_counter()
         try:
             for slot in sorted(slot for slot in self._wheel if slot * TICK <= now):
-                holds = self._wheel.get(slot)
+                holds = self._wheel.get(slot, set())  # a look at another hold may have emptied the slot
                 while holds:
                     self._check(holds.pop(), now)
                     if time.perf_counter() - began > SLICE:

@@ -154,6 +154,24 @@ def test_who_is_forgotten_is_looked_at_no_more() -> None:
     assert (len(gone.looks), len(stays.looks)) == (0, 1)
 
 
+def test_a_look_may_end_another_that_is_due() -> None:
+    """One that is due in the same turn, alone in its slot, is forgotten by the look at the first. The others are still
+    looked at."""
+    clock = FakeClock()
+    dog = Watchdog(clock)
+    gone, after = (Watched(dog).watched_at(clock.now() + 1.0 + later) for later in (0.1, 0.2))
+
+    class Ends(Watched):
+        def due(self, now: float) -> Due:
+            gone.forget()
+            return super().due(now)
+
+    first = Ends(dog).watched_at(clock.now() + 1.0)
+    clock.block(2.0)
+    clock.advance(0.0)
+    assert (len(first.looks), len(gone.looks), len(after.looks)) == (1, 0, 1)
+
+
 def test_forget_is_harmless_for_who_is_not_watched() -> None:
     """Never watched, forgotten before, and looked at for the last time."""
     clock = FakeClock()
