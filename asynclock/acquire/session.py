@@ -223,7 +223,10 @@ class Session:
             if hold is None:
                 await asyncio.sleep(0)
                 continue
-            releases += [ballot for tenure in hold.tenures if (ballot := hold.end(tenure)) is not None]
+            for tenure in hold.tenures:
+                tenure.check_clock()  # the owner of a lease that is over is told so
+                if (ballot := hold.end(tenure)) is not None:
+                    releases.append(ballot)
         for ballot in releases:
             if await ballot.settled(self.loop) is UNREACHABLE:
                 with contextlib.suppress(ConfigError):

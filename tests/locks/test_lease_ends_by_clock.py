@@ -68,6 +68,24 @@ async def test_held_reads_the_clock(shared_urls: list[str], name: str, nodes: in
 
 @nodes
 @limits
+async def test_release_all_in_a_block_whose_lease_is_over(
+    shared_urls: list[str], name: str, nodes: int, limit: str
+) -> None:
+    """The lease ended before release_all() was called: the end of the block says that a part of its body was not
+    guarded."""
+    options, reason = PAST[limit]
+    clock = Shifted()
+    async with shifted(shared_urls[:nodes], clock) as client:
+        with pytest.raises(LockLost) as lost:
+            async with client(name, **options):
+                clock.jump(10.0)
+                await client.release_all()
+        assert lost.value.reason == reason
+        assert not await client(name).locked()
+
+
+@nodes
+@limits
 async def test_a_block_that_ends_too_late_raises(shared_urls: list[str], name: str, nodes: int, limit: str) -> None:
     """Its body ran on for longer than the lease or max_hold, without a turn of the loop: the end of the block tells,
     though each server still had the key and gave it back without complaint."""
