@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
-from asynclock import Redlock
+import pytest
+
+from asynclock import Lease, Redlock
+from asynclock.stores.redis import connection
 from asynclock.stores.redis.connection import REPLIES
 from tests.support.probes import connection_of, nodes_of, release_by_script, stop_renewals, unanswered, unsent
 from tests.support.servers import Server
@@ -37,6 +41,31 @@ async def test_many_replies_at_once_are_handled_in_slices(server: Server, name: 
                 left = now_left
         assert max(handled) <= REPLIES
         assert all(await asyncio.gather(*asking))
+
+
+async def test_a_reply_that_has_come_is_not_overdue(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replies come together, and the client takes longer than the node timeout to handle them, slice by slice. The
+    server was not silent: each reply counts."""
+    monkeypatch.setattr(connection, "REPLIES", 1)
+
+    async def ask(client: Redlock, i: int) -> Lease | None:
+        lease = await client(f"{name}:{i}").acquire(timeout=0)
+        time.sleep(0.003)
+        return lease
+
+    async with Redlock(server.url, lease=300.0, max_lease=300.0, node_timeout=0.1) as client:
+        await client.health()
+        (node,) = nodes_of(client)
+        server.freeze()
+        asking = [asyncio.create_task(ask(client, i)) for i in range(SENT)]
+        while len(unanswered(connection_of(node))) < SENT or unsent(connection_of(node)):
+            await asyncio.sleep(0)
+        server.thaw()
+        with server.cli() as cli:  # the loop stands still until each name has its hold and its fence
+            while len(cli.keys(f"*{name}:*")) < 2 * SENT:
+                pass
+        async with asyncio.timeout(LIMIT):
+            assert all(await asyncio.gather(*asking))
 
 
 async def test_all_is_released_in_slices(server: Server, name: str) -> None:

@@ -128,6 +128,7 @@ class Connection(asyncio.Protocol):
 
     def _handle_rest(self) -> None:
         if not self.transport.is_closing():
+            self.moved_at = self._now()  # these replies have come: their commands are not overdue
             self._handle_replies()
 
     @property
