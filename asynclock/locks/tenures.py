@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import LockNotHeld, brief
 from asynclock._loop import no_loop
+from asynclock.acquire.tenure import GIVEN
 
 if TYPE_CHECKING:
     from asynclock.acquire.tenure import Tenure
@@ -27,8 +28,8 @@ class TenuresByTask:
 
     def add(self, tenure: Tenure) -> None:
         task = tenure.terms.task
-        mine = self._by_task.get(task)
-        if mine is None:
+        mine = self._of(task)
+        if not mine:
             mine = self._by_task[task] = []
         elif _is_past(mine[-1]):
             mine.pop()  # from now on release() means the new tenure, and reports only its loss
@@ -38,6 +39,17 @@ class TenuresByTask:
             for each in [each for task in gone for each in self._by_task[task] if not each.open]:
                 self.forget(each)
             self._purge_at = _PURGE_AT + 2 * len(self._by_task)
+
+    def _of(self, task: asyncio.Task[Any] | None) -> list[Tenure]:
+        """The tenures that the task took, without those at the end that release_all() gave back."""
+        mine = self._by_task.get(task)
+        if mine is None:
+            return []
+        while mine and mine[-1].state in GIVEN and mine[-1].on_lost is None:
+            mine.pop()
+        if not mine:
+            del self._by_task[task]
+        return mine
 
     def forget(self, tenure: Tenure) -> None:
         """It was released. A tenure that guards a block is kept, since the block has to find it at its end."""
@@ -51,7 +63,7 @@ class TenuresByTask:
         """The tenure that this task acquired last; else the only open tenure of a task that has ended (a test
         fixture's). Raises LockNotHeld."""
         try:
-            mine = self._by_task.get(asyncio.current_task())
+            mine = self._of(asyncio.current_task())
         except RuntimeError:
             raise no_loop() from None
         if mine:
