@@ -78,8 +78,22 @@ class Hold:
                 self.count(grant, index)
         self.valid_until = end
         self.renew_at = self._next_renewal()
-        if grant.nodes > 1:
-            grant.on_late_vote(self.count)
+        if grant.complete:
+            self._forget_grant(grant)
+        else:
+            grant.on_late_vote(self._count_late)
+
+    def _count_late(self, grant: Ballot, index: int) -> None:
+        """A node has replied to the grant after its outcome."""
+        self.count(grant, index)
+        if grant.complete:
+            self._forget_grant(grant)
+
+    def _forget_grant(self, grant: Ballot) -> None:
+        """All nodes have voted. What is not needed any more is dropped: a client may have many holds."""
+        grant.op.forget_packed()
+        if not grant.failed:
+            self._ballot = None
 
     @property
     def name(self) -> str:

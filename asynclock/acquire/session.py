@@ -43,6 +43,9 @@ log = logging.getLogger("asynclock")
 _DRAW = 64
 """This many ids are drawn at once, because one call into the system costs more than an id (docs/decisions.md)."""
 
+_RELEASES = 256
+"""So many outcomes of releases are looked at in one turn of the loop."""
+
 SLICE = 0.002
 """Seconds of work in one turn of the loop, while a client releases all its holds."""
 
@@ -217,20 +220,29 @@ class Session:
                     continue  # a second cancel; the caller raises the first
 
     async def release_all(self) -> None:
-        """Release all holds. Errors of single locks are logged and not raised."""
+        """Release all holds, even if the task is cancelled meanwhile. Errors of single locks are logged and not
+        raised."""
         releases: list[Ballot] = []
+        cancelled: asyncio.CancelledError | None = None
         for hold in self._in_slices():
             if hold is None:
-                await asyncio.sleep(0)
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError as error:  # it goes on once all releases were sent
+                    cancelled = error
                 continue
             for tenure in hold.tenures:
                 tenure.check_clock()  # the owner of a lease that is over is told so
                 if (ballot := hold.end(tenure)) is not None:
                     releases.append(ballot)
-        for ballot in releases:
+        if cancelled is not None:
+            raise cancelled
+        for number, ballot in enumerate(releases, 1):
             if await ballot.settled(self.loop) is UNREACHABLE:
                 with contextlib.suppress(ConfigError):
                     self.not_released(ballot, ballot.op.name)
+            if number % _RELEASES == 0:  # most outcomes are there already, so that the loop would wait for all of them
+                await asyncio.sleep(0)
 
     def _in_slices(self) -> Iterator[Hold | None]:
         """All holds that there are now; None after each slice of work: then the caller lets the loop run other

@@ -262,6 +262,10 @@ class Op:
         or a ticket, that nobody takes back."""
         self.revoked = True
 
+    def forget_packed(self) -> None:
+        """All nodes have replied to it: its encoding is not needed any more."""
+        self.packed = None
+
     def renew_seed(self, seed: int) -> None:
         """It is about to be sent once more, with the client's clock of now."""
         self.fence = seed

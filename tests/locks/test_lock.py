@@ -9,6 +9,8 @@ from datetime import timedelta
 import pytest
 
 from asynclock import Lease, LockLost, LockNotHeld, LockTimeout, Redlock, SelfDeadlock, Unsupported
+from asynclock.acquire import session
+from asynclock.stores.memory import MemoryStore
 from tests.support.probes import tenures_of
 
 
@@ -200,6 +202,23 @@ async def test_release_all_leaves_nothing_with_a_lock(redlock: Redlock, name: st
     with pytest.raises(LockNotHeld, match="does not hold"):
         await lock.release()
     assert tenures_of(lock) == 0
+
+
+async def test_a_cancelled_release_all_gives_all_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two slices: all is given back, and the cancel goes on."""
+    monkeypatch.setattr(session, "SLICE", 0.0)
+    store = MemoryStore()
+    async with Redlock(store) as client:
+        leases = [await client(f"{name}:{i}").acquire(timeout=None) for i in range(20)]
+        releasing = asyncio.create_task(client.release_all())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert any(lease.held for lease in leases)
+        releasing.cancel()
+        await asyncio.wait({releasing})
+        assert releasing.cancelled()
+        assert not any(lease.held for lease in leases)
+        assert not any(store.state(f"{name}:{i}").holds for i in range(20))
 
 
 async def test_e18_a_task_that_would_wait_for_itself(redlock: Redlock, name: str) -> None:
