@@ -219,6 +219,6 @@ def _check_released(tenure: Tenure, ballot: Ballot) -> None:
     """Raise LockLost where a majority says that another owner holds the name; log an outage."""
     hold = tenure.hold
     if ballot.no > ballot.nodes // 2:
-        raise LockLost(hold.name, ballot.who_took())
+        raise LockLost(hold.name, ballot.loss_reason())
     if ballot.outcome is UNREACHABLE:
         hold.session.not_released(ballot, hold.name)

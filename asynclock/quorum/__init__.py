@@ -1,1 +1,1 @@
-"""Asking N nodes, and what their votes amount to."""
+"""Asks N nodes, counts their votes, and judges restarted servers."""

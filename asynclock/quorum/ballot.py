@@ -1,14 +1,14 @@
-"""One op asked of N nodes, and what their votes amount to.
+"""One op sent to N nodes, and the count of their votes.
 
 The rules:
 
 1. A majority is N // 2 + 1 of the *configured* nodes. Each node has one vote per ballot: yes, no, or none (it failed,
-   timed out, or restarted lately). A vote that comes after its node was counted out is dropped.
-2. A ballot is settled as soon as its outcome is certain: WON with a majority of yes, UNREACHABLE once so many nodes
-   cast no vote that no majority can answer, REFUSED once a majority has answered and a majority of yes is impossible
-   ("held" is never said of nodes that are out of reach). Late votes are handled in the background.
-3. An attempt that did not become a lease is undone on every node where its id may be or come to be: where it was
-   granted, where the answer is out, where it is ambiguous.
+   timed out, or is in quarantine). A vote that arrives after its node was counted as failed is dropped.
+2. A ballot is settled as soon as its outcome is certain: WON with a majority of yes; UNREACHABLE when so many nodes
+   cast no vote that no majority can answer; REFUSED when a majority has answered and a majority of yes is impossible.
+   So unreachable nodes never make a name look held. Late votes are handled in the background.
+3. An attempt that did not become a lease is undone on every node where it took effect or may still do so: where it was
+   granted, where no answer has arrived, and where the failure is ambiguous.
 4. The fencing token T is the greatest of the grants. It counts once a majority of nodes are witnesses: their F >= T
    while they hold this id. Any later majority meets a witness, and so gets a greater token.
 5. The end of a lease at one node is (send + lease - drift); the lease ends at the majority-th latest of these.
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 DRIFT = 0.01
-"""Clocks of servers and ours may run this much faster or slower (of the lease) ..."""
+"""The drift allowance of the Redlock page: the clocks of servers and client may differ by this share of a lease ..."""
 DRIFT_FLOOR = 0.002
-"""... and Redis ends keys to the ms: the drift allowance of the Redlock page, in seconds."""
+"""... plus so many seconds, because Redis expires keys to the ms."""
 
 
 class Outcome(Enum):
-    """What a ballot came to."""
+    """The result of a ballot."""
 
     WON = "won"
     REFUSED = "refused"
@@ -46,11 +46,11 @@ class Outcome(Enum):
 
 
 WON, REFUSED, UNREACHABLE = Outcome
-"""Quicker to read than from the class, as those of `model.py`."""
+"""Faster to read than the members of the class, as in `model.py`."""
 
 
 def tally(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
-    """The outcome, or None while it is open. Pure."""
+    """The outcome; None while the ballot is open. Pure."""
     majority = nodes // 2 + 1
     if yes >= majority:
         return WON
@@ -62,12 +62,12 @@ def tally(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
 
 
 def valid_until(ends: Sequence[float]) -> float:
-    """When a lease ends that ends at each node then: the majority-th latest. Pure."""
+    """When a lease ends, from its ends at the nodes: the majority-th latest of these. Pure."""
     return sorted(ends, reverse=True)[len(ends) // 2]
 
 
 def drift(lease: float) -> float:
-    """What to take off a lease of so many seconds, since no two clocks run alike."""
+    """The seconds to subtract from a lease of so many seconds, because clocks run at different speeds."""
     return lease * DRIFT + DRIFT_FLOOR
 
 
@@ -75,7 +75,7 @@ _NOT_ASKED = LookupError("not asked")
 
 
 class Ballot:
-    """One op asked of all nodes; it handles their replies. It goes on if the task that awaits it is cancelled."""
+    """One op sent to all nodes. Handles the replies, also after the task that awaits it was cancelled."""
 
     __slots__ = (
         "_certain", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "failed", "late", "no", "nodes",
@@ -103,11 +103,11 @@ class Ballot:
         self.failed = 0
         self.outcome: Outcome | None = None
         self.on_settled = on_settled
-        self.late: tuple[Callable[[Ballot, int], object], ...] = ()  # called with each later vote
-        self._everyone = everyone  # settle only when each node has answered or failed
-        self._certain = certain  # a refusal is certain once one holder is known to have a majority, or all have spoken
-        self._on_vote = on_vote  # called with each vote, before that may decide the ballot
-        self._maybe = 0  # bit i: node i cast no vote, yet may carry the op out
+        self.late: tuple[Callable[[Ballot, int], object], ...] = ()  # called with each vote after the outcome
+        self._everyone = everyone  # settle only after each node has answered or failed
+        self._certain = certain  # REFUSED only if one holder has a majority, or all nodes have answered or failed
+        self._on_vote = on_vote  # called with each vote, before the vote can settle the ballot
+        self._maybe = 0  # bit i: node i cast no vote, but may carry the op out
         self._waiter: asyncio.Future[Outcome] | None = None
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ class Ballot:
             for late in self.late:
                 late(self, index)
             if self.late and self.complete:
-                self.late = ()  # its owner can be collected
+                self.late = ()  # so that the owner of the callback can be collected
             return
         if self._everyone and not self.complete:
             return
@@ -167,12 +167,12 @@ class Ballot:
         return self.yes + self.no + self.failed == self.nodes
 
     def on_late_vote(self, late: Callable[[Ballot, int], object]) -> None:
-        """Tell of each vote that is still to come."""
+        """Call `late` with each vote that has not arrived yet."""
         if not self.complete:
             self.late += (late,)
 
     def expire(self) -> None:
-        """The caller can wait no longer: a node that has not answered counts as silent."""
+        """The caller stops waiting: settle with the votes so far."""
         if self.outcome is None:
             answered = self.yes + self.no > self.nodes // 2
             self._settle(REFUSED if answered else UNREACHABLE)
@@ -181,21 +181,21 @@ class Ballot:
         self.outcome = outcome
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(outcome)
-        told, self.on_settled = self.on_settled, None  # the hold keeps this ballot, not the waiter
-        if told is not None:
-            told(self)
+        on_settled, self.on_settled = self.on_settled, None  # the hold keeps this ballot, but not the waiter
+        if on_settled is not None:
+            on_settled(self)
 
     async def settled(self, loop: asyncio.AbstractEventLoop) -> Outcome:
-        """Wait for the outcome. A cancel ends the waiting, not the ballot."""
+        """Wait for the outcome. A cancellation ends the waiting, not the ballot."""
         return self.outcome or await self.waiter(loop)
 
     def waiter(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Outcome]:
-        """What to await while there is no outcome; a coroutine less than `settled`."""
+        """A future of the outcome, to await while there is none. It saves the coroutine of `settled`."""
         self._waiter = loop.create_future()
         return self._waiter
 
     def traces(self) -> list[int]:
-        """The nodes where the op took effect, or may yet (rule 3)."""
+        """The nodes where the op took effect or may still do so (rule 3)."""
         return [
             i
             for i, vote in enumerate(self.votes)
@@ -203,62 +203,63 @@ class Ballot:
         ]
 
     def refused_nodes(self) -> list[int]:
-        """The nodes that did not say yes; without those that have not answered."""
+        """The nodes that answered no or failed."""
         return [i for i, vote in enumerate(self.votes) if vote is not None and vote.__class__ is not tuple]
 
     def fences(self) -> list[int]:
-        """F of each node that said yes."""
+        """The fence F of each node that answered yes."""
         return [vote[0] for vote in self.votes if vote.__class__ is tuple]  # type: ignore[misc]  # a Grant
 
     def token(self) -> tuple[int, bool]:
-        """The fencing token of the grants, and whether a majority is witness of it (rule 4)."""
+        """The fencing token of the grants, and whether a majority of nodes are witnesses of it (rule 4)."""
         if self.nodes == 1:
-            return self.votes[0][0], True  # type: ignore[index,return-value]  # it said yes
+            return self.votes[0][0], True  # type: ignore[index,return-value]  # a Grant
         fences = self.fences()
         top = max(fences)
         return top, fences.count(top) > self.nodes // 2
 
     def witnesses(self, token: int) -> bool:
-        """Whether a majority of nodes hold for us and have an F that is as great (rule 4)."""
+        """Whether a majority of nodes have this hold and an F of at least `token` (rule 4)."""
         return sum(f >= token for f in self.fences()) > self.nodes // 2
 
     def errors(self) -> list[tuple[int, Exception]]:
-        """Why nodes cast no vote."""
+        """The nodes that cast no vote, each with its error."""
         return [(i, vote) for i, vote in enumerate(self.votes) if isinstance(vote, Exception)]
 
     def silent(self) -> list[int]:
-        """The nodes whose silence leaves the outcome open. A node that has not answered yet is none of them where the
-        failures of others decide."""
+        """The nodes that have not answered, if that leaves the outcome open; none if the failures of other nodes
+        decide."""
         if tally(self.nodes, self.yes, self.no, self.failed) is not None:
             return []
         return [i for i, vote in enumerate(self.votes) if vote is None]
 
     def denials(self) -> list[Refused]:
-        """What each node says that refuses."""
+        """The refusals."""
         return [vote for vote in self.votes if isinstance(vote, Refused)]
 
     def holder(self) -> Refused | None:
-        """The holder on a majority of the nodes, with the time that it has there at least; None: there is none."""
+        """The holder on a majority of the nodes, with the time for which it holds there at least; None: there is
+        none."""
         return holder_of(self.denials(), self.nodes)
 
     def free(self) -> int:
-        """How many nodes say that nobody holds it."""
+        """The number of nodes that refuse although nobody holds the name there."""
         return sum(vote.left is None for vote in self.denials())
 
     def rank(self) -> int:
-        """Where our ticket stands in the middle of the nodes that keep one; 0 where none does."""
+        """The median rank of the ticket at the nodes that keep it; 0 if none does."""
         ranks = sorted(vote.rank for vote in self.denials() if vote.rank >= 0)
         return ranks[len(ranks) // 2] if ranks else 0
 
     def orders(self) -> list[int]:
-        """The order keys of our ticket there."""
+        """The order keys of the ticket at the nodes that keep it, sorted."""
         return sorted(vote.order for vote in self.denials() if vote.rank >= 0)
 
     def taken(self) -> dict[int, Slots]:
-        """The slots in use at each node that said no, of a kind that has slots."""
+        """The slots in use at each node that refuses, for a kind that has slots."""
         found = enumerate(self.votes)
         return {i: vote.slots for i, vote in found if isinstance(vote, Refused) and vote.slots is not None}
 
-    def who_took(self) -> Reason:
-        """Why a majority said that the hold is not ours."""
+    def loss_reason(self) -> Reason:
+        """Why the hold is lost, after a majority refused it."""
         return lost_to(self.denials(), self.nodes, broken=False)

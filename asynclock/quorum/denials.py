@@ -1,4 +1,4 @@
-"""What the nodes that refuse say of the holders, taken together. Pure."""
+"""Conclusions from the refusals of several nodes about the holders of a name. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def holder_of(denials: Collection[Refused], nodes: int) -> Refused | None:
-    """The holder on a majority of the nodes, with the time that it has there at least; None: there is none."""
+    """The holder on a majority of the nodes, with the time for which it holds there at least; None: there is none."""
     majority = nodes // 2 + 1
     for holder in {each.holder for each in denials if each.left is not None}:
         ends = sorted((each.left for each in denials if each.holder == holder and each.left is not None), reverse=True)
@@ -24,26 +24,26 @@ def holder_of(denials: Collection[Refused], nodes: int) -> Refused | None:
 
 
 def is_held(denials: Collection[Refused], nodes: int) -> bool:
-    """Whether a majority of the nodes refuses because of a hold, whichever hold each of them names."""
+    """Whether a majority of the nodes refuses because of a hold. They may name different holds."""
     return sum(each.left is not None for each in denials) > nodes // 2
 
 
 def first_free(denials: Collection[Refused], nodes: int) -> float:
-    """In how many seconds a majority of the nodes could be free at the earliest (math.inf: never). A node that names no
-    hold may be free now."""
+    """The seconds until a majority of the nodes can be free at the earliest (math.inf: never). A node that names no
+    hold can be free now."""
     ends = sorted(each.left for each in denials if each.left is not None)
     ends = [0.0] * (nodes - len(ends)) + ends
     return ends[nodes // 2]
 
 
 def soonest(denials: Collection[Refused]) -> float:
-    """Seconds until the first of the holds ends that are in the way."""
+    """The seconds until the first of the blocking holds ends."""
     return min((each.left for each in denials if each.left is not None), default=math.inf)
 
 
 def lost_to(denials: Collection[Refused], nodes: int, broken: bool) -> Reason:
-    """Why a hold is lost that these nodes deny. After an operator has broken it ("broken") other clients may hold it at
-    some nodes already; it is "taken" only once one of them has a majority."""
+    """Why a hold is lost, from the refusals of these nodes. After an operator broke it, other clients may already hold
+    the name at some nodes: the reason is "taken" only if one of them has a majority."""
     if broken:
         return "broken" if holder_of(denials, nodes) is None else "taken"
     return "taken" if any(each.left is not None for each in denials) else "broken"

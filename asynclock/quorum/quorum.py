@@ -1,5 +1,6 @@
-"""Asking N nodes: one ballot for each op (`ballot.py`), the undo of an attempt, servers in quarantine
-(`quarantine.py`), and why there was no majority. On each node the undo of an attempt is queued before the next attempt.
+"""Sends ops to N nodes: one ballot for each op (`ballot.py`), the undo of an attempt, the quarantine of servers
+(`quarantine.py`), and the error when there is no majority. On each node the undo of an attempt is sent before the next
+attempt.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ class Quorum:
         self._quarantine = quarantine
         self._restartable = [node for node in nodes if isinstance(node, Restartable)]
         self._flushes = [node.flush if isinstance(node, Buffered) else _nothing for node in nodes]
-        # What a release does for the next who waits: over N nodes no single one can let it in.
+        # What a release does for the next waiter: over N nodes no single node can grant it the hold.
         self.serve = Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
 
     async def open(self) -> None:
-        """Connect to all, and decide which restarted servers may vote. A node that is down is no error here."""
+        """Connect to all nodes, and decide which restarted servers may vote. A node that is down is not an error
+        here."""
         majority = len(self.nodes) // 2 + 1
         opening = {asyncio.ensure_future(node.open()) for node in self.nodes}
         pending = opening
@@ -44,8 +46,8 @@ class Quorum:
             while pending and sum(node.error is None for node in self.nodes) < majority:
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if pending:
-                # A majority is up, so the others get a moment only. But whether a deployment is new hangs on every node
-                # that can answer: the one that is late may bear the mark.
+                # A majority is up, so the others get 0.2 s. But if the deployment looks new, wait for every node that
+                # can answer, because a late one may have a mark.
                 moment = None if self._judge().new else 0.2
                 await asyncio.wait(pending, timeout=moment)
         finally:
@@ -57,7 +59,7 @@ class Quorum:
         await self._judge_restarts()
 
     async def _judge_restarts(self) -> None:
-        """End the quarantine of all servers where the deployment is new."""
+        """End the quarantine of all servers if the deployment is new."""
         for pause in (0.02, 0.05, 0.1, 0.2):
             ruling = self._judge()
             if ruling.new:
@@ -65,7 +67,7 @@ class Quorum:
                     node.end_quarantine()
             if not ruling.doubtful:
                 return
-            # Another client may be finding it new right now: its marks come within moments of each other.
+            # Another client may be setting the marks of a new deployment. It sets them all within a short time.
             await asyncio.sleep(pause)
             await asyncio.gather(*(node.read_mark() for node in self._restartable), return_exceptions=True)
 
@@ -85,8 +87,8 @@ class Quorum:
         at_once: bool = False,
         on_vote: Callable[[Ballot, int], object] | None = None,
     ) -> Ballot:
-        """Send `op` to all nodes, or to `only` these; each has `within` seconds to answer. It leaves at the end of this
-        turn, or `at_once`, node by node: somebody waits for it."""
+        """Send `op` to all nodes, or `only` to some. Each has `within` seconds to answer. The op leaves at the end of
+        this turn of the loop; with `at_once` it leaves now, node by node, because another client waits for it."""
         sent = self.clock.now()
         ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain, on_vote)
         if only is None and not at_once:
@@ -102,20 +104,21 @@ class Quorum:
         return ballot
 
     def flush(self) -> None:
-        """Let all that was sent leave now."""
+        """Write the ops that were sent now, not at the end of this turn."""
         for flush in self._flushes:
             flush()
 
     @property
     def listens(self) -> bool:
-        """Whether notices come from a majority."""
+        """Whether a majority of the nodes sends notices."""
         if len(self.nodes) == 1:
             return self.nodes[0].listens
         return sum(node.listens for node in self.nodes) > len(self.nodes) // 2
 
     def undo(self, ballot: Ballot, within: float, ticket: Queueing | None = None) -> Ballot | None:
-        """Take an attempt back wherever it left a trace or may yet (rule 3 of `ballot.py`), and put `ticket` in its
-        place. It serves the queue only if the attempt had, or may have had, a majority: nobody waits for a minority."""
+        """Undo an attempt where it took effect or may still do so (rule 3 of `ballot.py`), and put `ticket` in its
+        place. The undo serves the queue only if the attempt had, or may have had, a majority: no waiter waits for a
+        minority."""
         op = ballot.op
         op.revoke()
         traces = ballot.traces()
@@ -130,32 +133,33 @@ class Quorum:
     def unavailable(
         self, ballot: Ballot, name: str, before: Mapping[int, Exception] | None = None
     ) -> ConfigError | QuorumUnavailable:
-        """Why a ballot was UNREACHABLE. A node that is silent in this round is reported with what it said `before`."""
+        """The error for a ballot that was UNREACHABLE. A node that is silent in this round is reported with its error
+        of `before`."""
         errors = dict(ballot.errors())
         for i in ballot.silent():
             errors[i] = (before or {}).get(i) or TimeoutError(f"{self.nodes[i].label} has not answered yet")
         return self._outage({self.nodes[i].label: errors[i] for i in sorted(errors)}, name)
 
     def unavailable_nodes(self, errors: Mapping[int, BaseException], name: str) -> ConfigError | QuorumUnavailable:
-        """The same of a question that is no ballot."""
-        told = {self.nodes[i].label: e if isinstance(e, Exception) else Exception(repr(e)) for i, e in errors.items()}
-        return self._outage(told, name)
+        """The same error from the errors of these nodes, without a ballot."""
+        found = {self.nodes[i].label: e if isinstance(e, Exception) else Exception(repr(e)) for i, e in errors.items()}
+        return self._outage(found, name)
 
     def outage(self) -> ConfigError | QuorumUnavailable | None:
-        """Why no ballot could be won now, if so."""
+        """The error if no majority of the nodes can be asked now; None: it can."""
         errors = {node.label: node.error for node in self.nodes if node.error is not None}
         return self._outage(errors, "") if len(self.nodes) - len(errors) <= len(self.nodes) // 2 else None
 
     def _outage(self, errors: dict[str, Exception], name: str) -> ConfigError | QuorumUnavailable:
-        """A ConfigError where a majority will not serve whatever we do."""
+        """The error to raise: a ConfigError if a majority has errors that only the user can solve."""
         hopeless = [error for error in errors.values() if isinstance(error, ConfigError)]
         if len(hopeless) > len(self.nodes) // 2:
             raised = WrongKind if isinstance(hopeless[0], WrongKind) else ConfigError
             return raised(str(hopeless[0]), name=name)
-        told = "; ".join(str(error) or repr(error) for error in errors.values())
-        whose = f"{brief(name)}: " if name else ""
+        reasons = "; ".join(str(error) or repr(error) for error in errors.values())
+        about = f"{brief(name)}: " if name else ""
         return QuorumUnavailable(
-            f"{whose}{len(errors)} of {len(self.nodes)} nodes cast no vote: {told}", name=name, errors=errors
+            f"{about}{len(errors)} of {len(self.nodes)} nodes cast no vote: {reasons}", name=name, errors=errors
         )
 
 

@@ -1,11 +1,11 @@
 """Where locks are kept. A store is shared by all event loops and opens a `Node` in each; no store imports another.
 
 A client takes urls, `redis.asyncio.Redis` clients and stores. A user writes a store in one of two ways (docs/stores.md
-shows a whole one):
+has a complete example):
 
-    transactional.TransactionalStore    over anything that has transactions: it brings `transact`, `listen` and `keys`,
-                                        and everything that locks mean is there already
-    port.Store and port.Node            over anything else: the two protocols, and the values that cross them
+    transactional.TransactionalStore    over anything that has transactions: the subclass implements `transact`,
+                                        `listen`, `unlisten` and `keys`, and inherits the rules of all kinds of locks
+    port.Store and port.Node            over anything else: the two protocols to implement, and the values they use
 
 All times that cross the port are in seconds.
 """
@@ -31,7 +31,8 @@ _MAY_BE_SECRET = re.compile(r"[@?#=]")
 
 
 def store_for(node: str | Redis | Store) -> Store:
-    """The store that a url, a client or a store means. Raises ConfigError."""
+    """The store for a url, a `redis.asyncio.Redis` client, or a store, which is returned as it is. Raises
+    ConfigError."""
     if isinstance(node, str):
         return _by_url(node)
     if isinstance(node, Redis):
@@ -67,10 +68,10 @@ def _by_url(url: str) -> Store:
         return RedisStore(url)
     if "://" in url and _SCHEME.fullmatch(scheme):
         raise ConfigError(f"no store for the scheme {brief(scheme)}: there are {_ALL}")
-    # A user, a password or a query may be part of it: then nothing of it is shown.
+    # If it may contain a user, a password or a query, the message shows nothing of it.
     shown = "what was given" if _MAY_BE_SECRET.search(url) else brief(url)
     raise ConfigError(
-        f"{shown} is no url: a client takes servers, such as Redlock('redis://host:6379'); "
+        f"{shown} is not a url: a client takes servers, such as Redlock('redis://host:6379'); "
         "a lock's name goes into the client's call, redlock('order:42')"
     )
 

@@ -1,4 +1,4 @@
-"""Locks of one process, for unit tests: a dict, with a clock that a test can move."""
+"""Locks of one process, for unit tests: the states are in a dict, and a test can set the clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class MemoryStore(TransactionalStore):
-    """A store whose clients, loops and threads share one dict. Give one to all clients that are to share its locks."""
+    """A store in a dict, which all its clients, event loops and threads share. Clients share locks if they are given
+    the same MemoryStore."""
 
     _numbers = count(1)
 
@@ -27,7 +28,7 @@ class MemoryStore(TransactionalStore):
         self.label = f"memory:{next(self._numbers)}"
         self.clock = clock
         self._time = clock or SYSTEM
-        self._epoch = self._time.wall() - self._time.now()  # wall clocks jump; what counts leases must not
+        self._epoch = self._time.wall() - self._time.now()  # a wall clock can jump, and leases must not
         self._states: dict[str, State] = {}
         self._listeners: dict[str, tuple[asyncio.AbstractEventLoop, Callable[[Notice], object]]] = {}  # by tag
         self._guard = threading.Lock()
@@ -36,11 +37,11 @@ class MemoryStore(TransactionalStore):
         return f"<MemoryStore of {len(self._states)} names>"
 
     def now(self) -> float:
-        """The server's time, as its clients' fences and leases meet it."""
+        """The time of this store as Unix seconds, by which leases end and fences are clamped."""
         return self._epoch + self._time.now()
 
     def state(self, key: str) -> State:
-        """What is known of a key (prefix + name) now."""
+        """The state of a key (prefix + name) at this moment."""
         return self._states.get(key, State()).at(self.now())
 
     def transact(self, keys: Sequence[str], step: Step) -> None:

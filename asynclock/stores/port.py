@@ -37,22 +37,22 @@ __all__ = [
 ]
 
 Grant: TypeAlias = tuple[int, bool]
-"""A node says yes: the fence F of the node, and whether others wait for the name there. It is a plain tuple, because it
-is made for each acquire; test for it with `vote.__class__ is tuple`."""
+"""A node grants: the fence F of the node, and whether other clients wait for the name there. It is a plain tuple,
+because one is made for each acquire; test for it with `vote.__class__ is tuple`."""
 
 
 class Refused(NamedTuple):
-    """A node says no."""
+    """A node refuses."""
 
-    left: float | None  # until the hold in the way ends; math.inf: never, or unknown; None: nobody holds the name
-    holder: str = ""  # the id of that hold; "" where none is named
-    rank: int = -1  # so many tickets stand before the ticket of this op; -1: the node keeps none
+    left: float | None  # seconds until the blocking hold ends; math.inf: never, or unknown; None: nobody holds the name
+    holder: str = ""  # the id of the blocking hold; "" if the node names none
+    rank: int = -1  # the number of tickets before the ticket of this op; -1: the node keeps no ticket of it
     order: int = 0  # the order key of the ticket of this op
-    slots: Slots | None = None  # the slots in use, of a kind that has some
+    slots: Slots | None = None  # the slots in use, for a kind that has slots
 
 
 class Undone(Enum):
-    """A node says that the id was undone before: there is a tombstone of it."""
+    """A node refuses because the id was undone before: the node keeps a tombstone of it."""
 
     UNDONE = "undone"
 
@@ -60,11 +60,11 @@ class Undone(Enum):
 UNDONE = Undone.UNDONE
 
 Vote: TypeAlias = Grant | Refused | Undone | Exception | None
-"""What is known of one node's answer to one op; an exception: it casts no vote; None: nothing yet."""
+"""One node's answer to one op, as far as it is known. An exception: the node casts no vote. None: no answer yet."""
 
 
 class ReplyHandler(Protocol):
-    """It handles the replies to one op. It is called once per node, from the loop, and never awaits."""
+    """Handles the replies to one op. It is called once for each node, from the event loop, and never awaits."""
 
     op: Op
     sent: float
@@ -74,109 +74,111 @@ class ReplyHandler(Protocol):
         """Node `index` answered."""
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
-        """Node `index` casts no vote; `maybe`: it may still carry the op out."""
+        """Node `index` casts no vote. `maybe`: it may have carried the op out, or may still do so."""
 
 
 class Facts(NamedTuple):
-    """What a node says of its server, where restarts matter."""
+    """Facts about the server of a node, from which `quorum/quarantine.py` decides whether it may vote."""
 
     run_id: str
-    mark: str  # the run_id under which the node was first used; "" where nobody used it
-    started: float  # when it started, on the client's clock; -math.inf: unknown
-    replaced: float | None = None  # when this client met it there in place of another server, on the client's clock
+    mark: str  # the run_id that the server had at its first use; "" if it was never used
+    started: float  # when the server started, on the client's clock; -math.inf: unknown
+    replaced: float | None = None  # when this client found it in place of another server, on the client's clock
 
 
 class NodeView(NamedTuple):
-    """What one node knows of one name, as an operator wants it."""
+    """The state of one name at one node, for `inspect` and `holders`."""
 
-    type: str  # how the holds are kept: "string", "zset" or "none"; another program's may be anything
-    holds: tuple[tuple[str, float | None], ...]  # (id, seconds left; None: for ever)
+    type: str  # the Redis type of the hold: "string", "zset" or "none"; a key of another program may have any type
+    holds: tuple[tuple[str, float | None], ...]  # (id, seconds left); None: the hold never ends
     fence: int
     waiters: tuple[tuple[int, str], ...]  # (order key, id), the first in the queue first
 
 
 class SameServer(ConfigError):
-    """This node is a server that another node is already: its one vote would count as two."""
+    """Two nodes of the client are the same server: its vote would count twice."""
 
 
 class WrongKind(ConfigError):
-    """The name is in use as another kind of lock, or as something that is none."""
+    """The name is in use as another kind of lock, or as a key that is not a lock."""
 
 
 class NoticeListener(Protocol):
-    """It receives the notices for all waiters and holders of one event loop. It is called from the loop, and never
+    """Receives the notices for all waiters and holders of one event loop. It is called from that loop, and never
     awaits."""
 
-    tag: str  # names its channel
+    tag: str  # the name of its channel
 
     def received(self, index: int, notice: Notice) -> None:
-        """Node `index` sent a notice. No notice overtakes the reply to an op that the node decided before."""
+        """Node `index` sent a notice. A notice never overtakes the reply to an op that the node decided earlier."""
 
     def connected(self, index: int) -> None:
-        """Node `index` is connected (again): notices before that may be lost; or there are none any more."""
+        """Node `index` is connected (again). Earlier notices may be lost, and the node may send no notices from now on
+        (`Node.listens`)."""
 
 
 class Node(Protocol):
     """One server, as one event loop sees it."""
 
     label: str
-    listens: bool  # notices come through
-    error: Exception | None  # why it cannot be asked now; None: it can
+    listens: bool  # whether notices from the server arrive
+    error: Exception | None  # why it cannot be asked now; None: it can be asked
 
     async def open(self) -> None:
-        """Connect, or learn why not (`error`); never raises. Goes on trying in the background."""
+        """Connect. Never raises: if the attempt fails, `error` says why, and more attempts follow in the background."""
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
-        """Ask; never awaits and never raises. The handler gets the answer, or learns that there is none, by its
-        deadline. Ops are carried out in the order in which they are sent. An op that was revoked is not sent again."""
+        """Send an op; never awaits and never raises. By its deadline the handler gets either the answer or a failure.
+        Ops are carried out in the order in which they are sent. A revoked op is not sent again."""
 
     async def ping(self) -> float:
-        """Seconds for one round trip; raises what is wrong."""
+        """The seconds that one round trip takes. Raises the error of the node."""
 
     async def probe(self, name: str) -> NodeView:
-        """What it knows of a name; raises what is wrong."""
+        """The state of a name at this node. Raises the error of the node."""
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
-        """Some of the names that are held and begin so, and the cursor for more; "0" begins and ends. Raises what is
-        wrong."""
+        """The next cursor, and some of the names that are held and begin with `begin`. The cursor "0" starts the
+        listing, and marks its end when it is returned. Raises the error of the node."""
 
     async def aclose(self) -> None:
-        """Wait until what is in flight that takes a hold away, or over, is answered or overdue; then hang up."""
+        """Wait until each release, adopt and break in flight is answered or overdue, then disconnect."""
 
 
 @runtime_checkable
 class Buffered(Protocol):
-    """Optional, of a Node that sends the ops of one turn of the loop together."""
+    """Optional: a Node that sends the ops of one turn of the loop together."""
 
     def flush(self) -> None:
-        """What was sent leaves now, not at the end of this turn, because somebody waits for it. Never raises."""
+        """Write all ops sent so far now, not at the end of this turn, because another client waits for them. Never
+        raises."""
 
 
 @runtime_checkable
 class Restartable(Protocol):
-    """Optional, of a Node whose server may come back from a restart without the holds that it granted. It casts no vote
-    while it is in quarantine (`NodeConfig.quarantine`), but carries releases out."""
+    """Optional: a Node whose server may lose holds when it restarts. While it is in quarantine
+    (`NodeConfig.quarantine`), it casts no vote, but it carries out releases."""
 
     @property
     def facts(self) -> Facts | None:
-        """What is known of its server; None: nothing yet."""
+        """The facts about its server; None: not known yet."""
 
     def end_quarantine(self) -> None:
-        """The quorum found the deployment new: the server votes."""
+        """The deployment is new, so the server may vote from now on."""
 
     async def read_mark(self) -> None:
-        """Read again whether another client found the deployment new."""
+        """Read the mark again: another client may have found the deployment new."""
 
 
 class NodeConfig(NamedTuple):
-    """What a store needs to know of its client to open a node."""
+    """The settings of the client with which a store opens a node."""
 
     position: int
     prefix: str
     clock: Clock
     listener: NoticeListener
     servers: dict[str, str]  # run_id -> label, of all nodes of this client
-    # Until when a server of such facts casts no vote, on the client's clock. None: a node alone, which need not ask.
+    # When the quarantine of a server with these facts ends, on the client's clock. None: a single node, which has none.
     quarantine: Callable[[Facts], float] | None
 
 
@@ -185,11 +187,11 @@ class Store(Protocol):
 
     @property
     def label(self) -> str:
-        """For messages; without a password."""
+        """Its name in messages; never contains a password."""
 
     @property
     def clock(self) -> Clock | None:
-        """The clock its clients must use; None: the machine's."""
+        """The clock that its clients must use; None: the clock of the machine."""
 
     def open(self, config: NodeConfig) -> Node:
-        """Its node for one event loop; connects nothing yet."""
+        """Make its node for one event loop, without connecting."""

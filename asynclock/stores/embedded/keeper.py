@@ -26,12 +26,12 @@ def keep(folder: Path) -> None:
     server = valkey.start(path)
     users = (folder / "users").open("w")
     threading.Thread(target=_end_with_the_last, args=(users, server), daemon=True).start()
-    server.wait()  # however it ended: once this process has ended, a user finds `alive` free and starts another keeper
+    server.wait()  # for any reason: when this process ends, a user finds `alive` unlocked and starts another keeper
     path.unlink(missing_ok=True)
 
 
 def _end_with_the_last(users: IO[str], server: subprocess.Popen[bytes]) -> None:
-    fcntl.flock(users, fcntl.LOCK_EX)  # granted after the last process that uses the server; a new user now waits
+    fcntl.flock(users, fcntl.LOCK_EX)  # granted after the last user of the server has ended; a new user now waits
     server.kill()
 
 

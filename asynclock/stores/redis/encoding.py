@@ -1,4 +1,4 @@
-"""An Op as bytes: one EVALSHA, with seconds turned into milliseconds."""
+"""Encodes an Op as bytes: one EVALSHA, with seconds converted to milliseconds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Op, Queueing
 
 NATIVE_RELEASES = (("DELIFEQ",), ("DELEX", "IFEQ"))
-"""What servers call it, with what stands between key and value: Valkey 9, Redis 8.4."""
+"""Commands that compare and delete, with the word between key and value: of Valkey 9, of Redis 8.4."""
 
 
 def pack(*command: str | int) -> bytes:
-    """A command as Redis reads it."""
+    """Encode a command in the Redis protocol."""
     packed: bytes = pack_command(command)  # type: ignore[arg-type]  # its stub means a tuple of one
     return packed
 
@@ -32,7 +32,7 @@ def encode(op: Op, prefix: str) -> bytes:
     elif op.kind.parts or not op.id:
         wire = pack("EVALSHA", _sha(op.kind.letter), *_arguments(op, prefix, op.tombstone))
     else:
-        # The same as pack("EVALSHA", sha, 3, *_arguments(...)), in a third of its time: what repeats is kept packed.
+        # The same as pack("EVALSHA", sha, *_arguments(...)), in a third of its time: repeated parts are cached.
         whole = op.id.encode()
         fence = b"%d" % op.fence
         head, verb, lease, rest = _frame(op.kind.letter, op.verb, op.lease, op.memory, op.rest, op.tombstone, op.done)
@@ -45,7 +45,7 @@ def encode(op: Op, prefix: str) -> bytes:
 
 
 def _pack_queueing(queueing: Queueing) -> bytes:
-    """Its words; packed once, for many ops share it."""
+    """Encode its arguments. The result is cached, because many ops share one Queueing."""
     words = [str(word).encode() for word in _words(queueing)]
     queueing.packed = packed = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
     return packed
@@ -58,10 +58,10 @@ def _words(queueing: Queueing) -> tuple[str | int, ...]:
 
 
 def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None:
-    """A release as the server's own compare-and-delete, a tenth of a script's cost; None: it takes the script.
+    """A release as the server's own compare-and-delete, at a tenth of the cost of a script; None: the script is needed.
 
-    It finds nothing where the hold is marked: the script then serves who waits. It does not carry the token: a majority
-    of witnesses knows that since the acquire.
+    It matches nothing if the hold is marked; then the script follows and serves the waiters. It does not carry the
+    token, because a majority of witnesses has it since the acquire.
     """
     known = op.packed
     if known.__class__ is tuple and known[0] == command:
@@ -84,7 +84,7 @@ def encode_whole(op: Op, prefix: str, *, tombstone: bool = False) -> bytes:
 
 
 def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
-    """How many keys, the keys, and the words after them."""
+    """The number of keys, the keys, and the other arguments."""
     found: list[str | int] = []
     for name in [part.name for part in op.kind.parts] or [op.name]:
         at = keys(prefix, name)
@@ -106,33 +106,33 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
 
 @lru_cache(maxsize=64)
 def _native_head(command: tuple[str, ...]) -> tuple[bytes, bytes]:
-    """A release as the server's own command, up to the key, and from the key to the id."""
+    """The parts of a release as the server's own command: before the key, and between key and id."""
     return b"*%d\r\n" % (len(command) + 2) + _words_of(command[0]), _words_of(*command[1:])
 
 
 @lru_cache(maxsize=64)
 def _sha(letter: str) -> str:
-    return sha1(SCRIPTS[letter].encode()).hexdigest()  # noqa: S324 - Redis names scripts so
+    return sha1(SCRIPTS[letter].encode()).hexdigest()  # noqa: S324 - Redis identifies scripts by their SHA-1
 
 
 @lru_cache(maxsize=1024)
 def _frame(
     letter: str, verb: str, lease: float, memory: float, rest: float, tombstone: bool, done: bool
 ) -> tuple[bytes, ...]:
-    """What many ops have alike: an EVALSHA of 19 words with five keys, up to the first key; the verb; the lease; and
-    the three words after the fence."""
+    """The encoded parts that many ops share: an EVALSHA of 19 words up to its first key (of five); the verb; the lease;
+    and the three arguments after the fence."""
     head = b"*19\r\n" + _words_of("EVALSHA", _sha(letter), 5)
     return head, _words_of(verb), _words_of(_ms(lease)), _words_of(_ms(memory), _rest(rest, done), int(tombstone))
 
 
 def _rest(rest: float, done: bool) -> str | int:
-    """For how many ms the name stays taken, and as what."""
+    """The ms for which the name stays taken; with a "d" after a run of `once` that returned."""
     left = _ms(rest)
     return f"{left}d" if done and left else left
 
 
 def _words_of(*words: str | int) -> bytes:
-    """Words of a command, without its head."""
+    """Encode some words of a command, without the head that counts them."""
     return pack(*words).partition(b"\r\n")[2]
 
 

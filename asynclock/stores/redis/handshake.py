@@ -1,4 +1,4 @@
-"""What a new connection is asked before anything votes on it."""
+"""The commands that a new connection sends before the first op."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ log = logging.getLogger("asynclock")
 async def handshake(
     ask: Callable[..., CommandReply], config: NodeConfig, restarts: Restarts, label: str
 ) -> tuple[tuple[str, ...], bool]:
-    """The server's own release, if it has one and we may use it, and whether notices come. What the server says of
-    itself goes to its restarts."""
+    """Load the scripts, subscribe, and give the facts about the server to `restarts`. Returns the server's own
+    compare-and-delete command, () if it has none or forbids it, and whether the server sends notices."""
     natives = ask("COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
     asked = [ask("SCRIPT", "LOAD", script) for script in dict.fromkeys(SCRIPTS.values())]
     if config.quarantine is not None:
         asked += [ask("INFO", "server"), ask("GET", mark(config.prefix))]
     answers = await asyncio.gather(*(reply.answer_of() for reply in asked), return_exceptions=True)
     native: tuple[str, ...] = ()
-    with contextlib.suppress(ServerError):  # COMMAND is forbidden: then scripts do all
+    with contextlib.suppress(ServerError):  # COMMAND is forbidden: each release is a script
         there = await natives.answer_of()
         native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
     for answer in answers:
@@ -47,12 +47,12 @@ async def handshake(
 
 
 async def _listen(ask: Callable[..., CommandReply], config: NodeConfig, label: str) -> bool:
-    """Rule 6 of `node.py`."""
+    """Subscribe (rule 6 of `node.py`). Whether the server sends notices."""
     try:
         await ask("HELLO", "3").answer_of()
         await ask("SUBSCRIBE", channel(config.listener.tag)).answer_of()
         await ask("PUBLISH", channel(""), "").answer_of()  # a server that forbids this cannot notify anyone
     except ServerError as error:
-        log.warning("asynclock: %s sends no notices (%s): who waits for a lock there polls", label, error)
+        log.warning("asynclock: %s sends no notices (%s): waiters poll it", label, error)
         return False
     return True

@@ -1,4 +1,4 @@
-"""The keys of a name on Redis, all in one slot of a cluster."""
+"""The keys of a name on Redis. All keys of a name are in the same slot of a cluster."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from asynclock.rules.model import ID_LENGTH
 
 
 class Keys(NamedTuple):
-    """hold is exactly prefix + name; the others stand beside it."""
+    """`hold` is exactly prefix + name; the other keys are derived from it."""
 
     hold: str
     fence: str
     queue: str
     tickets: str
-    undone: str  # goes before the random part of an id, ID_LENGTH characters: the id's tombstone
+    undone: str  # followed by the random part of an id (ID_LENGTH characters), the key of its tombstone
 
 
-_MOST = 4096  # so many names are kept at most
-_LONGEST = 256  # bytes of a prefix and a name; keys of a longer one are made each time, or they would fill memory
+_MOST = 4096  # the greatest number of cached names
+_LONGEST = 256  # bytes of prefix and name; keys of longer names are not cached, because they could fill the memory
 
 
 def keys(prefix: str, name: str) -> Keys:
@@ -33,9 +33,9 @@ def keys(prefix: str, name: str) -> Keys:
 
 
 def packed(prefix: str, name: str) -> bytes:
-    """The five keys as a command has them, except for the end of the last one: the random part of an id.
+    """The five keys, encoded as in a command, without the end of the last one, which is the random part of an id.
 
-    Of plain names nothing is kept. Many programs lock each name once, and a cache would cost them more than it saves.
+    The keys of plain names are not cached: a join is cheap, and many programs lock each name only once.
     """
     hold = (prefix + name).encode()
     kept = len(hold) <= _LONGEST
@@ -60,8 +60,8 @@ def _kept_packed(prefix: str, name: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _between(prefix: str, length: int) -> tuple[bytes, ...]:
-    """What stands before, between and after the five places of a hold of so many bytes. All plain names of that length
-    have it in common, so the keys of a name cost one join. Empty for a prefix with braces."""
+    """The encoded text around the five places where the hold occurs. It is the same for all plain names whose hold has
+    so many bytes, so the keys of a name cost one join. Empty for a prefix with braces."""
     if not _is_plain(prefix):
         return ()
     own = f"{prefix}{RESERVED}{{".encode()
@@ -73,13 +73,13 @@ def _between(prefix: str, length: int) -> tuple[bytes, ...]:
 
 
 def mark(prefix: str) -> str:
-    """The key that first use leaves on a node, without expiry."""
+    """The key of the mark of first use. It has no expiry."""
     return f"{prefix}{RESERVED}used"
 
 
 def _slot_mate(prefix: str, name: str, hold: str) -> str:
-    """A key that no other name has, in the slot of `hold`. Redis hashes what stands in the first {...} of a key, if
-    anything does, else all of it; so the name's own braces decide how it can be followed."""
+    """The beginning of the keys of this name only, all in the slot of `hold`. Redis hashes the text in the first {...}
+    of a key, or the whole key if there is none or it is empty. So the form depends on the braces in the name."""
     if _is_plain(prefix) and "}" not in name:
         return f"{prefix}{RESERVED}{{{hold}}}"  # begins with the prefix, for ACLs like ~prefix*
     if _tag(hold) is not None:
@@ -91,7 +91,7 @@ def _slot_mate(prefix: str, name: str, hold: str) -> str:
 
 
 def _is_plain(prefix: str) -> bool:
-    """Whether a key may begin with the prefix and have braces of ours behind it."""
+    """Whether a key can begin with this prefix and have a hash tag of asynclock after it."""
     return "{" not in prefix and "}" not in prefix
 
 
@@ -103,10 +103,11 @@ def _tag(key: str) -> str | None:
 
 @lru_cache(maxsize=1024)
 def _tag_for(slot: int) -> str:
-    """A tag in `slot`, for the odd name (such as 'a}b') that cannot serve as one; 16,384 tries on average, 6 ms."""
+    """A hash tag in `slot`, for a name that cannot be a tag itself, such as 'a}b'. It takes 16,384 tries on average,
+    6 ms."""
     return next(str(n) for n in count() if key_slot(b"%d" % n) == slot)
 
 
 def channel(tag: str) -> str:
-    """Where a client listens; the same on every node, whatever the prefix."""
+    """The channel of a client. It is the same on every node and for every prefix."""
     return f"{RESERVED}{tag}"

@@ -1,24 +1,25 @@
 """One Redis server, as one event loop sees it: one connection, shared by all tasks.
 
-1. Commands of one loop turn leave in one write; replies come back in the order of the commands, to a deque of
-   handlers. No task, timer, lock or closure per command.
-2. A command that has no answer by its handler's deadline, from a server that has been silent as long, counts as no
-   vote. (While replies come, it is we or the line who are slow: a thousand tasks at once are no outage. But there is
-   an end to that, too.) Its place in the deque stays, so that a late reply falls on it and nowhere else. One timer
-   watches the earliest deadline.
-3. A server that has been silent for three times as long is down: its connection is dropped, commands fail at once, and
-   one task connects again with back-off. The time is at least half a second, and at most 5 s or that of the oldest
-   command, whichever is longer. A broken stream is never used again.
-4. A release that could not be delivered is kept, unless its id was made while there was no connection: then nothing of
-   that id was ever sent. What is kept goes first on the next connection, in slices, and the node is down until all but
-   the last slice are answered: so no attempt overtakes a release. An id whose acquire was left unanswered on an earlier
-   connection is released with a tombstone: that acquire may still sit in the server's socket.
-5. Nothing that could create a key or a ticket is sent again (NOSCRIPT) once the release of its id was queued.
-6. Notices to those who wait come as RESP3 pushes on the same connection, from a subscription that is acknowledged
-   before the connection serves anybody. So a notice never overtakes a reply, and a connection that lives, listens.
-   Where a server or its ACL forbids that, the node works without: its waiters poll.
-7. A client that closes waits for the answers to releases, adoptions and breaks as long as rule 2 says, and at most a
-   tenth of a second for those to other commands. It connects once more to a server for which a release is kept.
+1. The commands of one loop turn leave together. The replies arrive in the order of the commands, and a deque has their
+   handlers in the same order. A command needs no task, timer, lock or closure of its own.
+2. A command is overdue when its handler's deadline has passed and the server has sent nothing for the command's time
+   limit. Then the node casts no vote on it. While replies arrive, the server works through a long queue (for example
+   that of a thousand tasks), so a command may be up to 5 s late. An overdue handler stays in the deque, so that a late
+   reply goes to it and to no other handler. One timer watches the earliest deadline.
+3. A server is down when it has been silent for three times the time limit, but at least for half a second, and at most
+   for 5 s or the time limit of the oldest command, whichever is longer. Then the node drops the connection, fails all
+   commands at once, and one task connects again with back-off. A broken stream is never used again.
+4. A release that could not be delivered is kept, unless its id was made while there was no connection: of such an id
+   nothing was ever sent. The next connection delivers the kept releases first, in slices. The node stays down until all
+   slices but the last are answered, so that no attempt overtakes a release. If the acquire of an id was not answered on
+   an earlier connection, its release leaves a tombstone, because the server may still read that acquire from its
+   socket.
+5. After the release of an id was queued, no command that could create a key or a ticket of it is sent again (NOSCRIPT).
+6. Notices to waiters arrive as RESP3 pushes on the same connection. The server acknowledges the subscription before the
+   connection is used. So a notice never overtakes a reply, and every working connection receives notices. If a server
+   or its ACL forbids subscriptions, the node works without notices, and its waiters poll.
+7. A client that closes waits for the answers to releases, adoptions and breaks until they are overdue (rule 2), and for
+   other answers for at most 0.1 s. If a server has pending releases, the client connects to it once more.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asynclock")
 
-_LATE = 0.01  # a timer that comes so many seconds too late says that it was we who slept
+_LATE = 0.01  # seconds; a timer that fires later than this shows that the event loop was blocked
 _GRANT = Serve.GRANT
-_LAST_WORDS = 0.1  # seconds that a client which closes waits for answers that nobody else waits for
-_FAREWELL = 1.0  # seconds for which a client that closes tries to deliver what is kept for a server
+_LAST_WORDS = 0.1  # seconds for which a client that closes waits for the answers that no task awaits
+_FAREWELL = 1.0  # seconds for which a client that closes tries to deliver pending releases
 
 
 class NodeState(Enum):
@@ -68,7 +69,7 @@ class NodeState(Enum):
 
 
 class RedisNode:
-    """See the module's rules."""
+    """One server. The rules are in the docstring of this module."""
 
     def __init__(self, store: Dialer, config: NodeConfig) -> None:
         self.label = store.label
@@ -83,12 +84,12 @@ class RedisNode:
         self.pushed = Channel(config, self.label).pushed
         self._restarts = Restarts(store, config)
         self._quarantined = False
-        self._native: tuple[str, ...] = ()  # the server's own release, if it has one and we may use it
+        self._native: tuple[str, ...] = ()  # the server's own compare-and-delete; (): it has none, or forbids it
         self._timer: Any = None
         self._timer_at = 0.0
         self._second_look = False
         self._connecting: asyncio.Task[None] | None = None
-        self._met = asyncio.Event()  # the first attempt to connect has ended, well or not
+        self._met = asyncio.Event()  # the first attempt to connect has succeeded or failed
         self._pending = PendingReleases()
         self._delivery = Delivery(self._pending, config.prefix, self.clock.now, self._answered)
         self._lost_at = -math.inf  # when the last connection was lost
@@ -108,7 +109,7 @@ class RedisNode:
             self._reconnect()
             handler.fail(self.index, self.error or ConnectionError(f"{self.label} is not connected"), maybe=False)
             return
-        if self._quarantined and op.verb is not RELEASE and self._is_kept_silent(op, handler):
+        if self._quarantined and op.verb is not RELEASE and self._refuses_vote(op, handler):
             return
         wire: Any = op.packed
         if op.verb is RELEASE:
@@ -116,9 +117,9 @@ class RedisNode:
                 wire = encode_whole(op, self._config.prefix, tombstone=True)
             elif self._native and (native := encode_native(op, self._config.prefix, self._native)):
                 wire = native
-            elif wire.__class__ is tuple:  # packed as another server's own command
+            elif wire.__class__ is tuple:  # packed as the own command of another server
                 wire = None
-        send = connection.send_last_word if op.queueing.contended and op.queueing.serve is _GRANT else connection.send
+        send = connection.send_after_ping if op.queueing.contended and op.queueing.serve is _GRANT else connection.send
         send(wire or encode(op, self._config.prefix), handler)
         if self._timer is None or handler.deadline < self._timer_at:
             self._arm(handler.deadline)
@@ -128,15 +129,16 @@ class RedisNode:
             self._connection.flush()
 
     def not_native(self, connection: Connection, handler: ReplyHandler | CommandReply) -> None:
-        """A release by the server's own command deleted nothing; the script knows more."""
+        """The server's own command deleted nothing, so send the release as a script: it serves the waiters, and answers
+        which id holds the name."""
         if isinstance(handler, CommandReply):
             handler.answer(self.index, 0)
         else:
             connection.send(encode(handler.op, self._config.prefix), handler)
 
     def odd_reply(self, connection: Connection, handler: ReplyHandler | CommandReply, reply: Any) -> None:
-        """All that is neither a grant nor a refusal: UNDONE, a plain SET's answer, an error, the answers to a
-        handshake."""
+        """Handle a reply that is neither a grant nor a refusal: UNDONE, the answer to a plain SET, an error, or an
+        answer to the handshake."""
         if isinstance(handler, CommandReply):
             handler.answer(self.index, reply)
         elif type(reply) is list and reply[0] == -1:
@@ -148,14 +150,14 @@ class RedisNode:
         else:
             error = ConnectionError(f"{self.label} answered out of step")
             self.lost(connection, error)
-            handler.fail(self.index, error, maybe=True)  # no longer among those that `lost` tells
+            handler.fail(self.index, error, maybe=True)  # it has left the deque, so `lost` did not fail it
 
     def _server_error(self, connection: Connection, handler: ReplyHandler, error: replies.ServerError) -> None:
         match replies.fault_of(error):
             case replies.Fault.RESEND if not handler.op.revoked:
                 connection.send(encode_whole(handler.op, self._config.prefix), handler)
             case replies.Fault.CONFIG if replies.is_about_native_release(error):
-                # an ACL that lets us run scripts, but not this
+                # The ACL allows scripts, but not this command.
                 self._native = ()
                 connection.send(encode(handler.op, self._config.prefix), handler)
             case replies.Fault.CONFIG:
@@ -163,7 +165,7 @@ class RedisNode:
                     self.index, replies.refusal(self.label, error, handler.op), maybe=replies.is_half_done(error)
                 )
             case fault:
-                if handler.op.verb is RELEASE:  # BUSY and the like: nothing was done, and soon it can be
+                if handler.op.verb is RELEASE:  # BUSY, for example: the server did nothing, and may do it later
                     self._pending.add(handler.op, self.clock.now(), handler.sent)
                     self._delivery.refused(connection)
                 handler.fail(self.index, error, maybe=replies.is_half_done(error))
@@ -172,7 +174,7 @@ class RedisNode:
                     self.lost(connection, ConnectionError(f"{self.label}: {error}"))
 
     def _ask(self, connection: Connection, *command: str, within: float = CONNECT_TIMEOUT) -> CommandReply:
-        """One command outside the votes."""
+        """Send a command that is not part of a ballot."""
         now = self.clock.now()
         reply = CommandReply(now, now + within)
         connection.send(pack(*command), reply)
@@ -187,20 +189,20 @@ class RedisNode:
         self._timer = self.clock.call_at(when, self._watch)
 
     def _watch(self) -> None:
-        """Rules 2 and 3: fail what is overdue; drop a server that has gone silent."""
+        """Rules 2 and 3: fail the overdue commands; drop the connection to a silent server."""
         self._timer = None
         if (connection := self._connection) is None or not (waiting := connection.waiting):
             return
         now = self.clock.now()
         if now - self._timer_at > _LATE and (not self._second_look or connection.unread):
-            self._second_look = True  # the loop was blocked, perhaps again: what came meanwhile is read first
+            self._second_look = True  # the loop was blocked: first read the replies that arrived meanwhile
             self._arm(now + 0.001)
             return
         self._second_look = False
         oldest = next(
             (handler for handler in connection.waiting if not isinstance(handler, CommandReply)), connection.waiting[0]
         )
-        limit = oldest.deadline - oldest.sent  # a vote's, for a ping has more time
+        limit = oldest.deadline - oldest.sent  # of an op if there is one, because a ping has more time
         if now - connection.moved_at >= patience(limit):
             self.lost(connection, TimeoutError(f"{self.label} has been silent for {now - connection.moved_at:.3g} s"))
             return
@@ -212,7 +214,7 @@ class RedisNode:
         again = max(min(later, connection.moved_at + (patience(limit) if overdue else limit)), now + 0.001)
         if self._connection is connection and (
             self._timer is None or again < self._timer_at
-        ):  # who was told may have sent more
+        ):  # a handler that failed may have sent a command, which armed the timer
             self._arm(again)
 
     # -- the connection ------------------------------------------------------------------------------------------
@@ -222,11 +224,11 @@ class RedisNode:
         await self._met.wait()
 
     def lost(self, connection: Connection, error: Exception) -> None:
-        """This connection is of no use any more. Callable twice; only the first time counts."""
+        """Give this connection up. A second call has no effect."""
         connection.abort()
         self._pending.cut_off(connection.waiting, self.clock.now())
         if self._connection is not connection:
-            self._fail_all(connection, error)  # of a handshake that was cut short
+            self._fail_all(connection, error)  # it was lost during its handshake
             return
         self._connection = None
         self._lost_at = self.clock.now()
@@ -259,7 +261,7 @@ class RedisNode:
         while self.state is not NodeState.CLOSED:
             try:
                 await self._open_connection()
-            except Exception as error:  # a server may fail in any way; each is kept, told and tried again
+            except Exception as error:  # any failure: `error` keeps it for messages, and the next attempt follows
                 self.error = error if isinstance(error, ConfigError) else replies.connect_error(self.label, error)
                 self._pending.prune(self.clock.now())
                 if self.state is NodeState.NEW:
@@ -294,13 +296,14 @@ class RedisNode:
         if self.state is not NodeState.CLOSED:
             self.state, self.error = NodeState.UP, None
         if not self._quarantined:
-            self.end_quarantine()  # a server of age bears the mark of its use, so that its restart will show
+            self.end_quarantine()  # set the mark of first use, so that a later restart is detected
         if self.listens or self._listened:
             self._config.listener.connected(self.index)
         self._listened = self.listens
 
     async def _drain_at_close(self) -> None:
-        """Rule 7. A server that is busy, or was cut off just now, gets what is kept; one that is down does not."""
+        """Rule 7: deliver the pending releases to a server that is busy or lost its connection just now. A server that
+        is down gets none."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_FAREWELL):
                 if self._connection is None:
@@ -314,11 +317,11 @@ class RedisNode:
     def facts(self) -> Facts | None:
         return self._restarts.facts
 
-    def _is_kept_silent(self, op: Op, handler: ReplyHandler) -> bool:
+    def _refuses_vote(self, op: Op, handler: ReplyHandler) -> bool:
         if not self._restarts.left:
             self.end_quarantine()
             return False
-        if op.verb is EXTEND and self._connection is not None:  # it may have kept the key, and shall go on to
+        if op.verb is EXTEND and self._connection is not None:  # the server may have the key, and must keep it
             self._connection.send(
                 op.packed or encode(op, self._config.prefix), IgnoredReply(op, handler.sent, handler.deadline)
             )
@@ -371,7 +374,7 @@ class RedisNode:
         if self._pending:
             await self._drain_at_close()
         if (connection := self._connection) is not None:
-            self._fail_all(connection, self.error)  # a handler that fails here may send an undo, which leaves, too
+            self._fail_all(connection, self.error)  # a handler that fails here may send an undo; `hang_up` sends it
             self._connection = None
             connection.hang_up()
         if self._timer is not None:
@@ -379,7 +382,7 @@ class RedisNode:
             self._timer = None
 
     async def _last_words(self) -> None:
-        """Rule 7. Each round awaits what is in flight; a release may need its script after that (not_native)."""
+        """Rule 7. Each round awaits the commands in flight. Then a release may need one more round (`not_native`)."""
         until = self.clock.now() + _LAST_WORDS
         while (connection := self._connection) is not None and connection.waiting:
             now = self.clock.now()
@@ -392,5 +395,5 @@ class RedisNode:
             except TimeoutError:
                 if connection.awaited_until() <= until:
                     return
-            except Exception:  # noqa: S112 - a replies.refusal is an answer, too; and a lost connection ends the loop
+            except Exception:  # noqa: S112 - an error reply is an answer, too; and a lost connection ends the loop
                 continue

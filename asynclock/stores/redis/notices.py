@@ -1,4 +1,4 @@
-"""What comes on the channel of a client: notices, and what else anybody may publish there."""
+"""Reads the messages on the channel of a client: notices, and messages that other programs publish there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTICE = re.compile(rb"(\S{32}) (\d{1,16}) (\d{1,16}) (-?\d{1,16}) (.*)", re.DO
 
 
 class Channel:
-    """One node's."""
+    """Handles the messages from one node."""
 
     def __init__(self, config: NodeConfig, label: str) -> None:
         self._config = config
@@ -26,7 +26,7 @@ class Channel:
         self._warned = False
 
     def pushed(self, push: Any) -> None:
-        """A push of RESP3 came. It must not raise: an exception would cost the client its connection."""
+        """Handle a RESP3 push. Never raises, because an exception would close the connection."""
         if push[0] != b"message":
             return
         notice = notice_of(push[2], self._config.prefix)
@@ -34,19 +34,19 @@ class Channel:
             self._config.listener.received(self._config.position, notice)
         elif not self._warned:
             self._warned = True
-            log.warning("asynclock: ignored a message at %s that is no notice: %.99r", self._label, push[2])
+            log.warning("asynclock: ignored a message at %s that is not a notice: %.99r", self._label, push[2])
 
 
 def notice_of(message: bytes, prefix: str) -> Notice | None:
-    """What the scripts publish: the random part of the id, number, fence, left, key. `left` is the ms until the name is
-    free; -1: it is free; -2: the hold was broken; -3: free, and the waiter has the rest of the batch served. None: it
-    is no notice, or its key does not begin with our prefix."""
+    """The notice in a message of a script: the random part of the id, number, fence, left, key. `left` is the ms until
+    the name is free; -1: it is free; -2: the hold was broken; -3: it is free, and the waiter continues the batch. None:
+    the message is not a notice, or its key does not begin with the prefix of this client."""
     match = _NOTICE.fullmatch(message)
     if match is None:
         return None
-    whose, number, fence, left, key = match.groups()
+    bare, number, fence, left, key = match.groups()
     try:
-        random, name, ms = whose.decode(), key.decode(), int(left)
+        random, name, ms = bare.decode(), key.decode(), int(left)
     except UnicodeDecodeError:
         return None
     if not name.startswith(prefix):

@@ -1,6 +1,6 @@
-"""What a server still has to forget: releases that did not reach it, and ids whose acquire may yet.
+"""The pending releases of a server: those that did not reach it, and the ids whose acquire may still reach it.
 
-Both are bounded: by time, since a key expires at the end of its lease, and by number. When there are too many, the
+Both are bounded by time, since a key expires at the end of its lease, and by number. When there are too many, the
 oldest entry is dropped, and its key stays until it expires."""
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock")
 
 MOST = 200_000
-"""The greatest number of entries of each sort: more than a process holds at once. They take 100 MB."""
+"""The greatest number of entries of each sort, more than a process holds at once. So many take 100 MB."""
 
 _GRACE = 60.0
-"""An undelivered release is dropped this many seconds after its lease. The key that it would delete has expired."""
+"""Seconds after the end of its lease when an undelivered release is dropped. The key that it would delete has
+expired."""
 
-_SERVING = {
-    serve: Queueing(serve, contended=True) for serve in Serve
-}  # of a release that was kept: it puts no ticket back
+_SERVING = {serve: Queueing(serve, contended=True) for serve in Serve}  # for pending releases, which put no ticket back
 
 
 class PendingRelease(Op):
@@ -43,20 +42,20 @@ class PendingRelease(Op):
 
 
 class PendingReleases:
-    """One node's."""
+    """The pending releases of one node, and the ids whose acquire was not answered."""
 
     def __init__(self) -> None:
         self._releases: OrderedDict[str, PendingRelease] = OrderedDict()  # a dict takes O(n) to find its first entry
         self._warned = False
-        self.unanswered: OrderedDict[str, float] = OrderedDict()  # id, to be released with a tombstone -> until when
+        self.unanswered: OrderedDict[str, float] = OrderedDict()  # id, whose release leaves a tombstone -> until when
 
     def __len__(self) -> int:
-        """How many releases are kept."""
+        """The number of pending releases."""
         return len(self._releases)
 
     def add(self, op: Op, now: float, sent: float) -> None:
-        """Keep a release, first sent at `sent`, that could not be delivered. One that was kept before, and is
-        refused again, is kept for no longer than at first."""
+        """Keep a release that could not be delivered, and was first sent at `sent`. If it was kept before, the time
+        until which it is kept stays the same."""
         if op.id not in self._releases:
             release = op if isinstance(op, PendingRelease) else PendingRelease(op, now, sent)
             if release.until > now:
@@ -64,8 +63,8 @@ class PendingReleases:
         self.prune(now)
 
     def cut_off(self, handlers: Iterable[ReplyHandler | CommandReply], now: float) -> None:
-        """The connection on which these waited for their answers is gone. An acquire, or a ticket, may still sit in
-        the server's socket."""
+        """The connection of these handlers is lost. Keep its releases, and remember the ids of its other ops: the
+        server may still read them from its socket."""
         for handler in handlers:
             if isinstance(handler, CommandReply):
                 continue
@@ -78,20 +77,18 @@ class PendingReleases:
         self.prune(now)
 
     def prune(self, now: float) -> None:
-        """Drop what is over, the oldest first, and what is too much."""
+        """Drop the entries that have expired, and the oldest of too many."""
         releases, unanswered = self._releases, self.unanswered
         if len(releases) > MOST and not self._warned:
             self._warned = True
-            log.warning(
-                "asynclock: more than %d releases wait for a server: the oldest of these locks end by time", MOST
-            )
+            log.warning("asynclock: more than %d releases are pending for a server: the oldest are dropped", MOST)
         while releases and (len(releases) > MOST or next(iter(releases.values())).until <= now):
             releases.popitem(last=False)
         while unanswered and (len(unanswered) > MOST or next(iter(unanswered.values())) <= now):
             unanswered.popitem(last=False)
 
     def drain(self, now: float, most: int) -> list[PendingRelease]:
-        """The next releases to send, the oldest first; at most so many. They are kept no longer."""
+        """Remove and return the next releases to send, at most `most` of them, the oldest first."""
         found: list[PendingRelease] = []
         while self._releases and len(found) < most:
             release = self._releases.popitem(last=False)[1]

@@ -1,16 +1,16 @@
-"""How long to wait before connecting again."""
+"""The pauses between attempts to connect."""
 
 from __future__ import annotations
 
 import math
 import random
 
-_PAUSES = (0.05, 2.0)  # seconds: first and longest between two attempts to connect
-_HOPELESS = 5.0  # seconds between attempts where only the user can help
+_PAUSES = (0.05, 2.0)  # seconds: the first and the longest pause
+_HOPELESS = 5.0  # seconds between attempts when only the user can solve the problem
 
 
 class Backoff:
-    """One node's: pauses that double, jittered."""
+    """The pauses of one node: each is twice as long as the one before, with jitter."""
 
     def __init__(self) -> None:
         self._pause = _PAUSES[0]
@@ -18,18 +18,19 @@ class Backoff:
         self._rebuff = 0.0
 
     def begin(self, now: float) -> float:
-        """Seconds before the first attempt: none, unless a server that we reached there was of no use just now."""
+        """Seconds before the first attempt: 0, unless a server that was reached proved to be a replica just now."""
         self._pause = _PAUSES[0]
         return self._rebuff if now - self._rebuffed_at < self._rebuff else 0.0
 
     def failed(self, hopeless: bool) -> float:
-        """Seconds before the next one."""
+        """Seconds before the next attempt."""
         pause = _HOPELESS if hopeless else self._pause
         self._pause = min(2 * self._pause, _PAUSES[1])
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     def rebuffed(self, now: float) -> None:
-        """A server answers, but is the wrong one (a replica): to look again at once is right the first time only."""
+        """The server that answers is the wrong one (a replica). The first time the next attempt follows almost at once;
+        after that the pause doubles each time."""
         lately = now - self._rebuffed_at < 4 * _PAUSES[1]
         self._rebuff = min(2 * self._rebuff, _PAUSES[1]) if lately else _PAUSES[0] / 2
         self._rebuffed_at = now

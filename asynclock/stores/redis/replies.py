@@ -1,4 +1,4 @@
-"""What a server's replies mean: refusals and errors."""
+"""Reads the replies of a server: refusals and errors."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ log = logging.getLogger("asynclock")
 
 
 PLAIN_YES: Grant = 0, False
-"""What the OK of a plain SET NX means."""
+"""The grant for the OK of a plain SET NX."""
 
 PLAIN_NO = Refused(math.inf)
-"""What its nil means: it does not tell for how long."""
+"""The refusal for its nil, which does not say for how long."""
 
 _new = tuple.__new__
 
 A_MS = 0.001
-"""Redis rounds a PTTL; a key may live for so much longer than it says."""
+"""Redis rounds a PTTL, so a key may live for so much longer, in seconds."""
 
 
 def refusal_of(reply: list[Any]) -> Refused:
-    """What a script's refusal means: [0, pttl, holder, rank, order(, slots in use)], pttl being -1 without expiry and
-    -2 where nobody holds the name. Raises ProtocolError."""
+    """Read the refusal of a script: [0, pttl, holder, rank, order(, slots in use)]. A pttl of -1: without expiry; -2:
+    nobody holds the name. Raises ProtocolError."""
     try:
         pttl, slots = reply[1], None
         left = pttl / 1000 + A_MS if pttl >= 0 else math.inf if pttl == -1 else None
@@ -55,18 +55,18 @@ def refusal_of(reply: list[Any]) -> Refused:
 
 
 def _slots_of(text: str) -> Slots:
-    """From "3 4", or "2:3 4" where it is about the second of several names."""
+    """Read the slots in use: "3 4", or "2:3 4" for the second of several names."""
     part, _, taken = text.rpartition(":")
     return Slots(tuple(map(int, taken.split())), int(part) - 1 if part else 0)
 
 
 class Fault(Enum):
-    """What to do about an error reply."""
+    """How to handle an error reply."""
 
-    RESEND = "script unknown: nothing was done, send it whole"
-    RECONNECT = "no master any more: connect again, to the new one"
-    CONFIG = "will not get better by itself: the user must act"
-    DOWN = "no vote now; the connection is good"
+    RESEND = "unknown script: the server did nothing, so send the whole script"
+    RECONNECT = "not a master any more: connect to the new master"
+    CONFIG = "only the user can solve the problem"
+    DOWN = "no vote now, but the connection is good"
 
 
 _CODES = {
@@ -88,8 +88,8 @@ ACL_COMMANDS = (
     *("zscore", "zcard", "zremrangebyscore"),  # read-write locks and semaphores
     *("type", "getrange", "scan", "ping"),  # inspect, holders, health
 )
-"""All that an ACL user needs. DELIFEQ (Valkey 9) and DELEX (Redis 8.4) are not among them: a server that does not know
-one of them refuses the whole rule, and releases work without."""
+"""All commands that an ACL user needs. DELIFEQ (Valkey 9) and DELEX (Redis 8.4) are not in the list: a server that does
+not know a command refuses the whole rule, and releases work without them."""
 
 ACL_RULE = f"ACL SETUSER name on >password ~* &{RESERVED}* {' '.join(f'+{each}' for each in ACL_COMMANDS)}"
 
@@ -103,15 +103,15 @@ _HINTS = {
 }
 _INSIDE = re.compile(
     r"-([A-Z]{3,})\b"
-)  # Redis 6 wraps the error of a script's command; what pcall gives begins with @user_script
+)  # Redis 6 puts the error of a command inside the error of the script, which begins with @user_script after a pcall
 
 
 _ALL = ", ".join(each.partition("|")[0].upper() for each in ACL_COMMANDS)
 
 _UNKNOWN = re.compile(r"unknown (redis )?command\b", re.IGNORECASE)
-"""A command that is renamed, disabled or too new. Sent directly: all servers say "unknown command 'DEL'". In a script:
-Redis 6.2 "Unknown Redis command called from Lua script", Redis 7 "Unknown Redis command called from script", Valkey
-"Unknown command called from script"."""
+"""The error for a command that is renamed, disabled or too new. Outside of scripts: "unknown command 'DEL'", on all
+servers. In a script: "Unknown Redis command called from Lua script" (Redis 6.2), "Unknown Redis command called from
+script" (Redis 7), "Unknown command called from script" (Valkey)."""
 
 
 class ServerError(Exception):
@@ -119,7 +119,7 @@ class ServerError(Exception):
 
 
 def code_of(error: ServerError) -> str:
-    """The error's code word; inside a script's error, that of its cause."""
+    """The code of an error; of an error in a script, the code of its cause."""
     text = str(error)
     if "ACL failure in script" in text or "can't run this command" in text:
         return "NOPERM"
@@ -137,20 +137,20 @@ def fault_of(error: ServerError) -> Fault:
 
 
 def is_half_done(error: ServerError) -> bool:
-    """Whether a script may have failed after it had written something. (WRONGTYPE is found out before that.)"""
+    """Whether a script may have failed after a write. (It detects WRONGTYPE before its first write.)"""
     code = code_of(error)
     return code != "WRONGTYPE" and (code == "ERR" or "script" in str(error))
 
 
 def is_about_native_release(error: ServerError) -> bool:
-    """Whether the server's own compare-and-delete is unknown or forbidden."""
+    """Whether the error is about the server's own compare-and-delete command."""
     about = str(error).lower().partition("with args")[0]  # the arguments may contain any word
     return any(command[0].lower() in about for command in NATIVE_RELEASES)
 
 
 def unknown_command(text: str, script: str = "") -> str:
-    """Which command a server does not know, by its error reply. For a command of a script it tells the line alone: then
-    these are the commands of that line. "" where the reply is about something else."""
+    """The command that a server does not know, from its error reply. For a command in a script the reply contains only
+    the line number, so the result names all commands of that line. "": the reply is about something else."""
     if not _UNKNOWN.search(text):
         return ""
     if (sent := re.search(r"unknown command [`'\"]?([\w|.]+)", text, re.IGNORECASE)) and "called from" not in text:
@@ -164,13 +164,13 @@ def refusal(label: str, error: ServerError, op: Op) -> ConfigError:
     """The error of an op that a server refuses. A release is logged as well, because many are sent in the background:
     the key stays on that server until its lease ends."""
     refused = config_error(label, error, SCRIPTS[op.kind.letter])
-    if op.verb is Verb.RELEASE and not isinstance(refused, WrongKind):  # a key of another type is none of ours
+    if op.verb is Verb.RELEASE and not isinstance(refused, WrongKind):  # a key of another type is not a lock
         log.error("asynclock: %s was not released: %s", brief(op.name), refused)
     return refused
 
 
 def config_error(label: str, error: Exception, script: str = "") -> ConfigError:
-    """Which node refuses, why, and what to do."""
+    """The error to raise: which node refuses, why, and what the user can do."""
     if unknown := unknown_command(str(error), script):
         return ConfigError(
             f"{label} does not know {unknown} ({error}): let the server have all of {_ALL}, under their own names"
@@ -186,7 +186,7 @@ def config_error(label: str, error: Exception, script: str = "") -> ConfigError:
 
 
 async def clear(label: str, answer: Awaitable[Any], command: tuple[str, ...]) -> Any:
-    """The answer to that command; an error that the user must act on becomes a ConfigError."""
+    """Await the answer to a command. An error that only the user can solve becomes a ConfigError."""
     try:
         return await answer
     except ServerError as error:
@@ -196,7 +196,7 @@ async def clear(label: str, answer: Awaitable[Any], command: tuple[str, ...]) ->
 
 
 def connect_error(label: str, error: Exception) -> Exception:
-    """What a failed connect means: a ConfigError where trying again is no use."""
+    """The error to report for a failed attempt to connect: a ConfigError if only the user can solve the problem."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

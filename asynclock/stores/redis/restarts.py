@@ -1,5 +1,5 @@
-"""What a server says of itself, read for the quarantine of servers that restarted (`quorum/quarantine.py` has its
-rules), and one vote per server.
+"""Reads the facts about a server: for the quarantine of servers that restarted (`quorum/quarantine.py` has the rules),
+and to check that each server has only one vote.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Dialer(Protocol):
-    """The store whose node it is, which all loops share: it makes connections to one server."""
+    """A store that connects to one server. The nodes of all event loops share it."""
 
     label: str
-    run_id: str  # of the server last met there
-    replaced: tuple[str, float]  # the server that was met in place of another, and when, on the clock
+    run_id: str  # of the server that the last connection reached
+    replaced: tuple[str, float]  # the run_id of a server found in place of another one, and when, on the client's clock
 
     async def dial(self) -> AbstractConnection:
         """A new connection from the user's settings, not yet connected."""
 
 
 class Restarts:
-    """What is known of one node's server, and its quarantine."""
+    """The facts about the server of one node, and its quarantine."""
 
     def __init__(self, dialer: Dialer, config: NodeConfig) -> None:
         self.facts: Facts | None = None
@@ -42,13 +42,13 @@ class Restarts:
 
     @property
     def left(self) -> float:
-        """Seconds of quarantine that are left."""
+        """The seconds of quarantine that are left."""
         return max(0.0, self._until - self._now())
 
     def learn(self, info: Any, mark: Any) -> None:
-        """From the answers to INFO and to GET mark, on a new connection. Raises SameServer."""
-        told = dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
-        run_id = told.get("run_id", "")
+        """Read the answers to INFO and to GET of the mark, on a new connection. Raises SameServer."""
+        said = dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
+        run_id = said.get("run_id", "")
         self._refuse_double(run_id)
         if self.facts is not None and self.facts.run_id == run_id:
             return
@@ -60,13 +60,13 @@ class Restarts:
             Facts(
                 run_id=run_id,
                 mark=mark.decode(errors="replace") if isinstance(mark, bytes) else "",
-                started=self._now() - float(told.get("uptime_in_seconds", "inf")),
+                started=self._now() - float(said.get("uptime_in_seconds", "inf")),
                 replaced=since if run_id and replacement == run_id else None,
             )
         )
 
     def learn_mark(self, mark: Any) -> None:
-        """From a later GET mark: whether another client found the deployment new meanwhile."""
+        """Read the answer to a later GET of the mark: another client may have found the deployment new."""
         if self.facts is not None and mark == self.facts.run_id.encode():
             self._decide(self.facts._replace(mark=self.facts.run_id))
 
@@ -75,7 +75,7 @@ class Restarts:
         self._until = self._quarantine(facts) if self._quarantine is not None else -math.inf
 
     def end_quarantine(self) -> str:
-        """Let it vote. Answers the mark that it has to be given, "" where it bears it."""
+        """Let the server vote. Returns the mark to set there, "" if it has that mark already."""
         self._until = -math.inf
         if self.facts is None or self.facts.mark == self.facts.run_id:
             return ""
@@ -83,7 +83,8 @@ class Restarts:
         return self.facts.run_id
 
     def cannot_check(self, error: ServerError) -> None:
-        """INFO, SCRIPT LOAD or the mark is forbidden here (managed Redis): locks work, checks do not."""
+        """The server refuses INFO, SCRIPT LOAD or the mark, as some managed Redis services do. Locks work there, but
+        these checks do not. Raises ConfigError or ConnectionError if the refusal has another reason."""
         if fault_of(error) is Fault.CONFIG and "NOAUTH" in str(error):
             raise config_error(self._dialer.label, error)
         if str(error).partition(" ")[0] in {"LOADING", "MASTERDOWN", "READONLY"}:
@@ -91,14 +92,14 @@ class Restarts:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self._dialer.label} forbids what the check for restarted or doubled servers needs ({error}); "
-                "locks work, but such a server is not noticed",
+                f"{self._dialer.label} forbids the check for servers that restarted or are named twice ({error}); "
+                "locks work, but such a server is not detected",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _refuse_double(self, run_id: str) -> None:
-        """One server must not vote for two nodes, whenever it shows that it is one."""
+        """Raise SameServer if another node of the client has this server: it must not have two votes."""
         label = self._dialer.label
         other = self._servers.setdefault(run_id, label) if run_id else label
         if other != label:

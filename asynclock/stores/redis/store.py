@@ -1,4 +1,4 @@
-"""Redis, Valkey and what speaks their protocol: TCP, TLS, unix sockets, ACL users, Sentinel."""
+"""Redis, Valkey and servers with their protocol, over TCP, TLS or unix sockets, with ACL users and Sentinel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asynclock.stores.port import NodeConfig
 
 SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
-"""The url schemes served here, and what redis-py calls them."""
+"""The url schemes of this store, and the schemes of redis-py for them."""
 
 _SPEAK = {
     "protocol": 2,
@@ -34,7 +34,7 @@ _SPEAK = {
     "himport_registry": None,
     "event_dispatcher": None,
 }
-"""Ours, whatever the user's client does: no retries behind our back, and plain replies."""
+"""Settings that replace those of the user's client: redis-py must not retry by itself, and replies stay bytes."""
 
 
 class RedisStore:
@@ -53,7 +53,7 @@ class RedisStore:
         except TypeError as error:
             unknown = str(error)
         if unknown and isinstance(server, str) and "@" in server.partition("?")[2]:  # a password with a ? in it
-            raise ConfigError(f"a setting of a url is none that redis-py knows: {_ENCODED}")
+            raise ConfigError(f"redis-py does not know a setting of a url: {_ENCODED}")
         if unknown:
             raise ConfigError(f"{self.label}: redis-py does not know a setting of this url ({unknown})")
 
@@ -64,7 +64,7 @@ class RedisStore:
         return RedisNode(self, config)
 
     async def dial(self) -> AbstractConnection:
-        """A connection of our own, made as the user's pool would make it."""
+        """Make a new connection with the settings of the user's pool."""
         for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
             file = self._pool.connection_kwargs.get(option)
             if file and not isfile(file):  # noqa: ASYNC240 - once per connection, and local
@@ -90,21 +90,21 @@ def _pool(url: str) -> ConnectionPool:
     try:
         pool = ConnectionPool.from_url(f"{SCHEMES[scheme.lower()]}://{rest}")
         parts = urlsplit(url)
-    except (ValueError, TypeError):  # their messages may show the password
+    except (ValueError, TypeError):  # their messages may contain the password
         pool = None
-    if pool is None:  # outside of the except: their error is not even the context of ours
+    if pool is None:  # not in the except block, so that their error is not the __context__ of this one
         raise ConfigError(f"a {scheme} url could not be read: {how}")
     db = parts.path.strip("/")
     odd = not parts.path if scheme == "unix" else bool(db) and not db.isdigit()
-    # A part of a password, cut off by a character that is not encoded, must not be taken for a host, and shown as one.
+    # An unencoded character in a password ends it early. The rest must not be used, and shown, as the host.
     odd = odd or bool(parts.fragment) or "," in (parts.hostname or "")
     if odd or any("=" not in each for each in parts.query.split("&") if each):
-        raise ConfigError(f"a {scheme} url has no path, or no number for its db, or a part that means nothing: {how}")
+        raise ConfigError(f"a {scheme} url has no path, or a db that is not a number, or an unknown part: {how}")
     return pool
 
 
 def _label(pool: ConnectionPool) -> str:
-    """Where it is, without user or password."""
+    """The address of the server, without user and password."""
     said = pool.connection_kwargs
     db = f"/{said['db']}" if said.get("db") else ""
     if "path" in said:

@@ -1,4 +1,4 @@
-"""What a Redis server knows of its names, for `inspect` and `holders`."""
+"""Reads the state of names at a Redis server, for `inspect` and `holders`."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 _SCRIPT = read("inspect")
 
 _PAGE = "500"
-"""So many keys a SCAN looks at: one step keeps the server busy for well under a ms."""
+"""The number of keys that one SCAN visits. It keeps the server busy for well below 1 ms."""
 
 
 async def view(run: Command, prefix: str, name: str) -> NodeView:
-    """One name."""
+    """The state of one name."""
     at = keys(prefix, name)
     kind, holds, fence, waiters = await run("EVAL", _SCRIPT, "3", at.hold, at.fence, at.queue)
     return NodeView(
         kind.decode(),
-        tuple((_text(who), None if left < 0 else float(left) / 1000) for who, left in _pairs(holds)),
+        tuple((_text(holder), None if left < 0 else float(left) / 1000) for holder, left in _pairs(holds)),
         int(fence) if fence.isdigit() else 0,
-        tuple((int(float(order)), _text(who)) for who, order in _pairs(waiters)),
+        tuple((int(float(order)), _text(waiter)) for waiter, order in _pairs(waiters)),
     )
 
 
 async def names(run: Command, prefix: str, begin: str, cursor: str) -> tuple[str, list[str]]:
-    """Some of the names that begin so, and the cursor for more ("0": that was all)."""
+    """The next cursor ("0": the end), and some of the names that begin with `begin`."""
     where = prefix + begin
     pattern = "".join(f"\\{each}" if each in "*?[]\\" else each for each in where)
     after, found = await run("SCAN", cursor, "MATCH", f"{pattern}*", "COUNT", _PAGE)
-    told = [_text(key)[len(prefix) :] for key in found]
-    return after.decode(), [name for name in told if name and not name.startswith(RESERVED)]
+    named = [_text(key)[len(prefix) :] for key in found]
+    return after.decode(), [name for name in named if name and not name.startswith(RESERVED)]
 
 
 def _pairs(flat: list[Any]) -> list[tuple[Any, Any]]:

@@ -1,8 +1,8 @@
--- holders: the text that the kinds share whose name several ids can hold. It is joined as that of queue.lua. The hold of
--- such a name is a sorted set: the ids of the holders, by the end of their leases in Unix ms.
+-- holders: the text that is shared by the kinds whose name several ids can hold. It is joined in the same way as
+-- queue.lua. The hold of such a name is a sorted set: the ids of the holders, by the end of their leases in Unix ms.
 
 --@ part holders
--- The kind's own text defines `letters` before it: a pattern of the 34th character of its ids.
+-- Before this part, the kind's own text defines `letters`: a pattern of the 34th character of its ids.
 --@ join clock
 local now, shared, order, woken, last = math.floor(us / 1000), true, 0, 0, nil
 local first = redis.call('ZRANGE', hold, 0, 0)[1]
@@ -21,7 +21,7 @@ if held and verb == 'extend' then
   return {1, f}
 end
 
--- Nobody waits and nothing stays: the state that most releases meet.
+-- No waiter, no rest and no tombstone: the most frequent release.
 local quick = held and verb == 'release' and ARGV[6] .. ARGV[7] .. ARGV[11] == '00'
 if quick and redis.call('EXISTS', queue) == 0 then return {redis.call('ZREM', hold, id), f} end
 
@@ -31,7 +31,7 @@ local adopted = verb == 'adopt' and not held and redis.call('ZSCORE', hold, wait
 local enter = adopted or held and (verb == 'acquire' or verb == 'adopt')
 
 --@ part places
--- The kind's own text defines no(rank, turn) before it.
+-- Before this part, the kind's own text defines no(rank, turn).
 if verb == 'extend' or verb == 'adopt' then return no(-1) end
 --@ join ticket
 

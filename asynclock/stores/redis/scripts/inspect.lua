@@ -1,7 +1,7 @@
--- inspect: what this server knows of one name, of any kind. It writes nothing.
+-- inspect: the state of one name of any kind at this server. It writes nothing.
 --
 -- KEYS  1 hold, 2 fence, 3 queue
--- returns {type of hold, [holder, ms left or -1 for ever]..., F or '', [waiter, order key]...}, each list flat
+-- returns {type of hold, [holder, ms left; -1: no end]..., F or '', [waiter, order key]...}, each list flat
 local holds, kind = {}, redis.call('TYPE', KEYS[1]).ok
 if kind == 'string' then
   local holder = redis.call('GETRANGE', KEYS[1], 0, 1023)

@@ -1,15 +1,15 @@
--- multi: all of several names at once, or none. The script of each kind stands above this text as a function of KEYS and
--- ARGV, by the kind's letter in the table `kinds`. Each name is asked through the function of its own kind.
+-- multi: all of several names at once, or none. Above this text, the table `kinds` has the script of each kind as a
+-- function of KEYS and ARGV, by the kind's letter. Each name goes through the function of its own kind.
 --
 -- KEYS     the five keys of queue.lua for each name
 -- ARGV     1 to 11 as in queue.lua; 1 verb: acquire, extend, release; 2 id and 10 waiter: without the mode of a kind
---          12...  of each name, the mode that its ids have after their 33rd character; f: a mutex in order of arrival
+--          12...  for each name, the mode in its ids after their 33rd character; f: a mutex in order of arrival
 -- returns  {1, F}  yes; the fence of each name is at least F
---          else the reply of the first name that refuses. With a ticket, the waiter is then in the queue of that name
---          alone. The names that were granted are released, and their waiters are served.
+--          else the reply of the first name that refuses. A ticket is then in the queue of that name alone. The names
+--          that were granted are released, and their waiters are served.
 local verb, id, waiter, ticket, count = ARGV[1], ARGV[2], ARGV[10], ARGV[11], #KEYS / 5
 
--- The reply of the nth name. pcall: after an error in one name the others are still released.
+-- The reply of the nth name. pcall: after an error in one name, the other names are still released.
 local function ask(n, what, who, fence, span, note)
   local mode, fair = ARGV[11 + n], ''
   if mode == 'f' then mode, fair = '', 'f' end
@@ -31,7 +31,7 @@ local function leave(n)
   if waiter ~= '' then ask(n, 'release', waiter, '0', '1', '') end
 end
 
--- If all names grant: true and their fences; `top` is the greatest. Else: the first refusal, and the number of its name.
+-- If all names grant: true and their fences; `top` is the greatest. Else the first refusal, and the number of its name.
 local top = 0
 local function enter()
   local fences = {}
@@ -57,7 +57,7 @@ if verb ~= 'acquire' then
 end
 
 local reply, fences
-for _ = 1, 2 do  -- again, if only the ticket at the head of the queue was missing
+for _ = 1, 2 do  -- twice, if after the ticket was stored nothing blocks the name
   reply, fences = enter()
   if reply == true then break end
   for n = 1, count do

@@ -1,6 +1,6 @@
--- mutex: one holder per name. Its hold is a plain string, as other Redlock clients write it.
+-- mutex: one holder per name. The hold is a plain string, the same as in other Redlock clients.
 --
--- KEYS, ARGV  as in queue.lua; the hold is the holder's id, with a '+' before it while others wait for it
+-- KEYS, ARGV  as in queue.lua; the hold is the holder's id, after a '+' while other clients wait for it
 -- returns     as in queue.lua
 --@ join names
 local found = redis.call('MGET', hold, fence, undone)
@@ -14,7 +14,7 @@ if held and verb == 'extend' then
   return {1, f}
 end
 
--- Nobody waits and nothing stays: the state that most releases meet.
+-- No waiter, no rest and no tombstone: the most frequent release.
 local quick = held and verb == 'release' and not marked and ARGV[6] .. ARGV[7] .. ARGV[11] == '00'
 if quick and redis.call('EXISTS', queue) == 0 then return {redis.call('DEL', hold), f} end
 
@@ -24,7 +24,7 @@ local adopted = verb == 'adopt' and not held and holder == waiter
 local enter = adopted or held and (verb == 'acquire' or verb == 'adopt')
 if verb == 'acquire' and not holder then
   local barges = #ARGV[8] == 1
-  waited = barges and ARGV[10] ~= '' or redis.call('EXISTS', queue) == 1  -- its own ticket goes without a look at it
+  waited = barges and ARGV[10] ~= '' or redis.call('EXISTS', queue) == 1  -- barging: no look at its ticket
   enter = barges or not waited
 end
 

@@ -5,36 +5,36 @@
 --       2 fence    string: F, the highest fencing token that this node knows of for the name
 --       3 queue    sorted set: the ids of the waiters, by order key
 --       4 tickets  hash: random part of a waiter's id -> number, fresh until, ends (Unix ms), span
---       5 undone   string: the tombstone of this id. While it is there, the id is not granted.
--- ARGV  1 verb     acquire, extend, release; wait: renew a ticket and look; adopt: take over the hold of another id;
---                  break: take the hold from its holder
+--       5 undone   string: the tombstone of this id. While it exists, the id is not granted.
+-- ARGV  1 verb     acquire, extend, release; wait: renew a ticket and reply whether it can enter; adopt: take over the
+--                  hold of another id; break: remove the hold of any holder
 --       2 id       of the attempt, and of the hold once it is granted
---       3 lease    ms; 0 in an extend: only look, and raise F
---       4 fence    acquire: P, the client's clock in us; else the token T, 0 where there is none yet
+--       3 lease    ms; 0 in an extend: only read, and raise F
+--       4 fence    acquire: P, the client's clock in us; else the token T, or 0 before there is one
 --       5 memory   ms that F outlives its last write
 --       6 rest     release: ms that the name stays taken (min_hold); a d follows the number after a run of `once`
 --                  that returned
---       7 tomb     release: 1 leaves a tombstone, for an acquire that can still arrive
+--       7 tomb     release: 1 leaves a tombstone, because the acquire can still arrive
 --       8 serve    for the next waiter: 0 nothing, 1 it is woken, 2 it becomes the holder; then f: a mutex acquire
 --                  enters only as the first of the queue
---       9 span     acquire: how many fences it takes; 0, of a ticket: the waiter is woken, and never becomes the holder
+--       9 span     the number of fences to take; 0, of a ticket: the waiter is woken, and never becomes the holder
 --      10 waiter   the id of the ticket, '' the same id; adopt: the id of the hold
---      11 ticket   '' leaves none; else '<number> <fresh> <order>': how often it was sent, the ms for which it can be served,
+--      11 ticket   '': none; else '<number> <fresh> <order>': how often it was sent, the ms for which it can be served,
 --                  its order key in us (0: the server takes its own clock)
--- returns {1, F}                          yes; the fences of a span end at F. A mutex: {1, F, 1} if others wait
+-- returns {1, F}                          yes; the fences of a span end at F. A mutex: {1, F, 1} if other clients wait
 --         {0, pttl, holder, rank, order}  no: another id holds it, for pttl ms (-1: no end); pttl -2: nobody holds it
 --         {-1}                            no: this id was undone
 --
--- No shebang: at the memory limit a server refuses a script with a shebang as a whole, and releases and extends must
--- still work. Under this limit a server refuses no command after the first write of a script; so a script writes
--- the fence first and the hold last, and an acquire that fails between them leaves nothing that blocks the name.
+-- No shebang: at its memory limit a server refuses a whole script with a shebang, and releases and extends must still
+-- work there. After the first write of a script the server refuses no more commands. So a script writes the fence first
+-- and the hold last, and an acquire that fails in between leaves nothing that blocks the name.
 
 --@ part names
 local hold, fence, queue, tickets, undone = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local verb, id, lease, span = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
 
 --@ part raise
--- An extend and a release carry the token. pcall: they must not fail at the memory limit.
+-- An extend and a release carry the token. pcall: they must succeed at the memory limit.
 if (verb == 'extend' or verb == 'release') and f < tonumber(ARGV[4]) then
   if not redis.pcall('SET', fence, ARGV[4], 'PX', ARGV[5]).err then f = tonumber(ARGV[4]) end
 elseif verb == 'extend' and ARGV[4] ~= '0' then
@@ -53,16 +53,17 @@ redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 -- Before this part, the kind's own text defines:
 --   shared           whether several ids can hold the name
 --   held, f          whether this id holds it; F
---   holder, marked   a mutex: the holder, and whether it knows that others wait
+--   holder, marked   a mutex: the holder, and whether the hold has the mark of a waiter
 --   us, now          the server's clock in us and in ms
---   waiter           the id of this call's ticket
+--   waiter           the id of the ticket of this call
 --   order            0; the ticket's order key once it is stored
 --   woken, last      0 and nil; how many waiters this call has woken, and the id of the last one
---   admits(id)       whether the id can enter beside the holders, and beside the waiters that were woken
---   no(rank, turn)   the reply of a refusal; turn: all that stood before the waiter are served, and it can enter
+--   admits(id)       whether the id can enter beside the holders and the waiters that were woken
+--   no(rank, turn)   the reply of a refusal; turn: all tickets before the waiter are served, and it can enter
 local serving, number, fresh, asked = string.sub(ARGV[8], 1, 1), string.match(ARGV[11], '(%S+) (%S+) (%S+)')
 
--- How many clients received the notice; false: no permission to publish. Each word is text: `..` rounds a number.
+-- The number of clients that received the notice; false: no permission to publish. All arguments are strings, because
+-- `..` rounds numbers.
 local function notify(to, its, token, left)
   local notice = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold
   local received = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), notice)
@@ -83,7 +84,7 @@ if number then
       redis.call('PEXPIRE', tickets, lease)
     end
     if not shared and holder and not marked and string.match(holder, '^%x+()|') == 33 then
-      redis.call('SET', hold, '+' .. holder, 'KEEPTTL')  -- a holder of ours serves the queue if it knows of it
+      redis.call('SET', hold, '+' .. holder, 'KEEPTTL')  -- this holder serves the queue if it knows of waiters
       notify(holder, '0', '0', '-1')
     end
   end
@@ -98,7 +99,7 @@ end
 --@ part serve
 -- Before this part, the kind's own text defines:
 --   grant(id, ends)  makes the id a holder; false if the server refuses that
---   leave(id, rest)  ends its hold; with a rest in ms the name, or its place in it, stays taken for so long
+--   leave(id, rest)  ends its hold; with a rest in ms its place stays taken for so long
 local function drop(who)
   if redis.call('ZREM', queue, who) == 1 then redis.call('HDEL', tickets, string.sub(who, 1, 32)) end
 end
@@ -107,7 +108,7 @@ local reply, turn
 if verb == 'release' then
   if ARGV[7] == '1' then redis.pcall('SET', undone, '', 'PX', lease) end
   reply = held and {1, f} or no(-1)
-  drop(id)  -- a write that no server refuses: the following writes work at the memory limit
+  drop(id)  -- first a write that no server refuses: then the next writes work at the memory limit
   local rest = ARGV[6] ~= '0' and string.match(ARGV[6], '%d+')
   if held then leave(id, rest) end
   if held and rest then
@@ -128,7 +129,7 @@ elseif number then
   enqueue()
 end
 
--- Serve the waiters from the head of the queue on, up to the one that asks, as long as they can enter.
+-- Serve the waiters from the head of the queue, up to the waiter of this call, as long as they can enter.
 for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
   local head = redis.call('ZRANGE', queue, woken, woken)[1]
   if not head or not reply and head == waiter then
@@ -137,7 +138,7 @@ for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
   end
   local ticket = redis.call('HGET', tickets, string.sub(head, 1, 32)) or '0 0 0 0'
   local its, fresh, ends, fences = string.match(ticket, '(%S+) (%S+) (%S+) (%S+)')
-  local received, left = 0, shared and nth > 56 and '-3' or '-1'  -- -3: once it is in, this waiter continues
+  local received, left = 0, shared and nth > 56 and '-3' or '-1'  -- -3: this waiter continues the batch
   local wakes = serving == '1' or fences == '0'
   if tonumber(fresh) > now and not (shared and redis.call('ZSCORE', hold, head)) then
     if not admits(head) then break end
@@ -150,7 +151,7 @@ for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
       f = top
       if not grant(head, ends) then break end
       received = notify(head, its, token, left)
-      if not received or received == 0 then leave(head) end  -- nobody knows of this hold
+      if not received or received == 0 then leave(head) end  -- its client does not know of the hold
     end
   end
   if not received then break end

@@ -1,13 +1,12 @@
 -- read-write: many readers or one writer per name. A writer in the queue holds back the readers that come after it.
 --
--- KEYS, ARGV  as in queue.lua; the 34th character of an id is r or w; 8: readers keep the order of the queue, with an f
---             or without
+-- KEYS, ARGV  as in queue.lua; the 34th character of an id is r or w; 8: readers respect the queue with or without f
 -- returns     as in queue.lua; the holder of {0, pttl, holder, ...} is the one whose lease ends last
 local letters = '^[rw]'
 --@ join names
 --@ join holders
 
--- A writer is alone, so one of the holders tells what all of them are. So does the last waiter that was woken.
+-- A writer is alone, so one holder shows the mode of all holders, and the last woken waiter that of all woken waiters.
 local function admits(who)
   local found, mode = redis.call('ZRANGE', hold, 0, 0)[1], string.sub(who, 34, 34)
   local reads = mode == 'r' and (not found or string.sub(found, 34, 34) == 'r')

@@ -2,9 +2,9 @@
 --
 -- KEYS, ARGV  as in queue.lua; from the 34th character on, an id has "s<permits>/<slot>."; 8: no f
 --             Over N nodes each hold has a slot, a number below its permits, which a majority of the nodes grants to
---             no other hold. A hold at a node alone has none, and a ticket has none.
+--             no other hold. A hold on a single node has no slot, and a ticket has none.
 -- returns     as in queue.lua, but {0, pttl, holder, rank, order, taken}: the holder is the one whose lease ends first;
---             taken has the slots in use, with spaces between
+--             taken is the slots in use, separated by spaces
 local letters = '^s'
 --@ join names
 --@ join holders
