@@ -18,7 +18,7 @@ from asynclock.rules.model import (
     Op,
     Queueing,
     Verb,
-    is_ours_or_mute,
+    is_made_by_asynclock,
 )
 from asynclock.rules.registry import FAMILIES, RULES_BY_FAMILY, family_of
 from asynclock.stores.port import NodeView
@@ -48,7 +48,7 @@ def tag_of(id: str) -> Tag:
         return Tag(metadata="(done)")
     seed, pid, host, metadata = [*id[ID_LENGTH + 1 :].split("|", 3), "", "", "", ""][:4]
     seed = seed.rpartition(".")[2]  # the part before the seed belongs to the kind (Kind.mode)
-    if not is_ours_or_mute(id) or not seed.isdigit() or not pid.isdigit():
+    if not is_made_by_asynclock(id) or not seed.isdigit() or not pid.isdigit():
         return Tag()
     return Tag(host, int(pid), int(seed) / 1_000_000, metadata)
 

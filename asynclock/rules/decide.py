@@ -1,13 +1,13 @@
-"""The rule that all kinds and stores share: how one node decides an op. Pure: no I/O, no clock.
+"""The rules that all kinds and stores share: how one node decides an op. Pure: no I/O, no clock.
 
-    Op       the question to one node, for one id (`model.py`)
-    State    what one node knows of one name: holds, fence, tombstones, tickets (`model.py`)
-    decide   (kind, state, op, now) -> Reply, which has the state after it and the notices to send
+    Op       a request to one node, for one id (`model.py`)
+    State    the state of one name at one node: holds, fence, tombstones, tickets (`model.py`)
+    decide   (kind, state, op, now) -> Reply, which has the next state and the notices to send
 
 `decide` and the scripts (stores/redis/scripts/*.lua) keep these rules:
 
-1. An id that was undone is refused while its tombstone is there: its acquire arrives too late.
-2. An id that holds already gets the same answer again. The end of its hold moves with the answer, never back.
+1. An id that was undone is refused while its tombstone exists, because its acquire arrives too late.
+2. An id that holds already is granted again. The end of its hold can move later by that, never earlier.
 3. A new hold gets the fences up to F := max(F + 1, P) + span - 1. P is the client's clock, clamped to the node's own
    +- CLOCK_SKEW. So the counters of all nodes agree without messages, and a counter that was lost starts above all
    fences that it gave.
@@ -16,17 +16,17 @@
    id, with new fences. A break frees the name, notifies the holder, and serves the queue.
 6. An extend and a release raise F to the token that they carry, whether or not the id holds. So a node that missed the
    token catches up.
-7. A refused attempt that waits leaves a ticket: a lease that waits. The queue is in the order of the tickets' order
-   keys, which are the same at every node and in every renewal.
+7. A refused attempt that waits leaves a ticket, which expires like a lease. The queue is in the order of the tickets'
+   order keys. The order key of a ticket is the same at every node and in every renewal.
 8. An op that frees the name, or that finds it free and cannot enter, serves the queue. The first ticket that is fresh,
    and whose client listens, is woken (over N nodes) or becomes the holder (at a node alone), with a notice. Stale
-   tickets, and tickets whose client does not listen, are dropped on the way; a client that is alive renews its ticket
-   in the old place. A kind that several ids can hold serves as many tickets as can enter together, at most SERVED; the
-   last of them continue the batch. A waiter for several names (span 0) is woken and never becomes the holder.
+   tickets, and tickets whose client does not listen, are dropped; a client that is alive renews its ticket in the old
+   place. A kind that several ids can hold serves as many tickets as can enter together, at most SERVED; the last LAST
+   of them continue the batch. A waiter for several names (span 0) is woken and never becomes the holder.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
 
-Times are in seconds; `now` is the node's own Unix time. A store converts them to its own units at its edge.
+Times are in seconds; `now` is the Unix time of the node. A store converts them to its own units.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from asynclock.rules.model import (
 if TYPE_CHECKING:
     from asynclock.rules.model import Rule
 
-Hears: TypeAlias = Callable[[str], bool | None]
+HasListener: TypeAlias = Callable[[str], bool | None]
 """Whether a client listens to the channel of a tag; None: the node has no permission to publish."""
 
 
-def decide(kind: Rule, state: State, op: Op, now: float, hears: Hears = lambda tag: True) -> Reply:
+def decide(kind: Rule, state: State, op: Op, now: float, has_listener: HasListener = lambda tag: True) -> Reply:
     """The answer of a node in `state` to `op` at `now`. The memory store runs it; tests compare the scripts with it."""
-    decision = Decision(kind, state.at(now), op, now, hears)
+    decision = Decision(kind, state.at(now), op, now, has_listener)
     match op.verb:
         case Verb.ACQUIRE:
             return decision.acquire()
@@ -80,14 +80,14 @@ def decide(kind: Rule, state: State, op: Op, now: float, hears: Hears = lambda t
 
 
 class Decision:
-    """One op as one node decides it: the state so far, and the notices that it sends."""
+    """The decision of one node on one op: the state so far, and the notices to send."""
 
-    def __init__(self, kind: Rule, state: State, op: Op, now: float, hears: Hears) -> None:
+    def __init__(self, kind: Rule, state: State, op: Op, now: float, has_listener: HasListener) -> None:
         self.kind = kind
         self.state = state
         self.op = op
         self.now = now
-        self.hears = hears
+        self.has_listener = has_listener
         self.waiter = op.queueing.waiter or op.id
         self.order = 0
         self.notices: list[Notice] = []
@@ -149,7 +149,7 @@ class Decision:
         self._drop(op.id)
         fence = self.state.fence
         if mine and op.rest > 0:
-            self._tell_rest()
+            self._notify_of_rest()
         elif self._may_serve():
             self._serve()
         self._enqueue()
@@ -175,7 +175,7 @@ class Decision:
             return self._no()
         for hold in self.state.holds:
             if is_ours(hold.id):
-                self._tell(hold.id, 0, broken=True)
+                self._notify(hold.id, 0, broken=True)
         self._put(holds=(), marked=False)
         fence = self.state.fence
         self._serve()
@@ -186,7 +186,7 @@ class Decision:
             return Reply(Verdict.UNDONE, self.state)
         self._enqueue()
         turn = self._may_serve() and self._serve(until=self.waiter)
-        return self._no(free=turn)  # free: the waiter sends an acquire
+        return self._no(free=turn)  # free: the waiter will send an acquire
 
     # -- the queue -----------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class Decision:
             return
         if not self.state.marked and is_ours(self.state.holds[0].id):
             self._put(marked=True)
-            self._tell(self.state.holds[0].id, 0)
+            self._notify(self.state.holds[0].id, 0)
 
     def _drop(self, id: str) -> None:
         """Remove a ticket."""
@@ -215,18 +215,19 @@ class Decision:
         self._put(queue=queue, queue_ends=self.state.queue_ends if queue else 0.0)
 
     def _may_serve(self) -> bool:
-        """Whether a ticket can enter at all. A mutex that is held keeps its queue as it is."""
+        """Whether a ticket may be able to enter. A mutex that is held does not serve its queue."""
         return self.kind.shared or not self.state.holds
 
     def _serve(self, until: str = "") -> bool:
-        """Serve the queue (rule 8). True: all tickets before `until` (or all) are served, and it can enter."""
+        """Serve the queue (rule 8) up to the ticket `until`. True: all tickets before it are served, and this op can
+        enter."""
         serve, woken = self.op.queueing.serve, 0
         if not serve:
             return False
-        called: list[Entry] = []  # a woken waiter counts as a holder for those behind it
+        entering: list[Entry] = []  # the woken waiters, which count as holders for the tickets after them
         for number in range(1, SERVED + 1):
             last = number > SERVED - LAST and self.kind.shared
-            queue, holds = self.state.queue, (*self.state.holds, *called)
+            queue, holds = self.state.queue, (*self.state.holds, *entering)
             if len(queue) == woken or queue[woken].id == until:
                 return self.kind.admits(holds, self.op.id)
             head = queue[woken]
@@ -235,44 +236,45 @@ class Decision:
                 continue
             if not self.kind.admits(holds, head.id):
                 return False
-            calls = serve is Serve.WAKE or not head.span
-            heard = self._wake(head, last) if calls else self._grant(head, last)
-            if heard is False:
+            wakes = serve is Serve.WAKE or not head.span
+            received = self._wake(head, last) if wakes else self._grant(head, last)
+            if received is False:
                 self._drop(head.id)
-            elif heard is None or not self.kind.shared:
+            elif received is None or not self.kind.shared:
                 return False
-            elif calls:
-                called.append(Entry(head.id, head.ends))
+            elif wakes:
+                entering.append(Entry(head.id, head.ends))
                 woken += 1
         return False
 
     def _wake(self, head: Ticket, last: bool) -> bool | None:
-        return self._tell(head.id, head.number, continue_batch=last)
+        return self._notify(head.id, head.number, continue_batch=last)
 
     def _grant(self, head: Ticket, last: bool) -> bool | None:
-        """Make it the holder until its ticket ends, and notify it. If nobody listens, take the hold back."""
+        """Make the waiter the holder until its ticket ends, and notify it. If its client does not listen, undo that."""
         before = self.state
         self._drop(head.id)
         self._next_fences(None, self.op.memory, head.span)
         self._put(holds=(*self.state.holds, Entry(head.id, head.ends)), marked=not self.kind.shared)
-        heard = self._tell(head.id, head.number, self.state.fence, continue_batch=last)
-        if not heard:
+        received = self._notify(head.id, head.number, self.state.fence, continue_batch=last)
+        if not received:
             fence, ends = self.state.fence, self.state.fence_ends
             self.state = replace(before, fence=fence, fence_ends=ends)
-        return heard
+        return received
 
-    def _tell_rest(self) -> None:
-        """Tell the first waiter when the name will be free."""
+    def _notify_of_rest(self) -> None:
+        """Notify the first waiter of when the name will be free."""
         if self.state.queue:
             head = self.state.queue[0]
-            self._tell(head.id, head.number, left=self.op.rest)
+            self._notify(head.id, head.number, left=self.op.rest)
 
-    def _tell(self, whose: str, number: int, fence: int = 0, left: float = 0.0, **flags: bool) -> bool | None:
-        notice = Notice(whose[:ID_LENGTH], number, fence, left, self.op.name, **flags)
-        heard = self.hears(notice.tag)
-        if heard:
+    def _notify(self, id: str, number: int, fence: int = 0, left: float = 0.0, **flags: bool) -> bool | None:
+        """Whether the client of `id` receives the notice; None: the node has no permission to publish."""
+        notice = Notice(id[:ID_LENGTH], number, fence, left, self.op.name, **flags)
+        received = self.has_listener(notice.tag)
+        if received:
             self.notices.append(notice)
-        return heard
+        return received
 
     # -- holds and fence -----------------------------------------------------------------------------------------
 
@@ -290,7 +292,8 @@ class Decision:
         self._put(holds=(*others, Entry(id, ends)))
 
     def _next_fences(self, seed: int | None, memory: float, span: int) -> None:
-        """Rule 3. A ticket that becomes the holder brings no clock (None): the node takes its own."""
+        """Take the next fences (rule 3). A ticket that becomes the holder brings no clock (None): the node uses its
+        own."""
         p = _us(self.now) if seed is None else _clamped(seed, self.now)
         self._put(fence=max(self.state.fence + 1, p) + span - 1, fence_ends=self.now + memory)
 

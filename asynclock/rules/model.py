@@ -1,6 +1,6 @@
-"""The values of the rules: what one node knows of one name and answers (State, Reply, Notice), what it is asked (Op and
-its verbs, Queueing), and for which kind of lock. Values, without a rule (that is `decide.py`). All times are in
-seconds; a store turns them into its own units."""
+"""The values of the rules: the state of a name at a node and its answers (State, Reply, Notice), the requests to it (Op
+and its verbs, Queueing), and the protocols of the kinds of lock. The rules themselves are in `decide.py`. All times are
+in seconds; a store converts them to its own units."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ID_LENGTH = 32
-"""The random part of an id; it begins with its client's tag, which names its channel."""
+"""The length of the random part of an id. It begins with the tag of its client, which names the client's channel."""
 
 TAG_LENGTH = 12
 
@@ -24,11 +24,11 @@ _OURS = re.compile(r"[0-9a-fA-F]{32}\|")
 
 
 class Verdict(Enum):
-    """What a node answers."""
+    """The answer of a node."""
 
     YES = "yes"
     NO = "no"
-    UNDONE = "undone"  # there is a tombstone of that id
+    UNDONE = "undone"  # the node has a tombstone of that id
 
 
 class Entry(NamedTuple):
@@ -39,19 +39,19 @@ class Entry(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """One who waits. Ordered by `order`, then `id`."""
+    """The place of a waiter in the queue. Tickets are ordered by `order`, then by `id`."""
 
     order: int
     id: str
-    number: int  # which of its owner's sendings this is
-    fresh: float  # served only until then
-    ends: float  # when the hold would end that it turns into
-    span: int
+    number: int  # how often its owner has sent it
+    fresh: float  # until when it is served
+    ends: float  # when it expires, and when the hold ends that it becomes
+    span: int  # the number of fences that it takes; 0: it is woken, and never becomes the holder
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What one node knows of one name."""
+    """The state of one name at one node."""
 
     holds: tuple[Entry, ...] = ()
     fence: int = 0
@@ -59,10 +59,10 @@ class State:
     undone: tuple[Entry, ...] = ()
     queue: tuple[Ticket, ...] = ()
     queue_ends: float = 0.0
-    marked: bool = False  # somebody waits for the hold (rule 9)
+    marked: bool = False  # other clients wait for the hold (rule 9)
 
     def at(self, now: float) -> State:
-        """The same at `now`: what has ended is gone."""
+        """The state at `now`, without the entries that have ended."""
         holds = _alive(self.holds, now)
         fence = self.fence_ends > now
         queue = self.queue and self.queue_ends > now
@@ -78,57 +78,57 @@ class State:
 
 
 class Notice(NamedTuple):
-    """What a node pushes to a client."""
+    """A message that a node pushes to a client."""
 
-    id: str  # the random part of the id of the waiter, or of the holder, that it is for
-    number: int  # of the waiter's ticket; 0: it is for the holder: others wait, or the hold was broken
-    fence: int = 0  # F, where the ticket became a hold; 0: it did not, and the waiter may try
-    left: float = 0.0  # seconds until the name will be free; 0.0: it is
+    id: str  # the random part of the id of the waiter or holder that receives it
+    number: int  # of the waiter's ticket; 0: it is for the holder: other clients wait, or the hold was broken
+    fence: int = 0  # F, if the ticket became a hold; 0: it did not, and the waiter may try
+    left: float = 0.0  # seconds until the name will be free; 0.0: it is free
     name: str = ""  # of the lock, without the client's prefix
-    broken: bool = False  # an operator took the hold away
-    continue_batch: bool = False  # it is one of the last that one step served: once it is in, it has the rest served
+    broken: bool = False  # an operator broke the hold
+    continue_batch: bool = False  # the step served as many tickets as it may: after its entry this waiter continues
 
     @property
     def tag(self) -> str:
-        """Names the channel."""
+        """The name of the channel."""
         return self.id[:TAG_LENGTH]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A node's answer, its state after, and what is told to others."""
+    """The answer of a node, its next state, and the notices to send."""
 
     verdict: Verdict
     state: State
     fence: int = 0
     holder: Entry | None = None
-    rank: int = -1  # how many tickets stand before this one's; -1: it has none
-    order: int = 0  # its order key
-    taken: tuple[int, ...] | None = None  # the slots in use, of a kind that has some
+    rank: int = -1  # the number of tickets before the ticket of the op; -1: it has none
+    order: int = 0  # the order key of that ticket
+    taken: tuple[int, ...] | None = None  # the slots in use, for a kind that has slots
     notices: tuple[Notice, ...] = ()
-    marked: bool = False  # what was granted is waited for already
+    marked: bool = False  # other clients already wait for the granted hold
 
 
 class Slots(NamedTuple):
-    """What a node that refuses says of the slots of a kind that has some."""
+    """The slots in use, in the refusal of a node."""
 
     taken: tuple[int, ...]
-    part: int = 0  # which of the names of the op it speaks of
+    part: int = 0  # the number of the name, for an op of several names
 
 
 def mode_of(id: str) -> str:
-    """The letter of the kind of hold (rules/registry.py); "" of a mutex, and of another program's id."""
+    """The letter of the kind of a hold (rules/registry.py); "" for a mutex and for the id of another program."""
     letter = id[ID_LENGTH + 1 : ID_LENGTH + 2]
     return letter if letter.isalpha() and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!") else ""
 
 
 def is_ours(id: str) -> bool:
-    """Whether a holder is of our own kind and can be heard of: it serves the queue when it releases."""
+    """Whether asynclock made this id, and its client receives notices: then its release serves the queue."""
     return _OURS.match(id) is not None
 
 
-def is_ours_or_mute(id: str) -> bool:
-    """Whether a client of ours made the id: one that hears, or one that could not."""
+def is_made_by_asynclock(id: str) -> bool:
+    """Whether asynclock made this id. Its client may be unable to receive notices."""
     return _MADE.match(id) is not None
 
 
@@ -137,48 +137,49 @@ def _alive(entries: Sequence[Entry], now: float) -> tuple[Entry, ...]:
 
 
 CLOCK_SKEW = 10.0
-"""How far a client's clock may pull a fence or an order key from the node's own, in seconds (c in docs/safety.md)."""
+"""The greatest difference in seconds between the clock of the node and a fence or an order key that a client brings (c
+in docs/safety.md)."""
 
 RESTING = f"{RESERVED}resting"
 """The holder of a name that was released before its min_hold."""
 
 DONE = f"{RESERVED}done"
-"""The holder of a name after a run of `once` returned. It differs from RESTING: a min_hold is no sign of a run that
-returned."""
+"""The holder of a name after a run of `once` returned. It differs from RESTING, because a min_hold also follows a run
+that raised."""
 
 TIMED = (RESTING, DONE)
-"""Holders that nobody releases: their name is free when their time is over."""
+"""Holders without a client. Nobody releases them: the name is free when they expire."""
 
 RESTING_MARK = "~"
-"""The same where several may hold it: their ids, with this as their first character."""
+"""The first character of such a hold, for a kind that several ids can hold. The rest is from the id of the holder."""
 
 MARK = "+"
-"""Goes before the id of a hold that somebody waits for (rule 9)."""
+"""The character before the id of a hold for which other clients wait (rule 9)."""
 
 SERVED = 64
-"""So many tickets at most are looked at to serve one."""
+"""The greatest number of tickets that one op visits."""
 
 LAST = 8
-"""So many of these are told to go on: of the last ones some may be stale, or deaf."""
+"""The last so many of these continue the batch. More than one, because some clients may be dead."""
 
 
 class Verb(StrEnum):
-    """What a node is asked for."""
+    """The request to a node."""
 
     ACQUIRE = "acquire"
     EXTEND = "extend"
-    RELEASE = "release"  # serves release, the undo of an attempt, and a waiter's leaving
-    WAIT = "wait"  # renew a ticket, and look
-    ADOPT = "adopt"  # take over the hold of another id, which was told us
-    BREAK = "break"  # take it from whoever has it
+    RELEASE = "release"  # release a hold, undo an attempt, or withdraw a ticket
+    WAIT = "wait"  # renew a ticket, and reply whether it can enter
+    ADOPT = "adopt"  # take over the hold of another id, which the handle of `detach` contains
+    BREAK = "break"  # remove the hold of any holder
 
 
 ACQUIRE, EXTEND, RELEASE, WAIT, ADOPT, BREAK = Verb
-"""Names of their own, for what runs often: on 3.11 reading a member from its class takes 70 to 120 ns."""
+"""Module constants for code that runs often: on CPython 3.11 reading a member from its class takes 70 to 120 ns."""
 
 
 class Serve(IntEnum):
-    """What becomes of the next in the queue where an op leaves the name free."""
+    """What an op does for the next waiter if it leaves the name free."""
 
     NOBODY = 0
     WAKE = 1
@@ -187,25 +188,26 @@ class Serve(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Queueing:
-    """How an op deals with those who wait. Many ops share one; only what its methods say, and `packed`, ever change."""
+    """How an op uses the queue. Many ops share one Queueing, so only its methods and the stores (`packed`) change
+    it."""
 
     serve: Serve = Serve.NOBODY
     fair: bool = False  # acquire: enter only as the first of the queue
-    span: int = 1  # so many fences are wanted; 0, of a ticket: it is called, and never made the holder
-    waiter: str = ""  # whose ticket it is; "": the op's own id; adopt: whose hold
-    number: int = 0  # which sending of the ticket this is, from 1; 0: leave none
+    span: int = 1  # the number of fences to take; 0, of a ticket: it is woken, and never becomes the holder
+    waiter: str = ""  # the id of the ticket; "": the id of the op; adopt: the id of the hold
+    number: int = 0  # how often the ticket was sent, from 1; 0: leave no ticket
     fresh: float = 0.0  # seconds for which the ticket may be served
-    order: int = 0  # its order key, in us; 0: the node's own clock says
-    contended: bool = False  # release: somebody waits, as far as we know
+    order: int = 0  # its order key, in us; 0: the node uses its own clock
+    contended: bool = False  # release: this client knows of waiters in other clients
     packed: Any = field(default=None, init=False)  # a store's encoding of it
 
     def revoke(self) -> None:
-        """The ticket was sent anew, or taken back: should its op have to be sent again, it leaves no ticket."""
+        """A newer op renewed or withdrew the ticket. If this op must be sent again, it leaves no ticket."""
         self.number = 0
         self.packed = None
 
     def serve_as(self, serve: Serve) -> None:
-        """What becomes of the next in the queue."""
+        """Set what the op does for the next waiter."""
         self.serve = serve
         self.packed = None
 
@@ -215,7 +217,7 @@ ALONE = Queueing()
 
 
 class Op:
-    """One request to every node. Once it was sent, only what its methods say, and `packed`, ever change."""
+    """One request to every node. After it was sent, only its methods and the stores (`packed`) change it."""
 
     __slots__ = (
         "done", "fence", "id", "kind", "lease", "memory", "name", "packed", "plain", "queueing", "rest", "revoked",
@@ -242,24 +244,24 @@ class Op:
         self.kind = kind
         self.name = name
         self.id = id
-        self.lease = lease  # seconds; 0 in an extend: only look, and raise F
-        self.fence = fence  # acquire: P, the client's clock in us; else the token T, or 0 where there is none yet
+        self.lease = lease  # seconds; 0 in an extend: only read, and raise F
+        self.fence = fence  # acquire: P, the client's clock in us; else the token T, or 0 before there is one
         self.memory = memory  # seconds that F outlives its last write
         self.rest = rest  # release: seconds that the name stays taken (min_hold, once)
         self.plain = plain  # acquire: without fence, tombstone and ticket
-        self.tombstone = tombstone  # release: leave one, for an acquire that may still be on its way
+        self.tombstone = tombstone  # release: leave one, because the acquire may still arrive
         self.queueing = queueing
-        self.done = done  # release of a mutex: for the time of `rest` the name is marked as DONE, not as RESTING
+        self.done = done  # release of a mutex: during `rest` the holder is DONE, not RESTING
         self.since = since  # release: nothing of its id was sent before this moment, on the client's clock
         self.revoked = False  # see revoke()
-        self.packed: Any = None  # a store's encoding of it, made once for all nodes; of no meaning to others
+        self.packed: Any = None  # the encoding of a store, made once for all nodes; only stores use it
 
     def __repr__(self) -> str:
         return f"<Op {self.verb.value} {self.kind.name} {self.name!r}>"
 
     def revoke(self) -> None:
-        """The release or the undo of its id was queued. From now on no store may send it again: it could create a key,
-        or a ticket, that nobody takes back."""
+        """The release or the undo of its id was queued. From now on no store may send it again, because it could create
+        a key or a ticket that nothing deletes."""
         self.revoked = True
 
     def forget_packed(self) -> None:
@@ -267,90 +269,92 @@ class Op:
         self.packed = None
 
     def renew_seed(self, seed: int) -> None:
-        """It is about to be sent once more, with the client's clock of now."""
+        """Set the client's clock of now, before the op is sent once more."""
         self.fence = seed
         self.packed = None
 
     def set_queueing(self, queueing: Queueing, *, plain: bool = False) -> None:
-        """The same, with another ticket; a `plain` acquire has none."""
+        """Set another ticket; a `plain` acquire has none."""
         self.queueing = queueing
         self.plain = plain
         self.packed = None
 
     def ask_with_ticket(self, ticket: str) -> None:
-        """Before it is sent: a mere renewal of that ticket, in place of an acquire."""
+        """Before it is sent: turn the acquire into a renewal of that ticket, which only reads."""
         self.verb, self.id = WAIT, ticket
 
 
 class Kind(Protocol):
-    """A kind of lock, as its client sees it."""
+    """A kind of lock, as a client sees it."""
 
     @property
     def name(self) -> str: ...
     @property
     def letter(self) -> str:
-        """The first character of its mode; a store finds by it what it runs for the kind. "" for the mutex."""
+        """The first character of its mode, by which a store finds its rule or script; "" for the mutex."""
 
     @property
     def fair(self) -> bool:
-        """Whether it enters in the order of the queue only."""
+        """Whether its attempts enter only in the order of the queue."""
 
     @property
     def shared(self) -> bool:
-        """Whether several may hold it at once. If not, its hold is a plain string on Redis, which bears the mark of
-        rule 9, and tasks of one process stand in a line of their own."""
+        """Whether several ids can hold a name at once. If not, the hold on Redis is a plain string with the mark of
+        rule 9, and the tasks of one process use a local queue."""
 
     @property
     def mode(self) -> str:
-        """What its ids tell of it, after the bar; "" for the mutex."""
+        """The text after the bar in its ids, which describes the hold; "" for the mutex."""
 
     @property
     def max_per_task(self) -> int:
-        """With so many holds of the name, a task that waits for one more waits for itself."""
+        """The number of holds of a name with which a task that waits for one more waits for itself."""
 
     @property
     def deadlock_hint(self) -> str:
-        """What to do instead of that, for the message of SelfDeadlock."""
+        """The advice in the message of SelfDeadlock."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The names that it holds together; (): the one name of its op."""
+        """The names that it holds together; (): only the name of its op."""
 
     @property
     def slots(self) -> int:
-        """Over N nodes a hold takes one of so many, by majority, which its id names; 0: there are none."""
+        """The number of slots. Over N nodes each hold has a slot, which its id contains and a majority grants; 0: the
+        kind has no slots."""
 
     def at(self, slot: int) -> Kind:
-        """The kind of an attempt for that slot."""
+        """The kind of an attempt for this slot."""
 
     def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
-        """A slot that a majority may give: of nodes that refused, `taken` are the slots in use, and `spare` nodes are
-        not needed. None: there is none, as far as is known."""
+        """A slot that a majority may grant. `taken`: the slots in use at each node that refused; `spare`: the number of
+        nodes that a majority does not need. None: no such slot is known."""
 
     def respects_queue(self, id: str) -> bool:
-        """Whether the tickets before it go first, even if it could enter."""
+        """Whether an attempt enters after the tickets before it, even if it could enter now."""
 
 
 class Rule(Kind, Protocol):
-    """A kind of lock of one name: who is let in. Pure; holds are all alive, and none is of the id in question."""
+    """The rule of a kind of lock of one name: which attempts can enter. Pure. No hold has ended, and none is of
+    `id`."""
 
     def at(self, slot: int) -> Rule: ...
 
     def of_mode(self, mode: str) -> Rule:
-        """The kind of a hold whose id has this mode: one of the same letter."""
+        """The rule of a hold whose id has this mode, which has the same letter."""
 
     def taken(self, holds: Sequence[Entry]) -> tuple[int, ...] | None:
-        """The slots in use; None: it has no slots."""
+        """The slots in use; None: the kind has no slots."""
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
-        """Whether one more hold may stand beside those there are."""
+        """Whether the id can hold the name together with `holds`."""
 
     def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
         """The hold that a refused attempt waits for: it tries again when this hold ends."""
 
 
 class Slotless:
-    """What is the same for all rules without slots."""
+    """The methods that are the same for all rules without slots."""
 
     parts = ()
     slots = 0
@@ -380,11 +384,11 @@ class Part(NamedTuple):
     kind: Rule
 
     def named(self, id: str, *, waits: bool = False) -> str:
-        """The id of that hold at this name; or of a ticket, which is for no one slot."""
+        """The id of that hold at this name; or of its ticket, which is not for a single slot."""
         mode = _SLOT.sub("/", self.kind.mode) if waits else self.kind.mode
         return f"{id[: ID_LENGTH + 1]}{mode}{id[ID_LENGTH + 1 :]}" if id else ""
 
 
 def parts_of(op: Op) -> tuple[Part, ...]:
-    """The names that an op is for; mostly one."""
+    """The names of an op, usually one."""
     return op.kind.parts or (Part(op.name, cast("Rule", op.kind)),)

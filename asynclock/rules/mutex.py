@@ -40,4 +40,4 @@ class Mutex(Slotless):
 MUTEX = Mutex()
 
 FAIR = Mutex(fair=True)
-"""The same in order of arrival: an attempt that finds waiters enters after them."""
+"""A mutex in order of arrival: an attempt that finds waiters enters after them."""

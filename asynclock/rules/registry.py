@@ -1,4 +1,4 @@
-"""The kinds of lock of one name. All that the floors above know of a kind is its entry here: family, letter, rule.
+"""The kinds of lock of one name. The floors above know only the entry of a kind here: family, letter, rule.
 
 `docs/extending.md` shows how to add one.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Registered(NamedTuple):
     """One kind."""
 
-    family: str  # what messages and `inspect` call a hold of it; a name is of one family at a time
+    family: str  # the name of the kind in messages and `inspect`; all holds of a name are of one family at a time
     letter: str  # the first character of the mode in its ids; "" for the mutex
     rule: Rule
 
@@ -38,14 +38,14 @@ RULES: dict[str, Rule] = {each.letter: each.rule for each in REGISTRY}
 """By the letter of a kind."""
 
 RULES_BY_FAMILY: dict[str, Rule] = {each.family: each.rule for each in REGISTRY}
-"""One rule of each family, for a break: that is the same for all of them."""
+"""One rule of each family, for a break, which is the same for all rules of a family."""
 
 
 def family_of(id: str) -> str | None:
-    """Of a hold with this id; None for an id whose letter is of no kind here."""
+    """The family of a hold with this id; None if its letter is not registered."""
     return FAMILIES.get(mode_of(id))
 
 
 def rule_of(mode: str) -> Rule:
-    """Of a hold whose id has this mode."""
+    """The rule of a hold whose id has this mode."""
     return RULES.get(mode[:1], MUTEX).of_mode(mode)

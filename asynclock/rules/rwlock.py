@@ -1,5 +1,5 @@
 """Many readers or one writer per name. A writer that waits holds back the readers that come after it; a release admits
-as many waiters from the head of the queue as can be in together.
+as many waiters from the head of the queue as can hold together.
 
 After Courtois, Heymans and Parnas, "Concurrent Control with Readers and Writers" (CACM 14, 1971), second problem, with
 a lease for each reader: a reader that dies blocks the writers until its lease ends, and no longer.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReadWrite(Slotless):
-    """One of its two sides, which its mode tells: "r." of readers, "w." of writers."""
+    """One side of the lock. Its mode is "r." for readers, "w." for writers."""
 
     fair = False
     shared = True

@@ -1,9 +1,9 @@
-"""A semaphore: fewer than `permits` hold it when one more enters; each caller's own number counts.
+"""A semaphore: an attempt enters if fewer than `permits` hold it. The number that the attempt brings counts.
 
 A node alone counts the holders. Over N nodes a count at each node admits too many: a majority of 5 nodes is 3, so 10
 permits counted at each node admit 16 holders. So each hold takes a *slot* there, a number below its permits, which a
-majority grants to no other hold. A refusal tells the slots in use, and the next attempt asks for one that is free on a
-majority.
+majority grants to no other hold. A refusal contains the slots in use, and the next attempt asks for a slot that is free
+on a majority.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Entry, Slots
 
 MOST = 10_000
-"""The most permits. A refusal looks at each holder, and the server does nothing else meanwhile."""
+"""The greatest number of permits. A refusal visits each holder, and blocks the server meanwhile."""
 
 _WANTS = re.compile(r".{33}s(\d+)/(\d*)", re.DOTALL)
 
 
 class Semaphore:
-    """With this number of permits; of an attempt over N nodes, with its slot."""
+    """A semaphore with this number of permits; for an attempt over N nodes, with its slot."""
 
     name = "semaphore"
     letter = "s"
@@ -39,7 +39,7 @@ class Semaphore:
         self.mode = f"s{permits}/{slot}."
 
     def at(self, slot: int) -> Semaphore:
-        """The same, of an attempt for that slot."""
+        """The kind of an attempt for this slot."""
         return Semaphore(self.max_per_task, str(slot))
 
     def of_mode(self, mode: str) -> Semaphore:
@@ -49,7 +49,7 @@ class Semaphore:
     def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
         used = Counter(slot for slots in taken for slot in slots.taken)
         free = [slot for slot in range(self.slots) if used[slot] <= spare]
-        return random.choice(free) if free else None  # noqa: S311 - no secret
+        return random.choice(free) if free else None  # noqa: S311 - not a secret
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         permits, slot = wants(id)
@@ -63,13 +63,13 @@ class Semaphore:
         return min(holds, key=lambda each: (each.ends or 0.0, each.id))
 
     def taken(self, holds: Sequence[Entry]) -> tuple[int, ...]:
-        """The slots in use, in the order in which the script answers them."""
+        """The slots in use, in the same order as in the reply of the script."""
         inside = sorted(holds, key=lambda each: (each.ends or 0.0, each.id))
         return tuple(int(slot) for each in inside if (slot := wants(each.id)[1]))
 
 
 def wants(id: str) -> tuple[int, str]:
-    """The permits and the slot ("": none) that an id names. Pure."""
+    """The permits and the slot ("": none) in an id. Pure."""
     found = _WANTS.match(id)
     return (int(found[1]), found[2]) if found else (0, "")
 

@@ -1,4 +1,4 @@
-"""Several names at once, as one node keeps them: each name is decided by the rule of its own kind. Pure, as `decide`.
+"""Several names at once at one node: each name is decided by the rule of its own kind. Pure, as `decide`.
 
 `decide_all` and multi.lua keep these rules:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock.rules.decide import Hears, decide
+from asynclock.rules.decide import HasListener, decide
 from asynclock.rules.model import ALONE, Op, Queueing, Reply, Verb, Verdict
 
 if TYPE_CHECKING:
@@ -28,35 +28,39 @@ if TYPE_CHECKING:
 
 
 class Several(NamedTuple):
-    """A node's answer, the state of each name after it, and the notices to send."""
+    """The answer of a node, the next state of each name, and the notices to send."""
 
-    reply: Reply  # of a refusal: that of one name; its state and its notices are among those below
-    part: int  # which name that is
+    reply: Reply  # of a refusal: the reply of one name, whose state and notices are also in the lists below
+    part: int  # the number of that name
     states: list[State]
     notices: list[Notice]
 
 
-def decide_all(parts: Sequence[Part], states: Sequence[State], op: Op, now: float, hears: Hears) -> Several:
-    """The answer of a node to an op for several names, each in its state."""
-    decision = Decision(parts, states, op, now, hears)
+def decide_all(
+    parts: Sequence[Part], states: Sequence[State], op: Op, now: float, has_listener: HasListener
+) -> Several:
+    """The answer of a node to an op for several names, each with its state."""
+    decision = Decision(parts, states, op, now, has_listener)
     reply, part = decision.acquire() if op.verb is Verb.ACQUIRE else decision.each()
     return Several(reply, part, decision.states, decision.notices)
 
 
 class Decision:
-    """One op for several names as one node decides it: the states so far, and the notices that it sends."""
+    """The decision of one node on one op for several names: the states so far, and the notices to send."""
 
-    def __init__(self, parts: Sequence[Part], states: Sequence[State], op: Op, now: float, hears: Hears) -> None:
+    def __init__(
+        self, parts: Sequence[Part], states: Sequence[State], op: Op, now: float, has_listener: HasListener
+    ) -> None:
         self.parts = parts
         self.states = list(states)
         self.notices: list[Notice] = []
         self._op = op
         self._now = now
-        self._hears = hears
+        self._has_listener = has_listener
 
     def acquire(self) -> tuple[Reply, int]:
         waits = self._op.queueing.number
-        for again in (True, False):  # again, if only the ticket at the head of the queue was missing
+        for again in (True, False):  # twice, if after the ticket was stored nothing blocks the name
             refused, reply = self._enter()
             if reply is None:
                 return self._yes(self._level())
@@ -71,7 +75,7 @@ class Decision:
         raise AssertionError("the second round answers")
 
     def each(self) -> tuple[Reply, int]:
-        """Extend or release all."""
+        """Extend or release all names."""
         op = self._op
         alone = Queueing(op.queueing.serve, waiter=op.queueing.waiter, contended=op.queueing.contended)
         refused: tuple[Reply, int] | None = None
@@ -96,8 +100,8 @@ class Decision:
     def _leave(self, index: int) -> None:
         """Remove the hold and the ticket of this op there. The release serves the waiters."""
         queueing = self._op.queueing
-        for whose in filter(None, (self._op.id, queueing.waiter)):
-            self._ask(index, Verb.RELEASE, id=whose, ticket=Queueing(queueing.serve))
+        for own in filter(None, (self._op.id, queueing.waiter)):
+            self._ask(index, Verb.RELEASE, id=own, ticket=Queueing(queueing.serve))
 
     def _level(self) -> int:
         top = max(state.fence for state in self.states)
@@ -108,11 +112,11 @@ class Decision:
 
     def _ask(self, index: int, verb: Verb, *, id: str = "", fence: int = 0, ticket: Queueing = ALONE) -> Reply:
         part, op = self.parts[index], self._op
-        whose = part.named(id or op.id, waits=bool(id) and id == op.queueing.waiter)
+        own = part.named(id or op.id, waits=bool(id) and id == op.queueing.waiter)
         waiter = part.named(ticket.waiter, waits=True)
-        mine = Op(verb, part.kind, part.name, whose, op.lease, fence, op.memory, op.rest, tombstone=op.tombstone)
+        mine = Op(verb, part.kind, part.name, own, op.lease, fence, op.memory, op.rest, tombstone=op.tombstone)
         mine.queueing = replace(ticket, fair=part.kind.fair, waiter=waiter)
-        reply = decide(part.kind, self.states[index], mine, self._now, self._hears)
+        reply = decide(part.kind, self.states[index], mine, self._now, self._has_listener)
         self.states[index] = reply.state
         self.notices += reply.notices
         return reply

@@ -1,14 +1,13 @@
-"""A store made of `decide` and one transaction. The memory store is one, and so is any that a user writes;
-docs/stores.md shows how.
+"""A store made of `decide` and one transaction: the memory store, and the stores that users write (docs/stores.md).
 
-Such a store keeps one `State` for each key. It brings:
+Such a store keeps one `State` for each key. It implements:
 
     transact   run a step over the states of some keys, in one transaction and at the server's time; push its notices
-    listen     receive the notices for one client
+    listen     receive the notices for one client; `unlisten` ends that
     keys       list the keys that are held
 
-Everything else is here: what an op does to the states (the step), and the node, which sends ops in their order, keeps
-their deadlines, and lets no notice overtake the reply to an op that was carried out before.
+This module does the rest. The step computes the new states from an op. The node sends ops in order, keeps their
+deadlines, and lets no notice overtake the reply to an op that was carried out before.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ if TYPE_CHECKING:
 __all__ = ["Change", "Notice", "State", "Step", "TransactionalNode", "TransactionalStore", "decided", "vote_of"]
 
 _MARGIN = 0.001
-"""So many seconds after the end of a hold the name is free on any store: a waiter that asks then finds it so."""
+"""Seconds added to the remaining time of a hold, so that the name is free in every store when a waiter asks again."""
 
 
 class Change(NamedTuple):
-    """What a step comes to."""
+    """The result of a step."""
 
-    states: Sequence[State]  # of the same keys, from now on; one that equals State() need not be kept
-    notices: Sequence[Notice] = ()  # to be pushed once the transaction is committed, to the listeners of their tags
+    states: Sequence[State]  # the new states of the same keys; a state that equals State() need not be stored
+    notices: Sequence[Notice] = ()  # pushed after the commit, each to the listener of its tag
 
 
 Step: TypeAlias = Callable[[Sequence[State], float], Change]
@@ -57,18 +56,19 @@ class TransactionalStore(ABC):
     """Subclass it, and give instances to `Redlock`. All clients of one store share its locks."""
 
     label: str  # for messages; without a password
-    clock: Clock | None = None  # the clock that its clients must use; None: the machine's
+    clock: Clock | None = None  # the clock that its clients must use; None: the clock of the machine
 
     @abstractmethod
     def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None] | None:
-        """Run `step` over the states of `keys` (State() where none is kept), store what it returns, and push its
-        notices: all or nothing, and nothing of another transaction between. No two of `keys` are equal; there may be
-        none. A coroutine is awaited before the next op of the same node is sent; None: it is done. Raises what is
-        wrong."""
+        """Read the states of `keys` (State() where none is stored), call `step` with them and the server's time, store
+        the states that it returns, and push its notices after the commit. This is one atomic and isolated transaction.
+        `keys` are distinct, and may be empty. Return None if the work is done, else a coroutine; the node awaits it
+        before it sends its next op. Raise any exception if the transaction failed."""
 
     @abstractmethod
     def listen(self, tag: str, receive: Callable[[Notice], object]) -> Coroutine[Any, Any, None] | None:
-        """From now on call `receive` with each notice for `tag`, in the running loop. Raises what is wrong."""
+        """From now on call `receive` with each notice for `tag`, in the running loop. Raise any exception if that
+        fails."""
 
     @abstractmethod
     def unlisten(self, tag: str) -> None:
@@ -76,23 +76,24 @@ class TransactionalStore(ABC):
 
     @abstractmethod
     async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:
-        """Some of the keys that are held and begin so, and the cursor for more; "0" begins and ends."""
+        """The next cursor, and some of the keys that are held and begin with `begin`. The cursor "0" starts the
+        listing, and marks its end when it is returned."""
 
     def has_listener(self, tag: str) -> bool | None:
-        """Whether a client listens to that tag; True where the store cannot know. A ticket that nobody listens for is
-        dropped when it is served, and otherwise absorbs one notice."""
+        """Whether a client listens to that tag; True if the store cannot know. When a ticket without a listener is
+        served, it is dropped if this returns False; otherwise it absorbs one notice."""
         del tag
         return True
 
     def open(self, config: NodeConfig) -> TransactionalNode:
-        """Its node for one event loop."""
+        """Make its node for one event loop."""
         return TransactionalNode(self, config)
 
     def decide(
         self, prefix: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]
     ) -> tuple[Coroutine[Any, Any, None], list[Grant | Refused | Undone]] | None:
-        """Carry an op out. None: that is done, and was answered; else a coroutine, and the list in which the answer is
-        once that was awaited. Raises WrongKind, or what the store raises."""
+        """Carry out an op. None: it is carried out, and `answer` was called. Else a coroutine, and a list that contains
+        the answer once the coroutine has been awaited. Raises WrongKind, or the exception of the store."""
         asked = [op]
         votes: list[Grant | Refused | Undone] = []
 
@@ -105,15 +106,15 @@ class TransactionalStore(ABC):
         if running is None:
             answer(votes[0])
             return None
-        asked[0] = copy(op)  # as it is now: its owner may renew it before the transaction begins
+        asked[0] = copy(op)  # a copy, because its owner may change the op before the transaction begins
         asked[0].queueing = replace(op.queueing)
         return running, votes
 
 
 def decided(
-    op: Op, states: Sequence[State], now: float, hears: Callable[[str], bool | None]
+    op: Op, states: Sequence[State], now: float, has_listener: Callable[[str], bool | None]
 ) -> tuple[Change, Grant | Refused | Undone]:
-    """What an op makes of the states of its names, and the answer. Raises WrongKind. Pure."""
+    """The states of the names of an op after it, its notices, and its answer. Raises WrongKind. Pure."""
     parts = parts_of(op)
     mine = [
         index
@@ -125,9 +126,9 @@ def decided(
     some, found = [parts[index] for index in mine], [states[index] for index in mine]
     notices: Sequence[Notice]
     if op.kind.parts:
-        reply, part, found, notices = decide_all(some, found, op, now, hears)
+        reply, part, found, notices = decide_all(some, found, op, now, has_listener)
     else:
-        reply, part = decide(some[0].kind, found[0], op, now, hears), 0
+        reply, part = decide(some[0].kind, found[0], op, now, has_listener), 0
         found, notices = [reply.state], reply.notices
     after = list(states)
     for index, state in zip(mine, found, strict=True):
@@ -136,7 +137,7 @@ def decided(
 
 
 def vote_of(reply: Reply, now: float, part: int = 0) -> Grant | Refused | Undone:
-    """What `decide` answered at `now`, or `decide_all` for the name `part`, as it crosses the port. Pure."""
+    """The vote for a reply of `decide` at `now`, or of `decide_all` about the name number `part`. Pure."""
     match reply.verdict:
         case Verdict.YES:
             return reply.fence, reply.marked
@@ -155,7 +156,7 @@ def _is_of(state: State, kind: Kind) -> bool:
 
 
 class TransactionalNode:
-    """The store, as one event loop sees it. It answers in the next turn of the loop at the soonest."""
+    """The store, as one event loop sees it. It never answers before the next turn of the loop."""
 
     def __init__(self, store: TransactionalStore, config: NodeConfig) -> None:
         self.label = store.label
@@ -166,8 +167,8 @@ class TransactionalNode:
         self._prefix = config.prefix
         self._listener = config.listener
         self._clock = config.clock
-        self._due = 0  # so many replies are on their way
-        self._notices: deque[Notice] = deque()  # that came while a transaction or a reply was under way
+        self._due = 0  # the number of replies that are scheduled
+        self._notices: deque[Notice] = deque()  # received while a transaction ran or a reply was scheduled
         self._queue: deque[tuple[Coroutine[Any, Any, None], Callable[[Exception | None], object]]] = deque()
         self._runner: asyncio.Task[None] | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -177,7 +178,7 @@ class TransactionalNode:
         try:
             if (listening := self._store.listen(self._listener.tag, self._received)) is not None:
                 await listening
-        except Exception as error:  # a store may fail in any way; the error is told, and the next op tries again
+        except Exception as error:  # a store may fail in any way; `error` keeps the reason, and the next op tries again
             self.error = error
         else:
             self.error, self.listens = None, True
@@ -193,7 +194,7 @@ class TransactionalNode:
             return
         try:
             pending = self._store.decide(self._prefix, op, answer)
-        except Exception as error:  # it must not raise
+        except Exception as error:  # `send` must not raise
             self._fail(handler, error, maybe=not isinstance(error, WrongKind))
             return
         if pending is None:
@@ -231,39 +232,40 @@ class TransactionalNode:
                 running, done = self._queue.popleft()
                 try:
                     await running
-                except Exception as error:  # whatever is wrong with the store; its next transaction may work
+                except Exception as error:  # any failure of the store; its next transaction may work
                     done(error)
                 else:
                     done(None)
-                for _ in self._notices:  # behind the reply
-                    asyncio.get_running_loop().call_soon(self._tell)
+                for _ in self._notices:  # after the reply
+                    asyncio.get_running_loop().call_soon(self._pass_notice_on)
         finally:
             self._runner = None
 
-    def _reply(self, tell: Callable[[], object]) -> None:
+    def _reply(self, deliver: Callable[[], object]) -> None:
         self._due += 1
-        asyncio.get_running_loop().call_soon(self._deliver, tell)
+        asyncio.get_running_loop().call_soon(self._deliver, deliver)
 
-    def _deliver(self, tell: Callable[[], object]) -> None:
+    def _deliver(self, deliver: Callable[[], object]) -> None:
         self._due -= 1
-        tell()
+        deliver()
 
     def _received(self, notice: Notice) -> None:
-        """It may be about an op whose transaction is committed, and whose reply is still on its way: then it waits."""
+        """A notice arrived. It may belong to an op that is committed, but whose reply is not delivered yet. Then it
+        waits for that reply."""
         self._notices.append(notice)
         if self._runner is not None:
             return
         if self._due or len(self._notices) > 1:
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._pass_notice_on)
         else:
-            self._tell()
+            self._pass_notice_on()
 
-    def _tell(self) -> None:
+    def _pass_notice_on(self) -> None:
         if self._notices:
             self._listener.received(self._index, self._notices.popleft())
 
     async def _in_turn(self, keys: Sequence[str], step: Step) -> None:
-        """A transaction behind those of the ops that were sent."""
+        """Run a transaction after those of the ops that were sent earlier."""
         running = self._store.transact(keys, step)
         if running is None:
             return
@@ -304,7 +306,7 @@ class TransactionalNode:
             await asyncio.wait({runner}, timeout=max(0.0, self._last_deadline - self._clock.now()))
             runner.cancel()
             await asyncio.wait({runner})
-        for running, _ in self._queue:  # each is overdue
+        for running, _ in self._queue:  # the handler of each has timed out
             running.close()
         self._queue.clear()
         self.listens = False
