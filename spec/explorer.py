@@ -1,12 +1,12 @@
-"""Explores all that can happen in a model, nearest states first, and gives the shortest way to a flaw.
+"""Explores all states of a model, the nearest first, and gives the shortest way to a flaw.
 
-A model has a start, the next steps of each state, and a test for wrong states. There are two flaws:
+A model has a start, the next steps of each state, and a check for wrong states. There are two flaws:
 
     a wrong state   `wrong(state)` says what is wrong
     a dead end      no steps that must happen lead from this state to a state that is `good`
 
-A step of the protocol must happen. A *whim* may happen or not: a cancel, a crash, a lost message. A dead end is one
-even if a whim would lead out of it, because no waiter may depend on a whim.
+A step of the protocol must happen. A *whim* may happen or not: a cancellation, a crash, a lost message. A whim does not
+lead out of a dead end, because no waiter may depend on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEAD_END = "dead end"
 
 
 class Step(NamedTuple, Generic[S]):
-    """A possible next step: `who` does `what`."""
+    """A possible next step: the actor `who` does `what`."""
 
     who: str
     what: str
@@ -30,14 +30,14 @@ class Step(NamedTuple, Generic[S]):
 
 
 class Model(Protocol[S]):
-    """All that can happen."""
+    """A model of a protocol."""
 
     def start(self) -> S: ...
 
     def steps(self, state: S) -> Iterator[Step[S]]: ...
 
     def wrong(self, state: S) -> str | None:
-        """What is wrong in this state; None: nothing."""
+        """The flaw of this state; None: it has none."""
 
     def good(self, state: S) -> bool:
         """Whether every client has got what it wanted."""
@@ -45,7 +45,7 @@ class Model(Protocol[S]):
 
 @dataclass(frozen=True)
 class Flaw:
-    """What is wrong, and the steps that lead there."""
+    """A flaw, and the steps that lead to it."""
 
     what: str
     trace: tuple[tuple[str, str], ...]

@@ -1,8 +1,9 @@
 """One node, where serving is granting: the command that frees the name makes the first in the queue the holder.
 
 Each client has one connection. Its commands arrive in order, the node's replies come back in order, and both may be
-late. A client takes a ticket, renews it, is granted, overstays its lease, releases, gives up, dies. Its connection
-breaks; then the node reads the commands that were under way later, or never. The node is the shipped `decide`.
+late. A client takes a ticket, renews it, is granted, holds for longer than its lease, releases, gives up, dies. Its
+connection breaks; then the node reads the commands that were under way later, or never. The node is the shipped
+`decide`.
 
 Time goes in ticks. All times in a state are ticks *from now*: a tick takes one off each of them, and `decide` is always
 asked at time 0. Clocks run at the same speed here; the drift allowance covers their difference, by arithmetic.
@@ -41,7 +42,7 @@ class Rule(StrEnum):
     """The rules that can be taken out."""
 
     NUMBERED_VALIDITY = "validity counts from when the granted number of the ticket was sent"
-    OWN_ID_MOVES_END = "a holder that asks again is answered yes, and the end of its hold moves with the answer"
+    OWN_ID_MOVES_END = "a holder that asks again is granted again, and the end of its hold moves with the answer"
     FREER_SERVES = "the command that frees the name serves the queue"
     ONLY_FREER_SERVES = "no other command serves the queue"
     LEAVING_TAKES_TICKET = "release, leave and undo are one command: it deletes the ticket of the id"
@@ -75,7 +76,7 @@ class Ask(NamedTuple):
     tombstone: bool = False
 
 
-class Word(NamedTuple):
+class Message(NamedTuple):
     """A reply, or a notice, on its way to a client."""
 
     id: str
@@ -102,7 +103,7 @@ class Client(NamedTuple):
     ends: tuple[int, ...] = (0,) * NUMBERS  # for each number, the validity left if that ticket became the hold
     valid: int = 0  # the validity left of its lease, as the client counts it
     out: tuple[Ask, ...] = ()
-    heard: tuple[Word, ...] = ()
+    inbox: tuple[Message, ...] = ()
 
 
 class World(NamedTuple):
@@ -162,7 +163,8 @@ class OneNode:
         if world.flaw:
             return world.flaw
         node = world.node
-        if not node.holds and not world.lapsed and any(_hears(world, ticket.id, ticket.fresh) for ticket in node.queue):
+        free = not node.holds and not world.lapsed
+        if free and any(_must_be_served(world, ticket.id, ticket.fresh) for ticket in node.queue):
             return "a waiter not notified"
         if any(_left(world, entry.id) for entry in node.holds):
             return "an orphan hold"
@@ -178,7 +180,7 @@ class OneNode:
         if world.frozen:
             (ask, _), *rest = world.frozen
             after, _ = self._carry_out(world._replace(frozen=tuple(rest)), ask)
-            yield Step("node", f"reads on a broken connection: {_told(ask)}", after)
+            yield Step("node", f"reads on a broken connection: {_text_of(ask)}", after)
         if self.scene.time:
             yield Step("time", "goes on by a tick", _tick(world))
 
@@ -186,12 +188,12 @@ class OneNode:
         who, mine = _name(index), _id(index, client)
         if client.out:
             ask = client.out[0]
-            after, word = self._carry_out(_with(world, index, client._replace(out=client.out[1:])), ask)
+            after, message = self._carry_out(_with(world, index, client._replace(out=client.out[1:])), ask)
             if client.phase is not Phase.DEAD:
-                after = self._say(after, index, word)
-            yield Step("node", f"answers {_told(ask)}: {word.what}", after)
-        if client.heard:
-            yield self._hear(world, index, client._replace(heard=client.heard[1:]), client.heard[0])
+                after = self._send_to(after, index, message)
+            yield Step("node", f"answers {_text_of(ask)}: {message.what}", after)
+        if client.inbox:
+            yield self._receive(world, index, client._replace(inbox=client.inbox[1:]), client.inbox[0])
         match client.phase:
             case Phase.IDLE:
                 yield Step(who, f"tries, as {mine}", _with(world, index, _try(client, mine)))
@@ -200,22 +202,22 @@ class OneNode:
             case Phase.HOLDING:
                 yield Step(who, f"releases {mine}", self._leave(world, index, client))
 
-    def _hear(self, world: World, index: int, client: Client, word: Word) -> Step[World]:
+    def _receive(self, world: World, index: int, client: Client, message: Message) -> Step[World]:
         who = _name(index)
-        if word.what == "again":
-            again = Ask(Verb.ACQUIRE, word.id, word.number)
+        if message.what == "again":
+            again = Ask(Verb.ACQUIRE, message.id, message.number)
             sent = client._replace(out=(*client.out, again))
-            return Step(who, f"sends {_told(again)} again", _with(world, index, sent))
-        if word.what in ("no", "undone"):
+            return Step(who, f"sends {_text_of(again)} again", _with(world, index, sent))
+        if message.what in ("no", "undone"):
             return Step(who, "is refused, and waits", _with(world, index, client._replace(phase=Phase.WAITING)))
-        number = client.number if self.without is Rule.NUMBERED_VALIDITY else word.number
+        number = client.number if self.without is Rule.NUMBERED_VALIDITY else message.number
         valid = client.ends[number]
         if not valid:
-            return Step(who, f"receives {word.what} after the end of its lease", self._leave(world, index, client))
-        flaw = "" if word.fence > world.top else "a token did not rise"
+            return Step(who, f"receives {message.what} after the end of its lease", self._leave(world, index, client))
+        flaw = "" if message.fence > world.top else "a token did not rise"
         holding = Client(client.rounds, Phase.HOLDING, valid=valid, out=client.out)
-        after = _counted_from(_with(world._replace(flaw=flaw), index, holding), word.fence)
-        return Step(who, f"receives {word.what} to number {word.number}: holds for {valid} ticks", after)
+        after = _counted_from(_with(world._replace(flaw=flaw), index, holding), message.fence)
+        return Step(who, f"receives {message.what} to number {message.number}: holds for {valid} ticks", after)
 
     def _leave(self, world: World, index: int, client: Client) -> World:
         """Release, or give up: one command. The id is used up; the client ignores what still arrives for it."""
@@ -224,21 +226,21 @@ class OneNode:
         tombstone = late and self.without is not Rule.TOMBSTONE
         ask = Ask(Verb.RELEASE, mine, leaves=client.phase is not Phase.HOLDING, tombstone=tombstone)
         rounds = client.rounds - 1
-        heard = tuple(word for word in client.heard if self._minds(word))
-        gone = Client(rounds, Phase.IDLE if rounds else Phase.DONE, out=(*client.out, ask), heard=heard)
+        inbox = tuple(message for message in client.inbox if self._reacts_late(message))
+        gone = Client(rounds, Phase.IDLE if rounds else Phase.DONE, out=(*client.out, ask), inbox=inbox)
         return _with(world, index, gone)
 
-    def _say(self, world: World, index: int, word: Word) -> World:
+    def _send_to(self, world: World, index: int, message: Message) -> World:
         """Put it on its way to a client, unless the client has left the id or holds: then it would ignore it."""
         client = world.clients[index]
-        waits = word.id == _id(index, client) and client.phase in (Phase.ASKING, Phase.WAITING)
-        if not waits and not self._minds(word):
+        waits = message.id == _id(index, client) and client.phase in (Phase.ASKING, Phase.WAITING)
+        if not waits and not self._reacts_late(message):
             return world
-        return _with(world, index, client._replace(heard=(*client.heard, word)))
+        return _with(world, index, client._replace(inbox=(*client.inbox, message)))
 
-    def _minds(self, word: Word) -> bool:
-        """Whether the client reacts even to a word that comes too late."""
-        return word.what == "again" and self.without is Rule.NEVER_AFTER_UNDO
+    def _reacts_late(self, message: Message) -> bool:
+        """Whether the client reacts to a message even after it has left the id."""
+        return message.what == "again" and self.without is Rule.NEVER_AFTER_UNDO
 
     def _whims(self, world: World, index: int, client: Client) -> Iterator[Step[World]]:
         who, mine, may = _name(index), _id(index, client), self.scene.what
@@ -249,37 +251,37 @@ class OneNode:
         if Whim.NOT_NOW in may and client.out and client.out[0].verb is Verb.ACQUIRE:
             ask, *rest = client.out
             again = _with(world, index, client._replace(out=tuple(rest)))
-            again = self._say(again, index, Word(ask.id, ask.number, "again"))
-            yield Step("node", f"answers {_told(ask)}: not now, nothing was done", again, whim=True)
+            again = self._send_to(again, index, Message(ask.id, ask.number, "again"))
+            yield Step("node", f"answers {_text_of(ask)}: not now, nothing was done", again, whim=True)
         if Whim.DIES in may and client.phase is not Phase.DONE:
             dead = Client(client.rounds, Phase.DEAD, out=client.out)
             yield Step(who, "dies", _with(world, index, dead), whim=True)
-        if Whim.BREAKS in may and (client.out or client.heard):
+        if Whim.BREAKS in may and (client.out or client.inbox):
             yield Step(who, "loses its connection", self._broken(world, index, client), whim=True)
 
     def _broken(self, world: World, index: int, client: Client) -> World:
         """The node may still read what is under way, or never. The client sends releases again on a new connection."""
         world = world._replace(frozen=world.frozen + tuple((ask, LEASE) for ask in client.out))
         tombstone = self.without is not Rule.TOMBSTONE
-        owed = tuple(ask._replace(tombstone=tombstone) for ask in client.out if ask.verb is Verb.RELEASE)
-        client = client._replace(out=owed, heard=())
+        pending = tuple(ask._replace(tombstone=tombstone) for ask in client.out if ask.verb is Verb.RELEASE)
+        client = client._replace(out=pending, inbox=())
         return self._leave(world, index, client) if client.phase is Phase.ASKING else _with(world, index, client)
 
-    def _carry_out(self, world: World, ask: Ask) -> tuple[World, Word]:
+    def _carry_out(self, world: World, ask: Ask) -> tuple[World, Message]:
         """The node carries out a command; its notices are on their way."""
-        node, word, notices = _answer(world.node, ask, self.without)
+        node, message, notices = _answer(world.node, ask, self.without)
         world = world._replace(node=node, lapsed=world.lapsed and not node.holds)
         for notice in notices:
-            granted = Word(notice.id, notice.number, "granted", notice.fence)
-            world = self._say(world, _index(notice.id), granted)
-        return world, word
+            granted = Message(notice.id, notice.number, "granted", notice.fence)
+            world = self._send_to(world, _index(notice.id), granted)
+        return world, message
 
 
 # -- the node ----------------------------------------------------------------------------------------------------------
 
 
 @cache
-def _answer(state: State, ask: Ask, without: Rule | None) -> tuple[State, Word, tuple[Notice, ...]]:
+def _answer(state: State, ask: Ask, without: Rule | None) -> tuple[State, Message, tuple[Notice, ...]]:
     """The reply of `decide`, changed to what it would be without the rule `without`."""
     given, asked = state, ask
     holder = state.holds[0].id if state.holds else ""
@@ -302,8 +304,8 @@ def _answer(state: State, ask: Ask, without: Rule | None) -> tuple[State, Word, 
     if without is Rule.LEAVING_TAKES_TICKET and ask.leaves and holder != ask.id:
         after = replace(after, queue=state.queue, queue_ends=state.queue_ends)
     what = {Verdict.YES: "yes", Verdict.NO: "no", Verdict.UNDONE: "undone"}[reply.verdict]
-    heard = tuple(notice._replace(number=notice.number - 1) for notice in notices)
-    return after, Word(ask.id, ask.number, what, reply.fence), heard
+    sent = tuple(notice._replace(number=notice.number - 1) for notice in notices)
+    return after, Message(ask.id, ask.number, what, reply.fence), sent
 
 
 def _tick(world: World) -> World:
@@ -348,7 +350,7 @@ def _id(index: int, client: Client) -> str:
     return f"{_name(index)}{client.rounds}"
 
 
-def _told(ask: Ask) -> str:
+def _text_of(ask: Ask) -> str:
     number = f" number {ask.number}" if ask.verb is Verb.ACQUIRE else ""
     return f"{ask.verb.value} of {ask.id}{number}{' with a tombstone' if ask.tombstone else ''}"
 
@@ -369,13 +371,13 @@ def _counted_from(world: World, fence: int) -> World:
     """The same world, with all tokens counted from this one."""
     less = max(fence - world.top, 0)
     clients = tuple(
-        client._replace(heard=tuple(word._replace(fence=max(word.fence - less, 0)) for word in client.heard))
+        client._replace(inbox=tuple(message._replace(fence=max(message.fence - less, 0)) for message in client.inbox))
         for client in world.clients
     )
     return world._replace(node=replace(world.node, fence=world.node.fence - less), clients=clients)
 
 
-def _hears(world: World, id: str, fresh: float) -> bool:
+def _must_be_served(world: World, id: str, fresh: float) -> bool:
     """Whether a ticket must be served: it is fresh, and its client is subscribed."""
     return fresh > 0 and world.clients[_index(id)].phase is not Phase.DEAD
 

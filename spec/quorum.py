@@ -1,4 +1,4 @@
-"""Three nodes, where serving is a wake-up: a majority decides, and no single node can let in a client.
+"""Three nodes, where serving is a wake-up: a majority decides, and no single node can grant the hold.
 
 Each client has a connection to each node. The node reads its commands in order, with any delay. Replies and notices
 arrive at once: a delay at the node has the same effect as a delay on the way back. The nodes are the shipped `decide`,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 NODES = 3
 MAJORITY = NODES // 2 + 1
-LAG = 1  # a client does not try while a node owes it more answers than this: the node would count as silent
+LAG = 1  # a client does not try while more answers than this are due from a node: the node would count as silent
 
 
 class Rule(StrEnum):
@@ -112,7 +112,7 @@ class Client(NamedTuple):
     attempt: int = 0
     votes: tuple[Vote | None, ...] = UNASKED
     queues: bool = False  # it was refused: its next try leaves tickets
-    called: bool = False
+    notified: bool = False
     out: tuple[tuple[Ask, ...], ...] = ((),) * NODES
     late: tuple[Ask | None, ...] = (None,) * NODES  # undos that are sent after the next attempt (without UNDO_FIRST)
     tries: int = 0
@@ -122,9 +122,9 @@ class World(NamedTuple):
     nodes: tuple[State, ...]
     clients: tuple[Client, ...]
     cut: bool = False  # the first client is cut off
-    unheard: bool = False  # a hold or a ticket has expired, and nobody was notified
+    expired: bool = False  # a hold or a ticket has expired, and nobody was notified
     restarted: bool = False
-    young: str = ""  # the first node restarted, and has forgotten this hold
+    forgotten: str = ""  # the hold that the first node forgot when it restarted; "": it votes
 
 
 class Quorum:
@@ -169,8 +169,8 @@ class Quorum:
     def _client_steps(self, world: World, index: int, client: Client) -> Iterator[Step[World]]:
         who, mine = _name(index), _id(index, client.attempt)
         waits = client.phase is Phase.WAITING
-        heeded = all(len(asks) <= LAG for asks in client.out)
-        if heeded and (client.phase is Phase.READY or (waits and (client.called or world.unheard))):
+        all_replied = all(len(asks) <= LAG for asks in client.out)
+        if all_replied and (client.phase is Phase.READY or (waits and (client.notified or world.expired))):
             ticket = " with a ticket" if client.queues else ""
             yield Step(who, f"tries, as {_id(index, 1 - client.attempt)}{ticket}", self._try(world, index, client))
         if client.phase is Phase.HOLDING and not self.scene.held:
@@ -195,9 +195,9 @@ class Quorum:
         if client.phase is not Phase.ASKING or tally is None:
             return world
         if tally.outcome is Outcome.WON:
-            let_in = [n for n, vote in enumerate(client.votes) if vote and vote[0] == 1]
-            holding = client._replace(phase=Phase.HOLDING, called=False)
-            leave = {n: Ask(Verb.RELEASE, _ticket(index)) for n in range(NODES) if client.queues and n not in let_in}
+            granted = [n for n, vote in enumerate(client.votes) if vote and vote[0] == 1]
+            holding = client._replace(phase=Phase.HOLDING, notified=False)
+            leave = {n: Ask(Verb.RELEASE, _ticket(index)) for n in range(NODES) if client.queues and n not in granted}
             return self._send(world, index, holding._replace(queues=False), leave)
         if tally.outcome is Outcome.UNREACHABLE and self.without is not Rule.TICKET_NEEDS_MAJORITY:
             return self._leave(world, index, client, Phase.READY)
@@ -239,29 +239,29 @@ class Quorum:
 
     def _reaches(self, world: World, index: int, n: int) -> bool:
         cut = world.cut and index == 0 and n == 1
-        young = n == 0 and bool(world.young)
-        return not cut and not young and not (self.scene.down and n == NODES - 1)
+        quarantined = n == 0 and bool(world.forgotten)
+        return not cut and not quarantined and not (self.scene.down and n == NODES - 1)
 
     # -- the nodes -----------------------------------------------------------------------------------------------------
 
     def _carry_out(self, world: World, index: int, n: int) -> Step[World]:
         client = world.clients[index]
         ask, *rest = client.out[n]
-        state, vote, told = _answer(world.nodes[n], ask, index, self.scene.fair, self.without)
+        state, vote, notified_clients = _answer(world.nodes[n], ask, index, self.scene.fair, self.without)
         out = (*client.out[:n], tuple(rest), *client.out[n + 1 :])
         client = client._replace(out=out)
         if ask.verb is Verb.ACQUIRE and ask.id == _id(index, client.attempt) and client.phase is Phase.ASKING:
             client = client._replace(votes=(*client.votes[:n], vote, *client.votes[n + 1 :]))
         world = _with(world, index, client)
         world = world._replace(nodes=(*world.nodes[:n], state, *world.nodes[n + 1 :]))
-        for whom in told:
-            waits = world.clients[whom].phase in (Phase.ASKING, Phase.WAITING, Phase.READY)
-            if waits and world.clients[whom].queues:
-                world = _with(world, whom, world.clients[whom]._replace(called=True))
-        calls = f", notifies {', '.join(_name(whom) for whom in told)}" if told else ""
-        said = "yes" if vote[0] == 1 else f"no ({vote[2] or 'free'})"
-        told_by = f"{ask.verb.value} of {ask.id}: {said}{calls}"
-        return Step(f"node {n}", told_by, self._counted(world, index))
+        for other in notified_clients:
+            waits = world.clients[other].phase in (Phase.ASKING, Phase.WAITING, Phase.READY)
+            if waits and world.clients[other].queues:
+                world = _with(world, other, world.clients[other]._replace(notified=True))
+        notices = f", notifies {', '.join(map(_name, notified_clients))}" if notified_clients else ""
+        verdict = "yes" if vote[0] == 1 else f"no ({vote[2] or 'free'})"
+        text = f"{ask.verb.value} of {ask.id}: {verdict}{notices}"
+        return Step(f"node {n}", text, self._counted(world, index))
 
     def _faults(self, world: World) -> Iterator[Step[World]]:
         if self.scene.cut_off and not world.cut:
@@ -272,8 +272,8 @@ class Quorum:
         for index, client in enumerate(world.clients):
             if self.scene.restart and not world.restarted and client.phase is Phase.HOLDING:
                 yield Step("node 0", "restarts empty", self._restarted(world, _id(index, client.attempt)), whim=True)
-            if world.young == _id(index, client.attempt) and client.phase is not Phase.HOLDING:
-                yield Step("node 0", "is old enough to vote", world._replace(young=""))
+            if world.forgotten == _id(index, client.attempt) and client.phase is not Phase.HOLDING:
+                yield Step("node 0", "ends its quarantine", world._replace(forgotten=""))
 
     def _silenced(self, world: World, index: int, n: int) -> World:
         """The commands on their way from a client to a node are lost."""
@@ -285,9 +285,9 @@ class Quorum:
 
     def _restarted(self, world: World, holder: str) -> World:
         """The first node restarts empty, and all connections to it break."""
-        young = "" if self.without is Rule.DELAYED_RESTART else holder
+        forgotten = "" if self.without is Rule.DELAYED_RESTART else holder
         nodes = (State(fence=1, fence_ends=inf), *world.nodes[1:])
-        world = world._replace(nodes=nodes, young=young, restarted=True)
+        world = world._replace(nodes=nodes, forgotten=forgotten, restarted=True)
         for index in range(len(world.clients)):
             world = self._silenced(world, index, 0)
         return world
@@ -328,16 +328,16 @@ def _answer(
     if without is Rule.ORDER_KEY:  # each node counts arrivals itself; a renewal keeps its place
         mine = [ticket.order for ticket in state.queue if ticket.id == _ticket(index)]
         order = mine[0] if mine else 1 + max((ticket.order for ticket in state.queue), default=0)
-        if ask.verb is Verb.RELEASE:  # an undo: the attempt was let in, so its ticket was the first
+        if ask.verb is Verb.RELEASE:  # an undo: the attempt was granted, so its ticket was the first
             order = 0
     reply = decide(FAIR if fair else MUTEX, state, _op(ask, index, fair, order), 0)
     found = vote_of(reply, 0)
     vote = (0, found.left, found.holder, min(found.rank, 1)) if isinstance(found, Refused) else (1,)
-    told = tuple(ord(notice.id[0]) - ord("A") for notice in reply.notices)
+    notified_clients = tuple(ord(notice.id[0]) - ord("A") for notice in reply.notices)
     queue = reply.state.queue
     if without is Rule.ORDER_KEY:
         queue = tuple(ticket._replace(order=place) for place, ticket in enumerate(queue, 1))
-    return replace(reply.state, fence=1, queue=queue), vote, told
+    return replace(reply.state, fence=1, queue=queue), vote, notified_clients
 
 
 def _op(ask: Ask, index: int, fair: bool, order: int) -> Op:
@@ -358,7 +358,7 @@ def _lapsed(world: World) -> World:
     if (holds, queue) == (node.holds, node.queue):
         return world
     node = replace(node, holds=holds, queue=queue, marked=node.marked and bool(holds)).at(0)
-    return world._replace(nodes=(world.nodes[0], node, *world.nodes[2:]), unheard=True)
+    return world._replace(nodes=(world.nodes[0], node, *world.nodes[2:]), expired=True)
 
 
 def _name(index: int) -> str:

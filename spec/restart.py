@@ -32,7 +32,7 @@ LENGTH = 1.0  # of a quarantine; it is time 0
 class Rule(StrEnum):
     """The rules that can be taken out."""
 
-    YOUNG_IS_SILENT = "a server that is younger than the longest lease casts no vote"
+    QUARANTINE = "a server that started less than the longest lease ago casts no vote"
     MARK = "a deployment is new only if no server that answers has the mark of first use ..."
     SEEN_OTHER = "... and this client has met no other server there"
 
@@ -48,7 +48,7 @@ class Server(NamedTuple):
 
     run: int = 1
     mark: int = 1  # the run of its first use; 0: unused
-    young: bool = False
+    recent: bool = False  # started less than LENGTH ago
     held: bool = False  # by A
 
 
@@ -57,7 +57,7 @@ class World(NamedTuple):
 
     servers: tuple[Server, ...] = (Server(held=True), Server(held=True), Server())
     met: tuple[bool, ...] = (False,) * NODES  # B has met the server before its restart
-    over: bool = False  # A's lease has ended, and no server is young any more
+    over: bool = False  # A's lease has ended, and no server is in quarantine any more
     holds: bool = False  # B holds
 
 
@@ -81,7 +81,7 @@ class Restart:
             return
         for n, server in enumerate(world.servers):
             if server.run == 1 and not world.over:
-                empty, dump = Server(2, 0, young=True), Server(2, 1, young=True)
+                empty, dump = Server(2, 0, recent=True), Server(2, 1, recent=True)
                 yield Step(f"server {n}", "restarts empty", _with(world, n, empty), whim=True)
                 yield Step(f"server {n}", "restarts with a dump", _with(world, n, dump), whim=True)
         for count in (MAJORITY, NODES):
@@ -89,18 +89,18 @@ class Restart:
                 if world.over or any(world.met[n] or world.servers[n].mark for n in answering):
                     yield self._connected(world, answering)
         if not world.over:
-            old = tuple(server._replace(young=False, held=False) for server in world.servers)
+            old = tuple(server._replace(recent=False, held=False) for server in world.servers)
             yield Step("time", "goes on by the longest lease", world._replace(servers=old, over=True))
 
     def _connected(self, world: World, answering: tuple[int, ...]) -> Step[World]:
         met = tuple(seen or (n in answering and world.servers[n].run == 1) for n, seen in enumerate(world.met))
         voters = self._voters(world, answering)
-        told = f"connects to {_listed(answering)}, counts the votes of {_listed(voters) or 'none'}"
+        did = f"connects to {_listed(answering)}, counts the votes of {_listed(voters) or 'none'}"
         holds = sum(not world.servers[n].held for n in voters) >= MAJORITY
-        return Step("B", told + (": holds" if holds else ""), world._replace(met=met, holds=holds))
+        return Step("B", did + (": holds" if holds else ""), world._replace(met=met, holds=holds))
 
     def _voters(self, world: World, answering: tuple[int, ...]) -> tuple[int, ...]:
-        if self.without is Rule.YOUNG_IS_SILENT:
+        if self.without is Rule.QUARANTINE:
             return answering
         facts = [self._facts(world, n) if n in answering else None for n in range(NODES)]
         ruling = judge(facts, 0.0, LENGTH, complete=True)
@@ -111,7 +111,7 @@ class Restart:
         mark = "" if self.without is Rule.MARK or not server.mark else str(server.mark)
         other = self.without is not Rule.SEEN_OTHER and world.met[n] and server.run != 1
         before = -LENGTH if world.over else -LENGTH / 2
-        return Facts(str(server.run), mark, -LENGTH / 2 if server.young else -LENGTH, before if other else None)
+        return Facts(str(server.run), mark, -LENGTH / 2 if server.recent else -LENGTH, before if other else None)
 
 
 def _listed(nodes: tuple[int, ...]) -> str:

@@ -96,29 +96,29 @@ class Span:
                 for reached in combinations(up, count):
                     seed = 0 if self.without is Rule.CLOCK_SEEDS else clock
                     nodes = _asked(world.nodes, reached, Verb.ACQUIRE, seed)
-                    told = f"tries with the clock at {clock}; granted with F = {_fences(nodes, reached)}"
-                    yield from self._granted(world, nodes, reached, told)
+                    did = f"tries with the clock at {clock}; granted with F = {_fences(nodes, reached)}"
+                    yield from self._granted(world, nodes, reached, did)
 
-    def _granted(self, world: World, nodes: Nodes, reached: tuple[int, ...], told: str) -> Iterator[Step[World]]:
+    def _granted(self, world: World, nodes: Nodes, reached: tuple[int, ...], did: str) -> Iterator[Step[World]]:
         """It becomes a lease if a majority are witnesses. If not, the client raises F at some of them."""
         last = max(nodes[n].fence for n in reached)
         token = last - SPAN + 1 if self.without is Rule.WHOLE_SPAN else last
         if len(reached) < MAJORITY:
             given_back = _asked(nodes, reached, Verb.RELEASE, 0)
-            yield Step("client", f"{told}: no majority, undone", _with(world, given_back))
+            yield Step("client", f"{did}: no majority, undone", _with(world, given_back))
         elif self.without is Rule.WITNESSES or _witnesses(nodes, reached, token) >= MAJORITY:
-            yield Step("client", f"{told}: holds", _begun(world, nodes, last))
+            yield Step("client", f"{did}: holds", _begun(world, nodes, last))
         else:
-            for heard in (h for count in range(len(reached) + 1) for h in combinations(reached, count)):
-                raised = _asked(nodes, heard, Verb.EXTEND, token)
-                if _witnesses(raised, heard, token) >= MAJORITY:
+            for raising in (some for count in range(len(reached) + 1) for some in combinations(reached, count)):
+                raised = _asked(nodes, raising, Verb.EXTEND, token)
+                if _witnesses(raised, raising, token) >= MAJORITY:
                     yield Step(
-                        "client", f"{told}: raises F at {len(heard)} of them, holds", _begun(world, raised, last)
+                        "client", f"{did}: raises F at {len(raising)} of them, holds", _begun(world, raised, last)
                     )
                 else:
                     given_back = _asked(raised, reached, Verb.RELEASE, 0)
-                    told_by = f"{told}: raises F at {len(heard)} of them, not enough, undone"
-                    yield Step("client", told_by, _with(world, given_back))
+                    text = f"{did}: raises F at {len(raising)} of them, not enough, undone"
+                    yield Step("client", text, _with(world, given_back))
 
     def _tenure(self, world: World) -> Iterator[Step[World]]:
         if world.fence < world.last + (self.without is Rule.STAYS_IN_SPAN):
@@ -135,8 +135,8 @@ class Span:
         others = world.nodes[:n] + world.nodes[n + 1 :]
         for fence in {0, world.nodes[n].fence // 2}:
             nodes = (State(fence=fence, fence_ends=inf if fence else 0.0), *others)
-            told = f"restarts: its F goes from {world.nodes[n].fence} to {fence}"
-            yield Step("node", told, world._replace(nodes=nodes, rewinds=world.rewinds - 1, away=1), whim=True)
+            did = f"restarts: its F goes from {world.nodes[n].fence} to {fence}"
+            yield Step("node", did, world._replace(nodes=nodes, rewinds=world.rewinds - 1, away=1), whim=True)
 
 
 Nodes = tuple[State, ...]

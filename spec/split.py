@@ -73,8 +73,8 @@ class Split:
             yield Step(who, "tries and holds", World(holder=winner))
             return
         for pauses in product(self.pauses, repeat=2):
-            told = f"try, split the votes, undo them, and pause for {pauses[0]} and {pauses[1]}"
-            yield Step(who, told, World((pauses[0], pauses[1])))
+            did = f"try, split the votes, undo them, and pause for {pauses[0]} and {pauses[1]}"
+            yield Step(who, did, World((pauses[0], pauses[1])))
 
 
 def _votes(trying: list[str]) -> dict[str, int]:
