@@ -42,18 +42,18 @@ class Ledger:
 class Peer(Protocol):
     """Receives the lines of one worker's connection."""
 
-    def hear(self, said: dict[str, Any]) -> None:
+    def receive(self, said: dict[str, Any]) -> None:
         """The worker sent this line."""
 
     def gone(self) -> None:
-        """The connection ended, and `hear` has had all lines of the worker."""
+        """The connection ended, and all lines of the worker were received."""
 
 
 class LedgerServer:
     """The ledger on a unix socket: one JSON line per report or question, and one line in reply to each question."""
 
     def __init__(self, path: Path, ledger: Ledger, meet: Callable[[dict[str, Any]], Peer]) -> None:
-        self.go = asyncio.Event()  # set when all workers shall begin
+        self.go = asyncio.Event()  # set when all workers may begin
         self._path = path
         self._ledger = ledger
         self._meet = meet
@@ -100,7 +100,7 @@ class LedgerServer:
                 answer = self._answer(said)
                 writer.write(json.dumps(answer | {"re": said["re"]}).encode() + b"\n")
                 said |= answer
-            peer.hear(said)
+            peer.receive(said)
 
     def _answer(self, said: dict[str, Any]) -> dict[str, Any]:
         if said["ask"] == "read":
@@ -163,7 +163,7 @@ class LedgerClient:
                 answer = json.loads(line)
                 question, future = self._asked.pop(answer["re"])
                 if question.get("ask") == "write":
-                    self.say("told", fence=question["fence"], accepted=answer["accepted"])
+                    self.say("confirmed", fence=question["fence"], accepted=answer["accepted"])
                 if not future.done():
                     future.set_result(answer)
         finally:

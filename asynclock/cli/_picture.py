@@ -40,7 +40,7 @@ _FURNITURE = 8  # lines that are neither an actor nor an event, and the line of 
 _console = Console(highlight=False)
 
 
-def tell(text: str, lively: bool, style: str = "") -> None:
+def print_line(text: str, lively: bool, style: str = "") -> None:
     """Print a line that stays. Plain lines are neither wrapped nor coloured."""
     if lively:
         width = _console.width
@@ -64,7 +64,7 @@ class Picture:
         if self._live is not None:
             self._live.start()
         else:
-            tell(_title(self._stage), lively=False)
+            print_line(_title(self._stage), lively=False)
         nodes = len(self._stage.servers)
         if nodes % 2 == 0:
             self._stage.note(
@@ -82,7 +82,7 @@ class Picture:
             self._live.update(self._panel(), refresh=True)
             return
         for note in self._stage.notes[self._told :]:
-            tell(f"{note.at - self._stage.run.start:7.2f} s  {note.text}", lively=False)
+            print_line(f"{note.at - self._stage.run.start:7.2f} s  {note.text}", lively=False)
         self._told = len(self._stage.notes)
 
     # -- the live picture ----------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ class Run:
     start: float
     holds: list[Hold] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
-    told: list[int] = field(default_factory=list)
+    confirmed: list[int] = field(default_factory=list)
     """The tokens of the writes that were accepted, as the workers received the replies."""
     struck: list[Struck] = field(default_factory=list)
     accidents: list[str] = field(default_factory=list)
@@ -182,16 +182,16 @@ def _fences_rise(run: Run) -> Check:
 def _count_is_right(run: Run) -> Check:
     accepted = run.accepted()
     killed = {struck.pid for struck in run.struck if struck.blow is Blow.HOLDER_KILLED}
-    told = Counter(run.told)
-    unheard = Counter(write.fence for write in accepted) - told
+    confirmed = Counter(run.confirmed)
+    unconfirmed = Counter(write.fence for write in accepted) - confirmed
     excused = Counter(write.fence for write in accepted if write.pid in killed)  # it died before the reply came
-    invented = told - Counter(write.fence for write in accepted)
-    ok = run.total == len(accepted) and not (unheard - excused) and not invented
-    dead = f" (and {sum(unheard.values())} more to a worker that was killed)" if unheard else ""
+    invented = confirmed - Counter(write.fence for write in accepted)
+    ok = run.total == len(accepted) and not (unconfirmed - excused) and not invented
+    dead = f" (and {sum(unconfirmed.values())} more to a worker that was killed)" if unconfirmed else ""
     return Check(
         ok,
         f"the count is right: the ledger says {run.total}, it accepted {len(accepted)} writes, "
-        f"and the workers received {len(run.told)} such replies{dead}",
+        f"and the workers received {len(run.confirmed)} such replies{dead}",
     )
 
 

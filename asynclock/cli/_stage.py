@@ -169,7 +169,7 @@ class Worker(Actor):
             preexec_fn=valkey.die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - no threads here
         )
 
-    def hear(self, said: dict[str, Any]) -> None:
+    def receive(self, said: dict[str, Any]) -> None:
         """Record what it reported, and the reply of the ledger."""
         match said.get("say") or said["ask"]:
             case "waiting" | "hello":
@@ -188,8 +188,8 @@ class Worker(Actor):
                 self._stage.note(f"{self.name} got LockLost: {said['reason']}", 2)
             case "write":
                 self._wrote(said)
-            case "told" if said["accepted"]:
-                self._stage.run.told.append(said["fence"])
+            case "confirmed" if said["accepted"]:
+                self._stage.run.confirmed.append(said["fence"])
             case "failed":
                 self._stage.note(f"{self.name}: {said['error']}", 2)
         self._stage.stir()
@@ -222,8 +222,8 @@ class _Line:
         self._worker = worker
         worker.connected = True
 
-    def hear(self, said: dict[str, Any]) -> None:
-        self._worker.hear(said)
+    def receive(self, said: dict[str, Any]) -> None:
+        self._worker.receive(said)
 
     def gone(self) -> None:
         self._worker.gone_quiet()
@@ -254,7 +254,7 @@ class Stage:
         """A worker has connected."""
         worker = self.workers[hello["worker"] - 1]
         line = _Line(worker)
-        worker.hear(hello)
+        worker.receive(hello)
         return line
 
     def start(self, worker: Worker) -> None:

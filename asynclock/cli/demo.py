@@ -13,7 +13,7 @@ from asynclock._clock import now
 from asynclock._errors import ConfigError
 from asynclock.cli._chaos import Chaos
 from asynclock.cli._ledger import LedgerServer
-from asynclock.cli._picture import Picture, tell
+from asynclock.cli._picture import Picture, print_line
 from asynclock.cli._records import figures, verdict
 from asynclock.cli._stage import LEASE, Stage, State
 from asynclock.stores.embedded import server as valkey
@@ -37,15 +37,15 @@ def perform(nodes: int, workers: int, seconds: float, lively: bool) -> int:
     with asyncio.Runner() as runner:
         run, interrupted = runner.run(_until_signal(nodes, workers, seconds, lively))
     if run is None:
-        tell(f"interrupted by {signal.Signals(interrupted).name}: no verdict, nothing is left behind", lively)
+        print_line(f"interrupted by {signal.Signals(interrupted).name}: no verdict, nothing is left behind", lively)
         return 128 + interrupted
     checks = verdict(run)
     good = all(check.ok for check in checks)
-    tell("\nchecks on the records of this run:", lively)
+    print_line("\nchecks on the records of this run:", lively)
     for check in checks:
-        tell(f"  {'ok  ' if check.ok else 'FAIL'} {check.text}", lively, "green" if check.ok else "bold red")
-    tell(f"figures: {figures(run)}", lively)
-    tell(f"verdict: {'the lock held' if good else 'NOT PROVEN'}", lively, "bold green" if good else "bold red")
+        print_line(f"  {'ok  ' if check.ok else 'FAIL'} {check.text}", lively, "green" if check.ok else "bold red")
+    print_line(f"figures: {figures(run)}", lively)
+    print_line(f"verdict: {'the lock held' if good else 'NOT PROVEN'}", lively, "bold green" if good else "bold red")
     return 0 if good else 1
 
 
@@ -87,7 +87,7 @@ async def _play(nodes: int, workers: int, seconds: float, lively: bool) -> Run:
                         raise error
                 picture.draw()
             if stage.run.accidents:
-                tell(stage.log.read_text(errors="replace"), lively)
+                print_line(stage.log.read_text(errors="replace"), lively)
     stage.run.total = stage.ledger.total
     return stage.run
 
@@ -138,4 +138,4 @@ async def _part(stage: Stage) -> None:
         async with asyncio.timeout(_PARTING + LEASE):
             await stage.until(lambda: all(worker.gone() and not worker.connected for worker in stage.workers))
             return
-    stage.run.accidents.append("not all workers ended when they were told to")
+    stage.run.accidents.append("not all workers ended on SIGTERM")

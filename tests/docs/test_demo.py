@@ -196,7 +196,7 @@ def good_run() -> Run:
             Write(4.1, 3, 13, 300, False),
             Write(5.4, 2, 12, 500, True),
         ],
-        told=[100, 400, 500],
+        confirmed=[100, 400, 500],
         struck=[
             Struck(Blow.SERVER_KILLED, 0.1, 2, 22),
             Struck(Blow.SERVER_FROZEN, 0.2, 5, 25),
@@ -249,13 +249,13 @@ def accepted_fence_falls(run: Run) -> None:
 
 def accepted_fence_repeats(run: Run) -> None:
     run.writes.insert(1, run.writes[0])
-    run.told.append(100)
+    run.confirmed.append(100)
     run.total = 4
 
 
 def fence_of_nobody(run: Run) -> None:
     run.writes.append(Write(7.0, 2, 12, 600, True))
-    run.told.append(600)
+    run.confirmed.append(600)
     run.total = 4
 
 
@@ -264,11 +264,11 @@ def update_is_lost(run: Run) -> None:
 
 
 def worker_was_told_of_none(run: Run) -> None:
-    run.told.remove(400)
+    run.confirmed.remove(400)
 
 
 def worker_was_told_of_more(run: Run) -> None:
-    run.told.append(300)
+    run.confirmed.append(300)
 
 
 def stale_write_is_accepted(run: Run) -> None:
@@ -297,7 +297,7 @@ def killed_when_it_did_not_hold(run: Run) -> None:
 
 def nobody_worked_afterwards(run: Run) -> None:
     run.writes[3] = replace(run.writes[3], accepted=False)
-    run.told.remove(500)
+    run.confirmed.remove(500)
     run.total = 2
 
 
