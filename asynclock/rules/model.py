@@ -86,7 +86,7 @@ class Notice(NamedTuple):
     left: float = 0.0  # seconds until the name will be free; 0.0: it is free
     name: str = ""  # of the lock, without the client's prefix
     broken: bool = False  # an operator broke the hold
-    continue_batch: bool = False  # the step served as many tickets as it may: after its entry this waiter continues
+    continue_batch: bool = False  # the step reached its limit: after its entry this waiter serves the next tickets
 
     @property
     def tag(self) -> str:
