@@ -18,13 +18,13 @@ class DictStore(TransactionalStore):
         self.listeners: dict[str, Callable[[Notice], object]] = {}
 
     async def transact(self, keys: Sequence[str], step: Step) -> None:
-        await asyncio.sleep(0)  # a database takes its time; here nothing else may run between the next two lines
+        await asyncio.sleep(0)  # stands for the time that a database takes; the next two lines are the transaction
         states, notices = step([self.states.get(key, State()) for key in keys], time.time())
         self.states.update(zip(keys, states, strict=True))
         for notice in notices:
             if receive := self.listeners.get(notice.tag):
                 receive(notice)
-        await asyncio.sleep(0)  # and again to confirm the commit
+        await asyncio.sleep(0)  # stands for the confirmation of the commit
 
     def listen(self, tag: str, receive: Callable[[Notice], object]) -> None:
         self.listeners[tag] = receive
