@@ -42,15 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what need not run. The pure tests come last: they are short, so no worker waits long for another at the
-    end."""
+    """Leave out the items that need not run. The pure tests come last: they are short, so no worker waits long for
+    another at the end."""
     items[:] = [item for item in items if not _is_left_out(item)]
     items.sort(key=lambda item: "unit" in item.path.parts)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Whatever there is by now stays until the end. Each full garbage collection would go over it again: a tenth of a
-    second in each test that asks for one."""
+    """All objects that exist by now stay until the end. Each full garbage collection would visit them again: a tenth of
+    a second in each test that asks for one."""
     del session
     gc.collect()
     gc.freeze()
@@ -76,7 +76,7 @@ def _shared_urls(pool: Servers) -> tuple[list[str], list[Any]]:
 
 @pytest.fixture(scope="session")
 def shared_urls() -> Iterator[list[str]]:
-    """Five servers that live as long as the tests; for tests that harm none."""
+    """Five servers that live as long as the tests, for tests that harm none of them."""
     pool = Servers()
     urls, containers = _shared_urls(pool)
     yield urls
@@ -101,7 +101,7 @@ def server(servers: Servers) -> Server:
 
 @pytest.fixture
 def five(servers: Servers) -> Sequence[Server]:
-    """Five servers of the test's own. One that the test does not ask for is not started."""
+    """Five servers of the test's own. A server that the test does not use is not started."""
     return Several(servers, 5)
 
 
@@ -129,7 +129,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    """The store of a user meets one event loop only, or the tests would take too long."""
+    """The store of a user runs on one event loop only: on both the tests would take too long."""
     return {"user", "uvloop"} <= {*item.name.rstrip("]").replace("[", "-").split("-")}
 
 
@@ -163,7 +163,7 @@ async def redlock(make: Callable[..., Redlock]) -> Redlock:
 
 @pytest.fixture
 def chance() -> random.Random:
-    """Seeded anew each time; a failure prints the seed, which $ASYNCLOCK_SEED sets again."""
+    """Seeded with a new number each time; a failure prints the seed, which $ASYNCLOCK_SEED sets again."""
     seed = int(os.environ.get("ASYNCLOCK_SEED") or random.randrange(2**32))
     print(f"ASYNCLOCK_SEED={seed}")
     return random.Random(seed)

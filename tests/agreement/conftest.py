@@ -1,4 +1,4 @@
-"""Where the tests of this folder play their histories."""
+"""The server on which the histories of this folder are played."""
 
 from __future__ import annotations
 

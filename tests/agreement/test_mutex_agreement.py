@@ -1,8 +1,7 @@
-"""The Python rule and the Lua script are one: random histories; replies, full state and what is told to others are
-compared after each step.
+"""The Python rule and the Lua script agree: random histories; replies, full state and notices are compared after each
+step.
 
-`ASYNCLOCK_EXAMPLES=20000 pytest tests/agreement/test_mutex_agreement.py` plays that many, other ones each time.
-"""
+`ASYNCLOCK_EXAMPLES=20000 pytest tests/agreement/test_mutex_agreement.py` plays that many, other ones each time."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def test_decide_and_script_agree_in_real_time(stage: Stage, kind: Kind, steps: S
 @KINDS
 @pytest.mark.parametrize("steps", DIRECTED.values(), ids=DIRECTED.keys())
 def test_decide_and_script_agree_on(stage: Stage, kind: Kind, steps: list[Step]) -> None:
-    """Histories that were worth a name."""
+    """The named histories."""
     Still(stage, kind).play(steps)
 
 
@@ -55,7 +54,7 @@ QUICK = {name: steps for name, steps in DIRECTED.items() if sum(getattr(step, "m
 
 @pytest.mark.parametrize("steps", QUICK.values(), ids=QUICK.keys())
 def test_decide_and_script_agree_in_real_time_on(stage: Stage, steps: list[Step]) -> None:
-    """Those of them that take no time."""
+    """Those named histories that take no time."""
     for _ in range(50):
         try:
             return Live(stage).play(steps)
@@ -66,10 +65,10 @@ def test_decide_and_script_agree_in_real_time_on(stage: Stage, steps: list[Step]
 
 @pytest.mark.parametrize("command", NATIVE_RELEASES, ids=" ".join)
 def test_rule_9_the_servers_own_release_misses_a_marked_hold(stage: Stage, command: tuple[str, ...]) -> None:
-    """It takes an unmarked hold away, and nothing where somebody waits."""
+    """It deletes an unmarked hold, and nothing where there are waiters."""
     try:
         stage.cli.execute_command(command[0], "nothing", *command[1:], "nobody")  # type: ignore[no-untyped-call]
     except redis.ResponseError:
         pytest.skip("not a command of this server")
-    unheard = native_release(command)
-    Still(stage).play([acquire(), unheard, acquire(), tries(YOUNGER), unheard, acquire(YOUNGER)])
+    native = native_release(command)
+    Still(stage).play([acquire(), native, acquire(), tries(YOUNGER), native, acquire(YOUNGER)])

@@ -1,6 +1,6 @@
-"""Each line of the mutex script is needed: without it, or with it turned, a history or an odd server tells.
+"""Each line of the mutex script is needed: without it, or with a change in it, a history or an odd server fails.
 
-Which changes cannot be told apart stands in EQUIVALENT, with the reason.
+EQUIVALENT has the changes that cannot be noticed, with the reasons.
 `ASYNCLOCK_MUTANTS=all pytest tests/agreement/test_mutex_mutants.py` tries every change; else some of them are tried.
 """
 
@@ -37,8 +37,8 @@ def corpus(size: int) -> list[list[Step]]:
 
 
 @pytest.mark.parametrize("promise", FOREIGN, ids=lambda promise: promise.__name__)
-def test_c14_what_others_left(stage: Stage, promise: Callable[[Odd], None]) -> None:
-    """Keys of other types, and tickets that no client of ours leaves."""
+def test_c14_keys_of_other_programs(stage: Stage, promise: Callable[[Odd], None]) -> None:
+    """Keys of other types, and tickets that no client of this library leaves."""
     promise(Odd(stage, MUTEX))
 
 
@@ -125,7 +125,7 @@ SHARED = (
 
 @pytest.mark.timeout(180)
 def test_each_line_of_the_script_is_needed(stage: Stage) -> None:
-    """No change to it goes unnoticed, but for those that change nothing."""
+    """Every change is noticed, but for those in EQUIVALENT."""
     jury = jury_of(stage)
     assert not jury.kills(SCRIPT)
     assert survivors(jury, SCRIPT, EQUIVALENT, each=10, others=SHARED) == []

@@ -1,8 +1,7 @@
-"""The rule and the scripts of the kinds that several may hold are one: random histories over hours; replies, full state
-and what is told to others are compared after each step.
+"""The rule and the scripts of the kinds that several may hold agree: random histories over hours; replies, full state
+and notices are compared after each step.
 
-`ASYNCLOCK_EXAMPLES=20000 pytest tests/agreement/test_shared_agreement.py` plays that many, other ones each time.
-"""
+`ASYNCLOCK_EXAMPLES=20000 pytest tests/agreement/test_shared_agreement.py` plays that many, other ones each time."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from tests.support.stage import Stage, playing
 @playing(200)
 @given(play=plays(["read-write"]))
 def test_decide_and_script_of_read_write_agree_over_hours(stage: Stage, play: Play) -> None:
-    """Who is let in, who waits in which order, who is served, what ends, and what is told of it."""
+    """Grants, the order of the waiters, service, expiry, and notices."""
     world, steps = play
     Ensemble(stage, world).play(steps)
 
@@ -33,6 +32,6 @@ def test_decide_and_script_of_semaphores_agree_over_hours(stage: Stage, play: Pl
 
 @pytest.mark.parametrize("family", ["read-write", "semaphore"])
 def test_decide_and_script_agree_on_named_histories(stage: Stage, family: str) -> None:
-    """Those that were worth a name, of the mutex and of its own."""
+    """The named histories of the mutex and of these kinds."""
     for name, play in directed(family).items():
         agree_on(stage, name, play)

@@ -1,4 +1,4 @@
-"""Each line of the scripts of shared kinds and of several names is needed: without it, or with it turned, a history or
+"""Each line of the scripts of shared kinds and of several names is needed: without it, or with it changed, a history or
 an odd server tells.
 
 `ASYNCLOCK_MUTANTS=all pytest tests/agreement/test_shared_mutants.py` tries every change; else some of each script.
@@ -125,12 +125,12 @@ EQUIVALENT = {
     "semaphore": SHARED
     | {
         ("'ZRANGE', hold, 0, 0, 'WITHSCORES'", "'ZRANGE', hold, 0, 1, 'WITHSCORES'"),
-        # who can enter does so, so each acquire that comes to the queue is refused
+        # an acquire that can enter does, so each acquire that comes to the queue is refused
         ("verb == 'acquire' and not admits(id)", " verb == 'acquire' "),
         ("not admits(id) then", "not admits(waiter) then"),
         # it is their number that counts
         ("+ 1, head", "+ 1, id"),
-        # none is ever told to be fair
+        # no op asks it to be fair
         ("string.sub(ARGV[8], 1, 1)", "ARGV[8]"),
         ("string.sub(ARGV[8], 1, 1)", "string.sub(ARGV[8], 1, 2)"),
     },
@@ -144,7 +144,7 @@ EQUIVALENT = {
         ("if not ran then", "if true then"),
         ("type(reply)", "type(false)"),
         ("'table' and reply", "'table' and false"),
-        # who is refused for ever is so again, and what is broken is broken still
+        # an id that is refused for ever is refused again, and a broken hold stays broken
         ("reply[1] ~= 0 or ticket == ''", " ticket == '' "),
         # a release and a look take no fences
         ("'release', id, '0', '1'", "'release', id, '0', '0'"),
@@ -157,7 +157,7 @@ EQUIVALENT = {
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("family", SCRIPTS)
 def test_each_line_of_the_scripts_is_needed(stage: Stage, family: str) -> None:
-    """No change to it goes unnoticed, but for those that change nothing."""
+    """Every change is noticed, but for those in EQUIVALENT."""
     jury, others = jury_of(stage, family), OTHERS[family]
     assert not jury.kills(SCRIPTS[family])
     assert survivors(jury, SCRIPTS[family], EQUIVALENT[family], each=12, others=others) == []

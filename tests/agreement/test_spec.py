@@ -1,4 +1,5 @@
-"""The protocol's models hold, and each of their rules is needed: without it a walk finds what the rule is there for."""
+"""The protocol's models hold, and each of their rules is needed: without it a walk finds the failure that the rule
+prevents."""
 
 from __future__ import annotations
 
@@ -22,25 +23,25 @@ RULES = [pytest.param(each, rule, id=rule.name) for each in MODULES for rule in 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("module", "scene"), SCENES)
 def test_model_holds(module: ModuleType, scene: str) -> None:
-    """Whatever happens, in whatever order."""
+    """In whatever order the events come."""
     report = explore(module.scene(scene))
     assert report.flaw is None, f"\n{report.flaw}"
 
 
 @pytest.mark.parametrize(("module", "rule"), RULES)
 def test_rule_is_needed(module: ModuleType, rule: Any) -> None:
-    """Taken out, it is missed; and by what its module says."""
+    """Without it the walk fails, with the failure that its module names."""
     scene, what = module.BREAKS[rule]
     flaw = explore(module.scene(scene, rule)).flaw
     assert flaw is not None
     assert flaw.what == what, f"\n{flaw}"
 
 
-def test_all_rules_are_told() -> None:
-    """The table of spec/README.md names every switch, each of its rows a rule, and no other."""
+def test_all_rules_are_listed() -> None:
+    """The table of spec/README.md names every switch, and has a row for each rule, and no other."""
     readme = (Path(one_node.__file__).parent / "README.md").read_text()
-    told = [line.split("|")[3].strip(" `") for line in readme.splitlines() if line.startswith("| ") and "`" in line]
-    assert sorted(told) == sorted(rule.name for module in MODULES for rule in module.Rule)
+    listed = [line.split("|")[3].strip(" `") for line in readme.splitlines() if line.startswith("| ") and "`" in line]
+    assert sorted(listed) == sorted(rule.name for module in MODULES for rule in module.Rule)
 
 
 # -- the explorer ------------------------------------------------------------------------------------------------------
@@ -74,8 +75,8 @@ def test_explorer_finds_nothing() -> None:
     assert (report.states, report.flaw) == (8, None)
 
 
-def test_explorer_tells_the_shortest_way() -> None:
-    """One line for each step: who, and what."""
+def test_explorer_reports_the_shortest_way() -> None:
+    """One line for each step: the actor and the action."""
     assert str(explore(Stairs(7, bad=3)).flaw) == (
         "  1. walker  climbs 1\n"
         "  2. walker  climbs 2\n"
@@ -90,7 +91,7 @@ def test_explorer_trusts_no_whim() -> None:
     assert (flaw.what, len(flaw.trace)) == (DEAD_END, 3)
 
 
-def test_explorer_gives_up_aloud() -> None:
+def test_explorer_raises_where_a_model_is_too_large() -> None:
     """A model that is too large is not taken for one that holds."""
     with pytest.raises(OverflowError, match="more than 5 states"):
         explore(Stairs(7), limit=5)

@@ -1,4 +1,4 @@
-"""The benchmarks: where sides are not installed, and those that no other run of the tests would load."""
+"""The benchmarks: with missing sides, and those that no other test would load."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(180)
-def test_a_side_that_is_not_installed_is_told_and_the_others_go_on(tmp_path: Path) -> None:
-    """Each such side is named with what to install, in P3 and P6; what needs it is not judged; the rest is."""
+def test_a_side_that_is_not_installed_is_reported_and_the_others_run(tmp_path: Path) -> None:
+    """P3 and P6 name each such side with its package. Comparisons that need it are not judged; the rest is."""
     ran = run(tmp_path, "P6", "P3")
     assert ran.returncode == 0, ran.stderr
     said = re.sub(r"[\s\u2500-\u257f]+", " ", ran.stdout)  # without the tables' lines
@@ -46,7 +46,7 @@ def test_a_side_that_is_not_installed_is_told_and_the_others_go_on(tmp_path: Pat
         assert re.search(rf" {target} >= \d+ [\d.]+ \([\d.]+ to [\d.]+\) (yes|NO) ", said)
 
 
-def test_uvloop_that_is_not_installed_is_told(tmp_path: Path) -> None:
+def test_uvloop_that_is_not_installed_is_reported(tmp_path: Path) -> None:
     """Before anything is measured."""
     ran = run(tmp_path, "P10", "--uvloop")
     assert ran.returncode == 2
@@ -56,7 +56,7 @@ def test_uvloop_that_is_not_installed_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_many_held_leases_are_measured() -> None:
-    """Each phase has turns, and each target a verdict; how long they took says nothing here."""
+    """Each phase has turns, and each target a verdict; this test does not check the times."""
     seen = holding.run(1, 100, lease=10.0, seconds=0.1)
     assert seen.kept == 100
     assert all(turns.count and turns.cpu > 0 and 0 < turns.took < 60 for turns in seen.phases.values())

@@ -1,4 +1,4 @@
-"""docker-compose.yml describes five nodes that fail separately and forget nothing."""
+"""docker-compose.yml describes five nodes that fail separately and keep their data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nodes(compose: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def options(node: dict[str, Any]) -> dict[str, str]:
-    """What its server is started with: --name value, ..."""
+    """The options of its server: --name value, ..."""
     words: list[str] = node["command"]
     return {word: value for word, value in pairwise(words) if word.startswith("--")}
 
@@ -52,13 +52,13 @@ def test_each_has_a_volume_of_its_own(compose: dict[str, Any], nodes: list[dict[
 
 
 def test_each_is_independent(nodes: list[dict[str, Any]]) -> None:
-    """No replica, no cluster: what one node forgets, no other is made to forget."""
+    """No replica, no cluster: data that one node loses is lost on no other."""
     for node in nodes:
         assert not {"--replicaof", "--slaveof", "--cluster-enabled"} & set(options(node))
 
 
-def test_each_forgets_nothing(nodes: list[dict[str, Any]]) -> None:
-    """Every write is on disk before it is answered, and no hold is evicted."""
+def test_each_keeps_its_data(nodes: list[dict[str, Any]]) -> None:
+    """Every write is on disk before its reply, and no hold is evicted."""
     for node in nodes:
         assert node["command"][0] == "redis-server"
         given = options(node)
@@ -67,7 +67,7 @@ def test_each_forgets_nothing(nodes: list[dict[str, Any]]) -> None:
         assert given["--maxmemory-policy"] == "noeviction"
 
 
-def test_each_says_when_it_is_ready(nodes: list[dict[str, Any]]) -> None:
+def test_each_has_a_health_check(nodes: list[dict[str, Any]]) -> None:
     """`docker compose up --wait` waits for these."""
     for node in nodes:
         assert node["healthcheck"]["test"] == ["CMD", "redis-cli", "ping"]

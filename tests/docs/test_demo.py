@@ -1,4 +1,4 @@
-"""The demo: the real command, what it leaves behind (nothing), and that its verdict can say no."""
+"""The demo: the real command leaves nothing behind, and its verdict can be negative."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def start(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts `asynclock demo`, and sees to it that it is gone afterwards."""
+    """Starts `asynclock demo`, and ends it afterwards."""
     started: list[subprocess.Popen[str]] = []
 
     def demo(*options: str) -> subprocess.Popen[str]:
@@ -116,7 +116,7 @@ def test_killed_demo_leaves_no_process(start: Callable[..., subprocess.Popen[str
     process.kill()
     process.wait()
     deadline = time.monotonic() + 20
-    while processes(folder):  # the kernel kills them; nobody says when it has
+    while processes(folder):  # the kernel kills them, without a notice
         assert time.monotonic() < deadline, processes(folder)
         time.sleep(0.01)
 
@@ -134,7 +134,7 @@ def test_killed_demo_leaves_no_process(start: Callable[..., subprocess.Popen[str
     ],
 )
 def test_bad_options_are_refused(option: str, value: str) -> None:
-    """What makes no sense is told before anything is started."""
+    """The error comes before anything is started."""
     result = CliRunner().invoke(app, ["demo", option, value], env={"COLUMNS": "200", "TERM": "dumb"})
     assert result.exit_code == 2
     assert f"Invalid value for '{option}'" in result.output
@@ -180,7 +180,7 @@ def test_ledger_refuses_old_fences() -> None:
 
 
 def good_run() -> Run:
-    """Worker 1 is killed while it holds, worker 3 frozen and woken; 2 and 4 hold in peace."""
+    """Worker 1 is killed while it holds, worker 3 frozen and woken; 2 and 4 hold undisturbed."""
     return Run(
         start=0.0,
         holds=[
@@ -212,12 +212,12 @@ def failures(run: Run) -> list[str]:
     return [check.text for check in verdict(run) if not check.ok]
 
 
-def test_verdict_says_yes() -> None:
-    """To a run that was as it should be."""
+def test_the_verdict_of_a_good_run() -> None:
+    """A run without a failure passes."""
     assert failures(good_run()) == []
 
 
-def overlap_in_peace(run: Run) -> None:
+def overlap_of_live_holds(run: Run) -> None:
     run.holds[3].left = 4.19
     run.holds[4].entered = 4.1
 
@@ -263,11 +263,11 @@ def update_is_lost(run: Run) -> None:
     run.total = 2
 
 
-def worker_was_told_of_none(run: Run) -> None:
+def worker_got_no_reply(run: Run) -> None:
     run.confirmed.remove(400)
 
 
-def worker_was_told_of_more(run: Run) -> None:
+def worker_got_too_many_replies(run: Run) -> None:
     run.confirmed.append(300)
 
 
@@ -279,7 +279,7 @@ def stale_write_is_not_tried(run: Run) -> None:
     del run.writes[2]
 
 
-def frozen_holder_is_not_told(run: Run) -> None:
+def frozen_holder_is_not_notified(run: Run) -> None:
     run.holds[2].lost = ""
 
 
@@ -328,7 +328,7 @@ def nothing_was_held(run: Run) -> None:
 @pytest.mark.parametrize(
     ("spoil", "complaint"),
     [
-        (overlap_in_peace, "before the hold of worker 4"),
+        (overlap_of_live_holds, "before the hold of worker 4"),
         (overlap_with_the_dead, "before the hold of worker 1"),
         (overlap_with_the_frozen, "before the hold of worker 3"),
         (overlap_with_one_long_before, "before the hold of worker 2"),
@@ -338,11 +338,11 @@ def nothing_was_held(run: Run) -> None:
         (accepted_fence_repeats, "accepted fence 100 after"),
         (fence_of_nobody, "a fence of no recorded hold"),
         (update_is_lost, "the ledger says 2, it accepted 3"),
-        (worker_was_told_of_none, "the workers received 2 such replies"),
-        (worker_was_told_of_more, "the workers received 4 such replies"),
+        (worker_got_no_reply, "the workers received 2 such replies"),
+        (worker_got_too_many_replies, "the workers received 4 such replies"),
         (stale_write_is_accepted, "its stale write was accepted"),
         (stale_write_is_not_tried, "its stale write was never tried"),
-        (frozen_holder_is_not_told, "got no LockLost"),
+        (frozen_holder_is_not_notified, "got no LockLost"),
         (woken_too_early, "woken before its lease had ended"),
         (frozen_when_it_did_not_hold, "did not hold at that time"),
         (killed_when_it_did_not_hold, "but did not hold"),
@@ -355,15 +355,15 @@ def nothing_was_held(run: Run) -> None:
         (nothing_was_held, "too few to judge"),
     ],
 )
-def test_verdict_says_no(spoil: Callable[[Run], None], complaint: str) -> None:
-    """To each thing that may be wrong, and says which."""
+def test_the_verdict_finds_each_failure(spoil: Callable[[Run], None], complaint: str) -> None:
+    """It finds each failure, and names it."""
     run = good_run()
     spoil(run)
     assert any(complaint in text for text in failures(run)), failures(run)
 
 
-def test_write_of_the_killed_may_be_unheard() -> None:
-    """Who was killed before the ledger's answer came is no miscount; anybody else is."""
+def test_a_killed_worker_may_lack_a_reply() -> None:
+    """A worker that was killed before the ledger's reply came is no miscount; any other worker is."""
     run = good_run()
     run.writes.insert(1, Write(1.1, 1, 11, 200, True))
     run.total = 4

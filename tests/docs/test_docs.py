@@ -1,4 +1,4 @@
-"""The README and docs/ are true: every Python snippet in them runs, and what they name is there."""
+"""The README and docs/ are true: every Python snippet in them runs, and every name in them exists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SNIPPETS = [
 
 @pytest.mark.parametrize("snippet", [each for each in SNIPPETS if "asyncio.run(" in each.values[0]])
 def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path) -> None:
-    """As it stands, in a fresh interpreter, without a warning."""
+    """It runs unchanged, in a fresh interpreter, without a warning."""
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + snippet],
         env={**os.environ, "ASYNCLOCK_EMBEDDED_DIR": str(tmp_path)},
@@ -46,7 +46,7 @@ def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("snippet", [each for each in SNIPPETS if "asyncio.run(" not in each.values[0]])
 async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: str) -> None:
-    """Each coroutine function that it shows is called, with a real client, and calls what it guards."""
+    """Each coroutine function that it shows is called, with a real client, and calls the function that it guards."""
     called: list[str] = []
 
     def guarded(what: str) -> Any:
@@ -70,7 +70,7 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
 
 @pytest.mark.parametrize("kind", ["mutex", "rwlock", "semaphore", "multi"])
 def test_a_kinds_page_links_to_its_script(kind: str) -> None:
-    """It explains the kind, and leaves the rule to the script, which is there."""
+    """It explains the kind, and links to the script for the rule; the script exists."""
     page = (ROOT / "docs" / f"{kind}.md").read_text()
     link = f"../asynclock/stores/redis/scripts/{kind}.lua"
     assert f"({link})" in page

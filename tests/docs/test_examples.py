@@ -1,7 +1,6 @@
-"""The examples keep their promises: real processes, real HTTP, real servers, under load and when somebody goes away.
+"""The examples keep their promises: real processes, real HTTP, real servers, under load and when a process dies.
 
-Sync tests, so that they run once: which loop the test itself runs on makes no difference to the programs.
-"""
+Sync tests, so that they run once: the loop of the test makes no difference to the programs."""
 
 from __future__ import annotations
 
@@ -92,14 +91,14 @@ class Program:
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a server listens there."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port on which no server listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -114,7 +113,7 @@ def urls(request: pytest.FixtureRequest, shared_urls: list[str]) -> list[str]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts examples that share one shop, and sees to it that they are gone afterwards."""
+    """Starts examples that share one shop, and ends them afterwards."""
     programs: list[Program] = []
 
     def program(urls: list[str], example: str, *args: str, **env: str) -> Program:
@@ -208,7 +207,7 @@ def test_one_charge_at_a_time_and_none_is_lost(
     serve: Serve, journal: Journal, urls: list[str], order: int, example: str, processes: int
 ) -> None:
     """A hundred customers at once on one order, over one process and over two: each charge begins after the last one
-    ended, under a greater token, and each customer is told their own."""
+    ended, under a greater token, and each customer gets the reply to its own charge."""
     apps = serve(urls, example, processes)
     answers = asyncio.run(post_at_once(apps, order, LOAD))
     assert [answer.status_code for answer in answers] == [200] * LOAD
@@ -221,11 +220,11 @@ def test_one_charge_at_a_time_and_none_is_lost(
 
 
 @both_apps
-def test_a_client_that_hangs_up_gives_the_lock_back(
+def test_the_lock_of_a_client_that_disconnects_is_released(
     serve: Serve, journal: Journal, urls: list[str], order: int, example: str
 ) -> None:
-    """In the middle of a charge that would take an hour: the charge is cancelled and the name is free, long before
-    the lease ends."""
+    """It disconnects in the middle of a charge that would take an hour: the charge is cancelled and the name is free,
+    long before the lease ends."""
     (app,) = serve(urls, example, SHOP_LATENCY="3600")
     with socket.create_connection(("127.0.0.1", app.port)) as customer:
         customer.sendall(f"POST /orders/{order}/charge HTTP/1.1\r\nHost: shop\r\nContent-Length: 0\r\n\r\n".encode())
@@ -241,7 +240,7 @@ def test_a_client_that_hangs_up_gives_the_lock_back(
 def test_an_order_that_stays_busy_is_a_conflict(
     serve: Serve, journal: Journal, shared_urls: list[str], order: int, example: str
 ) -> None:
-    """LockTimeout is a 409: somebody else held the order all the time; nothing was charged."""
+    """LockTimeout is a 409: another request held the order all the time; nothing was charged."""
     (app,) = serve(shared_urls, example, wait=0.2)
 
     async def customer_in_vain() -> httpx.Response:
@@ -271,11 +270,11 @@ def test_servers_out_of_reach_are_an_outage(
 
 
 def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str], order: int) -> None:
-    """Two workers, one list, both let loose at once after they found every job taken: no job is done twice, none is
+    """Two workers, one list, both started at once after they found every job taken: no job is done twice, none is
     left."""
     orders = [order * 100 + i for i in range(30)]
 
-    async def let_loose() -> list[Program]:
+    async def released() -> list[Program]:
         async with Redlock(*urls) as other:
             leases = [await other(f"order:{each}").acquire(timeout=None) for each in orders]
             workers = [start(urls, "worker.py", "--timeout", "0.05", *map(str, orders)) for _ in range(2)]
@@ -285,7 +284,7 @@ def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str
                 await lease.release()
             return workers
 
-    workers = asyncio.run(let_loose())
+    workers = asyncio.run(released())
     assert [worker.ends() for worker in workers] == [0, 0]
     for each in orders:
         assert [what for _, what in journal(each)] == ["begin", "charged"]
@@ -293,7 +292,8 @@ def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str
 
 
 def test_a_killed_workers_job_is_done_by_another(start: Start, journal: Journal, urls: list[str], order: int) -> None:
-    """kill -9 in the middle of a job: whoever skipped it comes back to it, once the dead one's lease is over."""
+    """kill -9 in the middle of a job: the worker that skipped it comes back to it, once the lease of the dead one is
+    over."""
     dies = start(urls, "worker.py", "--lease", "1", str(order), SHOP_LATENCY="3600")
     wait_for(lambda: (dies.process.poll() is not None) or began(journal, order), f"no job began: {dies.said}")
     other = start(urls, "worker.py", "--lease", "1", "--timeout", "0.1", str(order))
@@ -306,8 +306,8 @@ def test_a_killed_workers_job_is_done_by_another(start: Start, journal: Journal,
 def test_a_frozen_worker_is_refused_by_its_fence(
     start: Start, journal: Journal, shared_urls: list[str], order: int
 ) -> None:
-    """No lease can stop a process that sleeps in the middle of a charge. When it wakes, another has charged the order:
-    it fails, and the shop takes no entry under its old token."""
+    """No lease can stop a process that is frozen in the middle of a charge. When it wakes, another has charged the
+    order: its charge fails, and the shop takes no entry under its old token."""
     sleeper = start(shared_urls, "worker.py", "--lease", "1", str(order), SHOP_LATENCY="3600")
     wait_for(lambda: (sleeper.process.poll() is not None) or began(journal, order), f"no job began: {sleeper.said}")
     sleeper.process.send_signal(signal.SIGSTOP)
@@ -365,7 +365,7 @@ def test_a_killed_long_job_frees_its_name(start: Start, urls: list[str], name: s
 
 
 def test_a_long_job_runs_once_at_a_time(start: Start, urls: list[str], name: str) -> None:
-    """A second run while the first is at it ends at once, and says so with its exit code."""
+    """A second run at the same time ends at once, and says so with its exit code."""
     job = start(urls, "long_job.py", "--name", name, "--seconds", "3600")
     job.says("%")
     second = start(urls, "long_job.py", "--name", name, "--seconds", "3600")

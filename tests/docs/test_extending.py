@@ -124,7 +124,7 @@ def test_a_kind_touches_at_most_five_files_of_the_package() -> None:
 
 
 def test_the_new_kind_works(extended: Path) -> None:
-    """On a server and in memory: closed, opened for all that wait, and not closed while they are in."""
+    """On a server and in memory: closed, opened for all waiters, and not closed while they hold it."""
     done = run(CLIENT, extended, "embedded:", "memory:")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["opened once", "opened once"]
@@ -140,7 +140,7 @@ def test_the_new_kinds_rule_and_script_agree(extended: Path) -> None:
 
 @pytest.mark.parametrize(("part", "instead"), [("== 'pp'", "~= 'po'"), (" or last", "")])
 def test_a_script_that_differs_from_the_rule_is_noticed(extended: Path, part: str, instead: str) -> None:
-    """So the histories above reach both of its sides."""
+    """So the histories above reach both branches of the script."""
     script = extended / "asynclock" / "stores" / "redis" / "scripts" / "latch.lua"
     assert part in script.read_text()
     script.write_text(script.read_text().replace(part, instead))

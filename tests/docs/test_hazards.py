@@ -28,7 +28,7 @@ def test_every_id_in_a_test_name_has_a_row() -> None:
 
 
 def test_every_row_names_its_tests() -> None:
-    """The files that have some, all of them; a row without is marked."""
+    """All the files with such tests; a row without any is marked."""
     names = files_by_id()
     for hazard, _, _, where in ROWS:
         claimed = set(re.findall(r"\]\(\.\./([^)]+)\)", where))

@@ -1,4 +1,4 @@
-"""Where the parts of this suite stand."""
+"""The layout of this test suite."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ FILES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in 
 MAX_LINES = 400
 
 
-def test_helpers_stand_in_support() -> None:
-    """No test module imports another: what two of them use is a helper."""
+def test_helpers_are_in_support() -> None:
+    """No test module imports another: a helper of two modules is in support/."""
     imports = re.compile(r"^\s*(?:from|import) tests(?:\.| import )(\w+)", re.M)
     found = {path: imports.findall(text) for path, text in FILES.items()}
     assert any(found.values())
@@ -19,5 +19,5 @@ def test_helpers_stand_in_support() -> None:
 
 
 def test_no_file_is_long() -> None:
-    """A reader can take one in at once."""
+    """A reader can read one at once."""
     assert [path for path, text in FILES.items() if text.count("\n") > MAX_LINES] == []

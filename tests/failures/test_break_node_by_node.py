@@ -1,5 +1,5 @@
-"""An operator breaks a lock, and the nodes do so one after the other: the holder loses it, knows why, and brings no key
-back (HAZARDS D7)."""
+"""An operator breaks a lock, and the nodes do so one after the other: the holder loses it, knows why, and creates no
+key again (HAZARDS D7)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.support.waiters import LIMIT, LONG, holder, urls_of
 
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 async def test_d7_a_broken_hold_is_not_healed(five: list[Server], name: str, nodes: int) -> None:
-    """Each node is broken once the holder has dealt with the one before: no key comes back, the lease is held as long
-    as a majority keeps it, and the loss is told as what it is."""
+    """Each node is broken once the holder has handled the one before. No key comes back, the lease is held as long as a
+    majority keeps it, and the loss is reported as a break."""
     some, majority = five[:nodes], nodes // 2 + 1
     async with Redlock(*urls_of(some), lease=LONG) as client:
         with pytest.raises(LockLost) as lost:
@@ -45,14 +45,14 @@ async def broken(server: Server, name: str) -> None:
 
 
 def forgotten(lease: Lease) -> int:
-    """At so many nodes its holder knows that it is gone."""
+    """The number of nodes at which its holder knows that the hold is gone."""
     return denied_by(lease)
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
 @pytest.mark.parametrize("apart", [0.0005, 0.002, 0.011])
 async def test_d7_nodes_at_different_distances(name: str, nodes: int, apart: float) -> None:
-    """Each node hears of it a little later than the one before, and the holder asks them again in between: it is told
+    """Each node breaks it a little later than the one before, and the holder asks them again in between. The loss says
     that the hold was broken, not that it has expired, and all stores are empty."""
     beyond = Beyond(nodes, name, way=0.001)
     for index, store in enumerate(beyond.far):
@@ -91,12 +91,13 @@ async def test_d7_nodes_at_different_distances(name: str, nodes: int, apart: flo
     ],
 )
 def test_why_a_hold_is_lost(denials: list[Refused], nodes: int, broken: bool, reason: str) -> None:
-    """Broken by an operator: unless somebody else holds a majority. Else taken, where somebody holds it anywhere."""
+    """BROKEN where an operator broke it, unless another client holds a majority. Else TAKEN, where another client holds
+    it at any node."""
     assert lost_to(denials, nodes, broken) == reason
 
 
 async def test_d7_another_hold_of_the_name_is_not_asked_about(five: list[Server], name: str) -> None:
-    """Five readers of one client, and word that one of them was broken: the others know nothing of it."""
+    """Five readers of one client, and a notice that one of them was broken: the others send nothing."""
     async with Redlock(*urls_of(five[:3]), lease=LONG) as client:
         leases: list[Any] = [await client.read(name).acquire(timeout=None) for _ in range(3)]
         whose = id_of(leases[1])[:32]

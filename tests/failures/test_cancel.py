@@ -20,8 +20,8 @@ from tests.support.servers import Server
 from tests.support.waiters import LONG, SHORT, is_free
 
 
-async def test_a1_cancelled_after_the_server_said_yes(server: Server, name: str) -> None:
-    """The reply is on its way when the caller is cancelled: the hold is given back, and the cancel goes on."""
+async def test_a1_cancelled_after_the_server_granted(server: Server, name: str) -> None:
+    """The reply is on its way when the caller is cancelled: the hold is released, and the cancel goes on."""
     async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url) as redlock:
         sent = proxy.request(b"acquire")
         proxy.hold_replies()
@@ -47,7 +47,7 @@ async def test_a2_cancelled_during_release(server: Server, name: str) -> None:
         await asyncio.sleep(0)
         caller.cancel()
         await asyncio.sleep(0)
-        assert not caller.done()  # it waits for the server's word, whoever cancels
+        assert not caller.done()  # it waits for the server's reply, despite the cancel
         proxy.let_go()
         with pytest.raises(asyncio.CancelledError):
             await caller
@@ -55,7 +55,7 @@ async def test_a2_cancelled_during_release(server: Server, name: str) -> None:
 
 
 async def test_a3_no_task_is_lost_to_the_collector(server: Server, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With a collection at each turn, waiting, renewing and undoing go on, and nobody complains."""
+    """With a collection at each turn, waiting, renewals and undos go on, and no warning is printed."""
     async with Redlock(server.url, lease=LONG) as redlock:
         async with redlock(name) as lease:
             waiter = asyncio.create_task(redlock(name).acquire())
@@ -72,7 +72,7 @@ async def test_a3_no_task_is_lost_to_the_collector(server: Server, name: str, ca
 
 
 def test_a4_release_while_the_loop_shuts_down(server: Server, name: str) -> None:
-    """asyncio.run cancels the holder: the block's release is awaited; so is that of a client that nobody closed."""
+    """asyncio.run cancels the holder: the block's release is awaited; so is that of a client that was not closed."""
 
     left: list[Any] = []
 
@@ -96,7 +96,7 @@ def test_a4_release_while_the_loop_shuts_down(server: Server, name: str) -> None
 
 
 async def test_a4_aclose_drains(server: Server, name: str) -> None:
-    """aclose returns once what the client held is given back."""
+    """aclose returns once the client's holds are released."""
     redlock = Redlock(server.url)
     lease = await redlock(name).acquire(timeout=None)
     await redlock.aclose()
@@ -108,7 +108,7 @@ async def test_a4_aclose_drains(server: Server, name: str) -> None:
 
 
 async def test_a6_a_holder_that_is_stuck_for_ever(make: Callable[..., Redlock], name: str) -> None:
-    """max_hold ends the renewing: even a body that ignores its cancel loses the lease."""
+    """max_hold ends the renewals: even a body that ignores its cancel loses the lease."""
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(pytest.raises(LockLost))
         lease = await stack.enter_async_context(make()(name, lease=0.3, max_hold=0.4))
@@ -120,7 +120,7 @@ async def test_a6_a_holder_that_is_stuck_for_ever(make: Callable[..., Redlock], 
 
 
 async def test_a7_renewal_in_flight_while_released(server: Server, name: str) -> None:
-    """A renewal whose answer is out when the release is sent brings no key back."""
+    """A renewal that is not answered yet when the release is sent brings no key back."""
     async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url, lease=LONG) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         renewing = proxy.request(b"extend")
@@ -135,8 +135,8 @@ async def test_a7_renewal_in_flight_while_released(server: Server, name: str) ->
         assert not server.cli().exists(name)
 
 
-async def test_a10_cancel_while_waiting_goes_through(make: Callable[..., Redlock], name: str) -> None:
-    """A cancel that meets the very turn of the grant is not swallowed: it raises, and the grant is given back."""
+async def test_a10_a_cancel_while_waiting_is_raised(make: Callable[..., Redlock], name: str) -> None:
+    """A cancel in the very turn of the grant is not swallowed: it is raised, and the grant is released."""
     client = make()
     for turns in range(12):
         caller = asyncio.create_task(client(name).acquire())
@@ -159,13 +159,13 @@ async def held_by_a_fixture(redlock: Redlock, name: str) -> AsyncIterator[Any]:
 
 
 async def test_a11_left_in_another_task(held_by_a_fixture: Any, redlock: Redlock, name: str) -> None:
-    """A block entered in one task and left in another works."""
+    """A block that one task enters and another one leaves works."""
     assert held_by_a_fixture.held
     assert not await is_free(redlock, name)
 
 
 async def test_a11_loss_sets_the_event_only(redlock: Redlock, name: str) -> None:
-    """Entered in a task that is gone: the loss cancels nobody, and the end of the block says LockLost."""
+    """The task that entered has ended: the loss cancels no task, and the end of the block raises LockLost."""
     lock = redlock(name, max_hold=0.05)
     lease = await asyncio.create_task(lock.__aenter__())
     assert await lease.wait_lost() is True
@@ -196,7 +196,7 @@ async def test_a11_async_generator_closed_elsewhere(redlock: Redlock, name: str)
     assert await is_free(redlock, name)
 
 
-async def test_a12_the_bodys_exception_goes_first(redlock: Redlock, name: str) -> None:
+async def test_a12_the_bodys_exception_is_raised(redlock: Redlock, name: str) -> None:
     """The body raised and the lease was lost: the body's exception is raised, the loss is its note."""
     with pytest.raises(KeyError) as caught:
         async with redlock(name, max_hold=0.02) as lease:
@@ -208,7 +208,7 @@ async def test_a12_the_bodys_exception_goes_first(redlock: Redlock, name: str) -
 
 
 async def test_a13_an_anyio_scope_cancels_at_every_await(redlock: Redlock, name: str) -> None:
-    """A handler in a cancelled scope still gives its lock back before it ends."""
+    """A handler in a cancelled scope still releases its lock before it ends."""
     async with anyio.create_task_group() as group:
 
         async def handler() -> None:
@@ -221,7 +221,7 @@ async def test_a13_an_anyio_scope_cancels_at_every_await(redlock: Redlock, name:
 
 
 async def test_a14_one_lock_object_in_many_tasks(redlock: Redlock, name: str) -> None:
-    """Each tenure is its own Lease: tokens never cross, nobody gives back another's."""
+    """Each tenure is its own Lease: tokens never mix, and no task releases another's."""
     lock = redlock(name)
     fences: list[int] = []
 
@@ -237,7 +237,7 @@ async def test_a14_one_lock_object_in_many_tasks(redlock: Redlock, name: str) ->
 
 
 async def test_a15_a_lease_dropped_while_held(redlock: Redlock, name: str) -> None:
-    """ResourceWarning with the name; the watchdog renews it no more, so it ends by time."""
+    """A ResourceWarning names it, and the watchdog renews it no more, so it expires."""
 
     async def drop() -> None:
         await redlock(name, lease=SHORT).acquire()
@@ -253,7 +253,7 @@ async def test_a15_a_lease_dropped_while_held(redlock: Redlock, name: str) -> No
 @pytest.mark.parametrize("late", [False, True], ids=["at-once", "as-it-wakes"])
 @pytest.mark.parametrize("what", ["acquire", "extend", "release", "wait", "block"])
 async def test_a16_cancel_at_every_await(make: Callable[..., Redlock], name: str, what: str, late: bool) -> None:
-    """Index by index: no key and no task is left, whichever await is cut."""
+    """Await by await: no key and no task is left, whichever await is cut."""
     client, other = make(), make()
     await client.health()
     await other.health()
@@ -289,7 +289,7 @@ async def test_a16_cancel_at_every_await(make: Callable[..., Redlock], name: str
 
 
 async def test_a12_released_by_hand_inside_the_block(redlock: Redlock, name: str) -> None:
-    """The end of the block has nothing left to do, and does not get in the way of the body's exception."""
+    """The end of the block has nothing left to do, and does not replace the body's exception."""
     async with redlock(name) as lease:
         await lease.release()
     lock = redlock(name)
@@ -300,7 +300,7 @@ async def test_a12_released_by_hand_inside_the_block(redlock: Redlock, name: str
     assert await is_free(redlock, name)
 
 
-async def test_a14_a_block_that_gave_back_early_ends_nobody_elses(redlock: Redlock, name: str) -> None:
+async def test_a14_a_block_released_early_ends_no_other_tenure(redlock: Redlock, name: str) -> None:
     """One Lock, two tasks: the end of the first block leaves the second task's tenure alone."""
     lock = redlock(name)
     inside, ended = asyncio.Event(), asyncio.Event()
@@ -335,7 +335,7 @@ async def test_a14_a_lost_tenure_of_a_task_that_is_gone_is_no_second(redlock: Re
 
 
 async def test_a4_a_client_that_closes_ends_its_acquires(make: Callable[..., Redlock], name: str) -> None:
-    """Whoever waits is told at once, and what was on its way leaves no key."""
+    """Waiting tasks get ConfigError at once, and attempts on their way leave no key."""
     client, other = make(), make()
     async with other(name):
         waiting = [asyncio.create_task(client(name).acquire()) for _ in range(5)]

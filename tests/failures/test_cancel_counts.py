@@ -1,5 +1,5 @@
-"""The count of a task's cancels around a block whose lease is lost: what was cancelled before it, beside it, and by
-itself (HAZARDS A8, A9, A11)."""
+"""The count of a task's cancels around a block whose lease is lost: cancels from before it, from outside, and its own
+(HAZARDS A8, A9, A11)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def current() -> asyncio.Task[object]:
 
 
 async def test_a8_a_block_in_the_clean_up_of_a_cancelled_task(redlock: Redlock, name: str) -> None:
-    """The task was cancelled before it entered, and goes on with its clean-up under a lock: the loss of that lease is
-    LockLost, as ever, and the cancel from before is still counted after it."""
+    """The task was cancelled before it entered, and goes on with its clean-up under a lock. The loss of that lease
+    raises LockLost as usual, and the cancel from before is still counted after it."""
     reached = asyncio.Event()
 
     async def work() -> str:
@@ -46,9 +46,9 @@ async def test_a8_a_block_in_the_clean_up_of_a_cancelled_task(redlock: Redlock, 
 
 @pytest.mark.parametrize("ending", ["cancelled", "ended"])
 async def test_a11_a_block_left_in_another_task_takes_no_cancel_back(redlock: Redlock, name: str, ending: str) -> None:
-    """The task that entered lives on elsewhere when the lease is lost, and is told by a cancel; another task leaves the
-    block, itself cancelled from outside or at its end. It neither takes back the first one's cancel, nor takes its own
-    for ours."""
+    """The task that entered lives on elsewhere when the lease is lost, and is cancelled. Another task leaves the block,
+    itself cancelled from outside or at its end. It neither uncancels the first task, nor takes its own cancel for the
+    library's."""
     lock = redlock(name, max_hold=0.05)
     entered, left = asyncio.Event(), asyncio.Event()
     counts: list[int] = []
@@ -91,8 +91,8 @@ async def test_a11_a_block_left_in_another_task_takes_no_cancel_back(redlock: Re
 
 
 async def test_a8_an_outside_cancel_as_the_block_ends(redlock: Redlock, name: str) -> None:
-    """The body swallowed the cancel that told it of the loss, and came to its end; in that turn the task is cancelled
-    from outside. The block raises LockLost, and the cancel from outside comes at the next await."""
+    """The body swallowed the cancel of the loss, and came to its end. In that turn the task is cancelled from outside.
+    The block raises LockLost, and the cancel from outside comes at the next await."""
     after: list[str] = []
 
     async def work() -> None:
@@ -112,9 +112,9 @@ async def test_a8_an_outside_cancel_as_the_block_ends(redlock: Redlock, name: st
     assert after == ["left"]
 
 
-async def test_a9_who_finds_out_itself_is_not_cancelled_as_well(redlock: Redlock, name: str) -> None:
-    """The body hears of the loss by LockLost from its own call, and cleans up, which takes some awaits: no cancel comes
-    on top of that, in the block or after it."""
+async def test_a9_a_body_that_finds_the_loss_itself_is_not_cancelled(redlock: Redlock, name: str) -> None:
+    """The body's own call raises LockLost, and the body cleans up, which takes some awaits: no cancel follows, in the
+    block or after it."""
     cleaned_up = 0
     with pytest.raises(LockLost):
         async with redlock(name, max_hold=0.02) as lease:
@@ -133,8 +133,8 @@ async def test_a9_who_finds_out_itself_is_not_cancelled_as_well(redlock: Redlock
 
 
 async def test_a8_an_error_of_the_body_after_the_loss(redlock: Redlock, name: str) -> None:
-    """The body turns the cancel that told it of the loss into an error of its own: that error comes out, with a note,
-    and the cancel is taken back."""
+    """The body turns the cancel of the loss into an error of its own. That error comes out, with a note, and the cancel
+    is undone."""
     with pytest.raises(ZeroDivisionError) as raised:
         async with redlock(name, max_hold=0.05):
             try:
@@ -147,9 +147,9 @@ async def test_a8_an_error_of_the_body_after_the_loss(redlock: Redlock, name: st
 
 
 async def test_a9_a_loss_that_an_eager_task_finds_out(redlock: Redlock, name: str) -> None:
-    """An eager task (Python 3.12) runs inside a step of the task that makes it: if it finds out about the loss, the
-    holder is cancelled while it runs, and may come to the end of its block before that cancel is delivered. The cancel
-    does not come after the block."""
+    """An eager task (Python 3.12) runs inside a step of the task that makes it. If it finds the loss, the holder is
+    cancelled while it runs, and may reach the end of its block before that cancel is delivered. The cancel does not
+    come after the block."""
     lock = redlock(name, max_hold=0.02)
     with pytest.raises(LockLost):
         async with lock as lease:

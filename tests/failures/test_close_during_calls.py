@@ -1,5 +1,5 @@
-"""The client closes in the very turn in which a task gives something back, takes something, or gives up: the usual
-shutdown, where a worker and its client wait for one stop event (HAZARDS A17, A18)."""
+"""The client closes in the very turn in which a task releases, acquires or times out. This is the usual shutdown, where
+a worker and its client wait for one stop event (HAZARDS A17, A18)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Shutdown:
         await self.stop.wait()
 
     async def play(self, scene: Callable[[Shutdown], Awaitable[Any]], *, closes_first: bool) -> Any:
-        """What the scene came to: its result, or its exception. Both wake in one turn, in the order they came."""
+        """The result of the scene, or its exception. Both wake in one turn, in the order in which they came."""
         closing = asyncio.create_task(self._close()) if closes_first else None
         await turns(1)
         acting = asyncio.create_task(_awaited(scene(self)))
@@ -54,7 +54,7 @@ class Shutdown:
         await self.client.aclose()
 
     async def left(self) -> list[Any]:
-        """What the servers still know of the name, but for its fence."""
+        """What the servers still keep of the name, without its fence."""
         return await known(self.observer, self.name)
 
 
@@ -75,7 +75,7 @@ async def shutdown(nodes: list[str], name: str) -> AsyncIterator[Shutdown]:
         yield Shutdown(client, observer, name)
 
 
-# -- what is given back ----------------------------------------------------------------------------------------------
+# -- releases ----------------------------------------------------------------------------------------------------------
 
 
 async def a_block(shutdown: Shutdown) -> str:
@@ -149,7 +149,7 @@ GIVEN_BACK = [
 @either_order
 @pytest.mark.parametrize("scene", GIVEN_BACK)
 async def test_a17_a_release_as_the_client_closes(shutdown: Shutdown, scene: Any, closes_first: bool) -> None:
-    """It is sent and awaited before the client hangs up: no error, and no key is left for the rest of the lease."""
+    """It is sent and awaited before the client disconnects: no error, and no key is left for the rest of the lease."""
     with no_task_is_left():
         assert await shutdown.play(scene, closes_first=closes_first) == "left"
     assert not await shutdown.left()
@@ -189,13 +189,13 @@ async def test_a17_once_as_the_client_closes(shutdown: Shutdown, closes_first: b
 async def test_a17_a_release_is_not_called_unreachable(
     shutdown: Shutdown, closes_first: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The servers answer, so no warning says that the lease will end by itself."""
+    """The servers answer, so no warning says that the hold can only expire."""
     await shutdown.play(a_block, closes_first=closes_first)
     assert not caplog.records
 
 
-async def test_a17_a_block_that_ends_after_the_client_hung_up(shutdown: Shutdown) -> None:
-    """Its lease was lost and given back as the client closed; the block says so, and nothing else."""
+async def test_a17_a_block_that_ends_after_the_client_closed(shutdown: Shutdown) -> None:
+    """Its lease was lost and released as the client closed. The block raises that, and nothing else."""
     lock = shutdown.client(shutdown.name, cancel_on_lost=False)
     with pytest.raises(LockLost) as caught:
         async with lock:
@@ -210,7 +210,7 @@ async def test_a17_a_block_that_ends_after_the_client_hung_up(shutdown: Shutdown
 @either_order
 @pytest.mark.parametrize("kind", ["mutex", "read", "semaphore"])
 async def test_a17_an_acquire_as_the_client_closes(shutdown: Shutdown, kind: str, closes_first: bool) -> None:
-    """It is told that the client was closed, and what it was granted is given back."""
+    """It raises that the client was closed, and its grant is released."""
 
     async def asks(shutdown: Shutdown) -> Lease | None:
         client, name = shutdown.client, shutdown.name
@@ -224,7 +224,7 @@ async def test_a17_an_acquire_as_the_client_closes(shutdown: Shutdown, kind: str
 
 @either_order
 async def test_a17_a_waiter_as_the_client_closes(shutdown: Shutdown, closes_first: bool) -> None:
-    """Its time is up in that turn: it leaves no ticket behind the holder."""
+    """It times out in that turn, and leaves no ticket behind the holder."""
     holder = await shutdown.observer(shutdown.name).acquire(timeout=None)
 
     async def waits(shutdown: Shutdown) -> Any:
@@ -235,8 +235,8 @@ async def test_a17_a_waiter_as_the_client_closes(shutdown: Shutdown, closes_firs
         waiting.cancel()
         return (await asyncio.gather(waiting, return_exceptions=True))[0]
 
-    told = await shutdown.play(waits, closes_first=closes_first)
-    assert isinstance(told, (asyncio.CancelledError, ConfigError))
+    result = await shutdown.play(waits, closes_first=closes_first)
+    assert isinstance(result, (asyncio.CancelledError, ConfigError))
     assert not (await shutdown.observer.inspect(shutdown.name)).waiters
     await holder.release()
     assert not await shutdown.left()
@@ -244,7 +244,7 @@ async def test_a17_a_waiter_as_the_client_closes(shutdown: Shutdown, closes_firs
 
 @either_order
 async def test_a17_an_adoption_as_the_client_closes(shutdown: Shutdown, closes_first: bool) -> None:
-    """What it took over is given back; or it took nothing, and the handle serves another client."""
+    """The adopted hold is released; or nothing was adopted, and the handle serves another client."""
     handle = await (await shutdown.observer(shutdown.name).acquire(timeout=None)).detach()
 
     async def adopts(shutdown: Shutdown) -> Lease:
@@ -276,7 +276,7 @@ async def test_a17_an_adoption_that_meets_an_outage_as_the_client_closes(shared_
 
 @either_order
 async def test_a17_an_extend_as_the_client_closes(shutdown: Shutdown, closes_first: bool) -> None:
-    """It is lost with its client, and given back."""
+    """The lease is lost with its client, and released."""
 
     async def extends(shutdown: Shutdown) -> None:
         lease = await shutdown.client(shutdown.name).acquire(timeout=None)
@@ -291,35 +291,35 @@ async def test_a17_an_extend_as_the_client_closes(shutdown: Shutdown, closes_fir
 
 @either_order
 async def test_a17_a_detach_as_the_client_closes(shutdown: Shutdown, closes_first: bool) -> None:
-    """Either it answered a handle, which another client adopts; or it is lost with its client, and given back."""
+    """Either it returned a handle, which another client adopts; or the lease is lost with its client, and released."""
 
     async def detaches(shutdown: Shutdown) -> str:
         lease = await shutdown.client(shutdown.name).acquire(timeout=None)
         await shutdown.stopped()
         return await lease.detach()
 
-    told = await shutdown.play(detaches, closes_first=closes_first)
-    if isinstance(told, str):
-        await (await shutdown.observer.adopt(told)).release()
+    result = await shutdown.play(detaches, closes_first=closes_first)
+    if isinstance(result, str):
+        await (await shutdown.observer.adopt(result)).release()
     else:
-        assert isinstance(told, LockLost)
+        assert isinstance(result, LockLost)
     assert not await shutdown.left()
 
 
 @either_order
 async def test_a17_a_break_as_the_client_closes(shutdown: Shutdown, closes_first: bool) -> None:
-    """It answers that it broke the lock, and did; or it says that the client was closed, and did nothing."""
+    """Either it returns that it broke the lock, and did; or it raises that the client was closed, and did nothing."""
     held = await shutdown.observer(shutdown.name, cancel_on_lost=False).acquire(timeout=None)
 
     async def breaks(shutdown: Shutdown) -> bool:
         await shutdown.stopped()
         return await shutdown.client.break_lock(shutdown.name)
 
-    told = await shutdown.play(breaks, closes_first=closes_first)
-    if told is True:
+    result = await shutdown.play(breaks, closes_first=closes_first)
+    if result is True:
         assert await asyncio.wait_for(held.wait_lost(), LIMIT)
     else:
-        assert isinstance(told, ConfigError)
+        assert isinstance(result, ConfigError)
         await held.release()
     assert not await shutdown.left()
 
@@ -327,9 +327,9 @@ async def test_a17_a_break_as_the_client_closes(shutdown: Shutdown, closes_first
 # -- what is passed on -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("heir_is_cancelled", [False, True])
-async def test_a18_a_hold_passed_on_as_the_client_closes(shutdown: Shutdown, heir_is_cancelled: bool) -> None:
-    """The next task of the local queue gets the hold in that turn, cannot use it, and gives it back."""
+@pytest.mark.parametrize("next_is_cancelled", [False, True])
+async def test_a18_a_hold_passed_on_as_the_client_closes(shutdown: Shutdown, next_is_cancelled: bool) -> None:
+    """The next task of the local queue gets the hold in that turn, cannot use it, and releases it."""
     passed: list[asyncio.Task[Any]] = []
 
     async def passes_on(shutdown: Shutdown) -> str:
@@ -338,21 +338,21 @@ async def test_a18_a_hold_passed_on_as_the_client_closes(shutdown: Shutdown, hei
             passed.extend(asyncio.create_task(_awaited(lock.acquire(timeout=None))) for _ in range(3))
             await turns(2)
             await shutdown.stopped()
-            if heir_is_cancelled:
+            if next_is_cancelled:
                 asyncio.get_running_loop().call_soon(passed[0].cancel)
         return "left"
 
     assert await shutdown.play(passes_on, closes_first=False) == "left"
-    told = await asyncio.gather(*passed, return_exceptions=True)
-    assert all(isinstance(each, (ConfigError, asyncio.CancelledError, LockNotHeld)) for each in told)
+    result = await asyncio.gather(*passed, return_exceptions=True)
+    assert all(isinstance(each, (ConfigError, asyncio.CancelledError, LockNotHeld)) for each in result)
     assert not await shutdown.left()
 
 
 # -- the second round of an acquire ----------------------------------------------------------------------------------
 
 
-class Deaf(Memory):
-    """A store that carries an extend out, and does not answer it once it is deaf."""
+class Unanswering(Memory):
+    """A store that carries an extend out, and does not answer it while it is silent."""
 
     deaf = False
 
@@ -362,9 +362,9 @@ class Deaf(Memory):
 
 @pytest.mark.parametrize("what", ["acquire", "adopt"])
 async def test_a17_the_second_round_as_the_client_closes(name: str, what: str) -> None:
-    """The counters of the nodes differ, so a second round raises them; it is interrupted like the first, and undone."""
+    """The counters of the nodes differ, so a second round raises them. It is interrupted like the first, and undone."""
     clock = FakeClock()
-    stores = [Deaf(clock) for _ in range(3)]
+    stores = [Unanswering(clock) for _ in range(3)]
     async with Redlock(*stores) as client, Redlock(*stores) as other:
         handle = await (await other(name).acquire(timeout=None)).detach() if what == "adopt" else ""
         for store, fence in zip(stores, (2**52, 2**51, 2**50), strict=True):

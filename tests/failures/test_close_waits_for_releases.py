@@ -1,5 +1,5 @@
-"""What `aclose` waits for: it returns once the servers have answered what was given back on its behalf, however slow
-they are, as long as a command may take."""
+"""`aclose` returns once the servers have answered the releases, however slow they are, as long as a command may
+take."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.support.waiters import LIMIT, LONG, holder, until
 nodes = pytest.mark.parametrize("nodes", [1, 3])
 
 LAST_WORDS = 0.5
-"""Seconds after which a client that waits for nobody has hung up: five times what a connection waits at its end."""
+"""Seconds after which a client that awaits no reply has disconnected: five times what a connection waits at its end."""
 
 
 @asynccontextmanager
 async def slow(
     servers: Servers, nodes: int
 ) -> AsyncIterator[tuple[Redlock, list[Server], Callable[[], None], Callable[[], None]]]:
-    """A client of servers each behind a proxy, and how to hold back their answers and to let them go."""
+    """A client of servers each behind a proxy, and functions that hold back their replies and let them pass."""
     some = [servers.start() for _ in range(nodes)]
     async with behind_proxies(some, lease=LONG, node_timeout=10.0) as (client, proxies):
         await client.health()
@@ -38,7 +38,7 @@ async def slow(
 
 
 async def closes_only_when_answered(client: Redlock, let_go: Callable[[], None]) -> None:
-    """It waits while they are silent, for far less than a command may take; and is done once they have answered."""
+    """It waits while they are silent, for far less than a command may take, and is done once they have answered."""
     closing = asyncio.create_task(client.aclose())
     done, _ = await asyncio.wait({closing}, timeout=LAST_WORDS)
     assert not done
@@ -48,8 +48,8 @@ async def closes_only_when_answered(client: Redlock, let_go: Callable[[], None])
 
 
 @nodes
-async def test_close_waits_for_the_release_of_what_is_held(servers: Servers, name: str, nodes: int) -> None:
-    """Its answer says that the key is gone."""
+async def test_close_waits_for_the_release_of_open_leases(servers: Servers, name: str, nodes: int) -> None:
+    """The reply says that the key is gone."""
     async with slow(servers, nodes) as (client, some, hold_back, let_go):
         lease = await client(name).acquire(timeout=None)
         hold_back()
@@ -61,8 +61,8 @@ async def test_close_waits_for_the_release_of_what_is_held(servers: Servers, nam
 
 @nodes
 async def test_close_waits_for_the_undo_of_an_acquire(servers: Servers, name: str, nodes: int) -> None:
-    """An acquire is under way when the client closes: it is told at once, and what it may have been granted is taken
-    back before the client is closed."""
+    """An acquire is under way when the client closes: it raises at once, and a possible grant is undone before the
+    client is closed."""
     async with slow(servers, nodes) as (client, some, hold_back, let_go):
         hold_back()
         acquiring = asyncio.create_task(client(name).acquire(timeout=None))
@@ -88,7 +88,8 @@ async def test_close_waits_for_an_undo_that_nobody_else_waits_for(servers: Serve
 
 @nodes
 async def test_close_ends_a_connect_under_way(servers: Servers, name: str, nodes: int) -> None:
-    """The servers accept and say nothing at the first use. Closing ends that, leaves no task, and who asked is told."""
+    """The servers accept and do not answer at the first use. Closing ends that and leaves no task, and the acquire
+    raises."""
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(Proxy(each.path.with_suffix(".p"), each.path)) for each in some]

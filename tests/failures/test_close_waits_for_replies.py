@@ -1,4 +1,5 @@
-"""A client that closes hears what became of its releases, adoptions and breaks before it hangs up (HAZARDS A17)."""
+"""A client that closes receives the replies to its releases, adoptions and breaks before it disconnects (HAZARDS
+A17)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from asynclock import Redlock
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.redis import node as _node
-from tests.support.cut_servers import Clocked, lines_to
+from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import ask_nodes, kind_of, new_id, nodes_of
 from tests.support.proxy import RELEASE
@@ -32,7 +33,7 @@ def commands(client: Redlock, name: str, handle: str, lease: Any) -> dict[str, t
 
 
 async def tried(command: Coroutine[Any, Any, Any]) -> Any:
-    """What it came to."""
+    """The result of the call, or its exception."""
     try:
         return await command
     except Exception as error:
@@ -44,19 +45,21 @@ async def tried(command: Coroutine[Any, Any, Any]) -> Any:
 async def test_a_node_that_closes_waits_for_the_answer(
     servers: Servers, name: str, nodes: int, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer is on its way as the nodes close: they wait for it, and it counts."""
+    """The reply is on its way as the nodes close: they wait for it, and it counts."""
     monkeypatch.setattr(_node, "_LAST_WORDS", 0.0)  # else the test would have to wait for so long
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(
+            Redlock(*(each.url for each in proxies), lease=LONG, node_timeout=15.0)
+        )
         lease = await client(name).acquire(timeout=None)
         broken = await client(f"{name}:broken").acquire(timeout=None)
         handle = await (await client(f"{name}:adopted").acquire(timeout=None)).detach()
         looks, send = commands(client, name, handle, lease)[what]
-        sent = [line.request(*looks) for line in lines]
-        for line in lines:
-            line.hold_replies()
+        sent = [proxy.request(*looks) for proxy in proxies]
+        for proxy in proxies:
+            proxy.hold_replies()
         sending = asyncio.create_task(tried(send()))
         for event in sent:
             await event.wait()
@@ -64,8 +67,8 @@ async def test_a_node_that_closes_waits_for_the_answer(
         await turns(50)
         assert not any(task.done() for task in closing)
         assert not sending.done()
-        for line in lines:
-            line.let_go()
+        for proxy in proxies:
+            proxy.let_go()
         outcome = await sending
         assert not isinstance(outcome, Exception), outcome
         await asyncio.gather(*closing)
@@ -74,14 +77,16 @@ async def test_a_node_that_closes_waits_for_the_answer(
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_a_node_that_closes_waits_for_nothing_else(servers: Servers, name: str, nodes: int) -> None:
-    """A renewal is not answered: its node timeout of 19 s keeps no client that closes."""
+    """A renewal is not answered: its node timeout of 19 s does not delay a client that closes."""
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=19.0))
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(
+            Redlock(*(each.url for each in proxies), lease=LONG, node_timeout=19.0)
+        )
         lease = await client(name).acquire(timeout=None)
-        for line in lines:
-            line.hold_replies()
+        for proxy in proxies:
+            proxy.hold_replies()
         renewing = asyncio.create_task(tried(lease.extend()))
         await turns()
         loop = asyncio.get_running_loop()
@@ -92,7 +97,7 @@ async def test_a_node_that_closes_waits_for_nothing_else(servers: Servers, name:
 
 
 async def test_no_answer_is_awaited_beyond_its_deadline(servers: Servers, name: str) -> None:
-    """A frozen server owes the answer to a release, which has 2 s: then the client hangs up, though the server has not
+    """A frozen server has not answered a release, which has 2 s. Then the client disconnects, though the server has not
     been silent for long enough to be down."""
     clock = FakeClock()
     server = servers.start()
@@ -117,16 +122,18 @@ async def test_no_answer_is_awaited_beyond_its_deadline(servers: Servers, name: 
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_a_release_that_is_sent_while_the_node_closes_leaves(servers: Servers, name: str, nodes: int) -> None:
-    """An answer is awaited as the nodes close; a release that comes meanwhile is carried out."""
+async def test_a_release_sent_while_the_node_closes_is_delivered(servers: Servers, name: str, nodes: int) -> None:
+    """A reply is awaited as the nodes close; a release that comes meanwhile is carried out."""
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(
+            Redlock(*(each.url for each in proxies), lease=LONG, node_timeout=15.0)
+        )
         first = await client(name).acquire(timeout=None)
         second = await client(f"{name}:2").acquire(timeout=None)
-        for line in lines:
-            line.hold_replies()
+        for proxy in proxies:
+            proxy.hold_replies()
         releasing = [asyncio.create_task(first.release())]
         await turns()
         closing = [asyncio.create_task(node.aclose()) for node in nodes_of(client)]
@@ -134,23 +141,23 @@ async def test_a_release_that_is_sent_while_the_node_closes_leaves(servers: Serv
         assert all(node.state is _node.NodeState.CLOSED for node in nodes_of(client))
         releasing.append(asyncio.create_task(second.release()))
         await turns()
-        for line in lines:
-            line.let_go()
+        for proxy in proxies:
+            proxy.let_go()
         await asyncio.gather(*closing, *releasing)
         for each in some:
             assert not holder(each, f"{name}:2")
 
 
-async def test_an_undo_that_is_sent_as_the_node_hangs_up_leaves(servers: Servers, name: str) -> None:
-    """An acquire is cut short by the closing node, and undone in the same turn: the undo goes out before the end."""
+async def test_an_undo_sent_as_the_node_disconnects_is_delivered(servers: Servers, name: str) -> None:
+    """An acquire is cut short by the closing node, and undone in the same turn: the undo is sent before the end."""
     server = servers.start()
     async with AsyncExitStack() as stack:
-        (line,) = await lines_to(stack, [server])
-        client = await stack.enter_async_context(Redlock(line.url, lease=LONG))
+        (proxy,) = await proxies_to(stack, [server])
+        client = await stack.enter_async_context(Redlock(proxy.url, lease=LONG))
         await client(f"{name}:first").locked()
-        line.hold_replies()
+        proxy.hold_replies()
         op = Op(Verb.ACQUIRE, kind_of(client(name)), name, new_id(client, 1), LONG, 1, LONG)
-        undone = line.request(b"\r\nrelease\r\n", *RELEASE[1:])
+        undone = proxy.request(b"\r\nrelease\r\n", *RELEASE[1:])
         ask_nodes(client, op, 10.0, undone=True)
         await nodes_of(client)[0].aclose()
         async with asyncio.timeout(LIMIT):

@@ -1,4 +1,4 @@
-"""A client closes while a server is owed a release: its connection was cut a moment before, or it was busy."""
+"""A client closes while a release for a server is pending: its connection was cut a moment before, or it was busy."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_a17_a_release_that_a_busy_server_refused_is_delivered(servers: Se
 
 
 async def test_a_dead_server_does_not_keep_a_client_from_closing(servers: Servers, name: str) -> None:
-    """It is owed a release, and refuses the connection: the client closes, and leaves no task."""
+    """A release for it is pending, and it refuses the connection: the client closes, and leaves no task."""
     server = servers.start()
     before = asyncio.all_tasks()
     async with asyncio.timeout(LIMIT):
@@ -100,10 +100,11 @@ async def test_a_dead_server_does_not_keep_a_client_from_closing(servers: Server
 
 
 @pytest.mark.one_loop("it waits for a pause that a timer counts")
-async def test_what_a_busy_server_refused_is_sent_again_without_a_pause_for_each_slice(
+async def test_releases_that_a_busy_server_refused_are_sent_after_one_pause(
     servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many releases were refused. Once the server serves again all of them are sent after one pause."""
+    """Many releases were refused. Once the server works again all of them are sent after one pause, not one pause a
+    slice."""
     monkeypatch.setattr(_delivery, "SLICE", 2)
     monkeypatch.setattr(_delivery, "BUSY_PAUSE", 2.0)
     server = servers.start("--busy-reply-threshold", "1")

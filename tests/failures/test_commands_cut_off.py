@@ -1,4 +1,4 @@
-"""What a node does with commands that a server refused for now, or that were under way as the connection broke."""
+"""A server refused commands for now, or the connection broke under them: what a node does with them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import redis as redis_py
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.redis.keys import keys
-from tests.support.cut_servers import LineProxy, cut_lines, heal_lines, lines_to
+from tests.support.cut_servers import FaultyProxy, cut_proxies, heal_proxies, proxies_to
 from tests.support.probes import (
     connection_of,
     id_of,
@@ -29,7 +29,7 @@ from tests.support.waiters import LONG, back, holder, in_queue, until, urls_of
 
 
 def endless(server: Server) -> threading.Thread:
-    """Somebody's script that does not end: from its first ms on the server answers BUSY."""
+    """A script of another client that does not end: from its first ms on the server answers BUSY."""
     with server.cli() as cli:
         cli.config_set("busy-reply-threshold", 1)
 
@@ -53,8 +53,8 @@ def is_busy(server: Server) -> bool:
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_c12_a_release_that_a_busy_server_refused_is_sent_again(servers: Servers, name: str, nodes: int) -> None:
-    """Nothing was done, and the connection is good: on the same connection it is sent again until it is carried out,
-    long before the lease ends."""
+    """Nothing was done, and the connection is good: the release is sent again on the same connection until it is
+    carried out, long before the lease ends."""
     some = [servers.start() for _ in range(nodes)]
     async with Redlock(*urls_of(some), lease=LONG) as client:
         lease = await client(name).acquire(timeout=None)
@@ -74,36 +74,38 @@ async def test_c12_a_release_that_a_busy_server_refused_is_sent_again(servers: S
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_a_script_that_failed_half_way_is_undone(servers: Servers, name: str, nodes: int) -> None:
-    """The answer is an error of the script itself, which may have set the hold before: it is taken back."""
+    """The reply is an error of the script itself, which may have set the hold before: it is undone."""
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG))
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), lease=LONG))
         await client.health()  # what the first use still had to answer has come
-        for line in lines:
-            line.instead = b"*2\r\n:1\r\n", b"-ERR user_script:88: half-way\r\n"
+        for proxy in proxies:
+            proxy.instead = b"*2\r\n:1\r\n", b"-ERR user_script:88: half-way\r\n"
         with pytest.raises(QuorumUnavailable, match="half-way"):
             await client(name).acquire(timeout=0)
         await until(lambda: not any(holder(each, name) for each in some))
 
 
 async def test_a_ticket_cut_off_on_its_way_meets_a_tombstone(servers: Servers, name: str) -> None:
-    """One of three connections breaks under the renewal of a ticket, which may sit in the server's socket; it is
-    renewed on the next connection. As the waiter leaves, the ticket's id leaves a tombstone at that node."""
+    """One of three connections breaks under the renewal of a ticket, which may be in the server's socket; it is renewed
+    on the next connection. As the waiter leaves, the ticket's id leaves a tombstone at that node."""
     some = [servers.start() for _ in range(3)]
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(
+            Redlock(*(each.url for each in proxies), lease=LONG, node_timeout=15.0)
+        )
         holds = await stack.enter_async_context(Redlock(*urls_of(some), lease=LONG))
         lease = await holds(name).acquire(timeout=None)
         waiting = asyncio.create_task(client(name).acquire(timeout=None))
         await until(lambda: in_queue(some, name, 1)() and idle(client))
         ((ticket, wait),) = tickets_of(client).items()
         before = times_sent(wait)
-        lines[2].drop_requests = True
+        proxies[2].drop_requests = True
         send_ticket_again(wait)
         await until(lambda: times_sent(wait) > before and unanswered(connection_of(nodes_of(client)[2])))
-        await cut_and_back(lines[2:], client)
+        await cut_and_back(proxies[2:], client)
         await until(lambda: times_sent(wait) > before + 1 and idle(client))
         assert tickets_of(client) == {ticket: wait}
         waiting.cancel()
@@ -114,15 +116,17 @@ async def test_a_ticket_cut_off_on_its_way_meets_a_tombstone(servers: Servers, n
 
 
 async def test_an_attempt_cut_off_on_its_way_meets_a_tombstone(servers: Servers, name: str) -> None:
-    """One of three connections breaks under an attempt that the other two let in. Its release comes when the third is
+    """One of three connections breaks under an attempt that the other two grant. Its release comes when the third is
     connected again, and leaves a tombstone there."""
     some = [servers.start() for _ in range(3)]
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
-        lines[2].drop_requests = True
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(
+            Redlock(*(each.url for each in proxies), lease=LONG, node_timeout=15.0)
+        )
+        proxies[2].drop_requests = True
         lease = await client(name).acquire(timeout=None)
-        await cut_and_back(lines[2:], client)
+        await cut_and_back(proxies[2:], client)
         await lease.release()
         await until(lambda: has_tombstone(some[2], name, id_of(lease)))
         assert not any(has_tombstone(each, name, id_of(lease)) for each in some[:2])
@@ -133,34 +137,36 @@ def has_tombstone(server: Server, name: str, id: str) -> bool:
         return bool(cli.exists(keys("", name).undone + id[:ID_LENGTH]))
 
 
-async def cut_and_back(lines: list[LineProxy], client: Redlock) -> None:
+async def cut_and_back(proxies: list[FaultyProxy], client: Redlock) -> None:
     """They break, and are connected anew."""
     before = [*map(connection_of, nodes_of(client))]
-    cut_lines(lines)
+    cut_proxies(proxies)
     await until(
         lambda: (
             sum(connection_of(node) is not old for node, old in zip(nodes_of(client), before, strict=True))
-            == len(lines)
+            == len(proxies)
         )
     )
-    heal_lines(lines)
+    heal_proxies(proxies)
     await back(client)
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_an_adoption_cut_off_on_its_way_meets_a_tombstone(servers: Servers, name: str, nodes: int) -> None:
-    """The connection of the last node breaks under it, which may sit in the server's socket. A node alone is asked
-    again, of three the others are enough. Its release leaves a tombstone at that node."""
+    """The connection of the last node breaks under it, so it may be in the server's socket. A single node is asked
+    again; of three the others are enough. Its release leaves a tombstone at that node."""
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG, node_timeout=15.0))
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(
+            Redlock(*(each.url for each in proxies), lease=LONG, node_timeout=15.0)
+        )
         holds = await stack.enter_async_context(Redlock(*urls_of(some), lease=LONG))
         handle = await (await holds(name).acquire(timeout=None)).detach()
-        lines[-1].drop_requests = True
+        proxies[-1].drop_requests = True
         adopting = asyncio.create_task(client.adopt(handle))
         await until(lambda: unanswered(connection_of(nodes_of(client)[-1])))
-        await cut_and_back(lines[-1:], client)
+        await cut_and_back(proxies[-1:], client)
         lease = await adopting
         await lease.release()
         await until(lambda: has_tombstone(some[-1], name, id_of(lease)))

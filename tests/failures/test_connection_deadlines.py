@@ -1,4 +1,4 @@
-"""When a command is overdue, whose retries count, and what goes before a release."""
+"""When a command is overdue, whose retries count, and which command is sent before a release."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from tests.support.servers import Server
     [
         (10.0, 10.04, False),  # its time is not up
         (10.0, 10.06, True),  # silent since it was sent
-        (10.03, 10.06, False),  # in line behind others that are being answered
+        (10.03, 10.06, False),  # behind others that are being answered
         (10.03, 10.09, True),  # the answers have stopped
-        (15.04, 15.049, False),  # a long line
-        (15.05, 15.06, True),  # but there is an end to waiting in line
+        (15.04, 15.049, False),  # a long queue
+        (15.05, 15.06, True),  # but the time in the queue is bounded
     ],
 )
 def test_silence_makes_a_command_overdue_not_age(moved_at: float, now: float, overdue: bool) -> None:
-    """Sent at 10.0 with 0.05 s to answer, on a link that moved last at `moved_at`."""
+    """Sent at 10.0 with 0.05 s to answer, on a connection that last received data at `moved_at`."""
     handler = IgnoredReply(Op(Verb.RELEASE, MUTEX, "x", "", 30.0), 10.0, 10.05)
     assert is_overdue(handler, moved_at, now) is overdue
 
 
-def test_what_is_owed_is_not_owed_for_ever() -> None:
-    """A release that is refused each time it is sent lapses when the hold that it undoes must have ended."""
+def test_a_pending_release_expires() -> None:
+    """A release that is refused each time it is sent is dropped when the hold that it undoes must have ended."""
     releases, op = PendingReleases(), Op(Verb.RELEASE, MUTEX, "x", "a" * 32, 30.0)
     now = 0.0
     releases.add(op, now, now)
-    while paid := releases.drain(now, 10):  # sent, and refused
+    while sent := releases.drain(now, 10):  # and refused
         now += 5.0
-        for again in paid:
+        for again in sent:
             releases.add(again, now, now)
     assert now == 90.0
 
 
-async def test_a_clients_retries_do_not_delay_the_bad_news(tmp_path: Path) -> None:
-    """A handed-in client that would try for ten minutes: we are told at once what is wrong."""
+async def test_a_clients_retries_do_not_delay_an_error(tmp_path: Path) -> None:
+    """A handed-in client would retry for ten minutes: the library raises the error at once."""
     theirs = Redis(unix_socket_path=str(tmp_path / "nobody"), retry=Retry(ConstantBackoff(60), 10))
     redlock = Redlock(theirs)
     with pytest.raises(QuorumUnavailable, match="out of reach"):
@@ -60,15 +60,16 @@ async def test_a_clients_retries_do_not_delay_the_bad_news(tmp_path: Path) -> No
 
 
 def pings(cli: redis_py.Redis) -> int:
-    """So many has the server answered, or refused."""
+    """How many pings the server has answered or refused."""
     stats: Any = cli.info("commandstats").get("cmdstat_ping", {})  # type: ignore[union-attr]
     return int(stats.get("calls", 0)) + int(stats.get("rejected_calls", 0))
 
 
 @pytest.mark.parametrize("rules", ["+@all", "+@all -ping"])
-async def test_what_goes_before_a_release_that_is_waited_for(server: Server, name: str, rules: str) -> None:
-    """One word more, so that who is let in hears of it before the giver does; refused or not, its answer is nobody's,
-    and all others stay in step. A release that nobody waits for goes alone."""
+async def test_a_ping_goes_before_a_release_with_waiters(server: Server, name: str, rules: str) -> None:
+    """One command more, so that the notified waiter receives its notice before the releaser receives its reply.
+    Answered or refused, nobody waits for it, and all other replies stay in step. A release without waiters is sent
+    alone."""
     cli = server.cli()
     cli.execute_command("ACL", "SETUSER", "worker", "on", ">swordfish", "~*", "&*", *rules.split())
     url = f"unix://worker:swordfish@{server.path}"
@@ -83,7 +84,7 @@ async def test_what_goes_before_a_release_that_is_waited_for(server: Server, nam
         assert pings(cli) == before + 1
         async with asyncio.timeout(5), await waits as theirs:
             assert theirs.fence > lease.fence
-        before = pings(cli)  # who was let in out of a queue takes it that others wait
+        before = pings(cli)  # a client that was granted as a waiter assumes that others wait
         fences = []
         for _ in range(3):
             async with ours(name) as again:

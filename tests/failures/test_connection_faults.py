@@ -39,13 +39,13 @@ async def proxy(server: Server) -> AsyncIterator[Proxy]:
 
 
 async def gone(server: Server, key: str) -> None:
-    """Return once the server has no such key; only what runs behind the client's back may still have to."""
+    """Return once the server has no such key; only work in the background may still have to delete it."""
     while server.cli().exists(key):
         await asyncio.sleep(0.005)
 
 
 async def test_c1_replies_stay_in_step(server: Server, proxy: Proxy, name: str) -> None:
-    """Calls that were cancelled or timed out leave their replies to nobody else."""
+    """Calls that were cancelled or timed out leave their replies to no other call."""
     async with Redlock(proxy.url, lease=3.0, node_timeout=0.1) as redlock:
         held = await redlock(f"{name}:held").acquire(timeout=None)
         sent = proxy.request(b"PX-never")
@@ -71,7 +71,7 @@ async def test_c1_replies_stay_in_step(server: Server, proxy: Proxy, name: str) 
 
 
 async def test_c2_the_reply_was_lost(server: Server, proxy: Proxy, name: str) -> None:
-    """The SET landed and its reply did not: the caller gets the lock, not a None that its own key denies it."""
+    """The SET was carried out and its reply lost: the caller gets the lock, not a None because of its own key."""
     async with Redlock(proxy.url) as redlock:
         sent = proxy.request(b"acquire")
         proxy.drop_replies = True
@@ -88,7 +88,7 @@ async def test_c2_the_reply_was_lost(server: Server, proxy: Proxy, name: str) ->
 
 
 async def test_c2_a_clients_retry_policy_is_off(server: Server, proxy: Proxy, name: str) -> None:
-    """A handed-in client that retries ten times makes no command of ours go twice."""
+    """A handed-in client that retries ten times sends no command of a lock twice."""
     theirs = Redis(unix_socket_path=str(proxy.path), retry=Retry(NoBackoff(), 10))
     async with theirs, Redlock(theirs) as redlock:
         before = server.cli().info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
@@ -109,7 +109,7 @@ async def test_c2_a_clients_retry_policy_is_off(server: Server, proxy: Proxy, na
 
 
 async def test_c3_a_set_frozen_in_a_stopped_server(server: Server, proxy: Proxy, name: str) -> None:
-    """It executes after its undo, from the socket of a connection long gone: no key is left."""
+    """It executes after its undo, from the socket of a connection that was closed long ago: no key is left."""
     async with Redlock(proxy.url, lease=30.0, node_timeout=0.1) as redlock:
         server.freeze()
         sent = proxy.request(b"acquire")
@@ -130,7 +130,7 @@ async def test_c3_a_set_frozen_in_a_stopped_server(server: Server, proxy: Proxy,
 
 
 async def test_c4_a_late_undo_hits_nothing(server: Server, proxy: Proxy, name: str) -> None:
-    """The undo of attempt k-1, delivered after attempt k was granted, takes nothing away."""
+    """The undo of attempt k-1, delivered after attempt k was granted, deletes nothing."""
     async with Redlock(proxy.url) as redlock, Redlock(server.url) as other:
         sent = proxy.request(b"acquire")
         proxy.drop_replies = True
@@ -152,7 +152,7 @@ async def test_c4_a_late_undo_hits_nothing(server: Server, proxy: Proxy, name: s
 
 
 async def test_c5_release_after_expiry(server: Server, name: str) -> None:
-    """Another's lock is never deleted; the caller learns that it was lost."""
+    """Another client's lock is never deleted; the caller gets LockLost."""
     async with Redlock(server.url) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         server.cli().set(name, "somebody else", px=30000)
@@ -204,7 +204,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("code", REFUSALS)
 async def test_c12_a_server_that_cannot_write_now(server: Server, name: str, code: str) -> None:
-    """It counts as down, the error tells why, and once it can write again so can we."""
+    """It counts as down, the error names the reason, and once it can write again the client works again."""
     before, after = REFUSALS[code]
     async with Redlock(server.url) as redlock:
         server.cli().execute_command(*before)
@@ -219,7 +219,7 @@ async def test_c12_a_server_that_cannot_write_now(server: Server, name: str, cod
 
 
 async def test_c12_a_busy_server(server: Server, name: str) -> None:
-    """Somebody's endless script: BUSY is an answer, and no reason to lose the connection."""
+    """A script of another client that does not end: BUSY is an answer, and no reason to drop the connection."""
     async with Redlock(server.url, node_timeout=2.0) as redlock:
         server.cli().config_set("busy-reply-threshold", 1)
 
@@ -258,7 +258,7 @@ async def test_c12_max_clients(server: Server, name: str) -> None:
 
 
 async def test_c15_release_and_extend_work_under_oom(server: Server, name: str) -> None:
-    """A full server still lets a holder keep its lease, and give it back; a min_hold is kept, too."""
+    """A full server still lets a holder keep its lease, and release it; a min_hold is kept, too."""
     async with Redlock(server.url) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         rests = await redlock(f"{name}:rests", min_hold=20).acquire(timeout=None)
@@ -322,8 +322,8 @@ async def test_p9_one_connection_however_many_tasks(server: Server, name: str) -
         assert server.cli().info("clients")["connected_clients"] <= 2  # ours, and this question's
 
 
-async def test_releases_go_as_scripts_where_the_servers_own_is_forbidden(server: Server, name: str) -> None:
-    """A user who may run scripts and not DELIFEQ: each of many releases at once arrives."""
+async def test_releases_are_scripts_where_the_servers_command_is_forbidden(server: Server, name: str) -> None:
+    """The user may run scripts and not DELIFEQ: each of many releases at once is carried out."""
     if b"delifeq" not in server.cli().command_list():
         pytest.skip("this server has no release of its own")
     server.cli().acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-delifeq"])
@@ -333,7 +333,7 @@ async def test_releases_go_as_scripts_where_the_servers_own_is_forbidden(server:
         assert not server.cli().keys(f"{name}*")
 
 
-async def test_a_dead_node_is_owed_nothing_that_never_reached_it(five: list[Server], name: str) -> None:
+async def test_no_release_is_pending_for_commands_that_never_left(five: list[Server], name: str) -> None:
     """However many locks are taken while a node is away, it finds no backlog of releases when it comes back."""
     async with Redlock(*(each.url for each in five[:3])) as redlock:
         five[0].kill()

@@ -76,7 +76,7 @@ async def test_a8_loss_inside_an_anyio_scope(redlock: Redlock, name: str, scope_
     with anyio.CancelScope() as scope:
         async with redlock(name, max_hold=0.05) as lease:
             if scope_first:
-                while lease.held:  # the loop is blocked: nobody can have been told
+                while lease.held:  # the loop is blocked: no task can have been cancelled
                     time.sleep(0.001)
                 scope.cancel()
                 await lease.wait_lost()
@@ -96,7 +96,7 @@ async def test_a8_loss_inside_an_anyio_scope(redlock: Redlock, name: str, scope_
 
 
 async def test_a9_loss_found_by_the_holder_itself(server: Server, name: str) -> None:
-    """Whoever finds out by its own call gets LockLost from it, and no CancelledError after the block."""
+    """A task whose own call finds the loss gets LockLost from it, and no CancelledError after the block."""
     async with Redlock(server.url) as redlock:
         with pytest.raises(LockLost):
             async with redlock(name, max_hold=0.02) as lease:

@@ -1,4 +1,5 @@
-"""What a server refused, or forgot the script for, is done all the same, or not at all: never half, and never late."""
+"""Commands that a server refused, or for which it had forgotten the script: they are done all the same, or not at all,
+never half and never late."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ from tests.support.waiters import LIMIT, LONG, holder, in_queue, until, urls_of
 @pytest.mark.parametrize("waited_for", [False, True])
 async def test_a_release_that_a_replica_refused(server: Server, name: str, waited_for: bool) -> None:
     """The server was made a replica, and refuses the release, by its own command or by the script. Once it is a master
-    again it is told, and the name is free long before the lease ends."""
+    again the release is delivered, and the name is free long before the lease ends."""
     async with Redlock(server.url, lease=LONG) as client, Redlock(server.url, lease=LONG) as other:
         lease = await client(name).acquire(timeout=None)
         if waited_for:  # then it takes the script
@@ -54,7 +55,8 @@ async def test_a_release_that_a_replica_refused(server: Server, name: str, waite
 
 
 async def test_a_replica_is_not_stormed(server: Server, name: str) -> None:
-    """While it goes on refusing, it is connected to again with pauses that grow: in half a second a few times."""
+    """While it goes on refusing, the client connects to it again with pauses that grow: in half a second a few
+    times."""
     async with Redlock(server.url, lease=LONG) as client:
         lease = await client(name).acquire(timeout=None)
         with server.cli() as cli:
@@ -68,14 +70,14 @@ async def test_a_replica_is_not_stormed(server: Server, name: str) -> None:
 
 
 def connections(server: Server) -> int:
-    """So many it has accepted."""
+    """How many connections the server has accepted."""
     with server.cli() as cli:
         stats: Any = cli.info("stats")
     return int(stats["total_connections_received"])
 
 
 async def test_a_majority_refuses_a_release(five: list[Server], name: str) -> None:
-    """Over five: three were replicas for a moment. All of them are told in the end."""
+    """Over five nodes: three were replicas for a moment. All of them get the release in the end."""
     async with Redlock(*urls_of(five), lease=LONG) as client:
         lease = await client(name).acquire(timeout=None)
         for server in five[:3]:
@@ -92,17 +94,17 @@ async def test_a_majority_refuses_a_release(five: list[Server], name: str) -> No
 # -- servers that forget the script ----------------------------------------------------------------------------------
 
 
-def calls_in_vain(client: Redlock, name: str, nodes: int) -> None:
-    """All nodes call who waits here, though nothing has become free."""
+def notify_in_vain(client: Redlock, name: str, nodes: int) -> None:
+    """All nodes notify the waiters of this client, though nothing has become free."""
     (whose,) = tickets_of(client)
     for index in range(nodes):
         deliver_notice(client, index, Notice(whose[:ID_LENGTH], 1, name=name))
 
 
 async def test_a_renewal_sent_again_after_the_leave(servers: Any, name: str) -> None:
-    """Three servers have lost the script as a ticket is renewed; another client loads it, the waiter is cancelled, and
-    its leaving is carried out; only then comes the answer that the renewal was not. It is sent again, and leaves no
-    ticket."""
+    """Three servers have lost the script as a ticket is renewed. Another client loads it, the waiter is cancelled, and
+    its leaving is carried out; only then comes the reply that the renewal met no script. It is sent again, and leaves
+    no ticket."""
     some = [servers.start() for _ in range(3)]
     async with Redlock(*urls_of(some), lease=LONG) as first, behind_proxies(some, lease=LONG) as (second, proxies):
         lease = await first(name).acquire(timeout=None)
@@ -127,9 +129,9 @@ async def test_a_renewal_sent_again_after_the_leave(servers: Any, name: str) -> 
 
 
 async def test_an_undo_sent_again_after_the_leave(servers: Any, name: str) -> None:
-    """An attempt was let in at one of three only, so it is undone there, and its ticket put back; but that server has
-    lost the script. Before the answer says so, the waiter is cancelled and has left. The undo is sent again: it takes
-    the hold away, and puts no ticket back."""
+    """One of three nodes grants an attempt, so it is undone there, and its ticket stored again; but that server has
+    lost the script. Before the reply says so, the waiter is cancelled and has left. The undo is sent again: it deletes
+    the hold, and stores no ticket."""
     some = [servers.start() for _ in range(3)]
     odd = some[0]
     async with Redlock(*urls_of(some), lease=LONG) as first, behind_proxies(some, lease=LONG) as (second, proxies):
@@ -141,7 +143,7 @@ async def test_an_undo_sent_again_after_the_leave(servers: Any, name: str) -> No
             cli.delete(name)
         for proxy in proxies:
             proxy.hold_replies()
-        calls_in_vain(second, name, 3)
+        notify_in_vain(second, name, 3)
         await until(lambda: holder(odd, name) not in (b"", ours))
         forget(odd)
         for proxy in proxies[1:]:
@@ -160,13 +162,13 @@ async def test_an_undo_sent_again_after_the_leave(servers: Any, name: str) -> No
 
 
 class Forgetful(Memory):
-    """Where it `forgets`, it does not know the script when a ticket comes along: that is sent again, later, as it is by
-    then. What comes after it finds the script loaded."""
+    """A store without the script for tickets while it `forgets`: they are sent again later, with their state at that
+    time. Later commands find the script loaded."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         self.forgets = False
-        self.fails = False  # nobody can tell what became of what it was sent
+        self.fails = False  # the outcome of each command is unknown
         self.late: list[tuple[str, Op, Callable[[list[object]], object]]] = []
 
     def open(self, config: NodeConfig) -> TransactionalNode:
@@ -179,7 +181,8 @@ class Forgetful(Memory):
             super().decide(key, op, answer)
 
     def resend(self) -> int:
-        """All that may be: what was undone may not (rule 5 of a node). How many there were."""
+        """Send again all commands that may be sent again; one that was undone may not (rule 5 of a node). Returns their
+        number."""
         self.forgets = False
         late, self.late = [each for each in self.late if not each[1].revoked], []
         for key, op, answer in late:
@@ -194,14 +197,14 @@ class Failing(TransactionalNode):
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         if self._forgetful.fails:
-            error = ConnectionError("it hung up")
+            error = ConnectionError("it disconnected")
             asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=True))
         else:
             super().send(op, handler)
 
 
 class Waiter(Still):
-    """Somebody waits for a name that another client holds at five such stores."""
+    """A task that waits for a name that another client holds at five such stores."""
 
     def __init__(self, name: str) -> None:
         super().__init__(5, name)
@@ -210,7 +213,7 @@ class Waiter(Still):
 
     @asynccontextmanager
     async def waits(self) -> AsyncIterator[tuple[Lease, Redlock, asyncio.Task[Lease]]]:
-        """The holder's lease, who waits, and for what."""
+        """The holder's lease, the waiting client, and the lock that it waits for."""
         async with self.held(lease=60.0) as (_, lease), self.client(lease=30.0) as other:
             waiting = asyncio.create_task(other(self.name).acquire(timeout=None))
             await turns(20)
@@ -220,15 +223,15 @@ class Waiter(Still):
             await asyncio.wait({waiting})
 
     def tickets(self) -> list[int]:
-        """At which of them there is one."""
+        """The stores at which there is a ticket."""
         return [index for index, store in enumerate(self.all) if store.state(self.name).queue]
 
 
 @pytest.mark.parametrize("late", ["yes", "no", "nothing"])
-async def test_what_a_node_says_after_the_attempt_was_won(name: str, late: str) -> None:
+async def test_answers_that_come_after_the_attempt_was_won(name: str, late: str) -> None:
     """Two of five servers lose the script as the last attempt comes, which wins without them; so it is sent again
-    there. Where they let us in, no ticket is left and nothing more is asked of them; where they refuse, or hang up, it
-    is taken back."""
+    there. Where they grant it, no ticket is left and nothing more is sent to them. Where they refuse, or disconnect, it
+    is undone."""
     waiter = Waiter(name)
     slow = waiter.all[3:]
     async with waiter.waits() as (lease, _, waiting):
@@ -245,7 +248,7 @@ async def test_what_a_node_says_after_the_attempt_was_won(name: str, late: str) 
                 stranger = Entry(f"{'f' * ID_LENGTH}|1|a stranger", None)
                 set_state(store, name, replace(store.state(name), holds=(stranger,)))
             if late == "nothing":
-                grant_of(got).fail(index, ConnectionError("it hung up"), maybe=True)
+                grant_of(got).fail(index, ConnectionError("it disconnected"), maybe=True)
             else:
                 assert store.resend() == 1
         await turns()
@@ -281,15 +284,16 @@ async def test_a_renewal_sent_again_after_the_attempt_that_won(name: str) -> Non
 
 
 async def test_a_split_attempt_undone_again_after_the_leave(name: str) -> None:
-    """Two of five let the attempt in, two refuse, and of one nobody knows: so it is undone at three, and its ticket put
-    back there. One that let it in has lost the script; the waiter leaves before that undo is sent again."""
+    """Two of five nodes grant the attempt, two refuse, and one does not answer: so it is undone at three, and its
+    ticket stored there again. One that granted it has lost the script; the waiter leaves before that undo is sent
+    again."""
     waiter = Waiter(name)
     async with waiter.waits() as (_, other, waiting):
         free, odd, unsure = waiter.all[2:]
         for store in free, odd:
             set_state(store, name, replace(store.state(name), holds=(), marked=False))
         unsure.fails = True
-        calls_in_vain(other, name, 5)
+        notify_in_vain(other, name, 5)
         await until_held(odd, name)
         odd.forgets = True
         await turns(20)
@@ -305,7 +309,7 @@ async def test_a_split_attempt_undone_again_after_the_leave(name: str) -> None:
 
 
 async def until_held(store: Memory, name: str) -> None:
-    """Turn by turn, so that what follows comes after it."""
+    """Turn by turn, so that the next step comes after it."""
     async with asyncio.timeout(LIMIT):
         while not store.state(name).holds:
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What a server or another client may send that is no notice and no reply of ours: it costs at most a connection."""
+"""Messages of a server or another client that are neither a notice nor a reply: each costs at most a connection."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def junk(waiter: bytes, name: str, chance: random.Random) -> list[bytes]:
 async def test_junk_on_a_clients_channel_is_ignored(
     five: list[Server], name: str, nodes: int, chance: random.Random, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A waiter's channel brings what is no notice: its connections stay, one warning of each node says so, and it is
-    served."""
+    """A waiter's channel delivers messages that are no notices: its connections stay, each node logs one warning, and
+    the waiter is served."""
     servers = five[:nodes]
     async with Redlock(*urls_of(servers), lease=LONG) as holds, Redlock(*urls_of(servers), lease=LONG) as waits:
         async with holds(name) as lease:
@@ -71,7 +71,7 @@ async def test_junk_on_a_clients_channel_is_ignored(
 def test_a_notice_is_parsed_as_it_was_written(
     number: int, left: float, broken: bool, continue_batch: bool, name: str
 ) -> None:
-    """Whatever the name. A time that is left is one ms more, for Redis rounds; a notice with a flag tells no time."""
+    """For any name. The time left is one ms more, for Redis rounds; a notice with a flag carries no time."""
     left = 0.0 if broken or continue_batch else left
     notice = Notice("0123456789abcdef" * 2, number, 2**53, left, name, broken, continue_batch)
     found = notice_of(notice_on_wire(notice, "prefix:"), "prefix:")
@@ -81,7 +81,7 @@ def test_a_notice_is_parsed_as_it_was_written(
 
 @pytest.mark.parametrize("reply", [b"*0\r\n", b">0\r\n", b",1.5\r\n", b"$1\r\nx\r\n", b"@\r\n"])
 async def test_a_malformed_reply_costs_its_connection_only(server: Server, name: str, reply: bytes) -> None:
-    """Whoever waits for that reply, and for those behind it, is told; the client connects again and works."""
+    """The commands that wait for that reply, and for those behind it, fail; the client connects again and works."""
     async with Redlock(server.url, lease=LONG) as redlock:
         await redlock.health()
         (node,) = nodes_of(redlock)
@@ -101,8 +101,8 @@ async def test_a_malformed_reply_costs_its_connection_only(server: Server, name:
 
 
 async def test_a_grant_of_one_node_of_three_is_no_lock(five: list[Server], name: str) -> None:
-    """A client that was set up with one of the nodes alone lets the next waiter in as it releases; the waiter needs a
-    majority, whatever that node tells it."""
+    """A client that was set up with only one of the nodes lets the next waiter in as it releases. The waiter needs a
+    majority, whatever that node notifies."""
     servers = five[:3]
     async with Redlock(*urls_of(servers), lease=LONG) as holds, Redlock(*urls_of(servers), lease=LONG) as waits:
         async with holds(name) as lease:

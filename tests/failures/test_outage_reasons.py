@@ -1,4 +1,4 @@
-"""What an acquire says that meets an outage: the real reason of each node, and of no healthy one (HAZARDS C20)."""
+"""The error of an acquire in an outage: the real reason of each node that failed, and no healthy node (HAZARDS C20)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_c20_the_reason_of_a_server_that_answers(servers: Servers, name: s
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_c13_a_forbidden_command(servers: Servers, name: str, nodes: int) -> None:
-    """A user that may run no script is a matter for the operator, at once and whatever the timeout."""
+    """A user that may run no script needs the operator: ConfigError at once, whatever the timeout."""
     started = [servers.start() for _ in range(nodes)]
     for each in started:
         with each.cli() as cli:

@@ -1,4 +1,5 @@
-"""A node that is away is owed the releases of what it may have, no others, and is paid a little at a time (C19)."""
+"""A node that is away has pending releases only for commands that may have reached it; they are sent in slices
+(C19)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from asynclock.stores.redis import pending
 from asynclock.stores.redis.connection import Connection
 from asynclock.stores.redis.keys import keys
 from asynclock.stores.redis.pending import PendingReleases
-from tests.support.cut_servers import Clocked, cut_lines, heal_lines, lines_to, swallow
+from tests.support.cut_servers import Clocked, cut_proxies, heal_proxies, proxies_to, swallow
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import id_of, node_of, nodes_of, pending_releases_of, tickets_of
 from tests.support.servers import Servers
@@ -28,8 +29,10 @@ def release(id: str, lease: float = 30.0) -> Op:
     return Op(Verb.RELEASE, MUTEX, "x", id * 32, lease)
 
 
-def test_what_is_owed_is_bounded_by_number(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Of three times as many as are kept, the newest are; a warning says so, once."""
+def test_pending_releases_are_bounded_by_number(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three times as many as are kept, the newest are kept; a warning says so, once."""
     monkeypatch.setattr(pending, "MOST", 20)
     releases = PendingReleases()
     for i in range(3 * pending.MOST):
@@ -39,16 +42,17 @@ def test_what_is_owed_is_bounded_by_number(monkeypatch: pytest.MonkeyPatch, capl
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_as_many_as_a_process_holds_are_all_owed() -> None:
-    """100,000 leases, given back while their server is away: no release is dropped."""
+def test_the_releases_of_all_leases_of_a_process_are_kept() -> None:
+    """100,000 leases are released while their server is away: no release is dropped."""
     releases = PendingReleases()
     for i in range(100_000):
         releases.add(Op(Verb.RELEASE, MUTEX, "x", f"{i:032}", 30.0), 0.0, 0.0)
     assert len(releases) == 100_000
 
 
-def test_orphans_are_bounded_by_number_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids whose acquire may still come are kept no longer than what it would leave lives, and not more than so many."""
+def test_unanswered_ids_are_bounded_by_number_and_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids whose acquire may still arrive are kept no longer than the hold that it would leave, and only up to a
+    number."""
     monkeypatch.setattr(pending, "MOST", 20)
     releases = PendingReleases()
 
@@ -68,8 +72,9 @@ def test_orphans_are_bounded_by_number_and_by_time(monkeypatch: pytest.MonkeyPat
     assert len(releases.unanswered) == 1
 
 
-async def test_what_is_owed_lapses_while_the_node_is_down(servers: Servers, name: str) -> None:
-    """The key that a release would delete has expired long ago: the release is dropped although nobody came back."""
+async def test_a_pending_release_expires_while_the_node_is_down(servers: Servers, name: str) -> None:
+    """The key that a release would delete has expired long ago: the release is dropped although the node did not come
+    back."""
     clock = FakeClock()
     server = servers.start()
     async with Redlock(Clocked(server.url, clock), lease=LONG) as client:
@@ -84,7 +89,7 @@ async def test_what_is_owed_lapses_while_the_node_is_down(servers: Servers, name
 
 
 async def gives_up(client: Redlock, name: str) -> None:
-    """It waits for the name, its tickets at all nodes that it reaches; and is cancelled."""
+    """It waits for the name with tickets at all nodes that it reaches, and is cancelled."""
     waiting = asyncio.create_task(client(name).acquire(timeout=None))
     await until(lambda: idle(client))
     waiting.cancel()
@@ -92,9 +97,9 @@ async def gives_up(client: Redlock, name: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["wins", "gives up"])
-async def test_c19_a_dead_node_is_not_owed_what_never_reached_it(servers: Servers, name: str, how: str) -> None:
-    """One of three is dead, and two clients contend for one name. After many waited turns as much is owed as after
-    some: each turn left a ticket at the live nodes only."""
+async def test_c19_a_dead_node_collects_no_releases(servers: Servers, name: str, how: str) -> None:
+    """One of three is dead, and two clients contend for one name. After many waited turns as many releases are pending
+    as after some: each turn left a ticket at the live nodes only."""
     some = [servers.start() for _ in range(3)]
     options: dict[str, Any] = {"lease": LONG, "node_timeout": 5.0}
     async with Redlock(*urls_of(some), **options) as one, Redlock(*urls_of(some), **options) as two:
@@ -125,24 +130,26 @@ async def test_c19_a_dead_node_is_not_owed_what_never_reached_it(servers: Server
 
             await asyncio.gather(play(one), play(two))
 
-        def owed() -> list[tuple[int, int]]:
+        def pending_now() -> list[tuple[int, int]]:
             pending = [pending_releases_of(nodes_of(each)[2]) for each in (one, two)]
             return [(len(each), len(each.unanswered)) for each in pending]
 
         await waited_turns(5)
-        after_some = owed()
+        after_some = pending_now()
         await waited_turns(30)
-        assert owed() == after_some
+        assert pending_now() == after_some
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_what_was_sent_before_the_connection_broke_stays_owed(servers: Servers, name: str, nodes: int) -> None:
-    """A ticket was left at each node, then the last one is cut off. The waiter leaves, and comes again there with
-    another ticket, which never reaches that node. Once it is back it has neither; the first left a tombstone."""
+async def test_the_release_of_a_command_sent_before_the_break_stays_pending(
+    servers: Servers, name: str, nodes: int
+) -> None:
+    """A ticket was left at each node, then the last one is cut off. The waiter leaves, and comes again with another
+    ticket, which never reaches that node. Once the node is back it has neither; the first left a tombstone."""
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG))
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), lease=LONG))
         holds = await stack.enter_async_context(Redlock(*urls_of(some), lease=LONG))
         lease = await holds(name).acquire(timeout=None)
         waiting = asyncio.create_task(client(name).acquire(timeout=None))
@@ -150,14 +157,14 @@ async def test_what_was_sent_before_the_connection_broke_stays_owed(servers: Ser
         await client.health()  # behind all that was sent before: nothing is in flight
         (ticket,) = tickets_of(client)
         node = nodes_of(client)[-1]
-        cut_lines(lines[-1:])
+        cut_proxies(proxies[-1:])
         await until(lambda: node.error is not None)
         waiting.cancel()
         await asyncio.wait({waiting})
         if nodes > 1:
             await gives_up(client, name)
         assert len(pending_releases_of(node)) == 1
-        heal_lines(lines)
+        heal_proxies(proxies)
         await back(client)
         await until(in_queue(some, name, 0))
         with some[-1].cli() as cli:
@@ -166,8 +173,8 @@ async def test_what_was_sent_before_the_connection_broke_stays_owed(servers: Ser
 
 
 async def test_c3_a_set_frozen_in_one_of_three(servers: Servers, name: str) -> None:
-    """An attempt that two nodes won sits in the socket of the third, which is frozen. It is released, the third is
-    found down and wakes: its hold is gone, and a tombstone is there whichever it read first."""
+    """An attempt that two nodes granted is in the socket of the third, which is frozen. It is released, the third is
+    found down and wakes: its hold is gone, and a tombstone is there whichever command it read first."""
     some = [servers.start() for _ in range(3)]
     async with Redlock(*urls_of(some), lease=LONG) as client:
         node = nodes_of(client)[2]
@@ -189,11 +196,11 @@ async def test_c3_a_set_frozen_in_one_of_three(servers: Servers, name: str) -> N
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_c19_what_is_owed_is_paid_in_slices(
+async def test_c19_pending_releases_are_sent_in_slices(
     servers: Servers, name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node comes back that is owed the releases of a hundred locks: each turn of the loop sends a slice of them at
-    most, and nothing else is asked of that node before all have left."""
+    """A node comes back, with the releases of a hundred locks pending. Each turn of the loop sends a slice of them at
+    most, and no other command is sent to that node before all of them."""
     monkeypatch.setattr(_delivery, "SLICE", 10)
     some = [servers.start() for _ in range(nodes)]
     turn = 0
@@ -201,20 +208,20 @@ async def test_c19_what_is_owed_is_paid_in_slices(
     send = Connection.send
 
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        client = await stack.enter_async_context(Redlock(*(each.url for each in lines), lease=LONG))
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), lease=LONG))
         node = nodes_of(client)[-1]
         names = [f"{name}:{i}" for i in range(100)]
         leases = [await client(each).acquire(timeout=None) for each in names]
-        cut_lines(lines[-1:])
+        cut_proxies(proxies[-1:])
         await until(lambda: node.error is not None)
         await asyncio.gather(*(lease.release() for lease in leases))
         assert len(pending_releases_of(node)) == 100
 
-        def watched(link: Connection, wire: bytes, handler: Any) -> None:
-            if node_of(link) is node:
+        def watched(connection: Connection, wire: bytes, handler: Any) -> None:
+            if node_of(connection) is node:
                 sent.append((turn, wire))
-            send(link, wire, handler)
+            send(connection, wire, handler)
 
         async def count_turns() -> None:
             nonlocal turn
@@ -225,12 +232,14 @@ async def test_c19_what_is_owed_is_paid_in_slices(
         monkeypatch.setattr(Connection, "send", watched)
         counting = asyncio.create_task(count_turns())
         again = [asyncio.create_task(client(each).acquire(timeout=None)) for each in names[:5]]
-        heal_lines(lines)
+        heal_proxies(proxies)
         await back(client)
         for each in again:
             await (await each).release()
         counting.cancel()
-        releases = [index for index, (_, wire) in enumerate(sent) if b"release" in wire and names_owed(wire, leases)]
+        releases = [
+            index for index, (_, wire) in enumerate(sent) if b"release" in wire and releases_one_of(wire, leases)
+        ]
         attempts = [index for index, (_, wire) in enumerate(sent) if b"\r\nacquire\r\n" in wire]
         assert len(releases) == 100
         assert not attempts or max(releases) < min(attempts)
@@ -239,47 +248,47 @@ async def test_c19_what_is_owed_is_paid_in_slices(
         assert not any(holder(each, one) for one in names for each in some)
 
 
-def names_owed(wire: bytes, leases: list[Any]) -> bool:
+def releases_one_of(wire: bytes, leases: list[Any]) -> bool:
     """Whether it is the release of one of these."""
     return any(id_of(lease).encode() in wire for lease in leases)
 
 
-async def test_what_is_cut_off_while_it_is_paid_stays_owed(
+async def test_a_slice_that_is_cut_off_stays_pending(
     servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first slice goes down with the new connection: it is sent once more on the next."""
+    """The first slice is lost with the new connection: it is sent once more on the next."""
     monkeypatch.setattr(_delivery, "SLICE", 5)
     server = servers.start()
     async with AsyncExitStack() as stack:
-        (line,) = lines = await lines_to(stack, [server])
-        client = await stack.enter_async_context(Redlock(line.url, lease=LONG))
+        (proxy,) = proxies = await proxies_to(stack, [server])
+        client = await stack.enter_async_context(Redlock(proxy.url, lease=LONG))
         (node,) = nodes_of(client)
         leases = [await client(f"{name}:{i}").acquire(timeout=None) for i in range(12)]
-        cut_lines(lines)
+        cut_proxies(proxies)
         await until(lambda: node.error is not None)
         await asyncio.gather(*(lease.release() for lease in leases))
-        cut_again = swallow(line, b"\r\nrelease\r\n")
-        heal_lines(lines)
+        cut_again = swallow(proxy, b"\r\nrelease\r\n")
+        heal_proxies(proxies)
         await cut_again.wait()
         await back(client)
         await until(lambda: not any(holder(server, f"{name}:{i}") for i in range(12)))
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_an_owed_rest_counts_from_the_release(servers: Servers, name: str, nodes: int) -> None:
+async def test_a_pending_min_hold_counts_from_the_release(servers: Servers, name: str, nodes: int) -> None:
     """min_hold of 20 s; the release reaches the servers 15 s after it was sent: the name rests for 5 s more."""
     clock = FakeClock()
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
-        stores = [Clocked(each.url, clock) for each in lines]
+        proxies = await proxies_to(stack, some)
+        stores = [Clocked(each.url, clock) for each in proxies]
         client = await stack.enter_async_context(Redlock(*stores, lease=LONG, min_hold=20.0))
         lease = await client(name).acquire(timeout=None)
-        cut_lines(lines)
+        cut_proxies(proxies)
         await until(lambda: all(node.error is not None for node in nodes_of(client)))
         await lease.release()
         clock.advance(15.0)
-        heal_lines(lines)
+        heal_proxies(proxies)
         await until(lambda: all(node.error is None for node in nodes_of(client)))
         for server in some:
             with server.cli() as cli:

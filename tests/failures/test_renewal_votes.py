@@ -1,5 +1,5 @@
 """What the nodes' answers do to a hold: which nodes count for its validity and until when, which are healed, and which
-are told that it was given back."""
+get the release."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def forgets(server: Server, name: str) -> None:
 
 
 async def test_a_node_that_did_not_answer_does_not_count(five: list[Server], name: str) -> None:
-    """Two of five are down as the lock is taken, and one of the other three loses the key: as soon as it says so, the
-    lease is over, for with it and those two a rival comes in."""
+    """Two of five are down as the lock is taken, and one of the other three loses the key. As soon as it says so, the
+    lease is over, for with it and those two a rival has a majority."""
     async with Redlock(*urls_of(five), lease=LONG, trust_restarts=True) as client:
         await client.health()
         for server in five[3:]:
@@ -58,8 +58,8 @@ async def test_a_node_that_did_not_answer_does_not_count(five: list[Server], nam
 
 @pytest.mark.parametrize("nodes", [3, 5])
 async def test_a_no_counts_while_the_round_is_undecided(name: str, nodes: int) -> None:
-    """A majority holds, without a node to spare. One of these has lost the key; of a renewal it says so, and the rest
-    say nothing yet. The lease is over at that word, and not when the round is."""
+    """A majority holds, without a node to spare. One of these nodes has lost the key; it refuses a renewal, and the
+    others have not answered yet. The lease is over at that reply, and not at the end of the round."""
     beyond = Beyond(nodes, name, way=0.001)
     async with beyond.opened(renew=False) as client:
         await client.health()
@@ -67,7 +67,7 @@ async def test_a_no_counts_while_the_round_is_undecided(name: str, nodes: int) -
         for store in spare:
             store.silent = True
         lease = await beyond.lease(client)
-        beyond.hang_up()
+        beyond.disconnect()
         for store in beyond.far[1:]:
             store.silent = True
         forget_all(beyond.far[0])
@@ -77,7 +77,7 @@ async def test_a_no_counts_while_the_round_is_undecided(name: str, nodes: int) -
         assert not lease.held
         lost = asyncio.create_task(lease.wait_lost())
         await beyond.finish(lost)
-        beyond.hang_up()
+        beyond.disconnect()
         with suppress(LockLost, QuorumUnavailable):
             await extending
 
@@ -98,16 +98,16 @@ async def test_a_renewal_leaves_room_for_drift(name: str, nodes: int) -> None:
 
 
 @pytest.mark.parametrize("cause", ["forgotten", "max_hold"])
-async def test_the_body_is_told_when_the_lease_ends_sooner(name: str, cause: str) -> None:
-    """Nobody renews, so the watchdog is to look at the end of the lease. A node forgets it: without a spare node the
-    body is cancelled at once; with one it goes on, up to max_hold and no longer."""
+async def test_the_body_is_cancelled_when_the_lease_ends_sooner(name: str, cause: str) -> None:
+    """The lease is not renewed, so the watchdog is to look at its end. A node forgets it: without a spare node the body
+    is cancelled at once; with one it goes on, up to max_hold and no longer."""
     spare = cause == "max_hold"
     beyond = Beyond(3, name, way=0.001)
     async with beyond.opened(renew=False, lease=30.0) as client:
         await client.health()
         beyond.far[2].silent = not spare
         lease = await beyond.lease(client, max_hold=5.0)
-        beyond.hang_up()
+        beyond.disconnect()
         reasons: list[str] = []
 
         async def body() -> None:
@@ -137,7 +137,7 @@ async def test_the_body_is_told_when_the_lease_ends_sooner(name: str, cause: str
 @pytest.mark.parametrize("kind", ["read", "permit"])
 async def test_each_of_several_holds_is_healed(five: list[Server], name: str, nodes: int, kind: str) -> None:
     """A node loses the key of a lock that three clients hold. Each gets its own hold back there with its renewal,
-    though by then others are in already."""
+    though by then the others are back already."""
     some = five[:nodes]
     async with (
         Redlock(*urls_of(some), lease=LONG) as first,
@@ -181,7 +181,7 @@ async def test_a_node_that_was_healed_is_not_counted_out(name: str, nodes: int) 
 
 
 async def test_a_hold_without_a_fence_is_not_healed(five: list[Server], name: str) -> None:
-    """A heal brings a fence along, which a lock that never had one does not want."""
+    """A heal carries a fence, which a lock without fencing must not get."""
     some = five[:3]
     async with Redlock(*urls_of(some), lease=LONG) as client:
         lease = await client(name, fencing=False).acquire(timeout=None)
@@ -205,7 +205,7 @@ def members(server: Server, name: str) -> set[bytes]:
 
 
 async def held_through(proxies: list[Proxy], client: Redlock, name: str) -> Lease:
-    """A lease that all three have, and all have said so."""
+    """A lease that all three nodes have granted."""
     lease = await client(name, renew=False).acquire(timeout=None)
     assert lease is not None
     release_by_script(client)
@@ -220,9 +220,9 @@ async def released(lease: Lease, odd: Server) -> None:
     await until(lambda: calls(odd) > before)
 
 
-async def test_a4_a_word_that_comes_after_the_release_heals_nothing(servers: Any, name: str) -> None:
-    """The third server has lost the key, and is slow to say so: the others have renewed the lease, and it was given
-    back. Nothing is put back there."""
+async def test_a4_a_reply_after_the_release_heals_nothing(servers: Any, name: str) -> None:
+    """The third server has lost the key, and is slow to say so: the others have renewed the lease, and it was released.
+    No key is created there."""
     some = [servers.start() for _ in range(3)]
     odd = some[2]
     async with behind_proxies(some, lease=LONG, node_timeout=5.0) as (client, proxies):
@@ -239,8 +239,8 @@ async def test_a4_a_word_that_comes_after_the_release_heals_nothing(servers: Any
 
 
 async def test_c16_a_heal_is_not_sent_again(servers: Any, name: str) -> None:
-    """The third server has lost the key, and the script as it is healed; another client loads the script, and the lock
-    is given back. Only then comes the answer that the heal was not carried out."""
+    """The third server has lost the key, and the script as it is healed. Another client loads the script, and the lock
+    is released; only then comes the reply that the heal met no script."""
     some = [servers.start() for _ in range(3)]
     odd = some[2]
     async with behind_proxies(some, lease=LONG, node_timeout=5.0) as (client, proxies):
@@ -263,7 +263,7 @@ async def test_c16_a_heal_is_not_sent_again(servers: Any, name: str) -> None:
 
 async def test_c16_an_acquire_is_not_sent_again_after_the_release(servers: Any, name: str) -> None:
     """The third server does not know the script as the lock is taken by the other two. Another client loads it, and the
-    lock is given back; only then comes the answer that the acquire was not carried out."""
+    lock is released; only then comes the reply that the acquire met no script."""
     some = [servers.start() for _ in range(3)]
     odd = some[2]
     async with behind_proxies(some, lease=LONG, node_timeout=5.0) as (client, proxies):
@@ -282,8 +282,8 @@ async def test_c16_an_acquire_is_not_sent_again_after_the_release(servers: Any, 
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_c16_an_acquire_is_not_sent_again_after_its_undo(servers: Any, name: str, nodes: int) -> None:
-    """No server knows the script. Another client loads it, who asked is cancelled, and its undo is carried out
-    everywhere; only then come the answers that the acquire was not."""
+    """No server knows the script. Another client loads it, the acquiring task is cancelled, and its undo is carried out
+    everywhere; only then come the replies that the acquire met no script."""
     some = [servers.start() for _ in range(nodes)]
     async with behind_proxies(some, lease=LONG, node_timeout=5.0) as (client, proxies):
         await client.health()
@@ -305,11 +305,11 @@ async def test_c16_an_acquire_is_not_sent_again_after_its_undo(servers: Any, nam
         assert not any(holder(server, name) for server in some)
 
 
-# -- who is told that it was given back ------------------------------------------------------------------------------
+# -- which nodes get the release -------------------------------------------------------------------------------------
 
 
-async def test_a_node_that_has_not_answered_is_told(five: list[Server], name: str) -> None:
-    """One of five is down, and one let us in without that we have heard of it: it gives the lock back with the rest."""
+async def test_a_node_that_has_not_answered_gets_the_release(five: list[Server], name: str) -> None:
+    """One of five is down, and the grant of another has not arrived: that node gets the release with the rest."""
     async with Proxy(five[3].path.with_suffix(".p"), five[3].path) as proxy:
         urls = [*urls_of(five[:3]), proxy.url, five[4].url]
         async with Redlock(*urls, lease=LONG, node_timeout=5.0) as client:
@@ -333,8 +333,8 @@ async def sent_to(client: Redlock, nodes: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 5])
-async def test_a_node_that_was_healed_is_told(five: list[Server], name: str, nodes: int) -> None:
-    """It was down as the lock was taken, and got the key with a renewal: it gives it back with the rest."""
+async def test_a_node_that_was_healed_gets_the_release(five: list[Server], name: str, nodes: int) -> None:
+    """It was down as the lock was taken, and got the key with a renewal: it gets the release with the rest."""
     some = five[:nodes]
     async with Redlock(*urls_of(some), lease=LONG, trust_restarts=True) as client:
         await client.health()
@@ -382,5 +382,5 @@ async def test_a_no_delays_no_loss(name: str, bound: str) -> None:
         await beyond.pass_time(3.0, 0.05)
         assert running.done()
         assert ended[0] <= (29.2 if bound == "max_hold" else 29.9)
-        beyond.hang_up()
+        beyond.disconnect()
         await asyncio.gather(running, extending, return_exceptions=True)

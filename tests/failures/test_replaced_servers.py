@@ -1,4 +1,4 @@
-"""Servers that are not new, and are met for the first time or in place of others (HAZARDS D3)."""
+"""Servers that are not new, and that a client meets for the first time or in place of others (HAZARDS D3)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.stores.redis.keys import mark
-from tests.support.cut_servers import lines_to
+from tests.support.cut_servers import proxies_to
 from tests.support.probes import clock_of, connection_of, in_quarantine, nodes_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG, back, holder, until, urls_of
 
 
-def told_of(server: Server) -> dict[str, Any]:
+def info_of(server: Server) -> dict[str, Any]:
     with server.cli() as cli:
         found: Any = cli.info("server")
     return dict(found)
@@ -23,23 +23,23 @@ def told_of(server: Server) -> dict[str, Any]:
 
 @pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Servers, name: str) -> None:
-    """One of three holds is on a server whose address is given to another, of age, which lagged and knows no hold; and
-    one node has lost its key. The two would be a majority for a rival that met the first server before."""
+    """One of three holds is on a server whose address now belongs to another, old server, which lagged and knows no
+    hold; and one node has lost its key. The two would be a majority for a rival that met the first server before."""
     some = [servers.start() for _ in range(3)]
     lagging = servers.start()
     async with AsyncExitStack() as stack:
-        lines = await lines_to(stack, some)
+        proxies = await proxies_to(stack, some)
         options: dict[str, Any] = {"lease": 3.0, "max_lease": 3.0, "node_timeout": 1.0}
-        rival = await stack.enter_async_context(Redlock(*(each.url for each in lines), **options))
+        rival = await stack.enter_async_context(Redlock(*(each.url for each in proxies), **options))
         holds = await stack.enter_async_context(Redlock(*urls_of(some), **options))
-        await until(lambda: told_of(lagging)["uptime_in_seconds"] >= 4)
+        await until(lambda: info_of(lagging)["uptime_in_seconds"] >= 4)
         async with holds(name, renew=False) as lease:
             with some[2].cli() as cli:
                 cli.delete(name)
-            lines[0].back = lagging.path
+            proxies[0].back = lagging.path
             node = nodes_of(rival)[0]
             before = connection_of(node)
-            lines[0].cut()
+            proxies[0].cut()
             await until(lambda: connection_of(node) not in (None, before))
             theirs = await rival(name).acquire(timeout=0)
             assert lease.held
@@ -51,19 +51,19 @@ async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Serv
 async def test_d3_first_use_leaves_its_mark_on_servers_of_age(servers: Servers, name: str) -> None:
     """They may vote at once, and are marked like new ones: so that a restart with an older dump shows later."""
     some = [servers.start() for _ in range(3)]
-    await until(lambda: all(told_of(each)["uptime_in_seconds"] >= 2 for each in some))
+    await until(lambda: all(info_of(each)["uptime_in_seconds"] >= 2 for each in some))
     async with Redlock(*urls_of(some), lease=0.5, max_lease=0.5) as client:
         assert all(node.facts.started + 1.5 <= clock_of(client).now() for node in nodes_of(client))
         async with client(name):
             pass
     for each in some:
         with each.cli() as cli:
-            assert cli.get(mark("")) == told_of(each)["run_id"].encode()
+            assert cli.get(mark("")) == info_of(each)["run_id"].encode()
 
 
 async def test_a_server_in_quarantine_goes_on_keeping_its_key(servers: Servers, name: str) -> None:
-    """One of three restarts with the hold in its dump. It casts no vote, but renewals reach it: else its key would end
-    within the lease, and the node that comes out of quarantine would not know the holder."""
+    """One of three restarts with the hold in its dump. It casts no vote, but renewals reach it. Otherwise its key would
+    end within the lease, and after the quarantine the node would not know the holder."""
     some = [servers.start("--dbfilename", f"{i}.rdb") for i in range(3)]
     async with Redlock(*urls_of(some), lease=LONG) as client, client(name) as lease:
         node = nodes_of(client)[0]

@@ -1,5 +1,5 @@
-"""Why a restarted server is mute for a second more than max_lease: it counts its uptime in whole seconds of its clock,
-and so may say a second after a moment."""
+"""Why the quarantine of a restarted server is a second longer than max_lease: the server counts its uptime in whole
+seconds of its clock, and so may report a second after a moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATE = (0.60, 0.80)
 
 
 async def restarted_late_in_a_second(servers: list[Server]) -> bool:
-    """Kill them and start them again; whether that was over before the second was."""
+    """Kill them and start them again; returns whether that took no longer than the rest of the second."""
     while not LATE[0] <= time.time() % 1.0 <= LATE[1]:
         await asyncio.sleep(0.005)
     began = int(time.time())
@@ -30,14 +30,14 @@ async def restarted_late_in_a_second(servers: list[Server]) -> bool:
 
 def uptime(server: Server) -> int:
     with server.cli() as cli:
-        told: Any = cli.info("server")
-    return int(told["uptime_in_seconds"])
+        info: Any = cli.info("server")
+    return int(info["uptime_in_seconds"])
 
 
 @pytest.mark.one_loop("it waits for the uptime that a server tells")
-async def test_d3_a_server_that_says_a_second_after_a_moment(servers: Servers, name: str) -> None:
-    """A majority restarts, empty, right after a holder took its lease of one second, and says soon that it is up for a
-    second, which is as long as any lease lasts. The holder still holds, so nobody else gets in."""
+async def test_d3_a_server_that_reports_a_second_after_a_moment(servers: Servers, name: str) -> None:
+    """A majority restarts, empty, right after a holder took its lease of one second, and soon reports an uptime of a
+    second, which is as long as any lease lasts. The holder still holds, so no other client is granted."""
     for _ in range(8):  # until the machine was quick enough for it
         some = [servers.start() for _ in range(3)]
         async with Redlock(*urls_of(some), lease=SECOND, max_lease=SECOND) as holder:
@@ -58,4 +58,4 @@ async def test_d3_a_server_that_says_a_second_after_a_moment(servers: Servers, n
                 assert not (taken and lease.held)
         if decisive:
             return
-    pytest.skip("the servers took too long to start to tell anything")
+    pytest.skip("the servers took too long to start for a result")

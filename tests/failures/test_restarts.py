@@ -1,4 +1,4 @@
-"""HAZARDS D: servers that restart, forget, or are told to delete; the delayed restart of Redlock."""
+"""HAZARDS D: servers that restart, forget, or lose a key by an operator; the delayed restart of Redlock."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def client(servers: list[Server], **options: Any) -> Redlock:
 
 
 async def test_a_new_deployment_works_at_once(five: list[Server], name: str) -> None:
-    """Servers a moment old that nobody used vote for the first client, and for those who come after it."""
+    """Servers a moment old that no client has used vote for the first client, and for those that come after it."""
     for _ in range(3):
         async with client(five) as redlock, redlock(name, timeout=0) as lease:
             assert lease.held
 
 
 async def test_clients_that_start_together_on_a_new_deployment(five: list[Server], name: str) -> None:
-    """Whoever finds half the marks of another's first use there waits for the rest, not for max_lease."""
+    """A client that finds half the marks of another's first use there waits for the rest, not for max_lease."""
     clients = [client(five) for _ in range(8)]
 
     async def once(redlock: Redlock) -> int:
@@ -82,8 +82,8 @@ async def test_trusted_restarts_vote_at_once(five: list[Server], name: str) -> N
         await lease.release()
 
 
-async def test_a_node_alone_votes_at_once_after_a_restart(server: Server, name: str) -> None:
-    """With one node nobody else could vote: the rule is not applied, and docs/safety.md says what that means."""
+async def test_a_single_node_votes_at_once_after_a_restart(server: Server, name: str) -> None:
+    """With one node no other node could vote: the rule is not applied, and docs/safety.md says what that means."""
     async with Redlock(server.url) as redlock:
         async with redlock(name):
             pass
@@ -95,7 +95,7 @@ async def test_a_node_alone_votes_at_once_after_a_restart(server: Server, name: 
 
 @pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d4_counters_go_back(servers: Servers, name: str) -> None:
-    """Nodes come back with an older dump: they are not counted for one lease, and fences rise all the same."""
+    """Nodes come back with an older dump: they do not count for one lease, and fences rise all the same."""
     nodes = [servers.start("--dbfilename", f"{i}.rdb") for i in range(3)]
     fences = []
     async with client(nodes, lease=3.0, max_lease=3.0) as redlock:
@@ -145,8 +145,8 @@ async def test_fences_rise_over_nodes_that_disagree(five: list[Server], name: st
 
 @pytest.mark.parametrize("how", ["delete", "flushall", "steal"])
 @pytest.mark.parametrize("nodes", [1, 5])
-async def test_d7_an_operator_takes_the_key_away(five: list[Server], name: str, how: str, nodes: int) -> None:
-    """The holder learns it at its next renewal, and why."""
+async def test_d7_an_operator_deletes_the_key(five: list[Server], name: str, how: str, nodes: int) -> None:
+    """The holder finds out at its next renewal, with the reason."""
     async with client(five[:nodes], lease=0.6) as redlock:
         with pytest.raises(LockLost) as caught:
             async with redlock(name) as lease:
@@ -195,7 +195,7 @@ async def test_a_second_loop_remembers_that_servers_were_replaced(five: list[Ser
 
 
 async def test_a_node_that_forgot_the_hold_counts_no_more(five: list[Server], name: str) -> None:
-    """A majority was never lost at once, but node by node: the lease ends with what the rest can vouch for."""
+    """A majority was never lost at once, but node by node: the lease ends with what the other nodes still keep."""
     async with client(five[:3], lease=1.5) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         five[2].freeze()
@@ -209,14 +209,14 @@ async def test_a_node_that_forgot_the_hold_counts_no_more(five: list[Server], na
         until = loop.time() + lease.remaining
         assert await lease.wait_lost() is True
         assert five[1].cli().exists(name) == 0
-        assert loop.time() < until  # it does not stand on a word withdrawn
+        assert loop.time() < until  # the lease does not rely on a withdrawn vote
         for each in (five[0], five[2]):
             each.thaw()
 
 
 @pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_a_slow_node_may_know_that_the_deployment_is_not_new(five: list[Server], name: str) -> None:
-    """A majority restarted, and the node that bears the mark is slow to answer: nobody votes for a new client."""
+    """A majority restarted, and the node that has the mark is slow to answer: no node votes for a new client."""
     nodes = five[:3]
     async with client(nodes) as holder:
         lease = await holder(name, renew=False).acquire(timeout=None)

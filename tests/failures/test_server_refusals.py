@@ -1,4 +1,4 @@
-"""What a server refuses us (HAZARDS C13): a clear error at once, and work once it is mended."""
+"""Refusals of a server (HAZARDS C13): a clear error at once, and the lock works once the cause is mended."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def acl(server: Server, *rules: str) -> None:
 
 
 async def refused(url: str, *says: str) -> None:
-    """A ConfigError at once, from every way in, that names node and reason, and not the password."""
+    """Each entry point raises at once a ConfigError that names node and reason, and not the password."""
     async with aclosing(Redlock(url)) as redlock:
         async with asyncio.timeout(3):
             for use in (redlock("order:42").acquire, redlock("order:42").__aenter__):
                 with pytest.raises(ConfigError) as caught:
                     await use()
-                told = str(caught.value)
-                assert all(word in told for word in (*says, url.rpartition("@")[2].removeprefix("unix://")))
-                assert "swordfish" not in told + repr(caught.value)
+                message = str(caught.value)
+                assert all(word in message for word in (*says, url.rpartition("@")[2].removeprefix("unix://")))
+                assert "swordfish" not in message + repr(caught.value)
         assert "swordfish" not in repr(await redlock.health())
 
 
@@ -51,7 +51,8 @@ async def test_c13_no_password(server: Server) -> None:
 @pytest.mark.filterwarnings("ignore:.*forbids:RuntimeWarning")
 @pytest.mark.parametrize("rules", ["+@all -evalsha -eval", "+@all -set", "+@all resetkeys ~x:*"])
 async def test_c13_no_permission(server: Server, rules: str) -> None:
-    """NOPERM for our script, for a command inside it, or for the key; and once it is given, the same client works."""
+    """NOPERM for the library's script, for a command inside it, or for the key; and once it is given, the same client
+    works."""
     acl(server, *rules.split())
     url = f"unix://worker:swordfish@{server.path}"
     await refused(url, "permission")

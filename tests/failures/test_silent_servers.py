@@ -1,4 +1,4 @@
-"""Servers that say nothing, and a client that was too busy to listen (HAZARDS C10)."""
+"""Servers that do not answer, and a client that was too busy to read (HAZARDS C10)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiters import LIMIT, back, until
 
 
 async def test_c10_a_frozen_minority_costs_nothing(five: list[Server], name: str) -> None:
-    """Two of five nodes hang: with a node timeout of ten seconds nobody waits for it even once."""
+    """Two of five nodes hang: with a node timeout of ten seconds no call waits for it even once."""
     async with Redlock(*(each.url for each in five), node_timeout=10.0) as redlock:
         for each in five[:2]:
             each.freeze()
@@ -36,8 +36,8 @@ async def test_c10_a_frozen_minority_costs_nothing(five: list[Server], name: str
 
 @pytest.mark.parametrize("pinged", [False, True])
 async def test_c10_a_frozen_node_is_found_down_and_comes_back(five: list[Server], name: str, pinged: bool) -> None:
-    """Silent for three node timeouts it is down, so that calls fail at once; it votes again once it wakes. A ping that
-    it owes, which has more time, puts that off by nothing."""
+    """Silent for three node timeouts it is down, so that calls fail at once; it votes again once it wakes. An
+    unanswered ping, which has more time, does not delay that."""
     async with Redlock(*(each.url for each in five)) as redlock:
         await redlock.health()
         five[0].freeze()
@@ -57,47 +57,48 @@ async def test_c10_a_frozen_node_is_found_down_and_comes_back(five: list[Server]
             pass
 
 
-async def test_a_short_lease_hangs_up_on_nobody(server: Server, name: str) -> None:
-    """How long a server may be silent is what its oldest command gives it, whatever is asked after that."""
+async def test_a_short_lease_drops_no_connection(server: Server, name: str) -> None:
+    """How long a server may be silent follows from its oldest command, whatever is sent after that."""
     async with Redlock(server.url) as redlock:
         await redlock.health()
         server.freeze()
         node = nodes_of(redlock)[0]
-        link = connection_of(node)
+        connection = connection_of(node)
         long = asyncio.create_task(redlock(name).acquire(timeout=None))
-        while not unanswered(link) or node.clock.now() - link.moved_at < 0.6:  # longer than a short lease is patient
+        silent = 0.6  # longer than a short lease is patient
+        while not unanswered(connection) or node.clock.now() - connection.moved_at < silent:
             await asyncio.sleep(0.01)
         with pytest.raises(QuorumUnavailable):
             await redlock(f"{name}:short", lease=0.1).acquire(timeout=0)
         server.thaw()
         async with asyncio.timeout(5), await long as lease:
             assert lease.held
-        assert connection_of(node) is link
+        assert connection_of(node) is connection
 
 
-async def test_c10_nodes_that_accept_and_say_nothing(five: list[Server], name: str) -> None:
-    """Half-open peers are no reason to wait at the first use either."""
+async def test_c10_nodes_that_accept_and_do_not_answer(five: list[Server], name: str) -> None:
+    """Half-open peers do not delay the first use either."""
     folder = five[0].path.parent
-    mute = []
+    silent = []
     for i in range(2):
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(str(folder / f"mute{i}"))
+        listener.bind(str(folder / f"silent{i}"))
         listener.listen()
-        mute.append(listener)
+        silent.append(listener)
     urls = [each.url for each in five[:3]] + [
-        f"unix://{listener.getsockname()}?socket_connect_timeout=0.5" for listener in mute
+        f"unix://{listener.getsockname()}?socket_connect_timeout=0.5" for listener in silent
     ]
     async with asyncio.timeout(4), Redlock(*urls) as redlock, redlock(name) as lease:
         assert lease.held
         health = await redlock.health()
         assert health.ok
         assert [node.ok for node in health.nodes] == [True, True, True, False, False]
-    for listener in mute:
+    for listener in silent:
         listener.close()
 
 
 async def test_c10_majority_frozen_then_thawed(five: list[Server], name: str) -> None:
-    """A waiter rides out an outage that ends within its timeout."""
+    """A waiter survives an outage that ends within its timeout."""
     async with Redlock(*(each.url for each in five)) as redlock:
         for each in five[:3]:
             each.freeze()
@@ -165,9 +166,9 @@ async def test_a_frozen_server_is_down_after_its_commands_time(server: Server, n
 
 
 @pytest.mark.parametrize("leaves", ["a body", "a wait", "a try", "a client"])
-async def test_a_frozen_server_holds_nobody_for_long(server: Server, name: str, leaves: str) -> None:
+async def test_a_frozen_server_delays_no_task_for_long(server: Server, name: str, leaves: str) -> None:
     """One node and a lease of ten minutes, so that a command has a minute to be answered. A release has 3 s: so a body
-    that is cancelled, a waiter that is, and a client that closes, are gone by then."""
+    that is cancelled, a waiter that is, and a client that closes, are done by then."""
     clock = FakeClock()
     options: dict[str, Any] = {"lease": 600.0, "max_lease": 600.0}
     async with Redlock(server.url, **options) as other:
@@ -222,26 +223,26 @@ async def test_a_frozen_server_holds_nobody_for_long(server: Server, name: str, 
 async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
     server: Server, name: str, alive: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The answers to many releases lie unread while the loop is blocked between any two looks, as in asyncio's debug
-    mode: no warning says that they failed. A server that has sent nothing is dropped at the second look."""
+    """The replies to many releases are not read while the loop is blocked between any two checks, as in asyncio's debug
+    mode: no warning says that they failed. A server that has sent nothing is dropped at the second check."""
     clock, store = FakeClock(), RedisStore(server.url)
     store.clock = clock  # type: ignore[assignment]
     async with Redlock(store) as redlock:
         leases = [await redlock(f"{name}:{i}").acquire(timeout=None) for i in range(300)]
         node = nodes_of(redlock)[0]
-        link = connection_of(node)
+        connection = connection_of(node)
         server.freeze()
         releases = [asyncio.create_task(lease.release()) for lease in leases]
-        while len(unanswered(link)) < len(leases) or unsent(link):
+        while len(unanswered(connection)) < len(leases) or unsent(connection):
             await asyncio.sleep(0)
         if alive:
             server.thaw()
-            assert select.select([socket_of(link).fileno()], [], [], LIMIT)[0]
+            assert select.select([socket_of(connection).fileno()], [], [], LIMIT)[0]
         for _ in range(5):
-            clock.block(9.0)  # longer than a node timeout, and than commands may wait in line
+            clock.block(9.0)  # longer than a node timeout, and than commands may wait
             clock.advance(0.0)  # the timers that are due run; nothing has been read
-        assert (connection_of(node) is link) is alive
+        assert (connection_of(node) is connection) is alive
         await asyncio.gather(*releases)
-        assert (connection_of(node) is link) is alive
+        assert (connection_of(node) is connection) is alive
         assert bool(caplog.records) is not alive
         server.thaw()

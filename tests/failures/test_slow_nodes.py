@@ -1,4 +1,4 @@
-"""Nodes that are slow to say what became of the attempt that won without them: what is still to be taken back there."""
+"""Nodes that answer late to the attempt that won without them: what is still to be undone there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STRANGER = "another program's"
 async def waited_for(
     some: list[Server], name: str, **options: Any
 ) -> AsyncIterator[tuple[Lease, Redlock, asyncio.Task[Lease]]]:
-    """The lease of a client, another that waits for it, and its task."""
+    """The lease of a client, another client that waits for it, and its task."""
     async with Redlock(*urls_of(some), lease=LONG) as first, Redlock(*urls_of(some), lease=LONG, **options) as second:
         lease = await first(name).acquire(timeout=None)
         waiting = asyncio.create_task(second(name).acquire(timeout=None))
@@ -30,9 +30,9 @@ async def waited_for(
         yield lease, second, waiting
 
 
-async def test_what_is_taken_back_late_keeps_no_other_command_waiting(servers: Any, name: str) -> None:
+async def test_a_late_undo_delays_no_other_command(servers: Any, name: str) -> None:
     """One of three is frozen. The attempt that wins without it, an acquire that hangs on its silence, and the ticket's
-    release that follows the first are out one after the other: each is counted out by its own deadline."""
+    release that follows the first are out one after the other: each fails at its own deadline."""
     some = [servers.start() for _ in range(3)]
     async with waited_for(some, name, node_timeout=1.0) as (lease, client, waiting):
         with some[0].cli() as cli:
@@ -45,14 +45,15 @@ async def test_what_is_taken_back_late_keeps_no_other_command_waiting(servers: A
         await until(lambda: clock_of(client).now() > (attempt.sent + attempt.deadline) / 2)
         assert await client(f"{name}:other").acquire(timeout=0) is None
         waiting_there = unanswered(connection_of(nodes_of(client)[2]))
-        assert any(sink.op.id.startswith(ticket) for sink in waiting_there)  # the last one's time is not up
+        assert any(handler.op.id.startswith(ticket) for handler in waiting_there)  # the last one's time is not up
         some[2].thaw()
         await got.release()
 
 
 @pytest.mark.one_loop("it waits for a node timeout")
-async def test_a_client_that_closes_takes_its_ticket_back_everywhere(servers: Any, name: str) -> None:
-    """One of three is frozen, where a stranger has the name. Who wins without it gives back and closes at once."""
+async def test_a_client_that_closes_withdraws_its_ticket_everywhere(servers: Any, name: str) -> None:
+    """One of three is frozen, where another program has the name. The client that wins without it releases and closes
+    at once."""
     some = [servers.start() for _ in range(3)]
     async with waited_for(some, name, node_timeout=5.0) as (lease, client, waiting):
         with some[2].cli() as cli:

@@ -1,4 +1,4 @@
-"""What a client believes of its hold, against what the nodes keep, whatever happens to notices, answers and time."""
+"""A client never believes in its hold longer than the nodes keep it, whatever happens to notices, replies and time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.distant_stores import Beyond
 from tests.support.probes import id_of, nodes_of, reconnected, session_of, tag_of
 from tests.support.still_clock import turns
 
-_OFTEN = ["ask"] * 3 + ["release"] * 2 + ["hear"] * 2
+_OFTEN = ["ask"] * 3 + ["release"] * 2 + ["toggle silence"] * 2
 
 
 class Believers(Beyond):
-    """Clients that want one name, from stores at some distance, which they cannot hear at times, or not reach."""
+    """Clients that want one name, from stores at some distance, which at times cannot be received from or reached."""
 
     def __init__(self, nodes: int, name: str, fair: bool, chance: random.Random) -> None:
         super().__init__(nodes, name, way=chance.choice([0.001, 0.02, 0.5]))
@@ -62,18 +62,18 @@ class Believers(Beyond):
                     if chance.random() < 0.8:
                         node.listens = False
                         store.unlisten(tag_of(client))
-            case "hear":
-                self._hear(client)
+            case "toggle silence":
+                self._toggle_silence(client)
             case "silent":
                 store = chance.choice(self.far)
                 store.silent = not store.silent
-                store.hang_up()
+                store.disconnect()
             case "again":
                 reconnected(client, 0)
             case _:
                 pass
 
-    def _hear(self, client: Redlock) -> None:
+    def _toggle_silence(self, client: Redlock) -> None:
         for index, (node, store) in enumerate(zip(nodes_of(client), self.far, strict=True)):
             if not node.listens and self._chance.random() < 0.8:
                 store.listen(tag_of(client), partial(session_of(client).received, index))
@@ -84,7 +84,7 @@ class Believers(Beyond):
         try:
             self._leases.append(await client(self.name, fair=self._fair).acquire(timeout=None))
             self.served += 1
-        except (ConfigError, QuorumUnavailable):  # it closes; nobody is there
+        except (ConfigError, QuorumUnavailable):  # it is closed, or no node answers
             pass
 
     async def _release(self, lease: Lease) -> None:
@@ -92,7 +92,8 @@ class Believers(Beyond):
             await lease.release()
 
     def check(self) -> None:
-        """One at most believes that it holds, and a majority of the nodes keep the hold as long as it believes."""
+        """At most one client believes that it holds, and a majority of the nodes keep the hold as long as it
+        believes."""
         held = [lease for lease in self._leases if lease.held]
         assert len(held) <= 1
         for lease in held:
@@ -110,7 +111,8 @@ class Believers(Beyond):
 async def test_e15_nobody_believes_longer_than_the_nodes(
     name: str, nodes: int, fair: bool, chance: random.Random
 ) -> None:
-    """Hundreds of games with deafness, lost calls, cancels, lapsing leases, slow answers and none: see `check`."""
+    """Hundreds of games with lost notices, lost commands, cancels, expiring leases, slow answers and none: see
+    `check`."""
     served = 0
     for number in range(200 // nodes):
         game = Believers(nodes, f"{name}:{number}", fair, chance)

@@ -1,4 +1,5 @@
-"""Bad input gets a clear error, at once where it can be known, and costs nothing: the client works on after it."""
+"""Bad input gets a clear error, at once where it can be known, and has no other effect: the client works on after
+it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ BAD_LEASES = {
 
 @pytest.mark.parametrize(("lease", "says"), BAD_LEASES.values(), ids=BAD_LEASES.keys())
 async def test_b8_a_bad_lease(redlock: Redlock, name: str, lease: Any, says: str) -> None:
-    """Refused when the lock is made, and when a lease is extended by it; the hold in hand is not touched."""
+    """A bad lease is refused when the lock is made, and in extend, which does not change the hold."""
     with pytest.raises(ConfigError, match=says):
         redlock(name, lease=lease)
     async with redlock(name) as held:
@@ -56,7 +57,7 @@ async def test_b8_a_bad_lease(redlock: Redlock, name: str, lease: Any, says: str
 
 @pytest.mark.parametrize("timeout", [-1, math.nan, math.inf, True, "2", timedelta(seconds=-1)], ids=repr)
 async def test_b8_a_bad_timeout(redlock: Redlock, name: str, timeout: Any) -> None:
-    """Of the lock, and of acquire."""
+    """A bad timeout is refused in the lock, and in acquire."""
     with pytest.raises(ConfigError, match="timeout"):
         redlock(name, timeout=timeout)
     with pytest.raises(ConfigError, match="timeout"):
@@ -74,7 +75,7 @@ async def test_b8_a_bad_hold(redlock: Redlock, name: str, option: str, value: An
 
 
 async def test_b8_a_fractional_lease(redlock: Redlock, name: str) -> None:
-    """Fractions of a second are seconds, too."""
+    """A lease may be a fraction of a second."""
     async with redlock(name, lease=1.2345) as lease:
         assert 0 < lease.remaining <= 1.2345
 
@@ -104,7 +105,7 @@ async def test_misspelt_option(redlock: Redlock, name: str) -> None:
 
 @pytest.mark.parametrize("metadata", ["\ud800", "x" * 5000], ids=["surrogate", "huge"])
 async def test_metadata_that_cannot_be_sent(redlock: Redlock, name: str, metadata: str) -> None:
-    """Refused when the lock is made."""
+    """It is refused when the lock is made."""
     with pytest.raises(ConfigError, match="metadata"):
         redlock(name, metadata=metadata)
     await works(redlock, name)
@@ -122,7 +123,8 @@ async def test_d8_a_bad_name(redlock: Redlock, name: str, bad: Any) -> None:
 
 
 async def test_d8_a_reserved_name(redlock: Redlock, name: str) -> None:
-    """A name that would be our own bookkeeping is refused; on every store, lest a test pass what production refuses."""
+    """A name that would be one of the library's own keys is refused on every store, so that no test passes a name that
+    production refuses."""
     with pytest.raises(ConfigError, match="rename"):
         redlock("asynclock~used")
     await works(redlock, name)
@@ -148,7 +150,7 @@ BAD_NODES = {
 
 @pytest.mark.parametrize(("node", "says"), BAD_NODES.values(), ids=BAD_NODES.keys())
 def test_a_bad_node(node: Any, says: str) -> None:
-    """Refused when the client is made, and by configure, which then changes nothing."""
+    """It is refused when the client is made, and by configure, which then changes nothing."""
     with pytest.raises(ConfigError, match=says):
         Redlock(node)
     redlock = Redlock("redis://was:1")
@@ -175,7 +177,7 @@ async def test_a_cluster_client() -> None:
         "x://:swordfish@a",
     ],
 )
-def test_a_bad_url_does_not_tell_its_password(url: str) -> None:
+def test_a_bad_url_does_not_show_its_password(url: str) -> None:
     """Nor a part of it, where an odd character cut it in two."""
     with pytest.raises(ConfigError) as caught:
         Redlock(url)
@@ -183,8 +185,8 @@ def test_a_bad_url_does_not_tell_its_password(url: str) -> None:
     assert "fish" not in str(caught.value)
 
 
-async def test_no_node_says_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ready-made client without a server shows how to name one, and serves once one is named."""
+async def test_a_client_without_nodes_shows_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ready-made client without a server shows how to name one, and works once one is named."""
     monkeypatch.delenv("ASYNCLOCK_URLS", raising=False)
     lock = Redlock()("order:42")
     for use in (lock.acquire, lock.locked, lock.__aenter__):
@@ -198,7 +200,7 @@ async def test_no_node_says_the_line_to_add(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_even_number_of_nodes_is_warned_of() -> None:
-    """Four survive no more than three do; the warning points at the line that names them."""
+    """Four nodes survive no more failures than three do; the warning points at the line that names them."""
     with pytest.warns(UserWarning, match="odd number") as caught:
         Redlock(*(f"redis://{host}" for host in "abcd"))
     assert caught[0].filename == __file__
@@ -208,7 +210,7 @@ def test_an_even_number_of_nodes_is_warned_of() -> None:
 
 
 async def test_configure_after_the_first_use(redlock: Redlock, name: str) -> None:
-    """Too late, and said so; the client stays as it was."""
+    """It raises ConfigError, and the client stays as it was."""
     await works(redlock, name)
     with pytest.raises(ConfigError, match="before the first use"):
         redlock.configure(NOWHERE)
@@ -220,13 +222,13 @@ async def test_configure_after_the_first_use(redlock: Redlock, name: str) -> Non
 
 @pytest.mark.parametrize("other", ["redis://a", "redis://A", "redis://a:6379", "redis://a/0", "valkey://me:pw@a"])
 def test_d1_the_same_url_twice(other: str) -> None:
-    """Refused at once, however it is written."""
+    """It is refused at once, however the url is written."""
     with pytest.raises(ConfigError, match="twice"):
         Redlock("redis://a", other, "redis://b")
 
 
 async def doubled(redlock: Redlock) -> None:
-    """Each first use says so, again and again; no lock is ever taken."""
+    """Each first use raises ConfigError, again and again; no lock is ever taken."""
     async with aclosing(redlock):
         for _ in range(2):
             with pytest.raises(ConfigError, match="same server"):
@@ -237,7 +239,7 @@ async def doubled(redlock: Redlock) -> None:
 
 
 async def test_d1_a_path_and_a_link_to_it(servers: Servers) -> None:
-    """Two paths of one socket: its run_id gives it away."""
+    """Two paths of one socket: the run_id of the server shows it."""
     one, two = servers.start(), servers.start()
     alias = servers.folder / "alias.sock"
     alias.symlink_to(one.path)
@@ -247,13 +249,13 @@ async def test_d1_a_path_and_a_link_to_it(servers: Servers) -> None:
 
 
 async def test_d1_two_databases_of_one_server(servers: Servers) -> None:
-    """They fall together: one server, one vote."""
+    """Two databases fail together: one server has one vote."""
     one, two = servers.start(), servers.start()
     await doubled(Redlock(one.url, f"{one.url}?db=1", two.url))
 
 
 async def test_d1_a_double_that_comes_late(servers: Servers) -> None:
-    """A second way to a server that opens after the first use gives it no second vote."""
+    """A second way to a server that opens after the first use gets no second vote."""
     one = servers.start()
     alias = servers.folder / "alias.sock"
     async with aclosing(Redlock(one.url, f"unix://{alias}", NOWHERE)) as redlock:
@@ -269,7 +271,7 @@ async def test_d1_a_double_that_comes_late(servers: Servers) -> None:
 
 
 async def test_a_lease_after_its_end(redlock: Redlock, name: str) -> None:
-    """Everything one can do with it says what became of it."""
+    """Each method says what became of the lease."""
     lease = await redlock(name).acquire(timeout=None)
     await lease.release()
     for use in (lease.release, lease.extend, lease.__aenter__):
@@ -280,7 +282,7 @@ async def test_a_lease_after_its_end(redlock: Redlock, name: str) -> None:
 
 
 async def test_a_lease_guards_one_block(redlock: Redlock, name: str) -> None:
-    """Entered twice: a ConfigError, and the block it guards goes on."""
+    """Entering it twice raises ConfigError, and the block that it guards goes on."""
     async with redlock(name) as lease:
         with pytest.raises(ConfigError, match="already"):
             async with lease:
@@ -290,7 +292,7 @@ async def test_a_lease_guards_one_block(redlock: Redlock, name: str) -> None:
 
 
 async def test_a_client_after_its_end(make: Callable[..., Redlock], name: str) -> None:
-    """After aclose it says so; closed again it is silent; entered again it serves."""
+    """After aclose it raises ConfigError. A second aclose does nothing. Entered again, it works."""
     redlock = make()
     await works(redlock, name)
     await redlock.aclose()

@@ -32,7 +32,7 @@ KINDS: dict[str, Callable[[Redlock], Lock]] = {
 
 @pytest.mark.parametrize("copied", COPIES, ids=["copy", "deepcopy"])
 def test_a_copy_of_a_client_is_the_client(copied: Callable[[Any], Any]) -> None:
-    """So that it is told of a fork, and closed, with it; also inside of something else that is copied."""
+    """So a fork or a close reaches the copy as well, also where it is a part of another object that is copied."""
     client = Redlock("memory:")
     assert copied(client) is client
     assert copied({"locks": [client]})["locks"][0] is client
@@ -41,7 +41,7 @@ def test_a_copy_of_a_client_is_the_client(copied: Callable[[Any], Any]) -> None:
 @pytest.mark.parametrize("copied", COPIES, ids=["copy", "deepcopy"])
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 async def test_a_copy_of_a_lock_is_the_lock(make: Callable[[Redlock], Lock], copied: Callable[[Any], Any]) -> None:
-    """It knows what was taken through it."""
+    """It knows the leases that were taken through it."""
     async with Redlock("memory:") as client:
         lock = make(client)
         async with lock as lease:
@@ -52,7 +52,7 @@ async def test_a_copy_of_a_lock_is_the_lock(make: Callable[[Redlock], Lock], cop
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickling_says_what_to_do(protocol: int) -> None:
-    """A client and its locks are of one process."""
+    """A client and its locks belong to one process."""
     client = Redlock("memory:")
     with pytest.raises(TypeError, match="from the same urls"):
         pickle.dumps(client, protocol)
@@ -65,7 +65,7 @@ def test_pickling_says_what_to_do(protocol: int) -> None:
 
 
 async def test_configure_after_aclose(servers: Servers, name: str) -> None:
-    """No session is in use any more: the client serves its new nodes, without being entered again."""
+    """No session is in use any more: the client uses its new nodes, without being entered again."""
     before, after = servers.start(), [servers.start() for _ in range(3)]
     client = Redlock(before.url)
     await works(client, name)
@@ -77,7 +77,7 @@ async def test_configure_after_aclose(servers: Servers, name: str) -> None:
 
 
 def test_configure_after_the_end_of_each_loop(servers: Servers) -> None:
-    """asyncio.run has closed them, and with them the sessions."""
+    """asyncio.run has closed the loops, and with them the sessions."""
     before, after = servers.start(), servers.start()
     client = Redlock(before.url)
     for server in (before, after):
@@ -88,7 +88,7 @@ def test_configure_after_the_end_of_each_loop(servers: Servers) -> None:
 
 
 def test_configure_after_a_loop_that_was_closed_by_hand() -> None:
-    """Nothing told the client of its end: nobody can use that session any more."""
+    """The client was not closed before its loop; but nobody can use that session any more."""
     client = Redlock("memory:")
     loop = asyncio.SelectorEventLoop()
     loop.run_until_complete(works(client, "job"))
@@ -100,7 +100,7 @@ def test_configure_after_a_loop_that_was_closed_by_hand() -> None:
 
 
 def test_configure_while_another_loop_uses_the_client(server: Server) -> None:
-    """One loop closed it, another has not: too early, and nothing is changed."""
+    """One loop closed the client, another has not: ConfigError, and nothing is changed."""
     client = Redlock(server.url)
     asyncio.run(works(client, "job"))
     with asyncio.Runner() as runner:
@@ -113,7 +113,7 @@ def test_configure_while_another_loop_uses_the_client(server: Server) -> None:
 
 
 async def test_a_configure_that_failed_leaves_a_closed_client_closed(server: Server, name: str) -> None:
-    """As with all that is refused, nothing is changed."""
+    """A refused configure changes nothing."""
     client = Redlock(server.url)
     await works(client, name)
     await client.aclose()
@@ -153,13 +153,14 @@ USES: dict[str, Callable[[Redlock], Coroutine[Any, Any, object]]] = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 def test_without_an_asyncio_loop(use: Callable[[Redlock], Coroutine[Any, Any, object]]) -> None:
-    """As under trio, which drives coroutines itself: a ConfigError says what asynclock needs."""
+    """As under trio, which drives coroutines itself: ConfigError says what asynclock needs."""
     with pytest.raises(ConfigError, match="asyncio event loop"):
         use(Redlock("memory:")).send(None)
 
 
 def test_a_lease_without_an_asyncio_loop() -> None:
-    """It was taken in a loop; whatever is asked of it elsewhere says the same. health() never raises: it tells."""
+    """The lease was taken in a loop; each of its methods raises the same ConfigError elsewhere. health() never raises:
+    it reports the error."""
     client = Redlock("memory:")
     with asyncio.Runner() as runner:
         lease = runner.run(client("a").acquire(timeout=None))
@@ -176,7 +177,7 @@ def test_a_lease_without_an_asyncio_loop() -> None:
 # -- names that are remembered -----------------------------------------------------------------------------------------
 
 
-def test_the_keys_of_long_names_are_not_kept() -> None:
+def test_the_keys_of_long_names_are_not_cached() -> None:
     """Thousands of names of 10 kB would fill hundreds of MB."""
     tracemalloc.start()
     try:
@@ -190,8 +191,8 @@ def test_the_keys_of_long_names_are_not_kept() -> None:
     assert kept < 500_000
 
 
-def test_the_keys_of_usual_names_are_kept_up_to_a_number() -> None:
-    """A name that is used again costs no new keys; a million names do not stay."""
+def test_the_keys_of_usual_names_are_cached_up_to_a_number() -> None:
+    """A name that is used again costs no new keys; the keys of a million names are not kept."""
     assert keys("app:", "order:42") is keys("app:", "order:42")
     assert packed("app:", "{order}:42") is packed("app:", "{order}:42")
     tracemalloc.start()

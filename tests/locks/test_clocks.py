@@ -27,7 +27,7 @@ def fake(**options: Any) -> tuple[Redlock, MemoryStore, FakeClock]:
 
 
 async def test_b1_a_loop_blocked_longer_than_the_lease(redlock: Redlock, name: str) -> None:
-    """`held` is False at the next read, before any timer could run; nobody renews what is over."""
+    """`held` is False at the next read, before any timer could run, and no renewal is sent for an expired lease."""
     lease = await redlock(name, lease=0.2).acquire(timeout=None)
     assert lease.held
     time.sleep(0.25)  # to block the loop is what this test is about
@@ -52,7 +52,7 @@ async def test_b1_the_deadline_is_checked_before_renewing(server: Server, name: 
 
 
 async def test_b2_the_wall_clock_jumps(name: str) -> None:
-    """Validity does not hear of it; the next fence rises all the same."""
+    """A jump does not change the validity, and the next fence rises all the same."""
     redlock, _, clock = fake(lease=30.0)
     async with redlock(name) as lease:
         for jump in (3600.0, -7200.0):
@@ -92,7 +92,7 @@ async def proxy(server: Server) -> Any:
 
 
 async def test_b5_validity_counts_from_the_send(server: Server, proxy: Proxy, name: str) -> None:
-    """A grant whose reply took longer than the lease is a failure; one that took long has less to give."""
+    """A grant whose reply took longer than the lease is a failure; a slow reply leaves less validity."""
     async with Redlock(proxy.url, lease=2.0, node_timeout=0.6) as redlock:
         sent = proxy.request(b"acquire")
         proxy.hold_replies()
@@ -110,7 +110,7 @@ async def test_b5_validity_counts_from_the_send(server: Server, proxy: Proxy, na
 
 
 async def test_b6_extend_after_the_deadline(name: str) -> None:
-    """Refused; and where the key is gone on the server, an extend does not bring it back."""
+    """It is refused; and where the key is gone on the server, an extend does not bring it back."""
     redlock, store, clock = fake(lease=30.0)
     lease = await redlock(name, renew=False).acquire(timeout=None)
     clock.advance(30.0)
@@ -126,7 +126,7 @@ async def test_b6_extend_after_the_deadline(name: str) -> None:
 
 
 async def test_b7_an_extend_with_a_shorter_time(server: Server, name: str) -> None:
-    """Never shortens: not in our eyes and not on the server."""
+    """It never shortens the lease, in the client or on the server."""
     async with Redlock(server.url) as redlock, redlock(name, lease=40) as lease:
         await lease.extend(lease=1)
         assert lease.remaining > 38
@@ -134,7 +134,7 @@ async def test_b7_an_extend_with_a_shorter_time(server: Server, name: str) -> No
 
 
 async def test_b10_one_renewal_is_lost(server: Server, proxy: Proxy, name: str) -> None:
-    """The next try comes after lease/12, not after another third: the lease is kept."""
+    """The next renewal follows after lease/12, not after another third: the lease is kept."""
     async with Redlock(proxy.url, lease=1.2, node_timeout=0.1) as redlock:
         sends: list[float] = []
         async with redlock(name) as lease:
@@ -156,7 +156,7 @@ async def test_b10_one_renewal_is_lost(server: Server, proxy: Proxy, name: str) 
 
 
 async def test_the_watchdog_renews_at_a_third(name: str) -> None:
-    """Held for ten leases, with a renewal at each third; lost once nobody renews."""
+    """The lease is held for ten times its length, with a renewal at each third, and lost once renewals stop."""
     redlock, store, clock = fake(lease=30.0)
     lease = await redlock(name).acquire(timeout=None)
     for _ in range(60):
@@ -170,22 +170,23 @@ async def test_the_watchdog_renews_at_a_third(name: str) -> None:
 
 
 async def test_renew_false_lets_it_end(name: str) -> None:
-    """Without the watchdog's renewals the lease ends after its time, and its holder is told."""
+    """Without the watchdog's renewals the lease ends after its time, and its body is cancelled."""
     redlock, _, clock = fake(lease=30.0)
     lease = await redlock(name, renew=False).acquire(timeout=None)
-    told = asyncio.create_task(lease.wait_lost())
+    lost = asyncio.create_task(lease.wait_lost())
     await turns()
     clock.advance(29.0)
     await turns()
-    assert not told.done()
+    assert not lost.done()
     clock.advance(1.0)
-    assert await told is True
+    assert await lost is True
     await redlock.aclose()
 
 
 @pytest.mark.one_loop("it waits for a lease at frozen servers")
 async def test_unknown_is_not_lost(five: list[Server], name: str) -> None:
-    """A majority freezes under a holder: only the clock ends its lease, and if the nodes wake in time it lives on."""
+    """A majority freezes under a holder: only the clock ends its lease, and if the nodes answer again in time it lives
+    on."""
     async with Redlock(*(each.url for each in five), lease=2.0) as redlock:
         async with redlock(name) as lease:
             for each in five[:3]:
@@ -211,7 +212,7 @@ async def test_unknown_is_not_lost(five: list[Server], name: str) -> None:
 
 
 async def test_a5_the_watchdog_fails(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Renewing raises each time: it is tried again inside the deadline, and then the loss is delivered."""
+    """Each renewal raises: it is tried again until the deadline, and then the loss is reported."""
     redlock, _, clock = fake(lease=30.0)
     with pytest.raises(LockLost):
         async with redlock(name):

@@ -16,7 +16,7 @@ from asynclock.locks.template import namer
 
 
 class Colour(enum.Enum):
-    """Of which a name may be made."""
+    """Names may be made of its members."""
 
     RED = "#f00"
 
@@ -43,7 +43,7 @@ class Shop:
 
 
 async def test_one_call_at_a_time(redlock: Redlock, name: str) -> None:
-    """Of the same name; with its result, its defaults and its keywords."""
+    """Calls of the same name run one at a time, with their results, defaults and keywords."""
     shop = Shop(redlock, name)
     assert await asyncio.gather(*(shop.charge(shop, 1) for _ in range(10))) == [2] * 10
     assert await shop.charge(shop, order_id=1, fee=2) == 3
@@ -52,7 +52,7 @@ async def test_one_call_at_a_time(redlock: Redlock, name: str) -> None:
 
 
 async def test_calls_of_other_names_run_side_by_side(redlock: Redlock, name: str) -> None:
-    """Only the same arguments exclude each other."""
+    """Only calls with the same arguments exclude each other."""
     both = asyncio.Barrier(2)
 
     @redlock.synchronized(name + ":{n}")
@@ -62,7 +62,7 @@ async def test_calls_of_other_names_run_side_by_side(redlock: Redlock, name: str
     await asyncio.gather(meet(1), meet(2))
 
 
-async def test_a_call_waits_no_longer_than_it_is_told(redlock: Redlock, name: str) -> None:
+async def test_a_call_waits_no_longer_than_its_timeout(redlock: Redlock, name: str) -> None:
     """LockTimeout, as from `async with`; and a function may make the name."""
 
     @redlock.synchronized(lambda n: f"{name}:{n}", timeout=0)
@@ -108,7 +108,7 @@ def test_names_are_made_of_arguments(template: str, args: tuple[Any, ...], kwarg
 
 @pytest.mark.parametrize("value", [1.5, None, object(), b"x", ["x"], {}])
 def test_values_that_name_nothing_are_refused(value: object) -> None:
-    """No object's address, and no float's rounding, gets into a name."""
+    """A name contains no object's address, and no rounded float."""
 
     async def function(a: object) -> None: ...
 
@@ -129,7 +129,7 @@ def test_values_that_name_nothing_are_refused(value: object) -> None:
     ],
 )
 def test_a_template_that_does_not_fit_is_refused_when_it_decorates(template: Any, match: str) -> None:
-    """Not at the first call, at night."""
+    """The error comes at import, not at the first call."""
     client = Redlock("redis://nowhere")
 
     async def function(a: int, b: int) -> None: ...
@@ -141,7 +141,7 @@ def test_a_template_that_does_not_fit_is_refused_when_it_decorates(template: Any
 
 
 def test_only_coroutine_functions_can_be_guarded() -> None:
-    """A generator's body would run when nobody holds anything."""
+    """A generator's body would run while the lock is not held."""
     client = Redlock("redis://nowhere")
 
     def plain() -> None: ...
@@ -166,7 +166,7 @@ def test_only_coroutine_functions_can_be_guarded() -> None:
 
 
 async def test_it_completes_once(make: Callable[..., Redlock], name: str) -> None:
-    """Over all clients: ten calls at once are one run, and later calls are told that it is done."""
+    """Over all clients: ten calls at once are one run, and later calls return that it is done."""
     runs = 0
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -241,7 +241,8 @@ async def test_a_name_that_rests_is_not_taken_for_done(make: Callable[..., Redlo
 
 
 async def test_an_acquire_enters_when_the_time_of_a_run_is_over(make: Callable[..., Redlock], name: str) -> None:
-    """A name that is done wakes waiters by its end, as one that rests: they do not take its mark for a stranger."""
+    """The end of a mark that says "done" wakes waiters, as the end of a rest does: they do not take the mark for
+    another program's key."""
 
     @make().once(name, within=0.3)
     async def work() -> None: ...
@@ -252,7 +253,7 @@ async def test_an_acquire_enters_when_the_time_of_a_run_is_over(make: Callable[.
 
 
 async def test_a_run_that_was_cancelled_may_be_run_again(redlock: Redlock, name: str) -> None:
-    """The same goes for one that is cancelled."""
+    """It did not complete either."""
     started = asyncio.Event()
     stay = True
 
@@ -285,7 +286,7 @@ async def test_it_may_run_again_after_its_time(redlock: Redlock, name: str) -> N
 
 
 async def test_many_calls_at_once_are_one_run(make: Callable[..., Redlock], name: str) -> None:
-    """Also where their votes are split: somebody runs, and nobody is told of a run that there is not."""
+    """Also where their votes are split: one call runs, and no call reports a run that did not happen."""
     for attempt in range(5):
         outcomes: list[object] = []
 
@@ -307,7 +308,7 @@ async def test_many_calls_at_once_are_one_run(make: Callable[..., Redlock], name
 
 
 async def test_one_leads_and_its_result_ends_it(make: Callable[..., Redlock], name: str) -> None:
-    """While it leads nobody else does; each leader's result is its caller's."""
+    """While one leads no other does; each leader's result is returned to its caller."""
     leading = 0
 
     async def main(lease: Lease) -> int:
@@ -338,7 +339,7 @@ async def test_a_leader_that_lost_its_lease_campaigns_again(make: Callable[..., 
     assert fences[0] < fences[1]
 
 
-async def test_what_main_raises_ends_it(redlock: Redlock, name: str) -> None:
+async def test_an_error_of_main_ends_it(redlock: Redlock, name: str) -> None:
     """Also a LockLost of another lease than its own."""
 
     async def main(lease: Lease) -> None:
@@ -351,7 +352,7 @@ async def test_what_main_raises_ends_it(redlock: Redlock, name: str) -> None:
 
 
 async def test_a_campaign_may_have_an_end(make: Callable[..., Redlock], name: str) -> None:
-    """With a timeout somebody else's reign is not waited for."""
+    """With a timeout it does not wait for the end of another leader."""
 
     async def main(lease: Lease) -> None:
         raise AssertionError("led")
@@ -366,7 +367,7 @@ async def test_a_campaign_may_have_an_end(make: Callable[..., Redlock], name: st
 
 
 async def test_a_cancelled_leader_leaves(redlock: Redlock, name: str) -> None:
-    """From outside: it does not campaign again."""
+    """It was cancelled from outside: it does not campaign again."""
     led = asyncio.Event()
 
     async def main(lease: Lease) -> None:

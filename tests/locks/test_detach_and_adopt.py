@@ -15,7 +15,7 @@ from tests.support.servers import Server
 
 
 async def test_a_hold_moves_and_is_never_free(make: Callable[..., Redlock], name: str) -> None:
-    """The giver's block ends in peace, nobody gets in between, and the adopter's token is greater."""
+    """The giver's block ends without an error, no other client gets in between, and the adopter's token is greater."""
     giver, taker, third = make(), make(), make()
     async with giver(name) as lease:
         handle = await lease.detach()
@@ -37,7 +37,7 @@ async def test_a_hold_moves_and_is_never_free(make: Callable[..., Redlock], name
 
 
 async def test_a_handle_serves_once(make: Callable[..., Redlock], name: str) -> None:
-    """Of two that try at once, one has it; later ones hear that it is gone."""
+    """Of two adoptions at once, one succeeds; later ones raise that the handle is used."""
     lease = await make()(name).acquire(timeout=None)
     handle = await lease.detach()
     clients = [make() for _ in range(2)]
@@ -54,7 +54,7 @@ async def test_a_handle_serves_once(make: Callable[..., Redlock], name: str) -> 
 
 
 async def test_a_handle_that_comes_too_late(make: Callable[..., Redlock], name: str) -> None:
-    """The hold ends by itself where nobody adopts it; then it is somebody else's."""
+    """Where nobody adopts it the hold expires; then another client has the name."""
     lease = await make()(name, lease=0.3).acquire(timeout=None)
     handle = await lease.detach()
     client = make()
@@ -66,7 +66,7 @@ async def test_a_handle_that_comes_too_late(make: Callable[..., Redlock], name: 
 
 
 async def test_waiters_get_it_from_the_adopter(make: Callable[..., Redlock], name: str) -> None:
-    """They wait on, and are called when it is released."""
+    """They wait on, and are notified when the adopter releases."""
     lease = await make()(name).acquire(timeout=None)
     client = make()
     waiting = asyncio.create_task(client(name).acquire(timeout=30))
@@ -93,8 +93,8 @@ async def test_the_adopter_is_under_the_watchdog(make: Callable[..., Redlock], n
     await again.release()
 
 
-async def test_what_cannot_be_detached(make: Callable[..., Redlock], name: str) -> None:
-    """What was given back, and what its owner entered more than once."""
+async def test_leases_that_cannot_be_detached(make: Callable[..., Redlock], name: str) -> None:
+    """A lease that was released, and one whose owner entered more than once."""
     client = make()
     lease = await client(name).acquire(timeout=None)
     await lease.release()
@@ -112,7 +112,7 @@ async def test_what_cannot_be_detached(make: Callable[..., Redlock], name: str) 
 
 
 async def test_forged_handles_are_refused(redlock: Redlock, name: str) -> None:
-    """With what to do; and an error never shows one."""
+    """The error says what to do, and never shows a handle."""
     handle = await (await redlock(name).acquire(timeout=None)).detach()
     for bad in ("", "x", handle[:-4], handle + "AAAA", handle.replace("asynclock1.", "asynclock2."), None, 17):
         with pytest.raises(ConfigError, match="no handle") as caught:
@@ -127,7 +127,8 @@ async def test_forged_handles_are_refused(redlock: Redlock, name: str) -> None:
 
 
 async def test_an_adoption_that_is_cancelled_frees_the_name(make: Callable[..., Redlock], name: str) -> None:
-    """At whatever await: it adopts all the way or leaves a name that is free, at the latest when the handle ends."""
+    """Cancelled at any await, it adopts completely or leaves a name that is free, at the latest when the handle
+    expires."""
     for step in range(12):
         lease = await make()(name).acquire(timeout=20)
         assert lease is not None
@@ -142,7 +143,7 @@ async def test_an_adoption_that_is_cancelled_frees_the_name(make: Callable[..., 
             try:
                 adopted = await make().adopt(handle)
             except LockNotHeld:
-                continue  # it had gone through, and was taken back
+                continue  # it had gone through, and was undone
         else:
             adopted = task.result()
         await adopted.release()
@@ -162,13 +163,13 @@ async def test_another_process_adopts(server: Server, name: str) -> None:
         worker = await asyncio.create_subprocess_exec(
             sys.executable, "-c", program, server.url, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        told, _ = await worker.communicate((await lease.detach()).encode())
-        assert int(told) > lease.fence
+        printed, _ = await worker.communicate((await lease.detach()).encode())
+        assert int(printed) > lease.fence
         assert not await client(name).locked()
 
 
 async def test_an_outage_leaves_the_hold_where_it_is(five: list[Server], name: str) -> None:
-    """Who cannot detach still holds; who cannot adopt may try again later."""
+    """A failed detach leaves the lease held; a failed adopt may be tried again later."""
     async with Redlock(*(server.url for server in five), patience=0.2) as client:
         lease = await client(name).acquire(timeout=None)
         for server in five[:3]:
@@ -192,8 +193,9 @@ async def test_an_outage_leaves_the_hold_where_it_is(five: list[Server], name: s
 # -- break_lock ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_broken_hold_is_told_at_once(make: Callable[..., Redlock], name: str) -> None:
-    """By push: the holder's block ends though no renewal is due for 20 s, with the reason; the next gets in."""
+async def test_a_broken_hold_is_notified_at_once(make: Callable[..., Redlock], name: str) -> None:
+    """By a notice: the holder's block ends with the reason although no renewal is due for 20 s, and the next waiter
+    gets the name."""
     inside = asyncio.Event()
 
     async def hold() -> str:
@@ -216,8 +218,8 @@ async def test_a_broken_hold_is_told_at_once(make: Callable[..., Redlock], name:
     assert not await operator.break_lock(name)
 
 
-async def test_breaking_serves_who_waits(make: Callable[..., Redlock], name: str) -> None:
-    """The next in the queue, though the holder lives."""
+async def test_breaking_serves_the_next_waiter(make: Callable[..., Redlock], name: str) -> None:
+    """The next in the queue is granted, though the holder lives."""
     holder = await make()(name, lease=60).acquire(timeout=None)
     operator, client = make(), make()
     waiting = asyncio.create_task(client(name).acquire(timeout=30))
@@ -235,7 +237,7 @@ async def test_breaking_serves_who_waits(make: Callable[..., Redlock], name: str
 
 
 async def test_breaking_frees_what_another_program_left(server: Server, name: str) -> None:
-    """A key without expiry, too."""
+    """The key of another program is deleted, also one without expiry."""
     with server.cli() as cli:
         cli.set(name, "left")
         async with Redlock(server.url) as client:

@@ -1,4 +1,4 @@
-"""What can be detached and adopted besides a mutex, what cannot, and what happens to it meanwhile."""
+"""Which kinds besides a mutex can be detached and adopted, which cannot, and what happens to a hold meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 async def taken(lock: Lock) -> Lease:
-    """Its lease, which is to be had."""
+    """The lease of a lock that must be free."""
     lease = await lock.acquire(timeout=10)
     assert lease is not None
     return lease
@@ -57,8 +57,8 @@ async def test_it_moves_once_and_is_never_free(make: Callable[..., Redlock], nam
 
 
 @pytest.mark.parametrize("kind", ["read", "permit"])
-async def test_who_holds_it_beside_is_not_disturbed(make: Callable[..., Redlock], name: str, kind: str) -> None:
-    """Another reader, or permit, before and after: each is released by its own holder, and none twice."""
+async def test_other_holders_of_the_name_are_not_disturbed(make: Callable[..., Redlock], name: str, kind: str) -> None:
+    """Another reader or permit, before and after: each is released by its own holder, and none twice."""
     giver, taker, neighbour = make(), make(), make()
     beside = await taken(KINDS[kind](neighbour, name))
     lease = await taken(KINDS[kind](giver, name))
@@ -92,7 +92,7 @@ async def test_the_permits_stay_as_many(make: Callable[..., Redlock], name: str)
 
 
 async def test_a_writer_waits_for_an_adopted_reader(make: Callable[..., Redlock], name: str) -> None:
-    """It is let in when the adopter releases, not before."""
+    """It is granted when the adopter releases, not before."""
     giver, taker, writer = make(lease=LONG), make(lease=LONG), make(lease=LONG)
     lease = await taken(giver.read(name))
     waiting = asyncio.create_task(writer.write(name).acquire(timeout=30))
@@ -113,7 +113,7 @@ async def test_a_writer_waits_for_an_adopted_reader(make: Callable[..., Redlock]
 
 
 async def test_several_names_cannot_be_detached(make: Callable[..., Redlock], name: str) -> None:
-    """It is refused before anything happens: they stay ours, and are given back together."""
+    """It is refused before anything happens: the names stay held, and are released together."""
     client, other = make(), make()
     async with client.multi(name, f"{name}-b") as lease:
         with pytest.raises(Unsupported, match="multi lock"):
@@ -128,8 +128,8 @@ async def test_several_names_cannot_be_detached(make: Callable[..., Redlock], na
 @kinds
 @pytest.mark.parametrize("nodes", [1, 5])
 async def test_the_key_is_something_else_by_now(shared_urls: list[str], name: str, nodes: int, kind: str) -> None:
-    """On a majority another program has put a list there: waiting does not help, so it is told at once, and the list
-    is left alone."""
+    """On a majority another program has put a list there. Waiting does not help, so the error comes at once, and the
+    list is left alone."""
     urls = shared_urls[:nodes]
     async with Redlock(*urls) as giver, Redlock(*urls, patience=3600.0) as taker:
         handle = await (await taken(KINDS[kind](giver, name))).detach()
@@ -146,12 +146,12 @@ async def test_the_key_is_something_else_by_now(shared_urls: list[str], name: st
                 cli.delete(name)
 
 
-# -- who enters again meanwhile --------------------------------------------------------------------------------------
+# -- an owner that enters again meanwhile ------------------------------------------------------------------------------
 
 
 async def test_entered_again_while_it_is_detached(make: Callable[..., Redlock], name: str) -> None:
-    """Another task of the same owner enters before the servers have answered: it has it, so the hold cannot move, and
-    stays with both. When the inner tenure is over, it can."""
+    """Another task of the same owner enters before the servers have answered. It is granted, so the hold cannot move,
+    and stays with both. When the inner tenure is over, it can move."""
     client, other = make(), make()
     lease = await client(name, reentrant=True, owner="us").acquire(timeout=None)
     detaching = asyncio.create_task(lease.detach())
@@ -172,7 +172,7 @@ async def test_entered_again_while_it_is_detached(make: Callable[..., Redlock], 
 
 
 async def test_entered_and_left_while_it_is_detached(make: Callable[..., Redlock], name: str) -> None:
-    """Who entered again has left before the servers have answered: nothing is in the way."""
+    """The second task of the owner has left before the servers have answered: the detach succeeds."""
     client, other = make(), make()
     lease = await client(name, reentrant=True, owner="us").acquire(timeout=None)
 
@@ -190,7 +190,8 @@ async def test_entered_and_left_while_it_is_detached(make: Callable[..., Redlock
 
 @pytest.mark.parametrize("turn", range(8))
 async def test_never_with_the_owner_and_with_an_adopter(name: str, turn: int) -> None:
-    """At whatever moment the owner enters again: either detach is refused, and both tenures go on; or the owner is."""
+    """The owner enters again at any moment: either the detach is refused and both tenures go on, or the second acquire
+    returns None."""
     store = MemoryStore()
     async with Redlock(store) as client, Redlock(store) as other:
         lease = await client(name, reentrant=True, owner="us").acquire(timeout=None)

@@ -1,4 +1,4 @@
-"""A lease that nobody refers to any more (HAZARDS A15): when it warns, what it sends, and who is served after it."""
+"""A lease without references (HAZARDS A15): when it warns, what it sends, and which waiter is served after it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ async def drop(client: Redlock, name: str, **options: float) -> None:
 
 @nodes
 async def test_a15_nothing_is_sent_when_a_lease_is_dropped(name: str, nodes: int) -> None:
-    """A collector may run anywhere: the drop warns once, asks no server for anything, then or later, and the hold ends
-    by time; even while a recorder of warnings refers to the lease."""
+    """A collector may run anywhere: the drop warns once, sends nothing to any server, then or later, and the hold
+    expires, even while a recorder of warnings refers to the lease."""
     still = Still(nodes, name)
     async with still.client() as client:
         with pytest.warns(ResourceWarning, match=name) as warned:
@@ -121,9 +121,9 @@ async def test_an_acquire_leaves_nothing_to_the_garbage_collector(name: str, nod
             gc.enable()
 
 
-async def test_a15_a_task_in_line_asks_after_a_drop(make: Make, name: str) -> None:
-    """It stood behind a lease that was dropped: it leaves a ticket with the servers, and is called when another frees
-    the name."""
+async def test_a15_a_local_waiter_asks_after_a_drop(make: Make, name: str) -> None:
+    """It waited behind a lease that was dropped: it leaves a ticket with the servers, and is notified when another
+    client releases the name."""
     client, operator = make(lease=LONG), make()
     await operator.health()
     leases = [await client(name).acquire(timeout=None)]

@@ -18,7 +18,7 @@ from tests.support.servers import Server
 
 
 def held_keys(server: Server) -> list[str]:
-    """What stands on the server besides our own counters and marks."""
+    """The keys on the server without the library's own counters and marks."""
     with server.cli() as cli:
         keys: Any = cli.keys("*")
     return [key.decode() for key in keys if RESERVED.encode() not in key]
@@ -66,7 +66,7 @@ def test_c8_a_lock_made_outside_any_loop(server: Server) -> None:
 
 
 def test_c8_a_hold_left_in_a_loop_that_is_gone(server: Server) -> None:
-    """What a loop held when it ended was given back with it, so the next one is let in at once."""
+    """The end of a loop released its holds, so the next loop is granted at once."""
     redlock = Redlock(server.url)
     leases = []
 
@@ -106,7 +106,7 @@ def test_c8_threads_fight_over_one_name(server: Server) -> None:
 
 
 def test_c8_threads_meet_a_client_at_once(server: Server) -> None:
-    """The first use from many threads in the same moment makes a session for each."""
+    """The first use from many threads at the same moment makes a session for each."""
     redlock = Redlock(server.url)
     together = threading.Barrier(8)
 
@@ -124,7 +124,7 @@ def test_c8_threads_meet_a_client_at_once(server: Server) -> None:
 
 
 async def elsewhere(lease: Lease) -> list[str]:
-    """What each use of a lease says in a loop that is not its own."""
+    """The error of each use of a lease in another loop than its own."""
     said = []
     for use in (lease.release, lease.extend, lease.wait_lost, lease.__aenter__):
         with pytest.raises(ConfigError) as caught:
@@ -134,7 +134,7 @@ async def elsewhere(lease: Lease) -> list[str]:
 
 
 async def test_c8_a_lease_belongs_to_its_loop(server: Server) -> None:
-    """In another it says so, whatever is asked of it; at home it is still held."""
+    """In another loop each use raises; in its own it is still held."""
     async with Redlock(server.url) as redlock, redlock("job") as lease:
         with ThreadPoolExecutor(1) as pool:
             said = await asyncio.wrap_future(pool.submit(asyncio.run, elsewhere(lease)))
@@ -144,7 +144,7 @@ async def test_c8_a_lease_belongs_to_its_loop(server: Server) -> None:
 
 
 async def test_c8_another_loop_is_excluded_too(server: Server) -> None:
-    """The client is one, its loops are strangers to each other."""
+    """Two loops of one client exclude each other like two clients."""
     redlock = Redlock(server.url)
 
     async def other() -> Lease | None:
@@ -291,7 +291,7 @@ FORK_WHILE_HELD = """
 
 
 def test_c8_a_lease_stays_with_the_parent(server: Server) -> None:
-    """In a forked child its copy is not held and every use says why; the parent keeps lease and connection."""
+    """In a forked child its copy is not held and every use raises the reason; the parent keeps lease and connection."""
     assert run_python(FORK_WHILE_HELD, server.url) == "fine\n"
     assert held_keys(server) == []
 
@@ -371,7 +371,7 @@ SIGNALLED = """
     [READY_MADE, LEFT_HELD, OUT_OF_REACH, DOUBLED, SIGNALLED],
     ids=["ready made", "left held", "out of reach", "doubled", "interrupted"],
 )
-def test_c8_nobody_closed_the_client(server: Server, tmp_path: Path, program: str) -> None:
-    """asyncio.run without aclose, in dev mode with warnings as errors: not a word of complaint, and no key."""
+def test_c8_a_client_that_is_not_closed(server: Server, tmp_path: Path, program: str) -> None:
+    """asyncio.run without aclose, in dev mode with warnings as errors: no warning, and no key is left."""
     assert run_python(program, ASYNCLOCK_URLS=server.url, ALIAS=str(tmp_path / "alias.sock")) == "done\n"
     assert held_keys(server) == []

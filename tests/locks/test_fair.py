@@ -1,4 +1,4 @@
-"""Fair locks: in order of arrival, over clients and processes, whatever single nodes believe (HAZARDS E9)."""
+"""Fair locks: in order of arrival, over clients and processes, whatever order single nodes have (HAZARDS E9)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.support.waiters import in_order, in_queue, processes, queue, rise, un
 both = pytest.mark.parametrize("nodes", [1, 5])
 
 
-class Line:
-    """Waiters that arrive one after the other; who was served when, and with which fence."""
+class Arrivals:
+    """Waiters that arrive one after the other; the order in which they are served, and their fences."""
 
     def __init__(self, name: str) -> None:
         self.order: list[int] = []
@@ -49,8 +49,8 @@ class Line:
         return self.order
 
 
-async def standing(redlock: Redlock, name: str) -> int:
-    """How many wait, at the node that knows of the fewest."""
+async def tickets_everywhere(redlock: Redlock, name: str) -> int:
+    """How many waiters the node with the fewest tickets knows."""
     known = []
     for store in stores_of(redlock):
         if isinstance(store, TransactionalStore):
@@ -69,15 +69,15 @@ def number_of(server: Server, name: str, ticket: bytes) -> int:
     return int(known.split()[0]) if known else 0
 
 
-async def arrive(line: Line, clients: list[Redlock], servers: list[Server], name: str) -> None:
+async def arrive(arrivals: Arrivals, clients: list[Redlock], servers: list[Server], name: str) -> None:
     """One waiter of each client, the next once all servers know of the one before."""
     for each in clients:
-        line.join(each)
-        await until(in_queue(servers, name, len(line)))
+        arrivals.join(each)
+        await until(in_queue(servers, name, len(arrivals)))
 
 
 def tamper(server: Server, name: str, order: list[bytes]) -> None:
-    """Let this server believe that they arrived in that order."""
+    """Give this server another order of arrival."""
     with server.cli() as cli:
         cli.zadd(keys("", name).queue, {ticket: 1e15 + place for place, ticket in enumerate(order)})
 
@@ -86,21 +86,22 @@ def tamper(server: Server, name: str, order: list[bytes]) -> None:
 
 
 async def test_in_order_of_arrival(make: Callable[..., Redlock], name: str) -> None:
-    """Who came first is served first, whichever client's task it is; a newcomer does not slip in between."""
+    """Tasks are served in the order in which they came, whichever client's they are; a newcomer does not overtake
+    them."""
     clients = [make(), make(), make()]
-    line = Line(name)
+    arrivals = Arrivals(name)
     async with clients[0](name, fair=True):
         for client in clients * 4:
-            line.join(client)
-            while await standing(client, name) < len(line):
+            arrivals.join(client)
+            while await tickets_everywhere(client, name) < len(arrivals):
                 await asyncio.sleep(0.005)
-    line.join(clients[0])
-    assert await line.all_served() == list(range(13))
+    arrivals.join(clients[0])
+    assert await arrivals.all_served() == list(range(13))
 
 
 @both
 async def test_in_order_of_arrival_over_processes(five: list[Server], name: str, nodes: int) -> None:
-    """The same where the waiters are other processes'."""
+    """The same where the waiters are tasks of other processes."""
     servers = five[:nodes]
     urls = [each.url for each in servers]
     async with Redlock(*urls) as redlock, processes(3, urls) as started:
@@ -114,50 +115,50 @@ async def test_in_order_of_arrival_over_processes(five: list[Server], name: str,
 
 
 @both
-async def test_who_does_not_queue_up_takes_nobodys_turn(five: list[Server], name: str, nodes: int) -> None:
+async def test_a_try_without_a_ticket_takes_no_waiters_turn(five: list[Server], name: str, nodes: int) -> None:
     """A fair try with timeout=0, again and again while others wait, gets nothing before them."""
     urls = [each.url for each in five[:nodes]]
-    line = Line(name)
+    arrivals = Arrivals(name)
     async with Redlock(*urls) as first, Redlock(*urls) as second, Redlock(*urls) as hasty:
         async with first(name, fair=True):
-            await arrive(line, [second, first] * 4, five[:nodes], name)
-        while len(line.order) < 8:
+            await arrive(arrivals, [second, first] * 4, five[:nodes], name)
+        while len(arrivals.order) < 8:
             lease = await hasty(name, fair=True).acquire(timeout=0)
             if lease is not None:
-                served = len(line.order)
+                served = len(arrivals.order)
                 await lease.release()
                 assert served == 8
-        assert await line.all_served() == list(range(8))
+        assert await arrivals.all_served() == list(range(8))
 
 
 @pytest.mark.one_loop("it waits for renewals of tickets at the servers")
 @both
 async def test_a_live_waiter_keeps_its_place(five: list[Server], name: str, nodes: int) -> None:
-    """The holder holds for several ticket lifetimes; who waits renews, and stands where it stood."""
+    """The holder holds for several ticket lifetimes; the waiters renew their tickets and keep their places."""
     servers = five[:nodes]
     urls = [each.url for each in servers]
-    line = Line(name)
+    arrivals = Arrivals(name)
     # A ticket that is renewed late is passed over: its life is far longer than a busy machine may stall a process.
     async with Redlock(*urls, lease=1.8) as first, Redlock(*urls, lease=1.8) as second:
         async with first(name, fair=True):
-            await arrive(line, [second, first, second, first], servers, name)
+            await arrive(arrivals, [second, first, second, first], servers, name)
             before = [queue(each, name) for each in servers]
             # Renewed every third of a life: eight renewals are two lives and more.
             await until(lambda: all(number_of(each, name, t) > 8 for each in servers for t in before[0]))
             assert [queue(each, name) for each in servers] == before
-        assert await line.all_served() == [0, 1, 2, 3]
+        assert await arrivals.all_served() == [0, 1, 2, 3]
 
 
 # -- heads that differ -----------------------------------------------------------------------------------------------
 
 
 async def test_e9_nodes_agree_after_one_renewal(five: list[Server], name: str) -> None:
-    """A ticket carries its order key: nodes that took it for another's turn learn better from its renewal."""
+    """A ticket carries its order key: nodes with another order correct it at its renewal."""
     urls = [each.url for each in five]
-    line = Line(name)
+    arrivals = Arrivals(name)
     async with Redlock(*urls, lease=0.9) as first, Redlock(*urls, lease=0.9) as second:
         async with first(name, fair=True):
-            await arrive(line, [second, first, second, first], five, name)
+            await arrive(arrivals, [second, first, second, first], five, name)
             right = queue(five[0], name)
             sent = {(each, ticket): number_of(each, name, ticket) for each in five for ticket in right}
             tamper(five[1], name, right[::-1])
@@ -165,36 +166,37 @@ async def test_e9_nodes_agree_after_one_renewal(five: list[Server], name: str) -
             # Two sendings later at the most: the one may have been on its way already.
             await until(lambda: all(number_of(*(each, name, t)) > n + 1 for (each, t), n in sent.items()))
             assert [queue(each, name) for each in five] == [right] * 5
-        assert await line.all_served() == [0, 1, 2, 3]
+        assert await arrivals.all_served() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("wrong", [1, 2, 4])
 async def test_e9_no_deadlock_where_heads_differ(five: list[Server], name: str, wrong: int) -> None:
-    """The lock is free, and so many nodes have heads of their own, no two the same: everybody is served."""
+    """The lock is free, and so many nodes have heads of their own, no two the same: all waiters are served."""
     urls = [each.url for each in five]
-    line = Line(name)
+    arrivals = Arrivals(name)
     async with Redlock(*urls, lease=0.9) as first, Redlock(*urls, lease=0.9) as second:
         lease = await first(name, fair=True).acquire(timeout=None)
-        await arrive(line, [second, first, second, first, second], five, name)
+        await arrive(arrivals, [second, first, second, first, second], five, name)
         right = queue(five[0], name)
         for shift, each in enumerate(five[:wrong], 1):
             tamper(each, name, right[shift:] + right[:shift])
         await lease.release()
-        assert sorted(await line.all_served()) == [0, 1, 2, 3, 4]
+        assert sorted(await arrivals.all_served()) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("missing", [1, 2])
 async def test_e9_nodes_that_missed_tickets(five: list[Server], name: str, missing: int) -> None:
-    """A minority never heard of the first two: the others keep the order, and nobody waits for a lease to end."""
+    """A minority never received the first two tickets: the others keep the order, and no waiter waits for a lease to
+    end."""
     urls = [each.url for each in five]
-    line = Line(name)
+    arrivals = Arrivals(name)
     async with Redlock(*urls, lease=30.0) as first, Redlock(*urls, lease=30.0) as second:
         lease = await first(name, fair=True).acquire(timeout=None)
-        await arrive(line, [second, first, second, first], five, name)
+        await arrive(arrivals, [second, first, second, first], five, name)
         right = queue(five[0], name)
         for each in five[:missing]:
             with each.cli() as cli:
                 cli.zrem(keys("", name).queue, *right[:2])
                 cli.hdel(keys("", name).tickets, *(ticket[:32].decode() for ticket in right[:2]))
         await lease.release()
-        assert await line.all_served() == [0, 1, 2, 3]
+        assert await arrivals.all_served() == [0, 1, 2, 3]

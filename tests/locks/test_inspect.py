@@ -1,4 +1,4 @@
-"""What operators see: inspect and holders, on every deployment and both loops."""
+"""inspect and holders for operators, on every deployment and both loops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.servers import Server
 
 
 async def names_of(client: Redlock, prefix: str) -> list[str]:
-    """Of all that is held."""
+    """The names of all that is held."""
     return sorted([holder.name async for holder in client.holders(prefix)])
 
 
@@ -28,8 +28,8 @@ async def waiting(client: Redlock, name: str, count: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_inspect_tells_who_holds_and_who_waits(make: Callable[..., Redlock], name: str) -> None:
-    """The holder's host, process, note and times; the waiters in order of arrival; what each node says."""
+async def test_inspect_shows_holder_and_waiters(make: Callable[..., Redlock], name: str) -> None:
+    """The holder's host, process, note and times; the waiters in order of arrival; and the view of each node."""
     client, began = make(), time.time()
     async with make()(name, metadata="nightly|run 7", lease=20) as lease:
         tasks = []
@@ -54,14 +54,14 @@ async def test_inspect_tells_who_holds_and_who_waits(make: Callable[..., Redlock
 
 
 async def test_inspect_of_a_free_name(redlock: Redlock, name: str) -> None:
-    """Nobody, of no kind, and no token yet."""
+    """No holder, no kind, and no token yet."""
     info = await redlock.inspect(name)
     assert (info.kind, info.fence, info.holders, info.waiters) == ("", 0, (), ())
     assert all(said.startswith("free") for said in info.nodes.values())
 
 
 async def test_a_name_that_rests_is_shown_as_such(redlock: Redlock, name: str) -> None:
-    """Released, and taken still."""
+    """It is released, and taken still."""
     async with redlock(name, min_hold=20):
         pass
     (holder,) = (await redlock.inspect(name)).holders
@@ -79,8 +79,8 @@ async def test_a_name_whose_run_returned_is_shown_as_done(redlock: Redlock, name
     assert holder.metadata == "(done)"
 
 
-async def test_holders_lists_what_is_held(redlock: Redlock, name: str) -> None:
-    """Each once; what is free is not there, nor is what begins otherwise, nor are our own keys."""
+async def test_holders_lists_the_held_names(redlock: Redlock, name: str) -> None:
+    """Each name once, without free names, names with another prefix, and the library's own keys."""
     async with redlock(f"{name}:a"), redlock(f"{name}:b*"), redlock(f"x{name}"):
         async with redlock(f"{name}:c"):
             pass
@@ -92,7 +92,7 @@ async def test_holders_lists_what_is_held(redlock: Redlock, name: str) -> None:
 
 
 async def test_a_key_without_expiry_is_shown(server: Server, name: str) -> None:
-    """Left behind by an old program: nothing of its value, which may be a secret."""
+    """An old program left it. Its value is not shown, since it may be a secret."""
     with server.cli() as cli:
         cli.set(name, "an old program's token")
     async with Redlock(server.url) as client:
@@ -104,7 +104,7 @@ async def test_a_key_without_expiry_is_shown(server: Server, name: str) -> None:
 
 
 async def test_inspect_lives_with_a_dead_minority(five: list[Server], name: str) -> None:
-    """And says what is wrong with it; without a majority it raises."""
+    """It reports the errors of these nodes; without a majority it raises."""
     async with Redlock(*(server.url for server in five)) as client, client(name):
         for server in five[:2]:
             server.kill()
@@ -125,8 +125,8 @@ async def test_bad_names_are_refused(redlock: Redlock) -> None:
         await redlock.inspect("")
 
 
-def test_an_id_tells_nothing_of_its_secret() -> None:
-    """And whatever another program writes is no error."""
+def test_an_id_shows_nothing_of_its_secret() -> None:
+    """And a value that another program wrote is no error."""
     random = "0f" * 16
     assert tag_of(f"{random}|1700000000000000|17|host|a|b") == ("host", 17, 1_700_000_000.0, "a|b")
     assert tag_of(f"{random}!1700000000000000|17|host|") == ("host", 17, 1_700_000_000.0, "")

@@ -1,4 +1,4 @@
-"""What `lead` answers where the lease is gone by the time its main has come to its end."""
+"""What `lead` returns where the lease is gone by the time its main returns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.support.waiters import LIMIT, rise
 
 
 async def test_broken_as_main_returned(make: Callable[..., Redlock], name: str) -> None:
-    """The release finds out that the name was taken from us: main has run to its end all the same, once, and its
-    result is the answer."""
+    """The release finds out that the name was taken away: main has run to its end all the same, once, and its result is
+    returned."""
     leader, operator = make(), make()
     await leader.health()
     intercept_notices(leader, lambda index, notice: None)  # that it was broken comes too late
@@ -34,7 +34,7 @@ async def test_broken_as_main_returned(make: Callable[..., Redlock], name: str) 
 
 
 async def test_none_is_a_result_too(make: Callable[..., Redlock], name: str) -> None:
-    """Main answers nothing, and its lease is gone by then: it has run all the same."""
+    """Main returns None, and its lease is gone by then: it has run all the same."""
     leader, operator = make(), make()
     await leader.health()
     intercept_notices(leader, lambda index, notice: None)
@@ -77,7 +77,7 @@ async def test_over_in_the_last_turn(name: str, nodes: int, how: str) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 5])
 async def test_lost_while_main_runs(name: str, nodes: int) -> None:
-    """That is another thing: main was cancelled, so it runs again, under a greater token, and that result counts."""
+    """Here main was cancelled, so it runs again, under a greater token, and that result counts."""
     still = Still(nodes, name)
     fences: list[int] = []
 
@@ -98,7 +98,7 @@ async def test_lost_while_main_runs(name: str, nodes: int) -> None:
 
 @pytest.mark.parametrize("nodes", [1, 5])
 async def test_an_error_of_main_goes_before_a_loss(name: str, nodes: int) -> None:
-    """Main raises, and its lease is gone by then: the error is the answer, after one run."""
+    """Main raises, and its lease is gone by then: its error is raised, after one run."""
     still = Still(nodes, name)
     runs = 0
 
@@ -137,7 +137,7 @@ async def test_closed_while_main_runs(name: str) -> None:
 @pytest.mark.parametrize("nodes", [1, 5])
 @pytest.mark.parametrize("look", ["ensure_held", "extend"])
 async def test_main_notices_the_loss_itself(name: str, nodes: int, look: str) -> None:
-    """Main looks at its lease, which was lost, and lets that error out: it leads again, and that result counts."""
+    """Main uses its lost lease and lets that error out: it leads again, and that result counts."""
     still = Still(nodes, name)
     fences: list[int] = []
 

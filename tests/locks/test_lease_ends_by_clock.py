@@ -1,5 +1,5 @@
-"""A lease that is over by the clock is over for every question, though no timer has run and the servers still keep its
-key; and what max_hold and min_hold count from."""
+"""A lease that is over by the clock is over in each of its methods, though no timer has run and the servers still keep
+its key; and the moments from which max_hold and min_hold count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asynclock import LockLost, Redlock
 from tests.support.cancelled_waits import Make
 from tests.support.probes import acquisitions_of, hold_of
 from tests.support.shifted_clock import Shifted, shifted
-from tests.support.still_clock import Stand, Still, turns
+from tests.support.still_clock import Still, TenureRecord, turns
 from tests.support.waiters import LIMIT, LONG
 
 nodes = pytest.mark.parametrize("nodes", [1, 5])
@@ -28,8 +28,8 @@ limits = pytest.mark.parametrize("limit", PAST)
 async def test_a_grant_that_is_read_after_its_validity_begins_no_lease(
     shared_urls: list[str], name: str, nodes: int
 ) -> None:
-    """Between the send and the reply as much time passes as the lease lasts. The acquire gives that grant back, asks
-    again, and answers a lease that is held."""
+    """Between the send and the reply as much time passes as the lease lasts. The acquire undoes that grant, asks again,
+    and returns a lease that is held."""
     clock = Shifted()
     async with shifted(shared_urls[:nodes], clock, lease=10.0) as client:
         await client.health()
@@ -61,7 +61,7 @@ async def test_held_reads_the_clock(shared_urls: list[str], name: str, nodes: in
         with pytest.raises(LockLost) as lost:
             lease.ensure_held()
         assert lost.value.reason == reason
-        assert await client(name).locked()  # nobody but the clock says so
+        assert await client(name).locked()  # only the clock says that it is over
         with pytest.raises(LockLost):
             await lease.release()
 
@@ -87,8 +87,8 @@ async def test_release_all_in_a_block_whose_lease_is_over(
 @nodes
 @limits
 async def test_a_block_that_ends_too_late_raises(shared_urls: list[str], name: str, nodes: int, limit: str) -> None:
-    """Its body ran on for longer than the lease or max_hold, without a turn of the loop: the end of the block tells,
-    though each server still had the key and gave it back without complaint."""
+    """Its body ran on for longer than the lease or max_hold, without a turn of the loop. The end of the block raises,
+    though each server still had the key and released it without an error."""
     options, reason = PAST[limit]
     clock = Shifted()
     async with shifted(shared_urls[:nodes], clock) as client:
@@ -106,8 +106,8 @@ async def test_a_block_that_ends_too_late_raises(shared_urls: list[str], name: s
 
 @nodes
 async def test_an_expired_lease_is_not_entered_again(name: str, nodes: int) -> None:
-    """The loop was blocked beyond the lease of a reentrant lock, and its owner enters before any timer runs: that is a
-    hold of its own, with a greater fence, or none where somebody else has the name by then."""
+    """The loop was blocked beyond the lease of a reentrant lock, and its owner enters before any timer runs. That is a
+    hold of its own, with a greater fence, or none where another client has the name by then."""
     still = Still(nodes, name)
     async with still.client() as client, still.client() as other:
         lock = client(name, reentrant=True, owner="us")
@@ -128,24 +128,24 @@ async def test_an_expired_lease_is_not_entered_again(name: str, nodes: int) -> N
 
 
 @nodes
-async def test_max_hold_of_an_heir_counts_from_its_own_beginning(name: str, nodes: int) -> None:
-    """The hold is passed on after four milliseconds: who has it then has all of its max_hold, and no more."""
-    stand = Stand(nodes)
-    async with stand.client(max_hold=2.0) as client:
+async def test_max_hold_of_a_passed_hold_counts_from_its_own_beginning(name: str, nodes: int) -> None:
+    """The hold is passed on after four milliseconds: the next owner has all of its max_hold, and no more."""
+    record = TenureRecord(nodes)
+    async with record.client(max_hold=2.0) as client:
         first = await client(name).acquire(timeout=None)
         head = asyncio.create_task(client(name).acquire(timeout=None))
-        heir = asyncio.create_task(client(name).acquire(timeout=None))
+        next_waiter = asyncio.create_task(client(name).acquire(timeout=None))
         await turns(20)
         await first.release()
         lease = await head
-        stand.clock.advance(0.004)
+        record.clock.advance(0.004)
         await lease.release()
-        passed = await heir
+        passed = await next_waiter
         assert hold_of(passed) is hold_of(lease)
         assert passed.remaining == pytest.approx(2.0, abs=1e-6)
-        stand.clock.advance(1.999)
+        record.clock.advance(1.999)
         assert passed.held
-        stand.clock.advance(0.002)
+        record.clock.advance(0.002)
         assert not passed.held
 
 
@@ -183,7 +183,8 @@ async def test_min_hold_outlives_a_loss_and_a_close(name: str, nodes: int, end: 
 
 @ENDS
 async def test_min_hold_outlives_a_loss_and_a_close_on_servers(make: Make, name: str, end: str) -> None:
-    """The same on each deployment, as far as it can be seen without waiting: the name rests, and nobody gets in."""
+    """The same on each deployment, as far as a test without waiting can see: the name rests, and no other client gets
+    in."""
     client: Redlock = make(lease=LONG, min_hold=30.0, max_hold=0.05 if end != "closed" else None)
     other = make()
     if end == "lost-in-block":

@@ -1,4 +1,4 @@
-"""What a lock promises, on every deployment and both loops."""
+"""The mutex, on every deployment and both loops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_two_clients_exclude_each_other(make: Callable[..., Redlock], name
         assert await make()(name).acquire(timeout=0) is None
 
 
-async def test_acquire_answers_a_lease_that_guards_its_block(redlock: Redlock, name: str) -> None:
+async def test_acquire_returns_a_lease_that_guards_its_block(redlock: Redlock, name: str) -> None:
     """acquire, then `async with lease`, then released."""
     lease = await redlock(name, lease=10).acquire(timeout=2.0)
     assert isinstance(lease, Lease)
@@ -60,8 +60,8 @@ async def test_classic_form(redlock: Redlock, name: str) -> None:
     assert not await lock.locked()
 
 
-async def test_acquire_in_vain_answers_none(make: Callable[..., Redlock], name: str) -> None:
-    """None: somebody else held it for the whole timeout."""
+async def test_acquire_in_vain_returns_none(make: Callable[..., Redlock], name: str) -> None:
+    """None: another client held it for the whole timeout."""
     other = make()
     await other.health()  # connected: the timeout is for the lock alone
     async with make()(name):
@@ -69,7 +69,7 @@ async def test_acquire_in_vain_answers_none(make: Callable[..., Redlock], name: 
 
 
 async def test_block_in_vain_raises_lock_timeout(make: Callable[..., Redlock], name: str) -> None:
-    """`async with` has no None to answer."""
+    """`async with` cannot return None."""
     other = make()
     await other.health()
     async with make()(name):
@@ -81,7 +81,7 @@ async def test_block_in_vain_raises_lock_timeout(make: Callable[..., Redlock], n
 
 
 async def test_waiter_gets_it_after_release(make: Callable[..., Redlock], name: str) -> None:
-    """Whoever waits gets the lock once it is free."""
+    """A waiter gets the lock once it is free."""
     async with make()(name):
         waiting = asyncio.create_task(make()(name).acquire())
         await asyncio.sleep(0.01)
@@ -111,7 +111,7 @@ async def test_without_fencing_there_is_no_fence(make: Callable[..., Redlock], n
 
 
 async def test_release_twice(redlock: Redlock, name: str) -> None:
-    """The second time there is nothing to give back."""
+    """The second release has nothing to release."""
     lock = redlock(name)
     lease = await lock.acquire(timeout=None)
     await lease.release()
@@ -122,7 +122,7 @@ async def test_release_twice(redlock: Redlock, name: str) -> None:
 
 
 async def test_extend_after_release(redlock: Redlock, name: str) -> None:
-    """What was given back cannot be extended."""
+    """A released lease cannot be extended."""
     lease = await redlock(name).acquire(timeout=None)
     await lease.release()
     with pytest.raises(LockNotHeld):
@@ -132,7 +132,7 @@ async def test_extend_after_release(redlock: Redlock, name: str) -> None:
 
 
 async def test_extend_replaces_and_never_shortens(redlock: Redlock, name: str) -> None:
-    """extend counts from now, adds nothing, and takes nothing away."""
+    """extend counts from now: it neither adds to the rest of the lease nor shortens it."""
     async with redlock(name, lease=10) as lease:
         await lease.extend(lease=40)
         assert 39 < lease.remaining <= 40
@@ -140,17 +140,17 @@ async def test_extend_replaces_and_never_shortens(redlock: Redlock, name: str) -
         assert 38 < lease.remaining <= 40
 
 
-async def test_wait_lost_tells_a_release(redlock: Redlock, name: str) -> None:
-    """False: it was given back, not lost."""
+async def test_wait_lost_returns_false_after_a_release(redlock: Redlock, name: str) -> None:
+    """False: it was released, not lost."""
     async with redlock(name) as lease:
-        told = asyncio.create_task(lease.wait_lost())
+        lost = asyncio.create_task(lease.wait_lost())
         await asyncio.sleep(0)
-    assert await told is False
+    assert await lost is False
     assert await lease.wait_lost() is False
 
 
 async def test_min_hold_keeps_the_name_taken(make: Callable[..., Redlock], name: str) -> None:
-    """Release answers at once; the name stays taken until min_hold is over."""
+    """Release returns at once; the name stays taken until min_hold is over."""
     lock = make()(name, min_hold=0.3)
     lease = await lock.acquire(timeout=None)
     clock = asyncio.get_running_loop().time
@@ -171,8 +171,8 @@ async def test_max_hold_ends_a_lease(redlock: Redlock, name: str) -> None:
     assert not await redlock(name).locked()
 
 
-async def test_release_gives_back_only_this_tasks(redlock: Redlock, name: str) -> None:
-    """Another task's tenure through the same Lock is out of reach."""
+async def test_release_ends_only_this_tasks_tenure(redlock: Redlock, name: str) -> None:
+    """Another task's tenure through the same Lock goes on."""
     lock = redlock(name)
 
     async def other() -> None:
@@ -185,7 +185,7 @@ async def test_release_gives_back_only_this_tasks(redlock: Redlock, name: str) -
 
 
 async def test_release_all(redlock: Redlock, name: str) -> None:
-    """All that this client holds, and nothing else."""
+    """It releases all that this client holds, and nothing else."""
     leases = [await redlock(f"{name}:{i}").acquire(timeout=None) for i in range(5)]
     await redlock.release_all()
     assert not any(lease.held for lease in leases)
@@ -222,7 +222,7 @@ async def test_a_cancelled_release_all_gives_all_back(name: str, monkeypatch: py
 
 
 async def test_e18_a_task_that_would_wait_for_itself(redlock: Redlock, name: str) -> None:
-    """SelfDeadlock at once, not a watchdog that renews a deadlock for ever."""
+    """SelfDeadlock is raised at once; the watchdog would renew the deadlock for ever."""
     async with redlock(name) as lease:
         with pytest.raises(SelfDeadlock):
             await redlock(name).acquire()
@@ -231,7 +231,7 @@ async def test_e18_a_task_that_would_wait_for_itself(redlock: Redlock, name: str
 
 
 async def test_health(redlock: Redlock) -> None:
-    """Every node answers, and says how fast."""
+    """Every node answers, and reports its latency."""
     health = await redlock.health()
     assert health.ok
     assert all(node.ok and node.latency is not None and node.error == "" for node in health.nodes)

@@ -22,18 +22,18 @@ KINDS: dict[str, Callable[..., Any]] = {
     "multi": lambda client, name, **options: client.multi(f"{name}:0", name, **options),
 }
 RIVALS = {"read": "write"}
-"""Who is kept out, where that is not one of the same kind."""
+"""The kind that is excluded, where that is not the same kind."""
 
 
 async def of_all(check: Callable[[str], Any]) -> None:
-    """All kinds at once: they wait side by side."""
+    """All kinds at once: their tests wait side by side."""
     async with asyncio.timeout(2 * LIMIT), asyncio.TaskGroup() as group:
         for kind in KINDS:
             group.create_task(check(kind), name=kind)
 
 
 async def test_min_hold_keeps_the_name_taken(make: Callable[..., Redlock], name: str) -> None:
-    """Release answers at once; who waits is let in when the time is over, and not before."""
+    """Release returns at once; a waiter is granted when the time is over, and not before."""
     client, other = make(), make()
 
     async def check(kind: str) -> None:
@@ -53,7 +53,7 @@ async def test_min_hold_keeps_the_name_taken(make: Callable[..., Redlock], name:
 
 
 async def test_a6_max_hold_ends_it(make: Callable[..., Redlock], name: str) -> None:
-    """The lease is lost after that time, renewed or not, its body is cancelled, and the next is let in."""
+    """The lease is lost after that time, renewed or not, its body is cancelled, and the next waiter is granted."""
     client, other = make(lease=0.9), make()
 
     async def check(kind: str) -> None:

@@ -1,4 +1,4 @@
-"""What several locks as one promise, on every deployment and both loops."""
+"""Several locks as one, on every deployment and both loops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def several(name: str, letters: str) -> list[str]:
 
 
 async def waiting(client: Redlock, lock: Any, order: list[object], who: object) -> asyncio.Task[None]:
-    """A task that notes `who` once it has it; by now it waits."""
+    """A task that notes `who` once it has the lock; by now it waits."""
 
     async def run() -> None:
         async with lock:
@@ -51,7 +51,7 @@ async def waiting(client: Redlock, lock: Any, order: list[object], who: object) 
 
 
 async def test_all_or_none(make: Make, name: str) -> None:
-    """Whoever has it has each of the names; where one is taken, none is."""
+    """A holder has each of the names; where one is taken, it has none."""
     client, other = make(), make()
     a, b, c, d = several(name, "abcd")
     async with client.multi(a, b, client.read(c)) as lease:
@@ -67,7 +67,7 @@ async def test_all_or_none(make: Make, name: str) -> None:
 
 
 async def test_one_fence_above_all_before(make: Make, name: str) -> None:
-    """Greater than those of all holds of any of the names before it, and less than those of all after it."""
+    """Greater than the fences of all earlier holds of any of the names, and less than those of all later ones."""
     client, other = make(), make()
     names = several(name, "abc")
     highest = 0
@@ -132,8 +132,8 @@ def _single(client: Redlock, lock: Any) -> Any:
     return client(lock) if isinstance(lock, str) else lock
 
 
-async def test_e11_who_is_refused_holds_nothing_while_it_waits(make: Make, name: str) -> None:
-    """One of the names is taken: the others are free for everybody until that one is."""
+async def test_e11_a_refused_multi_holds_nothing_while_it_waits(make: Make, name: str) -> None:
+    """One of the names is taken: the others are free for all clients until that one is free."""
     client, other = make(lease=LONG), make(lease=LONG)
     a, b, c = several(name, "abc")
     lease = await taken(other(b))
@@ -149,9 +149,9 @@ async def test_e11_who_is_refused_holds_nothing_while_it_waits(make: Make, name:
 
 
 @pytest.mark.parametrize("names", ["ab", "ba"])
-async def test_e16_who_is_woken_and_refused_passes_it_on(make: Make, name: str, names: str) -> None:
-    """The multi waits first in line for a name that is given back, but needs another that is not: the next in that line
-    is served at once; and the multi is, when the other is free."""
+async def test_e16_a_multi_that_is_woken_and_refused_passes_it_on(make: Make, name: str, names: str) -> None:
+    """The multi is the first waiter for a name that is released, but needs another name that is held. The next waiter
+    for the first name is served at once, and the multi when the other name is free."""
     client, other, third = make(lease=LONG), make(lease=LONG), make(lease=LONG)
     this, that = several(name, names)
     first = await taken(other(this))
@@ -194,9 +194,9 @@ async def test_a_semaphore_and_a_fair_lock_in_it(make: Make, name: str) -> None:
     assert order == ["permit", "early", "late"]
 
 
-async def test_who_waits_for_itself_is_told(make: Make, name: str) -> None:
-    """A task that holds one of the names, alone or with others, and asks for it again: SelfDeadlock; but two readers
-    may be one task."""
+async def test_waiting_for_oneself_raises(make: Make, name: str) -> None:
+    """A task that holds one of the names, alone or with others, asks for it again: SelfDeadlock. Two readers may be one
+    task."""
     client = make()
     a, b, c = several(name, "abc")
     async with client.multi(a, client.read(c)):
@@ -222,9 +222,9 @@ async def test_c14_one_name_is_of_another_kind(make: Make, name: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["fair", "plain", "multi"])
-async def test_c14_who_asks_for_the_wrong_kind_lets_nobody_in(make: Make, name: str, how: str) -> None:
-    """A permit is held and waited for, and somebody asks for a mutex of that name, alone or with another name that is
-    taken: whoever waits for the permit goes on waiting, and its holder holds."""
+async def test_c14_asking_for_the_wrong_kind_grants_to_nobody(make: Make, name: str, how: str) -> None:
+    """A permit is held and waited for, and a client asks for a mutex of that name, alone or with another name that is
+    taken. The waiter for the permit goes on waiting, and its holder holds."""
     client, other, third = make(lease=LONG), make(lease=LONG), make(lease=LONG)
     a, pool = several(name, "ab")
     permit, busy = await taken(client.semaphore(pool, 1)), await taken(client(a))
@@ -246,7 +246,7 @@ async def test_c14_who_asks_for_the_wrong_kind_lets_nobody_in(make: Make, name: 
 
 
 async def test_d7_one_of_its_names_is_broken(make: Make, name: str) -> None:
-    """The holder is told at once that it lost them, and gives the others back."""
+    """The holder is notified at once that it lost them, and releases the others."""
     client, other = make(lease=LONG), make(lease=LONG)
     a, b = several(name, "ab")
     with pytest.raises(LockLost) as lost:
@@ -259,7 +259,7 @@ async def test_d7_one_of_its_names_is_broken(make: Make, name: str) -> None:
 
 
 async def test_inspect_shows_each_name(make: Make, name: str) -> None:
-    """Its holder, with its metadata; and who waits for all waits at one of them."""
+    """Its holder, with its metadata. A waiter for all of them waits at one of them."""
     client, other = make(metadata="both"), make(lease=LONG)
     a, b = several(name, "ab")
     order: list[object] = []
@@ -293,7 +293,7 @@ async def test_the_watchdog_keeps_all_of_them(nodes: int) -> None:
 
 
 async def test_min_hold_is_of_each_name() -> None:
-    """Given back sooner, all stay taken until then."""
+    """Released sooner, all names stay taken until then."""
     still = Still(1, "")
     async with still.client() as client, still.client() as other:
         lease = await taken(client.multi("a", client.read("b"), min_hold=5.0))
@@ -307,7 +307,7 @@ async def test_min_hold_is_of_each_name() -> None:
 
 
 async def test_a_minority_is_down(five: list[Server], name: str) -> None:
-    """Three of five nodes suffice, for who holds and for who waits."""
+    """Three of five nodes are enough, for the holder and for the waiter."""
     client, other = Redlock(*urls_of(five), lease=LONG), Redlock(*urls_of(five), lease=LONG)
     a, b = several(name, "ab")
     async with client, other:
@@ -323,7 +323,7 @@ async def test_a_minority_is_down(five: list[Server], name: str) -> None:
 
 
 async def test_a16_cancelled_at_random(make: Make, name: str) -> None:
-    """Whenever tasks that want several names are cancelled, nothing is left of them, and the rest come in."""
+    """Tasks that want several names are cancelled at random moments: they leave nothing, and the rest are granted."""
     clients = [make(lease=LONG) for _ in range(2)]
     for client in clients:
         await client.health()
@@ -349,7 +349,7 @@ async def test_a16_cancelled_at_random(make: Make, name: str) -> None:
 
 
 async def test_it_times_out(make: Make, name: str) -> None:
-    """As any lock does, in both forms, and leaves no ticket."""
+    """As any lock does, in both forms, and without leaving a ticket."""
     client, other = make(), make()
     await client.health()  # connected, so that the timeout is for the lock alone
     a, b = several(name, "ab")
@@ -363,11 +363,11 @@ async def test_it_times_out(make: Make, name: str) -> None:
         await nothing_is_left([client, other], each)
 
 
-def test_what_it_is_made_of() -> None:
-    """Locks of this client, each named once; what else it is given is told, before anything is asked."""
+def test_a_multi_is_made_of_locks_of_its_client() -> None:
+    """Locks of this client, each named once. All else is refused before any server is asked."""
     client, other = Redlock("memory:"), Redlock("memory:")
     assert client.multi("b", client.read("a")).name == "a, b"
-    for locks, told in (
+    for locks, message in (
         ([], "no locks"),
         ([f"{number}" for number in range(257)], "257 locks"),
         (["a", "a"], "twice"),
@@ -378,7 +378,7 @@ def test_what_it_is_made_of() -> None:
         (["a", ""], "empty"),
         ([b"a"], "not bytes"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             client.multi(*locks)  # type: ignore[arg-type]  # what is wrong is the point
     with pytest.raises(Unsupported, match="fencing=False"):
         client.multi("a", "b", fencing=False)

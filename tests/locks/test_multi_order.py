@@ -1,5 +1,5 @@
-"""What the one order of names in a multi is for. That no two wait for each other does not depend on it, for nobody
-holds one name while it waits for another; where they wait does."""
+"""Why a multi has one order of names. It is not needed against deadlocks, since no multi holds one name while it waits
+for another. It decides at which name a multi waits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.support.still_clock import idle
 from tests.support.waiters import LONG
 
 
-async def test_who_names_the_same_locks_waits_in_one_queue(make: Make, name: str) -> None:
-    """Three clients want the same names, each in another order, and a fourth holds them. All wait at the same name, and
-    so a release calls one of them, and they come in the order in which they began to wait."""
+async def test_multis_of_the_same_locks_wait_in_one_queue(make: Make, name: str) -> None:
+    """Three clients want the same names, each in another order, and a fourth holds them. All wait at the same name, so
+    a release notifies one of them, and they are served in the order in which they began to wait."""
     a, b, c = (f"{name}:{letter}" for letter in "abc")
     holder = make(lease=LONG)
     lease = await holder.multi(b, c, a).acquire(timeout=None)
@@ -40,12 +40,12 @@ async def test_who_names_the_same_locks_waits_in_one_queue(make: Make, name: str
 
 
 async def test_a_multi_has_one_name_whatever_the_order(make: Make, name: str) -> None:
-    """Messages, events and inspect speak of it by the same name, and each of its kinds goes with its own name."""
+    """Messages, events and inspect show it by the same name, and each kind stays with its own name."""
     client = make(lease=LONG)
     a, b = f"{name}:a", f"{name}:b"
     one, other = client.multi(client.read(b), a), client.multi(a, client.read(b))
     assert one.name == other.name == f"{a}, {b}"
     for lock in one, other:
         async with lock:
-            told: dict[str, LockInfo] = {each: await client.inspect(each) for each in (a, b)}
-            assert {info.name: info.kind for info in told.values()} == {a: "mutex", b: "read-write lock"}
+            shown: dict[str, LockInfo] = {each: await client.inspect(each) for each in (a, b)}
+            assert {info.name: info.kind for info in shown.values()} == {a: "mutex", b: "read-write lock"}

@@ -1,4 +1,4 @@
-"""The mark that a run of `once` leaves: how waiters meet it, and that it arrives."""
+"""The mark that a run of `once` leaves: how waiters read it, and that it arrives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.waiters import LIMIT, until
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_waiters_do_not_poll_a_name_that_is_done(nodes: int, name: str) -> None:
-    """The end of its time is known: until then a waiter asks no more than it does of a name that rests."""
+    """The end of the mark is known: until then a waiter asks no more often than for a name that rests."""
     still = Still(nodes, name)
     async with still.client(lease=30.0) as client:
         await client.once(name, within=25.0)(_nothing)()
@@ -39,7 +39,7 @@ async def _nothing() -> None: ...
 
 @pytest.fixture
 async def proxy(servers: Servers, server: Server) -> AsyncIterator[Proxy]:
-    """Stands before the server."""
+    """A proxy before the server."""
     async with Proxy(servers.folder / "front.sock", server.path) as proxy:
         yield proxy
 
@@ -47,7 +47,7 @@ async def proxy(servers: Servers, server: Server) -> AsyncIterator[Proxy]:
 async def test_a_run_is_marked_as_done_by_a_release_that_is_delivered_late(
     server: Server, proxy: Proxy, name: str
 ) -> None:
-    """The connection breaks as the run returns: the release that goes out on the next one bears the mark."""
+    """The connection breaks as the run returns: the release that is sent on the next one carries the mark."""
     async with Redlock(proxy.url, node_timeout=0.2) as redlock:
 
         async def work() -> None:

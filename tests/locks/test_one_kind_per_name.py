@@ -22,7 +22,7 @@ KINDS: dict[str, Callable[[Redlock, str], Lock]] = {
 async def test_c14_mixing_kinds_is_an_error_that_names_both(
     make: Callable[..., Redlock], name: str, used: str, asked: str
 ) -> None:
-    """At once, and without harm to the holder; once it is free, the name may be of another kind."""
+    """It is raised at once, and does not harm the holder. Once the name is free, it may be of another kind."""
     client = make()
     async with KINDS[used](make(), name) as lease:
         async with asyncio.timeout(10):
@@ -37,7 +37,7 @@ async def test_c14_mixing_kinds_is_an_error_that_names_both(
 
 
 async def test_c14_a_key_that_is_no_lock(server: Server, name: str) -> None:
-    """Of another program: said as such, and left alone."""
+    """It is another program's: the error says so, and the key is left alone."""
     with server.cli() as cli:
         cli.hset(name, "a", "b")
         async with Redlock(server.url) as client:

@@ -1,4 +1,4 @@
-"""What a reentrant mutex promises, on every deployment and both loops."""
+"""The reentrant mutex, on every deployment and both loops."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ async def test_e8_entering_again_keeps_the_fence(redlock: Redlock, name: str) ->
     assert not await redlock(name).locked()
 
 
-async def test_e8_free_only_when_all_is_given_back(make: Callable[..., Redlock], name: str) -> None:
-    """As many releases as acquires; another client gets it then, with a greater token."""
+async def test_e8_free_only_after_the_last_release(make: Callable[..., Redlock], name: str) -> None:
+    """After as many releases as acquires another client gets it, with a greater token."""
     lock, other = make()(name, reentrant=True), make()(name)
     first = await lock.acquire(timeout=None)
     await lock.acquire()
@@ -40,7 +40,7 @@ async def test_e8_free_only_when_all_is_given_back(make: Callable[..., Redlock],
 
 
 async def test_e7_a_child_task_is_not_the_owner(redlock: Redlock, name: str) -> None:
-    """It waits like everybody, and is let in once the parent has left."""
+    """It waits like any other task, and is granted once the parent has left."""
     order: list[str] = []
 
     async def child() -> None:
@@ -57,7 +57,7 @@ async def test_e7_a_child_task_is_not_the_owner(redlock: Redlock, name: str) -> 
 
 
 async def test_e7_a_named_owner_may_be_many_tasks(redlock: Redlock, name: str) -> None:
-    """Tasks that name one owner are in together, and have one token; another owner is not."""
+    """Tasks that name one owner hold it together, with one token; another owner does not."""
     inside = asyncio.Barrier(3)
 
     async def worker() -> int:
@@ -72,7 +72,7 @@ async def test_e7_a_named_owner_may_be_many_tasks(redlock: Redlock, name: str) -
 
 
 async def test_a_plain_lock_of_the_name_excludes_its_owner(redlock: Redlock, name: str) -> None:
-    """Who holds it, and waits through a lock that is not reentrant, would wait for itself; and the other way round."""
+    """An owner that waits through a lock that is not reentrant would wait for itself; and the other way round."""
     async with redlock(name, reentrant=True):
         with pytest.raises(SelfDeadlock):
             await redlock(name).acquire()
@@ -116,7 +116,7 @@ async def test_a_loss_ends_every_block_of_the_owner(redlock: Redlock, name: str)
 
 
 async def test_cancelled_while_an_owner_enters(redlock: Redlock, name: str) -> None:
-    """Whoever of an owner's tasks is cancelled, the others get in."""
+    """Any of an owner's tasks is cancelled: the others are granted."""
     async with redlock(name):
         tasks = [asyncio.create_task(redlock(name, reentrant=True, owner="us").acquire(timeout=None)) for _ in range(3)]
         await asyncio.sleep(0)

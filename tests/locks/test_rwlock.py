@@ -1,4 +1,4 @@
-"""What a read-write lock promises, on every deployment and both loops."""
+"""The read-write lock, on every deployment and both loops."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_e10_readers_share_and_writers_do_not(make: Callable[..., Redlock]
 
 
 async def test_e10_a_waiting_writer_holds_new_readers_back(make: Callable[..., Redlock], name: str) -> None:
-    """It is not starved: the reader that comes after it comes after it."""
+    """A writer does not starve: a reader that arrives after it is granted after it."""
     client, order = make(), list[str]()
     first = await make().read(name).acquire(timeout=None)
 
@@ -74,7 +74,7 @@ async def test_e10_a_waiting_writer_holds_new_readers_back(make: Callable[..., R
 
 
 async def test_a_writer_that_gives_up_lets_the_readers_pass(make: Callable[..., Redlock], name: str) -> None:
-    """At once, beside the readers that are in: nobody waits for a release."""
+    """They are granted at once, beside the readers that hold: none waits for a release."""
     client = make()
     async with make().read(name):
         writer = asyncio.create_task(make().write(name).acquire(timeout=30))
@@ -90,7 +90,7 @@ async def test_a_writer_that_gives_up_lets_the_readers_pass(make: Callable[..., 
 
 
 async def test_a_release_admits_all_readers_in_front(make: Callable[..., Redlock], name: str) -> None:
-    """The longest prefix of the queue that may be in together, and not who stands behind the next writer."""
+    """The longest prefix of the queue that may hold together, and no reader behind the next writer."""
     client = make()
     writer = await make().write(name).acquire(timeout=None)
     tasks: list[asyncio.Task[Lease | None]] = []
@@ -116,8 +116,9 @@ async def test_a_release_admits_all_readers_in_front(make: Callable[..., Redlock
         await last.release()
 
 
-async def test_as_many_readers_as_there_are_come_in(make: Callable[..., Redlock], name: str) -> None:
-    """More than one step may serve: the last of them has the next served, and nobody waits for a renewal."""
+async def test_all_waiting_readers_are_granted(make: Callable[..., Redlock], name: str) -> None:
+    """It may take more than one batch: the last reader of one has the next one served, and no reader waits for a
+    renewal."""
     client, lease = make(lease=60.0), await make(lease=60.0).write(name).acquire(timeout=None)
     inside, all_in = 0, asyncio.Event()
 
@@ -137,7 +138,7 @@ async def test_as_many_readers_as_there_are_come_in(make: Callable[..., Redlock]
 
 
 async def test_each_reader_has_its_own_expiry(make: Callable[..., Redlock], name: str) -> None:
-    """The one that stops renewing is gone after its lease; the other stays."""
+    """A reader that stops renewing expires after its lease; the other one stays."""
     short = await make().read(name, lease=0.3, renew=False).acquire(timeout=None)
     async with make().read(name, lease=30) as long:
         assert await short.wait_lost()
@@ -152,8 +153,8 @@ async def test_each_reader_has_its_own_expiry(make: Callable[..., Redlock], name
         pass
 
 
-async def test_e10_a_reader_that_asks_to_write_is_told(redlock: Redlock, name: str) -> None:
-    """It would wait for itself; two such would wait for each other."""
+async def test_e10_a_reader_that_asks_to_write_raises(redlock: Redlock, name: str) -> None:
+    """It would wait for itself; two such readers would wait for each other."""
     async with redlock.read(name):
         with pytest.raises(SelfDeadlock, match="release it first"):
             await redlock.write(name).acquire()
@@ -168,7 +169,7 @@ async def test_e10_a_reader_that_asks_to_write_is_told(redlock: Redlock, name: s
 
 
 async def test_a_reader_that_would_wait_behind_a_writer_for_itself(make: Callable[..., Redlock], name: str) -> None:
-    """A second read is let in while nobody waits, and told of the deadlock where a writer does."""
+    """A second read is granted while no writer waits, and raises SelfDeadlock where one does."""
     client = make()
     async with client.read(name):
         writer = asyncio.create_task(make().write(name).acquire(timeout=30))
@@ -180,7 +181,7 @@ async def test_a_reader_that_would_wait_behind_a_writer_for_itself(make: Callabl
 
 
 async def test_readers_are_renewed_and_lose_alone(make: Callable[..., Redlock], name: str) -> None:
-    """Each under the watchdog; a broken name ends them all."""
+    """Each is renewed by the watchdog; a broken name ends them all."""
     leases = [await make().read(name, lease=0.3).acquire(timeout=None) for _ in range(3)]
     assert await make().write(name).acquire(timeout=0.6) is None
     assert all(lease.held for lease in leases)
@@ -192,7 +193,7 @@ async def test_readers_are_renewed_and_lose_alone(make: Callable[..., Redlock], 
 
 
 async def test_min_hold_keeps_others_out(make: Callable[..., Redlock], name: str) -> None:
-    """A reader that rests holds back writers, not readers."""
+    """A reader that rests excludes writers, not readers."""
     async with make().read(name, min_hold=0.4):
         pass
     assert await make().write(name).acquire(timeout=0) is None
@@ -203,7 +204,7 @@ async def test_min_hold_keeps_others_out(make: Callable[..., Redlock], name: str
 
 
 def test_fencing_cannot_be_left_out() -> None:
-    """That is a plain key, and the mutex's alone."""
+    """Without fencing a hold is a plain key, which only a mutex can be."""
     with pytest.raises(Unsupported):
         Redlock("redis://nowhere").read("a", fencing=False)
 

@@ -1,4 +1,4 @@
-"""What a semaphore promises, on every deployment and both loops."""
+"""The semaphore, on every deployment and both loops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def filled(client: Redlock, name: str, permits: int) -> list[Lease]:
 
 
 async def test_e12_never_more_than_permits(make: Callable[..., Redlock], name: str) -> None:
-    """Of many tasks in many clients; and all the permits are used."""
+    """Many tasks in many clients; and all the permits are used."""
     clients = [make() for _ in range(3)]
     inside = most = 0
     fences: list[int] = []
@@ -45,7 +45,7 @@ async def test_e12_never_more_than_permits(make: Callable[..., Redlock], name: s
 
 
 async def test_every_permit_can_be_had_by_one_try(make: Callable[..., Redlock], name: str) -> None:
-    """timeout=0 finds the slot that is free; there is one less each time, and in the end none."""
+    """timeout=0 finds the slot that is free. Each time there is one less, and in the end none."""
     leases = await filled(make(), name, 7)
     other = make().semaphore(name, 7)
     assert await other.acquire(timeout=0) is None
@@ -59,8 +59,8 @@ async def test_every_permit_can_be_had_by_one_try(make: Callable[..., Redlock], 
     assert not await other.locked()
 
 
-async def test_who_waits_gets_the_permit_that_is_given_back(make: Callable[..., Redlock], name: str) -> None:
-    """By push, at once, though no renewal is due for 10 s."""
+async def test_a_waiter_gets_the_permit_that_is_released(make: Callable[..., Redlock], name: str) -> None:
+    """By a notice, at once, though no renewal is due for 10 s."""
     leases = await filled(make(), name, 3)
     waiting = [asyncio.create_task(make().semaphore(name, 3).acquire(timeout=30)) for _ in range(2)]
     client = make()
@@ -76,7 +76,7 @@ async def test_who_waits_gets_the_permit_that_is_given_back(make: Callable[..., 
 
 
 async def test_a_lost_permit_comes_back_after_its_lease(make: Callable[..., Redlock], name: str) -> None:
-    """Of a holder that renews no more."""
+    """Its holder does not renew it any more."""
     lost = await make().semaphore(name, 1, lease=0.3, renew=False).acquire(timeout=None)
     async with make().semaphore(name, 1, timeout=10) as lease:
         assert lease.fence > lost.fence
@@ -84,7 +84,8 @@ async def test_a_lost_permit_comes_back_after_its_lease(make: Callable[..., Redl
 
 
 async def test_each_callers_own_number_counts(make: Callable[..., Redlock], name: str) -> None:
-    """A rolling deploy from 2 to 4: the new ones fill up to 4, the old ones wait until fewer than 2 are left."""
+    """A rolling deploy from 2 to 4 permits: the new clients fill up to 4, the old ones wait until fewer than 2 are
+    left."""
     old, new = make().semaphore(name, 2), make().semaphore(name, 4)
     first = [await old.acquire(timeout=0), await old.acquire(timeout=0)]
     assert await old.acquire(timeout=0) is None
@@ -103,7 +104,7 @@ async def test_each_callers_own_number_counts(make: Callable[..., Redlock], name
 
 
 async def test_holds_are_renewed_each_for_itself(make: Callable[..., Redlock], name: str) -> None:
-    """Under the watchdog; one that ends leaves the others."""
+    """The watchdog renews them; one that ends does not affect the others."""
     client = make()
     first = await client.semaphore(name, 2, lease=0.3).acquire(timeout=None)
     second = await make().semaphore(name, 2, lease=0.3).acquire(timeout=None)
@@ -115,7 +116,7 @@ async def test_holds_are_renewed_each_for_itself(make: Callable[..., Redlock], n
     await second.release()
 
 
-async def test_who_takes_every_permit_and_asks_for_more_is_told(redlock: Redlock, name: str) -> None:
+async def test_a_task_with_every_permit_that_asks_for_more_raises(redlock: Redlock, name: str) -> None:
     """It would wait for itself. While others have permits, it waits for them."""
     first = await redlock.semaphore(name, 2).acquire(timeout=None)
     second = await redlock.semaphore(name, 2).acquire(timeout=None)
@@ -128,13 +129,13 @@ async def test_who_takes_every_permit_and_asks_for_more_is_told(redlock: Redlock
 
 @pytest.mark.parametrize("permits", [0, -1, 1.5, True, "3", None, 10**9])
 def test_permits_are_a_whole_number(permits: Any) -> None:
-    """Refused when the lock is made."""
+    """Other values are refused when the lock is made."""
     with pytest.raises(ConfigError, match="permits"):
         Redlock("redis://nowhere").semaphore("a", permits)
 
 
 async def test_e12_whichever_minority_fails(five: list[Server], name: str) -> None:
-    """Not more than the permits, though nodes die that some holders are on and others not."""
+    """Never more holders than permits, though nodes fail that have some holds and not others."""
     async with Redlock(*(server.url for server in five)) as client:
         five[0].kill()
         leases = await filled(client, name, 3)

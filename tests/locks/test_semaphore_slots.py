@@ -23,7 +23,7 @@ from tests.support.waiters import LONG
         ([(0, 1), (0, 1), (0,)], 1, set()),  # no majority is left for either
         ([(0,), (0,), (0,), (0, 1), (0, 1)], 2, {1}),
         ([(0,), (0,), (0, 1), (0, 1), (0, 1)], 2, set()),
-        ([(0,), (1,)], 1, {0, 1}),  # what nobody has heard of the third node is no reason
+        ([(0,), (1,)], 1, {0, 1}),  # a missing reply of the third node is no reason
         ([(), (), ()], 1, {0, 1}),
         ([], 1, {0, 1}),
     ],
@@ -53,7 +53,7 @@ async def permit(client: Redlock, name: str) -> Lease:
 
 
 async def test_a_slot_that_a_minority_refuses_can_be_had(shared_urls: list[str], name: str) -> None:
-    """One of two permits is held; of the other a minority of the nodes keeps what a client left that died. With
+    """One of two permits is held. For the other a minority of the nodes keeps the hold of a client that died. With
     timeout=0 it is found, however often the first slot is drawn at random."""
     urls, majority = shared_urls, len(shared_urls) // 2 + 1
     async with Redlock(*urls, lease=LONG) as dead, Redlock(*urls, lease=LONG) as client:
@@ -74,8 +74,8 @@ async def test_a_slot_that_a_minority_refuses_can_be_had(shared_urls: list[str],
 
 
 async def test_an_attempt_that_lost_its_slot_leaves_nothing(shared_urls: list[str], name: str) -> None:
-    """With timeout=0 the first slot is drawn at random: sometimes it is the one that somebody holds, by a majority. The
-    nodes that let the attempt in are told before the next slot is asked for: after the release they keep nothing."""
+    """With timeout=0 the first slot is drawn at random: sometimes a majority has another holder there. The attempt is
+    undone at the nodes that granted it before the next slot is asked for: after the release they keep nothing."""
     urls, majority = shared_urls, len(shared_urls) // 2 + 1
     async with Redlock(*urls, lease=LONG) as other, Redlock(*urls, lease=LONG) as client:
         await client.health()

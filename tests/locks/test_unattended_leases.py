@@ -1,4 +1,4 @@
-"""Leases that nobody looks after: left to expire, dropped, or taken by a task that has ended."""
+"""Leases that no code uses: left to expire, dropped, or taken by a task that has ended."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("nodes", [1, 3])
 
 @both
 async def test_leases_left_to_expire_are_forgotten(name: str, nodes: int) -> None:
-    """A task takes a lock again and again, and never gives it back: its Lock keeps the last lease alone."""
+    """A task takes a lock again and again, and never releases it: its Lock keeps the last lease only."""
     still = Still(nodes, name)
     async with still.client(lease=3.0, renew=False) as client:
         lock: Any = client(name)
@@ -37,7 +37,7 @@ async def test_leases_left_to_expire_are_forgotten(name: str, nodes: int) -> Non
 
 @both
 async def test_open_leases_between_ended_ones_are_kept(name: str, nodes: int) -> None:
-    """One Lock of two permits: what one task still holds through it is given back, whatever ended since."""
+    """One Lock of two permits: a lease that a task still holds through it is released, whatever ended since."""
     still = Still(nodes, name)
     async with still.client(lease=3.0, renew=False) as client:
         lock: Any = client.semaphore(name, 2)
@@ -55,7 +55,7 @@ async def test_open_leases_between_ended_ones_are_kept(name: str, nodes: int) ->
 
 @both
 async def test_a15_a_recorded_warning_renews_nothing(name: str, nodes: int) -> None:
-    """A warnings recorder keeps the lease that was dropped: it is renewed no more, and ends."""
+    """A warnings recorder keeps the lease that was dropped: it is not renewed any more, and expires."""
     still = Still(nodes, name)
     async with still.client(lease=9.0) as client:
         with warnings.catch_warnings(record=True) as recorded:
@@ -74,7 +74,7 @@ async def test_a15_a_recorded_warning_renews_nothing(name: str, nodes: int) -> N
 
 @both
 async def test_a_task_that_ended_with_its_lease_open(name: str, nodes: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Its Lock lives on, so the lease is renewed until somebody releases it: the log says so, once."""
+    """Its Lock lives on, so the lease is renewed until it is released: the log says so, once."""
     caplog.set_level("INFO", logger="asynclock")
     still = Still(nodes, name)
     async with still.client(lease=9.0) as client:
@@ -109,7 +109,7 @@ async def test_a11_an_open_block_is_no_reason_to_log(
 
 
 async def test_a6_max_hold_is_shorter_than_a_round_trip(make: Callable[..., Redlock], name: str) -> None:
-    """It is a plain answer, at once: the lease that was taken is over. Nothing is left."""
+    """The acquire returns at once a lease that is over already. Nothing is left."""
     client = make()
     async with asyncio.timeout(LIMIT):
         lease = await client(name, max_hold=1e-9).acquire(timeout=None)

@@ -1,4 +1,5 @@
-"""The ACL rule that a NOPERM error recommends: it lets a client do everything, and nothing in it is needless."""
+"""The ACL rule that a NOPERM error recommends: it permits everything that a client does, and each part of it is
+needed."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ async def recommended(server: Server) -> str:
 
 
 def pasted(server: Server, rule: str, prefix: str) -> str:
-    """A url of a user who has this rule and no other."""
+    """A url of a user with this rule and no other."""
     words = rule.replace(" ~* ", f" ~{prefix}* ").split()
     assert words[2:4] == ["name", "on"]
     with server.cli() as cli:
@@ -59,7 +60,7 @@ def pasted(server: Server, rule: str, prefix: str) -> str:
 
 
 async def everything(first: Redlock, second: Redlock) -> None:
-    """Each feature once, by two clients that meet."""
+    """Each feature once, by two clients."""
     for kind, make in KINDS.items():
         await hand_over(make(first, kind), KINDS[RIVALS.get(kind, kind)](second, kind))
         async with make(first, f"rests:{kind}", min_hold=0.2):
@@ -87,7 +88,8 @@ async def everything(first: Redlock, second: Redlock) -> None:
 
 
 async def hand_over(first: Lock, second: Lock) -> None:
-    """One holds and extends, the other tries, waits with a ticket, is cancelled, waits again and gets it."""
+    """One client holds and extends. The other tries, waits with a ticket, is cancelled, waits again and gets the
+    name."""
     lease = await first.acquire(timeout=None)
     await lease.extend()
     assert await second.acquire(timeout=0) is None
@@ -115,11 +117,11 @@ async def _nothing() -> None: ...
 
 
 def commands(server: Server) -> tuple[set[str], set[str]]:
-    """What was called there since the rule was made, and what was refused."""
+    """The commands that were used since the rule was made, and those that were refused."""
     with server.cli(single_connection_client=True) as cli:
         stats = cli.info("commandstats")
-    called = {each.removeprefix("cmdstat_") for each, told in stats.items() if told["calls"]}
-    return called, {each.removeprefix("cmdstat_") for each, told in stats.items() if told.get("rejected_calls")}
+    called = {each.removeprefix("cmdstat_") for each, stat in stats.items() if stat["calls"]}
+    return called, {each.removeprefix("cmdstat_") for each, stat in stats.items() if stat.get("rejected_calls")}
 
 
 @pytest.mark.one_loop("what a server allows is the same on both")

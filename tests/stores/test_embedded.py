@@ -1,4 +1,4 @@
-"""`embedded:`, one server per user for all of a user's processes, gone when the last of them is."""
+"""`embedded:`: one server per user for all of that user's processes, which ends with the last of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNT = """
 
 
 def test_one_server_for_all_processes(box: Box) -> None:
-    """Whoever comes second finds the first one's server."""
+    """The second process finds the server of the first."""
     first, _ = box.hold()
     running = processes_of(box.runtime)
     second, _ = box.hold()
@@ -46,7 +46,7 @@ def test_one_server_for_all_processes(box: Box) -> None:
 
 
 def test_two_processes_exclude_each_other(box: Box) -> None:
-    """One holds, the other is refused; once given back, the next has it."""
+    """One holds, the other is refused. After the release the next process has it."""
     first, got = box.hold()
     second, missed = box.hold()
     assert (got, missed) == ("held", "refused")
@@ -72,7 +72,7 @@ def test_two_names_are_two_servers(box: Box) -> None:
 
 
 def test_many_start_at_once(box: Box, tmp_path: Path) -> None:
-    """Whoever races for the first start: one server, and not a count is lost."""
+    """Processes race for the first start: there is one server, and not a count is lost."""
     counter = tmp_path / "counter"
     counter.write_text("0")
     for program in [box.start(COUNT, "embedded:", str(counter)) for _ in range(4)]:
@@ -82,7 +82,7 @@ def test_many_start_at_once(box: Box, tmp_path: Path) -> None:
 
 
 def test_gone_with_the_last(box: Box) -> None:
-    """It stays while somebody uses it, and leaves no process when nobody does."""
+    """It stays while a process uses it, and leaves no process afterwards."""
     first, _ = box.hold()
     second, _ = box.hold()
     leave(first)
@@ -92,14 +92,14 @@ def test_gone_with_the_last(box: Box) -> None:
 
 
 def test_gone_after_kill_9_of_the_last(box: Box) -> None:
-    """A process that cannot say goodbye leaves no server behind."""
+    """A process that is killed leaves no server behind."""
     first, _ = box.hold()
     first.kill()
     assert box.all_gone()
 
 
-def test_it_outlives_kill_9_of_whoever_started_it(box: Box) -> None:
-    """The starter is a user as others are."""
+def test_it_outlives_kill_9_of_the_process_that_started_it(box: Box) -> None:
+    """The starter is a user like the others."""
     first, _ = box.hold()
     second, _ = box.hold()
     first.kill()
@@ -113,7 +113,7 @@ def test_it_outlives_kill_9_of_whoever_started_it(box: Box) -> None:
 
 @pytest.mark.parametrize("which", ["server", "keeper"])
 def test_a_new_server_after_kill_9_of_the_old(box: Box, which: str) -> None:
-    """Who comes after a server was killed gets a new one."""
+    """A process that comes after a server was killed gets a new one."""
     first, _ = box.hold()
     (keeper,) = (pid for pid in processes_of(box.runtime) if b".keeper" in Path(f"/proc/{pid}/cmdline").read_bytes())
     (server,) = processes_of(box.runtime) - {keeper}
@@ -138,7 +138,7 @@ def dead_socket(path: Path) -> None:
 
 @pytest.mark.parametrize("leave_behind", [plain_file, dead_socket])
 def test_stale_socket_files_are_survived(box: Box, leave_behind: Callable[[Path], None]) -> None:
-    """What a crash left on the disk is cleared away."""
+    """Files that a crash left on the disk are removed."""
     box.folder().mkdir(mode=0o700)
     leave_behind(box.socket())
     program, got = box.hold()
@@ -148,7 +148,7 @@ def test_stale_socket_files_are_survived(box: Box, leave_behind: Callable[[Path]
 
 
 def test_again_after_the_end(box: Box) -> None:
-    """Its folder, left over, serves the next start."""
+    """Its folder, left over, is used by the next start."""
     for _ in range(3):
         program, got = box.hold()
         assert got == "held"
@@ -158,7 +158,7 @@ def test_again_after_the_end(box: Box) -> None:
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
 def test_a_folder_open_to_others_is_refused(box: Box, mode: int) -> None:
-    """Somebody else could have put a server there."""
+    """Another user could have put a server there."""
     box.folder().mkdir()
     box.folder().chmod(mode)
     program, said = box.hold()
@@ -170,7 +170,7 @@ def test_a_folder_open_to_others_is_refused(box: Box, mode: int) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 def test_a_foreign_folder_is_refused(box: Box) -> None:
-    """A folder that another user made in a shared place is not ours."""
+    """A folder that another user made in a shared place is not used."""
     box.folder().mkdir(mode=0o700)
     os.chown(box.folder(), 12345, -1)
     program, said = box.hold()
@@ -199,7 +199,7 @@ def test_its_files_are_private(box: Box) -> None:
 
 @pytest.mark.parametrize("url", ["embedded:a/b", "embedded:..%2f", "embedded:" + "x" * 33, "embedded:a b"])
 def test_names_that_are_no_file_names(box: Box, url: str) -> None:
-    """A ConfigError, when the client is made."""
+    """ConfigError is raised when the client is made."""
     program, said = box.hold(url)
     assert "ConfigError" in said
     program.wait(20)

@@ -1,4 +1,5 @@
-"""What a client and the embedded store must not share with a forked child, nor lose between threads (HAZARDS C8)."""
+"""State that a client and the embedded store must not share with a forked child, nor lose between threads (HAZARDS
+C8)."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="locks and processes 
 
 
 class Yielding(asyncio.SelectorEventLoop):
-    """A loop that lets other threads run whenever it is asked whether it is closed."""
+    """A loop that lets other threads run at each call of is_closed."""
 
     def is_closed(self) -> bool:
         closed = super().is_closed()
@@ -107,7 +108,7 @@ COLLECTED = (
 
 def test_c8_a_child_that_forgets_the_parents_loop_does_not_close_its_sockets(server: Server) -> None:
     """To collect them in the child would take them out of the selector, which parent and child share: the parent would
-    hear of no reply any more."""
+    receive no reply any more."""
     assert run_python(COLLECTED, server.url) == "fine\n"
 
 
@@ -173,7 +174,7 @@ COPIED = (
 )
 
 
-def test_c8_a_copied_client_is_told_of_a_fork(server: Server) -> None:
+def test_c8_a_copied_client_notices_a_fork(server: Server) -> None:
     """Parent and child never share a connection."""
     assert run_python(COPIED, server.url) == "fine\n"
 
@@ -203,7 +204,7 @@ GUARDED = (
 
 @linux
 def test_c8_a_child_forked_while_a_thread_starts_a_server_starts_its_own(box: Box) -> None:
-    """The thread is not in the child: the lock that it held there at the fork is nobody's to release."""
+    """The thread is not in the child: no thread would ever release the lock that it held there at the fork."""
     program = box.start(GUARDED)
     said, complaints = program.communicate(timeout=50)
     assert (said, program.returncode) == ("fine\n", 0), complaints
@@ -211,7 +212,7 @@ def test_c8_a_child_forked_while_a_thread_starts_a_server_starts_its_own(box: Bo
 
 
 def waits_for(path: Path, program: subprocess.Popen[str]) -> bool:
-    """Whether that process stands before a lock of that file."""
+    """Whether that process waits for a lock of that file."""
     inode = f":{path.stat().st_ino} "
     waiting = [line for line in Path("/proc/locks").read_text().splitlines() if "->" in line and inode in line]
     return any(f" {program.pid} " in line for line in waiting)
@@ -219,7 +220,7 @@ def waits_for(path: Path, program: subprocess.Popen[str]) -> bool:
 
 @linux
 def test_only_one_process_at_a_time_looks_for_a_server_and_starts_one(box: Box) -> None:
-    """While another is at the door a program starts nothing; then it finds what there is."""
+    """While another process looks for one a program starts nothing; then it finds the server that there is."""
     box.folder().mkdir(mode=0o700)
     with (box.folder() / "door").open("w") as door:
         fcntl.flock(door, fcntl.LOCK_EX)
@@ -236,8 +237,8 @@ def test_only_one_process_at_a_time_looks_for_a_server_and_starts_one(box: Box) 
 
 
 @linux
-def test_a_second_keeper_gives_way_to_the_first(box: Box) -> None:
-    """Whoever started it, at whatever moment: it ends, and the server is the one there was."""
+def test_a_second_keeper_ends_and_leaves_the_first(box: Box) -> None:
+    """At whatever moment it was started: it ends, and the server stays the one that there was."""
     first, got = box.hold()
     assert got == "held"
     before = processes_of(box.folder())

@@ -1,4 +1,4 @@
-"""Where a name lives on Redis: keys in one slot, apart from all other names'; and fences beyond Lua's number format."""
+"""The keys of a name on Redis: in one slot, apart from all other names'; and fences beyond Lua's number format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def all_keys(found: Keys) -> list[str]:
 
 @given(texts, names)
 def test_d8_the_hold_is_exactly_prefix_and_name(prefix: str, name: str) -> None:
-    """What other clients of the same names exclude, and an operator looks for."""
+    """Other clients of the same names exclude this key, and an operator looks for it."""
     assert keys(prefix, name).hold == prefix + name
 
 
@@ -71,15 +71,15 @@ def test_d8_all_keys_share_a_slot(prefix: str, name: str) -> None:
 @example("", "a}:fence", "a}")
 @example("", "{a}undone:", "{a}")
 def test_d8_keys_of_distinct_names_never_collide(prefix: str, one: str, other: str) -> None:
-    """No key of one name is a key of another's, nor the mark of the node."""
+    """No key of one name is a key of another name, nor the mark of the node."""
     assert mark(prefix) not in all_keys(keys(prefix, one))
     if one != other:
         assert not set(all_keys(keys(prefix, one))) & set(all_keys(keys(prefix, other)))
 
 
 @given(texts, names, st.sampled_from(["fence", "tombstone", "mark"]))
-def test_d8_a_name_cannot_be_anothers_bookkeeping(prefix: str, name: str, which: str) -> None:
-    """Nobody gets at a counter, a tombstone or the mark by locking a name that spells it."""
+def test_d8_a_name_cannot_be_an_internal_key_of_another(prefix: str, name: str, which: str) -> None:
+    """A lock with such a name never touches a counter, a tombstone or the mark of another."""
     found = keys(prefix, name)
     own = {"fence": found.fence, "tombstone": tombstone(found), "mark": mark(prefix)}[which]
     if own.startswith(prefix) and own != prefix:
@@ -88,14 +88,14 @@ def test_d8_a_name_cannot_be_anothers_bookkeeping(prefix: str, name: str, which:
 
 
 def test_d8_a_reserved_name_is_refused_when_the_lock_is_made() -> None:
-    """A bad name is a ConfigError then and there, not at the first acquire."""
+    """A bad name raises ConfigError there, not at the first acquire."""
     with pytest.raises(ConfigError, match="rename"):
         Redlock("memory:")(f"{RESERVED}used")
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=8), names)
 def test_d8_keys_begin_with_the_prefix(rest: str, name: str) -> None:
-    """For ACLs like ~lock:* ."""
+    """ACL patterns such as ~lock:* need that."""
     prefix = f"lock:{rest.replace('{', '').replace('}', '')}"
     assert all(key.startswith(prefix) for key in [*all_keys(keys(prefix, name)), mark(prefix)])
 
@@ -117,20 +117,20 @@ async def test_d8_weird_names_exclude(make: Callable[..., Redlock], weird: str, 
 async def clustered(servers: Servers) -> Server:
     """A cluster of one node that serves all slots."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])  # its bus wants one, though nobody calls
+        port = str(free.getsockname()[1])  # its bus needs one, though it is not used
     bus = ("--bind", "127.0.0.1", "--cluster-port", port, "--cluster-config-file", "nodes")
     server = servers.start("--cluster-enabled", "yes", *bus)
     with server.cli(decode_responses=True) as cli:
         cli.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         async with asyncio.timeout(20):
             while "cluster_state:ok" not in str(cli.execute_command("CLUSTER", "INFO", NEVER_DECODE=True)):
-                await asyncio.sleep(0.01)  # it tells nobody when it is: asking is all there is
+                await asyncio.sleep(0.01)  # the server has no notice of it, so poll
     return server
 
 
 @pytest.mark.one_loop("keys and slots are the same on both")
 async def test_d8_weird_names_on_a_cluster(servers: Servers) -> None:
-    """A cluster's node refuses keys in two slots; ours are in one."""
+    """A cluster's node refuses keys in two slots; the keys of a name are in one."""
     server = await clustered(servers)
     async with Redlock(server.url) as redlock, Redlock(server.url) as other:
         for weird in WEIRD.values():
@@ -141,7 +141,7 @@ async def test_d8_weird_names_on_a_cluster(servers: Servers) -> None:
 
 
 async def limited(server: Server) -> str:
-    """A url of a user who may touch nothing but lock:*"""
+    """A url of a user with access to lock:* only."""
     with server.cli() as cli:
         cli.execute_command("ACL", "SETUSER", "worker", "on", ">secret", "~lock:*", "+@all")
     return f"unix://worker:secret@{server.path}"
@@ -149,7 +149,7 @@ async def limited(server: Server) -> str:
 
 @pytest.mark.parametrize("count", [1, 3])
 async def test_d8_acl_by_prefix(servers: Servers, count: int) -> None:
-    """`~lock:*` is all that a user needs whose client has the prefix lock: ; on a quorum, too."""
+    """`~lock:*` is all that the user of a client with the prefix lock: needs; on a quorum, too."""
     urls = [await limited(servers.start()) for _ in range(count)]
     async with Redlock(*urls, prefix="lock:") as redlock, Redlock(*urls, prefix="lock:") as other:
         for name in ["order:42", "two words"]:
@@ -184,5 +184,5 @@ async def test_d9_fences_are_exact_to_the_end(servers: Servers, count: int, name
                 await lease.extend()
     assert fences == list(range(start + 1, start + 9))
     with servers_[0].cli() as cli:
-        told: Any = cli.get(keys("", name).fence)
-        assert int(told) == start + 8
+        stored: Any = cli.get(keys("", name).fence)
+        assert int(stored) == start + 8

@@ -14,7 +14,8 @@ from tests.support.waiters import holder, urls_of
 async def test_a_release_reaches_servers_with_and_without_a_command_for_it(
     five: list[Server], name: str, without: set[int]
 ) -> None:
-    """Some have a compare-and-delete of their own, and others need the script: one release is packed as both."""
+    """Some servers have a compare-and-delete of their own, and others need the script: one release is packed as
+    both."""
     some = five[:3]
     async with Redlock(*urls_of(some)) as client:
         await client.health()

@@ -32,21 +32,21 @@ REPLIES = {
 
 
 @pytest.mark.parametrize(("reply", "named"), REPLIES.values(), ids=REPLIES.keys())
-def test_c13_every_servers_words_for_an_unknown_command(reply: str, named: str) -> None:
-    """Trying again is no use, and the command is named."""
+def test_c13_every_servers_error_for_an_unknown_command(reply: str, named: str) -> None:
+    """Trying again does not help, and the command is named."""
     assert fault_of(ServerError(reply)) is Fault.CONFIG
     assert unknown_command(reply, SCRIPTS[""]).startswith(named)
 
 
 @pytest.mark.parametrize("reply", ["ERR value is not an integer", "BUSY Redis is busy", "ERR unknown subcommand 'X'"])
 def test_other_errors_are_not_about_an_unknown_command(reply: str) -> None:
-    """They may pass."""
+    """They may be temporary."""
     assert fault_of(ServerError(reply)) is Fault.DOWN
     assert unknown_command(reply) == ""
 
 
 def without(servers: Servers, *commands: str) -> Server:
-    """A server that does not know these."""
+    """A server that does not know these commands."""
     return servers.start(*(word for each in commands for word in ("--rename-command", each, "")))
 
 
@@ -66,12 +66,12 @@ RELEASE = ("DEL", "DELIFEQ", "DELEX")
 
 
 def unreleased(caplog: pytest.LogCaptureFixture) -> int:
-    """So many errors were logged about releases."""
+    """How many errors were logged about releases."""
     return sum(each.levelno == logging.ERROR and "not released" in each.message for each in caplog.records)
 
 
 def no_release(servers: Servers, nodes: int) -> list[str]:
-    """Urls of servers that know none of these."""
+    """Urls of servers that know none of these commands."""
     known = servers.start()
     with known.cli() as cli:
         here = {each.decode().upper() for each in cli.command_list()}
@@ -82,7 +82,7 @@ def no_release(servers: Servers, nodes: int) -> list[str]:
 async def test_c13_a_release_that_the_server_cannot_do_fails(
     servers: Servers, nodes: int, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It raises and is logged: no caller takes a key that stays for one that is gone."""
+    """It raises and is logged: no caller takes the name for free while the key stays."""
     async with aclosing(Redlock(*no_release(servers, nodes))) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         with pytest.raises(ConfigError, match=r"does not know .*\bDEL\b"):
@@ -95,7 +95,7 @@ async def test_c13_a_release_that_the_server_cannot_do_fails(
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_c13_the_bodys_own_exception_is_raised(servers: Servers, nodes: int, name: str) -> None:
-    """The release that failed is a note on it."""
+    """The failed release is a note on it."""
     async with aclosing(Redlock(*no_release(servers, nodes))) as redlock:
         with pytest.raises(KeyError) as caught:
             async with redlock(name):
@@ -104,10 +104,10 @@ async def test_c13_the_bodys_own_exception_is_raised(servers: Servers, nodes: in
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
-async def test_c13_a_close_that_cannot_release_says_so(
+async def test_c13_a_close_that_cannot_release_logs_it(
     servers: Servers, nodes: int, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its releases have no caller; the log has them."""
+    """Its releases have no caller, so they are logged."""
     redlock = Redlock(*no_release(servers, nodes))
     lease = await redlock(name).acquire(timeout=None)
     await redlock.aclose()
@@ -117,7 +117,7 @@ async def test_c13_a_close_that_cannot_release_says_so(
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_c13_inspect_and_holders_name_the_command(servers: Servers, nodes: int, name: str) -> None:
-    """Nor do they answer as if nothing were held."""
+    """They do not report a free name either."""
     urls = [without(servers, "GETRANGE", "SCAN").url for _ in range(nodes)]
     async with Redlock(*urls) as redlock, redlock(name):
         with pytest.raises(ConfigError, match="does not know GETRANGE"):
@@ -129,7 +129,7 @@ async def test_c13_inspect_and_holders_name_the_command(servers: Servers, nodes:
 @pytest.mark.parametrize("timeout", [0, 1])
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_a_script_that_fails_half_way_is_undone(servers: Servers, name: str, nodes: int, timeout: int) -> None:
-    """PEXPIRE is unknown, and a semaphore's script calls it after it has let the permit in: none is left."""
+    """PEXPIRE is unknown, and a semaphore's script calls it after it has added the permit: no permit is left."""
     some = [servers.start("--rename-command", "PEXPIRE", "") for _ in range(nodes)]
     async with Redlock(*urls_of(some), lease=LONG) as client:
         with pytest.raises(ConfigError, match="PEXPIRE"):

@@ -30,7 +30,7 @@ MOVABLE = ["mutex", "fair", "read", "write", "semaphore"]
 
 
 def against(kind: str) -> str:
-    """The kind that one which holds `kind` keeps out: itself, but for readers."""
+    """A kind that a holder of `kind` excludes: itself, but for readers."""
     return "write" if kind == "read" else kind
 
 
@@ -89,7 +89,7 @@ async def new(urls: list[str], options: dict[str, Any]) -> AsyncIterator[Redlock
 
 
 async def queued(client: Redlock, name: str, count: int = 1) -> None:
-    """Return once so many wait for it at a majority of the nodes."""
+    """Return once so many waiters have tickets at a majority of the nodes."""
     async with asyncio.timeout(LIMIT):
         while len((await client.inspect(name)).waiters) != count:
             await asyncio.sleep(0.005)
@@ -176,7 +176,7 @@ async def test_permits_of_both_count_together(old: Peer, new: Redlock) -> None:
     await old.ask("give", as_="old")
 
 
-async def test_both_stand_in_one_fair_queue(old: Peer, new: Redlock) -> None:
+async def test_both_wait_in_one_fair_queue(old: Peer, new: Redlock) -> None:
     """They are served in the order in which they came, whatever their version."""
     order: list[str] = []
 

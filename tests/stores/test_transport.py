@@ -25,7 +25,7 @@ PASSWORD = "sword/fish#@:%é 1"
 
 
 async def serves(node: str | Redis, name: str = "order:42", **options: Any) -> None:
-    """A lock works there as it should: it excludes, is extended, and is given back."""
+    """A lock works there: it excludes, is extended, and is released."""
     async with Redlock(node, **options) as redlock, Redlock(node, **options) as other:
         async with redlock(name) as lease:
             assert await other(name).acquire(timeout=0) is None
@@ -78,7 +78,7 @@ async def test_database_number(tcp: tuple[Server, int], how: str) -> None:
 
 
 async def test_same_name_in_two_databases(server: Server) -> None:
-    """Two databases are two worlds."""
+    """It is two names: two databases share nothing."""
     async with Redlock(server.url) as redlock, Redlock(f"{server.url}?db=1") as other, redlock("order:42"):
         async with other("order:42", timeout=0) as lease:
             assert lease.held
@@ -86,7 +86,7 @@ async def test_same_name_in_two_databases(server: Server) -> None:
 
 @pytest.mark.parametrize("how", ["authority", "query"])
 async def test_acl_user_in_the_url(server: Server, how: str) -> None:
-    """user:password@, with everything in the password that a url has a meaning for."""
+    """user:password@, with each character in the password that has a meaning in a url."""
     with server.cli() as cli:
         cli.execute_command("ACL", "SETUSER", "worker", "on", f">{PASSWORD}", "~*", "+@all")
         cli.execute_command("ACL", "SETUSER", "default", "off")
@@ -145,7 +145,7 @@ every_client = pytest.mark.parametrize("client", [plain, decoding, resp3, retryi
 
 @every_client
 async def test_a_client_handed_in(server: Server, client: Callable[[str], Redis]) -> None:
-    """Whatever it is set to for its own commands, locks work, and it works on beside them and after."""
+    """Whatever options the client has for its own commands, locks work, and it works on beside them and after."""
     async with client(str(server.path)) as theirs:
         await theirs.set("theirs", "x")
         await serves(theirs, "заказ:42")
@@ -153,7 +153,8 @@ async def test_a_client_handed_in(server: Server, client: Callable[[str], Redis]
 
 
 async def test_a_pool_that_is_used_up(server: Server) -> None:
-    """Our connection is none of their pool's: a pool with no connection left does not stop a lock."""
+    """The library's connection does not come from the client's pool: a pool without free connections does not stop a
+    lock."""
     async with pooled(str(server.path)) as theirs:
         pool: Any = theirs.connection_pool
         busy = await pool.get_connection()
@@ -164,7 +165,7 @@ async def test_a_pool_that_is_used_up(server: Server) -> None:
 
 
 async def test_closing_leaves_their_client_open(server: Server) -> None:
-    """Who made it closes it."""
+    """The owner of a handed-in client closes it."""
     async with Redis(unix_socket_path=str(server.path)) as theirs:
         async with Redlock(theirs) as redlock, redlock("order:42"):
             pass
@@ -172,7 +173,7 @@ async def test_closing_leaves_their_client_open(server: Server) -> None:
 
 
 async def test_clients_and_urls_mix(five: list[Server]) -> None:
-    """A quorum of what there is."""
+    """A quorum of both."""
     async with Redis(unix_socket_path=str(five[0].path)) as first:
         nodes: list[str | Redis] = [first, five[1].url, five[2].url]
         async with Redlock(*nodes) as redlock, redlock("order:42") as lease:
@@ -242,7 +243,7 @@ async def test_tls(tls: Tls, scheme: str) -> None:
 
 
 async def test_tls_of_a_client_handed_in(tls: Tls) -> None:
-    """A client's TLS settings are ours."""
+    """The TLS settings of the client are used."""
     async with tls.serving(), Redis(host="localhost", port=tls.port, ssl=True, ssl_ca_certs=str(tls.ca_file)) as theirs:
         assert theirs.connection_pool.connection_class is SSLConnection
         await serves(theirs)
@@ -272,7 +273,7 @@ async def test_c13_tls_with_another_ca(tls: Tls) -> None:
 
 
 async def test_c13_tls_for_another_host(tls: Tls) -> None:
-    """A certificate of another host's is none."""
+    """A certificate for another host is refused."""
     async with tls.serving("example.org"):
         with pytest.raises(ConfigError, match="certificate"):
             async with Redlock(f"rediss://localhost:{tls.port}?ssl_ca_certs={tls.ca_file}"):
@@ -288,7 +289,7 @@ async def test_c13_tls_to_a_server_without(tcp: tuple[Server, int], tls: Tls) ->
 
 
 async def test_c13_a_ca_file_that_is_not_there(tls: Tls) -> None:
-    """A path that was mistyped is the user's to mend: ConfigError, not an outage."""
+    """A mistyped path is the user's mistake: ConfigError, not an outage."""
     async with tls.serving():
         with pytest.raises(ConfigError, match=r"ssl_ca_certs|nowhere\.pem"):
             async with Redlock(f"rediss://localhost:{tls.port}?ssl_ca_certs=/nowhere.pem", patience=1.0):
@@ -300,7 +301,7 @@ async def test_c13_a_ca_file_that_is_not_there(tls: Tls) -> None:
 
 @asynccontextmanager
 async def stranger(answer: bytes) -> AsyncIterator[str]:
-    """A server of another sort: it says `answer` to whatever comes, and nothing else."""
+    """A server of another sort: it sends `answer` after whatever it receives, and nothing else."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -318,15 +319,15 @@ async def stranger(answer: bytes) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("setting", ["", "?client_name=x&password=p"], ids=["silent login", "login"])
 async def test_a_server_that_speaks_http(setting: str) -> None:
-    """It will not turn into Redis by waiting: ConfigError."""
+    """It will never speak Redis' protocol: ConfigError."""
     async with stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
         async with aclosing(Redlock(url + setting)) as redlock, asyncio.timeout(3):
             with pytest.raises(ConfigError, match=r"127\.0\.0\.1.*host and port"):
                 await redlock("order:42").acquire()
 
 
-async def test_a_server_that_says_nothing() -> None:
-    """An outage, told in bounded time, whatever it was asked. Four clients ask at once, since each waits for all of
+async def test_a_server_that_never_answers() -> None:
+    """QuorumUnavailable in bounded time, whatever it was asked. Four clients ask at once, since each waits for all of
     connect_timeout."""
     uses: list[Callable[[Redlock], Any]] = [
         lambda redlock: redlock("order:42").acquire(),

@@ -1,4 +1,4 @@
-"""Urls: a comma in a password is no separator, and no message shows a secret, wherever in the url it stands."""
+"""Urls: a comma in a password is no separator, and no message shows a secret, wherever in the url it is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LISTS = {
     "spaces": (" redis://a , rediss://b ,", ("redis://a", "rediss://b")),
     "schemes without slashes": ("embedded:,embedded:x,memory:", ("embedded:", "embedded:x", "memory:")),
     "an upper-case scheme": ("redis://a,VALKEYS://b", ("redis://a", "VALKEYS://b")),
-    "an unknown scheme": ("redis://a,http://b", ("redis://a", "http://b")),  # told of as such
+    "an unknown scheme": ("redis://a,http://b", ("redis://a", "http://b")),  # the message says so
     "a comma in a password": ("redis://me:p,w@a,redis://b", ("redis://me:p,w@a", "redis://b")),
     "a comma in a query": ("redis://a?password=p,w,redis://b", ("redis://a?password=p,w", "redis://b")),
     "a comma in a path": ("unix:///a,b.sock", ("unix:///a,b.sock",)),
@@ -29,7 +29,7 @@ LISTS = {
 
 @pytest.mark.parametrize(("text", "urls"), LISTS.values(), ids=LISTS.keys())
 def test_a_comma_separates_only_where_a_scheme_follows(text: str, urls: tuple[str, ...]) -> None:
-    """All other commas belong to the url they stand in."""
+    """All other commas belong to their url."""
     assert urls_of(text) == urls
 
 
@@ -65,7 +65,7 @@ async def test_a_comma_in_a_password_reaches_the_server(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it stands or as %2C, in the arguments and in the environment, alone and among other urls."""
+    """As it is or as %2C, in the arguments and in the environment, alone and among other urls."""
     urls = [write(each) for each in guarded[:nodes]]
     monkeypatch.setenv("ASYNCLOCK_URLS", ",".join(urls))
     async with aclosing(Redlock(*urls) if where == "arguments" else Redlock()) as redlock:
@@ -75,7 +75,7 @@ async def test_a_comma_in_a_password_reaches_the_server(
 @pytest.mark.parametrize(
     "url", ["redis://a,redis://b", "redis://a:6379,b:6379", "redis://a,b", "redis://:p,redis://x@a"]
 )
-def test_what_looks_like_several_nodes_says_how_a_comma_is_written(url: str) -> None:
+def test_an_ambiguous_comma_is_explained(url: str) -> None:
     """Whether it was meant as two nodes or as one."""
     with pytest.raises(ConfigError, match=r"%2C"):
         Redlock(url)
@@ -101,7 +101,8 @@ SECRETS = [
 @pytest.mark.parametrize("url", SECRETS)
 @pytest.mark.parametrize("where", ["arguments", "environment"])
 async def test_a_wrong_url_does_not_show_its_secret(url: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in userinfo nor in the query, nor a part where an odd character cut it in two, nor behind the error."""
+    """Neither in userinfo nor in the query, nor a part where an odd character cut it in two, nor in the causes of the
+    error."""
     if where == "environment" and len(urls_of(url)) > 1:
         return  # there it is a list
     monkeypatch.setenv("ASYNCLOCK_URLS", url)

@@ -1,5 +1,5 @@
-"""A store that a user writes. The tests of all kinds of locks run over it, too (`make` in conftest.py); here is what a
-transaction that takes its time, or fails, must not do."""
+"""A store that a user writes. The tests of all kinds of locks run over it, too (`make` in conftest.py). Here are the
+effects of a transaction that is slow, or fails."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Odd(DictStore):
 
 
 async def test_a_transaction_that_takes_too_long_casts_no_vote(name: str) -> None:
-    """The caller is told so in time. What it was to create is taken back, since the undo comes after it."""
+    """The caller gets an error in time. The undo comes after the transaction and deletes what it created."""
     store = Odd()
     async with Redlock(store, node_timeout=0.05, lease=5.0, patience=0) as client:
         await client.health()
@@ -126,7 +126,7 @@ async def test_a_client_that_closes_waits_for_its_release(name: str) -> None:
 
 
 class Unconfirmed(DictStore):
-    """The next transaction is committed at once, but its client learns of it only once it is `confirmed`."""
+    """The next transaction is committed at once, but its client gets the result only once it is `confirmed`."""
 
     confirmed: asyncio.Event | None = None
 
@@ -138,8 +138,8 @@ class Unconfirmed(DictStore):
 
 
 async def test_no_notice_overtakes_a_reply(name: str) -> None:
-    """The try of a waiter is committed, with its ticket; before the client learns that it was refused, the holder gives
-    the name to that ticket. The waiter has the lease at once, and not when its ticket would have been renewed."""
+    """The try of a waiter is committed, with its ticket. Before the client receives the refusal, the holder passes the
+    name to that ticket. The waiter has the lease at once, and not when its ticket would have been renewed."""
     store = Unconfirmed()
     long: Any = {"lease": 600.0, "max_lease": 600.0, "node_timeout": LIMIT}  # no ticket is renewed within the LIMIT
     async with Redlock(store, **long) as holds, Redlock(store, **long) as waits:
@@ -180,7 +180,7 @@ async def test_an_op_is_carried_out_as_it_was_when_it_was_sent(name: str) -> Non
 
 
 class Crossed(MemoryStore):
-    """Another thread's transaction comes right behind the next one, before the reply to that one is under way."""
+    """Another thread's transaction comes right behind the next one, before the reply to that one is sent."""
 
     then: Callable[[], object] | None = None
 

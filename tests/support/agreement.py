@@ -1,10 +1,9 @@
 """Players of histories: what `decide` makes of each step, and what a real server makes of it.
 
-Two of them compare reply, full state and all that was told to others, after each step:
+Two of them compare reply, full state and all notices, after each step:
 
     Still   the server's clock stands still between steps and its TIME is ours, so that hours pass at once
-    Live    its own clock and TIME, with leases of some ten ms
-"""
+    Live    its own clock and TIME, with leases of some ten ms"""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from asynclock.rules.model import ID_LENGTH, MARK, Kind, Notice, Op, Reply, Stat
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.encoding import encode_whole
 from asynclock.stores.redis.keys import channel
-from tests.support.histories import AT, IDS, TAGS, Ask, Foreign, Hear, Pass, Permit, Step, number
+from tests.support.histories import AT, IDS, TAGS, Ask, Foreign, Listen, Pass, Permit, Step, number
 from tests.support.on_the_wire import notice_on_wire, reply_on_wire
-from tests.support.stage import Stage, Told
+from tests.support.stage import Published, Stage
 
 KEYS = (AT.hold, AT.fence, AT.queue, AT.tickets, *(AT.undone + each[:ID_LENGTH] for each in IDS))
 
@@ -55,7 +54,7 @@ def view(state: State, now: float) -> View:
 
 
 def _ticket(ticket: Ticket) -> str:
-    """As it stands in the hash."""
+    """The ticket in the hash."""
     return f"{ticket.number} {int(ticket.fresh * 1000)} {int(ticket.ends * 1000)} {ticket.span}"
 
 
@@ -78,7 +77,7 @@ def _read(key: str, value: Any) -> Any:
 
 
 def assert_same_view(model: View, real: View, early: float, late: float) -> None:
-    """Same keys and values; what is left on the server is from `early` ms less to `late` ms more."""
+    """Same keys and values; the time left on the server is from `early` ms less to `late` ms more."""
     assert {key: value for key, (value, _) in real.items()} == {key: value for key, (value, _) in model.items()}
     for key, (_, left) in model.items():
         found = real[key][1]
@@ -96,9 +95,9 @@ def assert_same_reply(op: Op, reply: Reply, now: float, real: Any, early: float,
     assert real == wire, f"{op}: {real}, not {wire}"
 
 
-def assert_same_told(notices: Sequence[Notice], told: Told) -> None:
-    """The same was told, to the same, in the same order."""
-    assert told == [(channel(notice.tag), notice_on_wire(notice)) for notice in notices]
+def assert_same_notices(notices: Sequence[Notice], published: Published) -> None:
+    """The same notices, to the same clients, in the same order."""
+    assert published == [(channel(notice.tag), notice_on_wire(notice)) for notice in notices]
 
 
 # -- players -----------------------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ class Player:
     def play(self, steps: Sequence[Step]) -> None:
         for step in steps:
             match step:
-                case Hear(who, listens):
+                case Listen(who, listens):
                     self.stage.listen(self.stage.tags | {TAGS[who]} if listens else self.stage.tags - {TAGS[who]})
                 case Permit(may):
                     self.may = may
@@ -134,7 +133,7 @@ class Player:
     def let_pass(self, ms: int) -> None:
         raise NotImplementedError
 
-    def hears(self, tag: str) -> bool | None:
+    def listens(self, tag: str) -> bool | None:
         return tag in self.stage.tags if self.may else None
 
     @property
@@ -194,7 +193,8 @@ _VERBATIM = "return redis.call(unpack(ARGV))"
 
 
 class Still(Player):
-    """Time passes only by Pass. The ends that a step meets are those read after the one before, less what passed."""
+    """Time passes only by Pass. A step starts with the ends that were read after the one before, less the time that
+    passed."""
 
     def __init__(self, stage: Stage, kind: Kind = MUTEX, turned: Mapping[str, str] | None = None) -> None:
         super().__init__(stage, kind, turned)
@@ -203,7 +203,7 @@ class Still(Player):
 
     @property
     def now(self) -> float:
-        """For decide: half a us on, so that its rounding down of a float of seconds ends at the us that TIME says."""
+        """For decide: half a us later, so that its rounding down of a float of seconds gives the us of TIME."""
         return (self._us + 0.5) / 1_000_000
 
     def let_pass(self, ms: int) -> None:
@@ -217,7 +217,7 @@ class Still(Player):
             self._run(_VERBATIM, list(step.command), [], ())
             return
         op = step.op(self.kind, state, self._us)
-        decided = decide(self.kind, state, op, now, self.hears)
+        decided = decide(self.kind, state, op, now, self.listens)
         self.state = decided.state.at(now)  # a tombstone of no length has ended
         text, words, own = _script_of(op)
         reply, early = self._run(self.turned.get(text, text), words, own, decided.notices)
@@ -238,7 +238,7 @@ class Still(Player):
         begun = time.monotonic()
         reply, after = script(keys=[*own_keys, *KEYS], args=[*arguments, json.dumps(frame)], client=self.cli)
         early = (time.monotonic() - begun) * 1000 + 1.5  # before Redis 7.2 PTTL goes on inside a script
-        assert_same_told(notices, self.stage.told())
+        assert_same_notices(notices, self.stage.published())
         model = view(self.state, self.now)
         assert_same_view(model, view_of(after), early, 0.5)
         timed = [(key, left) for key, (_, left) in zip(KEYS, after, strict=True) if left >= 0]
@@ -264,12 +264,12 @@ def _script_of(op: Op) -> tuple[str, list[bytes], list[bytes]]:
 
 
 class Stalled(Exception):
-    """The machine stood still where two clocks had to agree: this history proves nothing."""
+    """The machine stopped for a moment where two clocks had to agree: this history proves nothing."""
 
 
 class Live(Player):
-    """Time passes on the server, and its TIME tells `now`. A step waits while an end is so near that the two might see
-    it differently, until the server says that the key is gone."""
+    """Time passes on the server, and its TIME tells `now`. A step waits while an end is so near that the two sides
+    might see it differently, until the server says that the key is gone."""
 
     NEAR = 0.015
     _late = 0.0  # ms: keys got their ends up to so much later than the model says
@@ -284,15 +284,15 @@ class Live(Player):
         if isinstance(step, Foreign):
             now, _, after, took = self._run(step.command, checked)
             self.state = step.becomes(self.state.at(now), now)
-            told: Sequence[Notice] = ()
+            notices: Sequence[Notice] = ()
         else:
             op = step.op(self.kind, self.state.at(checked), int(checked * 1_000_000))
             now, reply, after, took = self._run(command_of(op), checked)
-            decided = decide(self.kind, self.state, op, now, self.hears)
+            decided = decide(self.kind, self.state, op, now, self.listens)
             decided = _as_timed(decided, self.state.at(now), op, view_of(after), took)
             assert_same_reply(op, decided, now, reply, took + 2, 2 + self._late)
-            self.state, told = decided.state, decided.notices
-        assert_same_told(told, self.stage.told())
+            self.state, notices = decided.state, decided.notices
+        assert_same_notices(notices, self.stage.published())
         assert_same_view(view(self.state.at(now), now), view_of(after), took + 2, 2 + self._late)  # both round to a ms
         self._late = max(self._late, took)
 
@@ -301,7 +301,7 @@ class Live(Player):
         return (seconds * 1_000_000 + us + 0.5) / 1_000_000
 
     def _pass_near_ends(self) -> float:
-        """A moment with no end near it, at which both sides have let go of what ended before."""
+        """A moment with no end near it, at which both sides have dropped what ended before."""
         while True:
             now = self._time()
             ends = self._ends()
@@ -347,8 +347,8 @@ _READ: Mapping[str, str] = dict.fromkeys(KEYS, "return redis.call('GET', KEYS[1]
 
 
 def _as_timed(decided: Reply, before: State, op: Op, real: View, took: float) -> Reply:
-    """The reply with the server's times where it read its clock: it did so for itself, after we did and at most `took`
-    ms later. What comes from F, from P or from an explicit order has no such excuse and stays as decided."""
+    """The reply with the server's times where it read its clock: the server reads it for itself, later than the model
+    and at most `took` ms later. Values that come from F, from P or from an explicit order stay as decided."""
     reply = _with_tickets(decided, op, real, took)
     found = number(real.get(AT.fence, ("0", 0))[0])
     late = found - reply.state.fence

@@ -1,4 +1,4 @@
-"""Acquires that are cut short while they wait, and what they may not leave behind."""
+"""Acquires that are cut short while they wait, and what they must not leave behind."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Make = Callable[..., Redlock]
 
 
 def kept(redlock: Redlock) -> dict[str, Any]:
-    """What a client still has to do with, or for, its locks."""
+    """What a client still keeps of its locks."""
     return left_over(redlock)
 
 
 async def known(redlock: Redlock, name: str) -> list[Any]:
-    """What the servers know of a name, but for its fence."""
+    """What the servers know of a name, without its fence."""
     found: list[Any] = []
     for store in stores_of(redlock):
         if isinstance(store, TransactionalStore):
@@ -49,7 +49,7 @@ async def known(redlock: Redlock, name: str) -> list[Any]:
 
 
 async def sent(clients: Iterable[Redlock]) -> None:
-    """Return once the servers have carried out, and answered, all that these have sent."""
+    """Return once the servers have carried out, and answered, all that these clients have sent."""
     for client in clients:
         await asyncio.gather(*(node.ping() for node in nodes_of(client)))
     for _ in range(3):  # a memory store answers in the next turn
@@ -70,7 +70,7 @@ def no_task_is_left() -> Iterator[None]:
     assert asyncio.all_tasks() == before
 
 
-# -- who waits -------------------------------------------------------------------------------------------------------
+# -- waiters -----------------------------------------------------------------------------------------------------------
 
 
 async def three(make: Make, lease: float = LONG) -> list[Redlock]:
@@ -82,7 +82,7 @@ async def three(make: Make, lease: float = LONG) -> list[Redlock]:
 
 
 async def tenure(redlock: Redlock, name: str, fair: bool) -> int:
-    """Hold it for a turn; its fence."""
+    """Hold it for a turn; returns its fence."""
     async with redlock(name, fair=fair) as lease:
         await asyncio.sleep(0)
         return lease.fence
@@ -100,7 +100,7 @@ async def waiter(redlock: Redlock, name: str, fair: bool) -> asyncio.Task[int]:
 
 
 class Held:
-    """A lease that is given back once somebody says so; or at last, by hand."""
+    """A lease that is released on request; or at the end, by hand."""
 
     def __init__(self, lease: Lease) -> None:
         self.fence = lease.fence
@@ -128,8 +128,8 @@ class Scene:
         self._company: list[asyncio.Task[int]] = []
 
     async def play(self, index: int, ends: int, late: bool) -> bool:
-        """Cut at the `index`-th await; the holder gives back at the `ends`-th, or once they are idle. Answers whether
-        there were so many awaits. Raises TimeoutError where somebody is forgotten."""
+        """Cut at the `index`-th await; the holder releases at the `ends`-th, or once all are idle. Returns whether
+        there were so many awaits. Raises TimeoutError where a waiter is forgotten."""
         held = Held(await self._holder(self.name, fair=self._fair).acquire(timeout=None))
         if self._where == "behind":
             self._company = [await waiter(self.waits, self.name, self._fair)]

@@ -1,4 +1,4 @@
-"""Lines to servers that a test cuts and heals, and stores of real servers on a clock that a test moves."""
+"""Proxies before servers that a test cuts and heals, and stores of real servers on a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Clocked(RedisStore):
         self.clock = clock
 
 
-class LineProxy(Proxy):
-    """A proxy that can lose one request, and say something else than the server said."""
+class FaultyProxy(Proxy):
+    """A proxy that can lose one request, and replace one reply."""
 
     lose: bytes = b""
     lost: asyncio.Event | None = None
@@ -55,30 +55,30 @@ class LineProxy(Proxy):
                 writer.write(data)
 
 
-async def lines_to(stack: AsyncExitStack, servers: Iterable[Server]) -> list[LineProxy]:
-    """A line to each of them."""
-    made = [LineProxy(each.path.with_suffix(".line"), each.path) for each in servers]
+async def proxies_to(stack: AsyncExitStack, servers: Iterable[Server]) -> list[FaultyProxy]:
+    """A proxy to each of them."""
+    made = [FaultyProxy(each.path.with_suffix(".cut"), each.path) for each in servers]
     for each in made:
         await stack.enter_async_context(each)
         stack.callback(each.let_go)
     return made
 
 
-def cut_lines(lines: Iterable[Proxy]) -> None:
-    """They break; whoever connects anew hears nothing."""
-    for each in lines:
+def cut_proxies(proxies: Iterable[Proxy]) -> None:
+    """The connections break; a new connection gets no reply."""
+    for each in proxies:
         each.drop_requests = True
         each.cut()
 
 
-def heal_lines(lines: Iterable[Proxy]) -> None:
-    """They can be used again; what was connected meanwhile connects anew."""
-    for each in lines:
+def heal_proxies(proxies: Iterable[Proxy]) -> None:
+    """The proxies work again; connections that were made meanwhile are cut once more."""
+    for each in proxies:
         each.drop_requests = False
         each.cut()
 
 
-def swallow(line: LineProxy, part: bytes) -> asyncio.Event:
+def swallow(proxy: FaultyProxy, part: bytes) -> asyncio.Event:
     """The next request with that part does not arrive, and its connection breaks. Set once it has."""
-    line.lose, line.lost = part, asyncio.Event()
-    return line.lost
+    proxy.lose, proxy.lost = part, asyncio.Event()
+    return proxy.lost

@@ -19,7 +19,7 @@ from tests.support.histories import (  # fmt: skip
     THIRD,
     YOUNGER,
     Ask,
-    Hear,
+    Listen,
     Pass,
     Permit,
     Step,
@@ -33,16 +33,16 @@ extend = partial(Ask, Verb.EXTEND, token=0)
 release = partial(Ask, Verb.RELEASE, token=0)
 
 tries = partial(Ask, Verb.ACQUIRE, serve=Serve.GRANT, number=1)
-"""Who waits at a node alone."""
+"""A waiter at a single node."""
 looks = partial(Ask, Verb.WAIT, serve=Serve.GRANT, number=2, keeps=True)
 """It renews its ticket."""
 grants = partial(Ask, Verb.RELEASE, token=0, serve=Serve.GRANT)
-"""A release at a node alone, or that somebody leaves."""
+"""A release at a single node, or a waiter that leaves."""
 calls = partial(Ask, Verb.RELEASE, token=0, serve=Serve.WAKE)
 """The same over N nodes."""
 
 adopts = partial(Ask, Verb.ADOPT, YOUNGER, waiter=ELDER)
-"""Who was told the elder's id."""
+"""A client that knows the elder's id."""
 breaks = partial(Ask, Verb.BREAK, NOBODY, serve=Serve.GRANT)
 
 HANDED_OVER: dict[str, list[Step]] = {
@@ -51,24 +51,24 @@ HANDED_OVER: dict[str, list[Step]] = {
     "adopted, and F was lost": [acquire(), LOSE_FENCE, adopts(), LOSE_FENCE, adopts()],
     "an adopted end never goes back": [acquire(lease=20_000), adopts(lease=5_000), adopts(THIRD, waiter=YOUNGER)],
     "an adopted end moves on": [acquire(lease=5_000), adopts(lease=20_000)],
-    "adopted while somebody waits": [acquire(), tries(THIRD), adopts(), grants(), grants(YOUNGER)],
-    "adopted, and then somebody waits": [acquire(), adopts(), tries(THIRD), grants(YOUNGER)],
+    "adopted with a waiter": [acquire(), tries(THIRD), adopts(), grants(), grants(YOUNGER)],
+    "adopted, and then a waiter comes": [acquire(), adopts(), tries(THIRD), grants(YOUNGER)],
     "adopted without an end": [acquire(), PERSIST, adopts(), acquire(THIRD)],
-    "adopted by who was undone": [acquire(), release(YOUNGER, tombstone=True), adopts(), adopts(THIRD)],
-    "nothing to adopt, and somebody waits": [acquire(), tries(YOUNGER), BREAK, adopts(THIRD, serve=Serve.GRANT)],
+    "adopted by an id that was undone": [acquire(), release(YOUNGER, tombstone=True), adopts(), adopts(THIRD)],
+    "nothing to adopt, with a waiter": [acquire(), tries(YOUNGER), BREAK, adopts(THIRD, serve=Serve.GRANT)],
     "an adoption that is refused serves nobody": [
         *(acquire(lease=500), tries(YOUNGER), Pass(500), adopts(THIRD, serve=Serve.GRANT), looks(YOUNGER)),
     ],
     "adopted while a ticket of its id waits": [acquire(), looks(), adopts(), breaks()],
     "nothing to adopt": [adopts(), take("another's", 0), adopts(), release()],
     "an adopter's clock counts": [acquire(), adopts(clock=SKEW + 1), adopts(THIRD, waiter=YOUNGER, clock=-SKEW)],
-    "who has tickets and adopts": [acquire(), tries(), tries(YOUNGER), adopts(), looks(YOUNGER), breaks()],
+    "an adopter with tickets": [acquire(), tries(), tries(YOUNGER), adopts(), looks(YOUNGER), breaks()],
     "broken": [breaks(), acquire(), breaks(), extend(), release(), acquire()],
-    "broken while somebody waits": [acquire(), tries(YOUNGER), tries(THIRD), breaks(), breaks(), breaks()],
-    "broken, and somebody is called": [acquire(), tries(YOUNGER), breaks(serve=Serve.WAKE), breaks()],
+    "broken with waiters": [acquire(), tries(YOUNGER), tries(THIRD), breaks(), breaks(), breaks()],
+    "broken, and a waiter is notified": [acquire(), tries(YOUNGER), breaks(serve=Serve.WAKE), breaks()],
     "broken, and nobody is served": [acquire(), tries(YOUNGER), breaks(serve=Serve.NOBODY), looks(YOUNGER)],
     "a stranger's is broken": [take("another's", 0), breaks(), acquire(MUTE), breaks(), acquire()],
-    "one is broken that hears nothing": [take(IDS[ELDER].replace("|", "!"), 0), breaks(), acquire()],
+    "the broken one does not listen": [take(IDS[ELDER].replace("|", "!"), 0), breaks(), acquire()],
     "a rest is broken": [acquire(), release(rest=5_000), breaks(), acquire(YOUNGER)],
     "a done name is broken": [acquire(), release(rest=5_000, done=True), breaks(), acquire(YOUNGER)],
 }
@@ -105,7 +105,7 @@ HOLDS: dict[str, list[Step]] = {
     "another's release does not mark a name as done": [
         *(acquire(), release(YOUNGER, rest=500, done=True), release(rest=500), release(rest=900, done=True)),
     ],
-    "who brings no token hears F": [acquire(), extend(token=None), release(token=None)],
+    "an op without a token gets F": [acquire(), extend(token=None), release(token=None)],
     "the last fence that Lua counts": [set_fence(str(2**53 - 1), 0), acquire(), extend()],
     "no number": [set_fence("garbage", 0), acquire(), set_fence("12x", 0), release(token=5), acquire()],
     "an old dump": [acquire(), set_fence("7", 1_000), release(token=9), Pass(60_000), acquire(YOUNGER)],
@@ -156,7 +156,7 @@ TICKETS: dict[str, list[Step]] = {
         *(acquire(), tries(YOUNGER, waiter=THIRD), release(), acquire(FOURTH, waiter=THIRD, number=1)),
         *(release(FOURTH, waiter=THIRD, number=2, tombstone=True, order=-5), looks(THIRD, number=3)),
     ],
-    "an undo puts the ticket back behind who was served": [
+    "an undo stores the ticket behind the one that was served": [
         *(acquire(), tries(YOUNGER), tries(THIRD)),
         *(grants(waiter=FOURTH, number=2, order=-5), looks(FOURTH), grants(YOUNGER, waiter=YOUNGER, number=2)),
     ],
@@ -173,10 +173,10 @@ TICKETS: dict[str, list[Step]] = {
 }
 
 MARKS: dict[str, list[Step]] = {
-    "a hold is marked once and told once": [
+    "a hold is marked once and notified once": [
         *(acquire(), tries(YOUNGER), looks(YOUNGER), tries(THIRD), extend(lease=20_000)),
     ],
-    "a hold that nobody hears of is marked": [acquire(), Hear(ELDER, False), tries(YOUNGER), Hear(ELDER), tries(THIRD)],
+    "a hold is marked without a notice": [acquire(), Listen(ELDER, False), tries(YOUNGER), Listen(ELDER), tries(THIRD)],
     "a marked hold is its owner's": [acquire(), tries(YOUNGER), acquire(lease=20_000), extend(lease=30_000), release()],
     "a marked hold lost its fence": [acquire(), tries(YOUNGER), LOSE_FENCE, acquire(span=3), release(YOUNGER)],
     "a marked hold is not another's": [acquire(), tries(YOUNGER), extend(YOUNGER), release(YOUNGER), acquire(THIRD)],
@@ -189,7 +189,7 @@ MARKS: dict[str, list[Step]] = {
     ],
     "a stranger of ours is": [take("0F" * 16 + "|", 1_000), tries(), looks(), tries(YOUNGER)],
     "a stranger's mark": [take("+another's", 1_000), tries(), grants(), Pass(1_000), take("+", 0), tries(), looks()],
-    "a mute holder is not marked": [acquire(MUTE), tries(YOUNGER), grants(MUTE), looks(YOUNGER)],
+    "a holder that does not listen is not marked": [acquire(MUTE), tries(YOUNGER), grants(MUTE), looks(YOUNGER)],
     "a resting name is not marked": [
         *(acquire(), release(rest=500), tries(YOUNGER), take(RESTING, 0), Pass(500), looks(YOUNGER)),
     ],
@@ -199,8 +199,8 @@ MARKS: dict[str, list[Step]] = {
     "a barger enters, though others wait": [
         *(acquire(), tries(YOUNGER), tries(THIRD), release(), tries(FOURTH), grants(FOURTH)),
     ],
-    "the last who waited enters": [acquire(), tries(YOUNGER), release(), tries(YOUNGER), release(YOUNGER)],
-    "who waited enters before others": [
+    "the last waiter enters": [acquire(), tries(YOUNGER), release(), tries(YOUNGER), release(YOUNGER)],
+    "a waiter enters before others": [
         acquire(),
         tries(YOUNGER),
         tries(THIRD),
@@ -263,7 +263,7 @@ SERVES: dict[str, list[Step]] = {
         grants(span=5),
         grants(YOUNGER),
     ],
-    "a grant's fence has the memory of who serves": [
+    "a grant's fence has the memory of the serving op": [
         acquire(),
         tries(YOUNGER),
         grants(memory=99_000),
@@ -278,31 +278,38 @@ SERVES: dict[str, list[Step]] = {
         *(acquire(), tries(YOUNGER, fresh=1_000), tries(THIRD, fresh=1_001), Pass(1_000), calls(), looks(YOUNGER)),
     ],
     "all are stale": [acquire(), tries(YOUNGER, fresh=1), tries(THIRD, fresh=1), Pass(1), grants(), looks(YOUNGER)],
-    "a deaf head is passed over": [
+    "a head that does not listen is skipped": [
         acquire(),
         tries(YOUNGER),
         tries(THIRD),
-        Hear(YOUNGER, False),
+        Listen(YOUNGER, False),
         grants(),
         grants(THIRD),
     ],
-    "a deaf head is not called": [
+    "a head that does not listen is not notified": [
         acquire(),
         tries(YOUNGER),
         tries(THIRD),
-        Hear(YOUNGER, False),
+        Listen(YOUNGER, False),
         calls(),
         looks(YOUNGER),
     ],
-    "who waits for several names is called": [
+    "a waiter for several names is notified": [
         *(acquire(), tries(YOUNGER, span=0), tries(THIRD), grants(), looks(THIRD)),
-        *(Hear(YOUNGER, False), looks(THIRD)),
+        *(Listen(YOUNGER, False), looks(THIRD)),
     ],
-    "all are deaf": [acquire(), tries(YOUNGER, span=3), tries(MUTE), Hear(YOUNGER, False), grants(), looks(THIRD)],
+    "none is listening": [
+        acquire(),
+        tries(YOUNGER, span=3),
+        tries(MUTE),
+        Listen(YOUNGER, False),
+        grants(),
+        looks(THIRD),
+    ],
     "without permission a grant is undone": [
         *(acquire(), tries(YOUNGER), tries(THIRD), Permit(False), grants(), looks(YOUNGER), Permit(True), looks(THIRD)),
     ],
-    "without permission nobody is called": [
+    "without permission nobody is notified": [
         acquire(),
         Permit(False),
         tries(YOUNGER),
@@ -313,19 +320,19 @@ SERVES: dict[str, list[Step]] = {
     "one too many is stale": [acquire(), tries(YOUNGER), crowd(SERVED), grants(), looks(THIRD)],
     "as many are stale as may be": [acquire(), tries(YOUNGER), crowd(SERVED - 1), grants()],
     "the tickets are lost": [acquire(), tries(YOUNGER), tries(THIRD), LOSE_TICKETS, grants(), tries(YOUNGER)],
-    "a name that rests is told of to the first": [
+    "the first waiter is notified of a rest": [
         *(acquire(), tries(YOUNGER), looks(YOUNGER, number=5), tries(THIRD), grants(rest=1_234), looks(YOUNGER)),
     ],
     "a name that rests with nobody waiting": [acquire(), tries(YOUNGER), grants(YOUNGER), grants(rest=1_234)],
-    "a name that is done is told of to the first": [
+    "the first waiter is notified of a run that is done": [
         *(acquire(), tries(YOUNGER), tries(THIRD), grants(rest=1_234, done=True), looks(YOUNGER)),
     ],
     "a release serves the ticket that it names": [acquire(), tries(YOUNGER), grants(waiter=YOUNGER), extend(YOUNGER)],
     "an extend that is refused serves nobody": [
         *(acquire(lease=500), tries(YOUNGER), Pass(500), extend(THIRD, serve=Serve.GRANT), looks(YOUNGER)),
     ],
-    "nobody else's release serves": [acquire(), tries(YOUNGER), tries(THIRD), grants(THIRD), calls(FOURTH)],
-    "who leaves a free name serves it": [
+    "the release of another id does not serve": [acquire(), tries(YOUNGER), tries(THIRD), grants(THIRD), calls(FOURTH)],
+    "a waiter that leaves a free name serves it": [
         acquire(),
         tries(YOUNGER),
         tries(THIRD),
@@ -333,10 +340,10 @@ SERVES: dict[str, list[Step]] = {
         grants(THIRD),
         extend(YOUNGER),
     ],
-    "an expired hold is served by who looks": [
+    "a probe serves after an expired hold": [
         *(acquire(lease=1_000), tries(YOUNGER), tries(THIRD), Pass(1_000), looks(THIRD), looks(YOUNGER)),
     ],
-    "an expired hold is called by who looks": [
+    "a probe notifies after an expired hold": [
         *(acquire(lease=1_000), tries(YOUNGER), tries(THIRD), Pass(1_000), looks(THIRD, serve=Serve.WAKE)),
         *(looks(YOUNGER, serve=Serve.WAKE), tries(YOUNGER)),
     ],
@@ -347,25 +354,25 @@ SERVES: dict[str, list[Step]] = {
         looks(YOUNGER),
         tries(YOUNGER),
     ],
-    "who looks finds all before it stale": [
+    "a probe finds all waiters before it stale": [
         *(acquire(lease=1_000), tries(YOUNGER, fresh=500), tries(THIRD), Pass(1_000), looks(THIRD), tries(THIRD)),
     ],
-    "who looks without a ticket": [acquire(lease=1_000), tries(YOUNGER), Pass(1_000), looks(FOURTH, number=0)],
+    "a probe without a ticket": [acquire(lease=1_000), tries(YOUNGER), Pass(1_000), looks(FOURTH, number=0)],
 }
 
 FAIRS: dict[str, list[Step]] = {
-    "fair: nobody waits": [tries(fair=True), release(), acquire(YOUNGER, fair=True, number=0), tries(THIRD, fair=True)],
-    "fair: nobody waits, and nobody is served": [
+    "fair: no waiters": [tries(fair=True), release(), acquire(YOUNGER, fair=True, number=0), tries(THIRD, fair=True)],
+    "fair: no waiters, and nobody is served": [
         *(acquire(waiter=THIRD, fair=True), acquire(YOUNGER, waiter=THIRD, fair=True), release()),
     ],
     "fair: only the first enters": [
         *(acquire(), tries(YOUNGER, fair=True), tries(THIRD, fair=True), release()),
         *(tries(THIRD, fair=True, serve=Serve.NOBODY), tries(YOUNGER, fair=True, number=2, keeps=True)),
     ],
-    "fair: who comes later serves the first": [
+    "fair: a later id serves the first": [
         *(acquire(), tries(YOUNGER, fair=True), release(), tries(THIRD, fair=True), tries(YOUNGER, fair=True)),
     ],
-    "fair: who comes later calls the first": [
+    "fair: a later id notifies the first": [
         *(acquire(), tries(YOUNGER), release(), tries(THIRD, fair=True, serve=Serve.WAKE), acquire(YOUNGER, fair=True)),
         *(tries(YOUNGER, fair=True, number=2, keeps=True, serve=Serve.WAKE), release(YOUNGER)),
     ],
@@ -376,7 +383,7 @@ FAIRS: dict[str, list[Step]] = {
         *(acquire(), tries(THIRD), tries(YOUNGER, order=7), release()),
         *(acquire(FOURTH, waiter=THIRD, fair=True, serve=Serve.WAKE), release(FOURTH)),
     ],
-    "fair: who leaves no ticket finds nobody": [
+    "fair: an id without a ticket finds no waiter": [
         *(acquire(), tries(YOUNGER, fresh=500), release(), Pass(500), tries(THIRD, fair=True, number=0)),
         acquire(FOURTH, fair=True),
     ],

@@ -1,4 +1,4 @@
-"""Stores at a distance: what is said takes its time on the clock that the test moves, to them and back."""
+"""Stores at a distance: each request and reply takes its time on the clock that the test moves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.still_clock import Memory, Still, turns
 
 
 class FarNode(TransactionalNode):
-    """What it is asked arrives later, as it was when it was sent; its answer again as much later."""
+    """Each request arrives later, with its state at the time of sending; its reply is later by as much."""
 
     def __init__(self, store: Far, config: NodeConfig) -> None:
         super().__init__(store, config)
@@ -26,7 +26,9 @@ class FarNode(TransactionalNode):
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         if self._far.silent:
-            self._far.unheard.append(lambda: handler.fail(self._index, ConnectionError("it hung up"), maybe=True))
+            self._far.unanswered.append(
+                lambda: handler.fail(self._index, ConnectionError("it disconnected"), maybe=True)
+            )
             return
         sent = copy(op)
         sent.queueing = replace(op.queueing)
@@ -47,15 +49,15 @@ class FarNode(TransactionalNode):
 
 
 class Far(Memory):
-    """A store each way to which takes `way` seconds, or what `ways` has for the client's tag. While it is `silent` it
-    neither answers nor fails: so looks a busy connection on which others are answered."""
+    """A store each way to which takes `way` seconds, or the time in `ways` for the client's tag. While it is `silent`
+    it neither answers nor fails, like a busy connection on which other commands are answered."""
 
     def __init__(self, clock: FakeClock, way: float) -> None:
         super().__init__(clock)
         self.way = way
         self.ways: dict[str, float] = {}
         self.silent = False
-        self.unheard: list[Callable[[], object]] = []
+        self.unanswered: list[Callable[[], object]] = []
 
     def open(self, config: NodeConfig) -> FarNode:
         return FarNode(self, config)
@@ -63,11 +65,11 @@ class Far(Memory):
     def listen(self, tag: str, receive: Callable[[Notice], object]) -> None:
         super().listen(tag, lambda notice: self.later(lambda: receive(notice), tag))
 
-    def hang_up(self) -> None:
-        """Whoever still waits for an answer is told that there will be none."""
-        unheard, self.unheard = self.unheard, []
-        for tell in unheard:
-            tell()
+    def disconnect(self) -> None:
+        """Requests without a reply fail now."""
+        unanswered, self.unanswered = self.unanswered, []
+        for fail in unanswered:
+            fail()
 
     def later(self, what: Callable[[], object], tag: str) -> None:
         self._time.call_at(self._time.now() + self.ways.get(tag, self.way), what)
@@ -83,27 +85,27 @@ class Beyond(Still):
 
     @asynccontextmanager
     async def opened(self, **options: Any) -> AsyncIterator[Redlock]:
-        """A client, which is given the time that it takes to close."""
+        """A client, which gets the time that it needs to close."""
         client = self.client(**options)
         try:
             yield client
         finally:
-            self.hear(True)
-            self.hang_up()
+            self.set_answering(True)
+            self.disconnect()
             await self.finish(asyncio.create_task(client.aclose()))
 
-    def hear(self, hears: bool) -> None:
-        """Whether anybody is answered from now on."""
+    def set_answering(self, answers: bool) -> None:
+        """Whether requests are answered from now on."""
         for store in self.far:
-            store.silent = not hears
+            store.silent = not answers
 
-    def hang_up(self) -> None:
-        """All of them do."""
+    def disconnect(self) -> None:
+        """Requests without a reply fail now, at all stores."""
         for store in self.far:
-            store.hang_up()
+            store.disconnect()
 
     async def pass_time(self, seconds: float, step: float = 0.005) -> None:
-        """Let time pass in small steps, with turns for what wakes."""
+        """Let time pass in small steps, with turns for the tasks that wake."""
         end = self.clock.now() + seconds
         while self.clock.now() < end - 1e-9:
             self.clock.advance(min(step, end - self.clock.now()))
@@ -117,7 +119,7 @@ class Beyond(Still):
             await self.pass_time(0.005)
 
     async def lease(self, client: Redlock, **options: Any) -> Any:
-        """The lease of the name, which is free."""
+        """The lease of the name, which must be free."""
         task = asyncio.create_task(client(self.name, **options).acquire(timeout=None))
         await self.finish(task)
         return task.result()

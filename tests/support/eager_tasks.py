@@ -8,7 +8,8 @@ from typing import Any
 
 
 def eagerly(coro: Coroutine[Any, Any, Any]) -> Any:
-    """What it answers at once, run as an eager task runs it: as the current task, inside the step of another."""
+    """The first result of a coroutine that runs as an eager task does: as the current task, inside the step of
+    another."""
     loop, outer = asyncio.get_running_loop(), asyncio.current_task()
     inner = loop.create_task(asyncio.sleep(0))
     asyncio.tasks._leave_task(loop, outer)  # type: ignore[attr-defined]

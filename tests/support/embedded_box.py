@@ -26,7 +26,7 @@ HOLD = """
         async with Redlock(sys.argv[1]) as redlock:
             lease = await redlock("job").acquire(timeout=0)
             print("held" if lease else "refused", flush=True)
-            await asyncio.to_thread(sys.stdin.readline)     # until we are told
+            await asyncio.to_thread(sys.stdin.readline)     # until the test ends it
             if lease:
                 await lease.release()
 
@@ -35,7 +35,7 @@ HOLD = """
 
 
 def processes_of(folder: Path) -> set[int]:
-    """Whoever was started with that folder in its command line: the server and its keeper."""
+    """The processes with that folder in their command line: the server and its keeper."""
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -72,12 +72,12 @@ class Box:
         return self._programs[-1]
 
     def hold(self, url: str = "embedded:") -> tuple[subprocess.Popen[str], str]:
-        """A program that takes the lock `job`, and whether it got it; it stays until it is told."""
+        """A program that takes the lock `job`, and whether it got it; it stays until the test ends it."""
         program = self.start(HOLD, url)
         return program, lines(program.stdout).readline().strip() or lines(program.stderr).read()
 
     def all_gone(self) -> bool:
-        """Wait for the end of all that was started here: server and keeper, too."""
+        """Wait for the end of all processes that were started here, with server and keeper."""
         tick = threading.Event()
         for _ in range(1000):
             if not processes_of(self.runtime):
@@ -100,7 +100,7 @@ def lines(stream: IO[str] | None) -> IO[str]:
 
 
 def leave(program: subprocess.Popen[str]) -> None:
-    """Tell it to end, and hear that it ended well."""
+    """Tell it to end, and wait until it has ended well."""
     _, complaints = program.communicate("\n", timeout=20)
     assert (program.returncode, complaints) == (0, "")
 

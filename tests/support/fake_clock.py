@@ -8,7 +8,7 @@ from itertools import count
 
 
 class FakeTimer:
-    """A call that is to come."""
+    """A scheduled call."""
 
     def __init__(self, callback: Callable[[], object]) -> None:
         self.callback: Callable[[], object] | None = callback
@@ -19,7 +19,7 @@ class FakeTimer:
 
 class FakeClock:
     """A Clock that stands still but for `advance`. Its timers fire `early` seconds too soon, as an event loop's may by
-    as much as its clock resolves."""
+    its clock's resolution."""
 
     def __init__(self, now: float = 1_000.0, early: float = 0.0) -> None:
         self._now = now
@@ -35,7 +35,7 @@ class FakeClock:
         return 1_700_000_000.0 + self._jumped + self._now
 
     def jump_wall(self, seconds: float) -> None:
-        """Set the wall clock forward or back; `now` does not hear of it."""
+        """Set the wall clock forward or back; `now` does not change."""
         self._jumped += seconds
 
     def call_at(self, when: float, callback: Callable[[], object]) -> FakeTimer:
@@ -45,11 +45,11 @@ class FakeClock:
 
     @property
     def armed(self) -> int:
-        """How many timers are to come."""
+        """How many timers are scheduled."""
         return sum(timer.callback is not None for _, _, timer in self._timers)
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; each timer is called at its moment, in order. What they raise is raised here."""
+        """Let time pass; each timer is called at its moment, in order. Their exceptions are raised here."""
         end = self._now + seconds
         while self._timers and self._timers[0][0] - self._early <= end:
             when, _, timer = heapq.heappop(self._timers)
@@ -61,5 +61,5 @@ class FakeClock:
         self._now = max(self._now, end)
 
     def block(self, seconds: float) -> None:
-        """Let time pass while nothing can run, as under a blocked event loop: timers are called by the next advance."""
+        """Let time pass while nothing can run, as under a blocked event loop: the next advance calls the timers."""
         self._now += seconds

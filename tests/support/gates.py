@@ -13,7 +13,7 @@ from tests.support.servers import Server
 
 
 class Gate(Proxy):
-    """Holds back requests, too, from when it is shut."""
+    """A proxy that also holds back requests while it is shut."""
 
     def __init__(self, server: Server, front: str) -> None:
         super().__init__(server.path.with_name(front), server.path)
@@ -30,7 +30,7 @@ class Gate(Proxy):
 
     @property
     def releases(self) -> bool:
-        """Whether a release is among what has passed."""
+        """Whether a release is among the requests that have passed."""
         return any(part in self.passed for part in RELEASE)
 
 

@@ -1,8 +1,7 @@
-"""Steps that a history is made of, and random histories.
+"""Steps of histories, and random histories.
 
-A step is told apart from the state it meets ("whoever holds it", "a token 3 above F", "in its old place"), so that a
-history shrinks, and plays on a mutant as well.
-"""
+A step is described relative to the state that it meets ("the present holder", "a token 3 above F", "in its old place"),
+so that a history shrinks, and plays on a mutant as well."""
 
 from __future__ import annotations
 
@@ -43,20 +42,20 @@ IDS = tuple(
 TAGS = tuple(each[:TAG_LENGTH] for each in IDS)
 
 OWNER = -1
-"""Instead of an index of IDS: whoever of them holds the name."""
+"""Instead of an index of IDS: the one that holds the name."""
 
 NOBODY = -2
 """The empty id, under which `Lock.locked` looks."""
 
 HEAD = -3
-"""Whoever stands first in the queue."""
+"""The first in the queue."""
 
 AT = keys("", NAME)
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One op. `token` is told from F (None: none); `clock` and `order` are a client's, in us ahead of the node's."""
+    """One op. `token` is relative to F (None: none); `clock` and `order` are a client's, in us ahead of the node's."""
 
     verb: Verb
     who: int = ELDER
@@ -108,7 +107,7 @@ def _id(who: int, state: State) -> str:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A write by somebody else: the command, and what it makes of the state."""
+    """A write by another program: the command, and its effect on the state."""
 
     command: tuple[str, ...]
     becomes: Callable[[State, float], State] = field(repr=False)
@@ -122,7 +121,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Hear:
+class Listen:
     """The client of an id begins to listen, or stops. At first all but MUTE's do."""
 
     who: int
@@ -131,12 +130,12 @@ class Hear:
 
 @dataclass(frozen=True)
 class Permit:
-    """Who asks may publish from now on, or may not. At first it may."""
+    """Whether the client that asks may publish from now on. At first it may."""
 
     may: bool = True
 
 
-Step = Ask | Foreign | Pass | Hear | Permit
+Step = Ask | Foreign | Pass | Listen | Permit
 
 
 def take(token: str, ms: int) -> Foreign:
@@ -152,7 +151,7 @@ def take(token: str, ms: int) -> Foreign:
 
 
 def set_fence(text: str, ms: int) -> Foreign:
-    """Somebody, or an old dump, puts this into the fence key; what is no number counts as 0."""
+    """Another program, or an old dump, puts this into the fence key; a value that is no number counts as 0."""
 
     def becomes(state: State, now: float) -> State:
         return replace(state, fence=number(text), fence_ends=now + ms / 1000 if ms else math.inf)
@@ -161,7 +160,7 @@ def set_fence(text: str, ms: int) -> Foreign:
 
 
 def number(text: str) -> int:
-    """What Lua's tonumber makes of a fence, of those that histories write."""
+    """The result of Lua's tonumber for a fence, of those that histories write."""
     return int(text) if re.fullmatch(r"-?\d+", text) else 0
 
 
@@ -186,7 +185,7 @@ KEEP_FENCE = Foreign(
 )
 FLUSH = Foreign(("FLUSHALL",), lambda _, __: State())
 
-# Two for directed histories, where there is a queue: who waits has no ticket in the hash, as no op of ours leaves it.
+# Two for directed histories, where there is a queue: a waiter without a ticket in the hash, which no op of ours leaves.
 LOSE_TICKETS = Foreign(
     ("DEL", AT.tickets),
     lambda state, _: replace(state, queue=tuple(Ticket(each.order, each.id, 0, 0, 0, 0) for each in state.queue)),
@@ -194,7 +193,7 @@ LOSE_TICKETS = Foreign(
 
 
 def crowd(size: int) -> Foreign:
-    """So many stand before all others, none of them fresh."""
+    """So many tickets before all others, none of them fresh."""
     tickets = tuple(Ticket(place, f"{place:0{ID_LENGTH}x}|17|", 0, 0, 0, 0) for place in range(1, size + 1))
     pairs = [word for each in tickets for word in (str(each.order), each.id)]
     return Foreign(("ZADD", AT.queue, *pairs), lambda state, _: replace(state, queue=(*tickets, *state.queue)))
@@ -209,9 +208,9 @@ STRANGERS = (
     *("another's", "", RESTING, DONE, "0f" * 16, "0F" * 16 + "|17|", "0f" * 16 + "!17|", "0f" * 15 + "|17|"),
     *("+another's", MARK + IDS[THIRD], "+"),
 )
-"""Who takes the name past us: redis-py's tokens, clients of ours that nobody here knows, and what looks like them."""
+"""Holders from outside: redis-py's tokens, unknown clients of this library, and values that look like them."""
 
-whoever = st.sampled_from([OWNER, OWNER, OWNER, HEAD, HEAD, *range(len(IDS))])
+any_id = st.sampled_from([OWNER, OWNER, OWNER, HEAD, HEAD, *range(len(IDS))])
 tokens = st.one_of(st.none(), st.sampled_from([-1, 0, 1]), st.integers(-50, 50))
 clocks = st.one_of(
     st.sampled_from([0, -SKEW - 1, -SKEW, 1 - SKEW, SKEW - 1, SKEW, SKEW + 1]), st.integers(-3 * SKEW, 3 * SKEW)
@@ -234,36 +233,36 @@ def histories(
         "serve": st.sampled_from(Serve),
         "fair": st.booleans(),
         "span": st.sampled_from([1, 1, 1, 16, 0]),
-        "waiter": st.one_of(st.none(), st.none(), whoever),
+        "waiter": st.one_of(st.none(), st.none(), any_id),
         "fresh": lengths,
         "order": st.one_of(st.none(), orders),
         "keeps": st.booleans(),
         "contended": st.booleans(),
     }
-    ask = partial(st.builds, Ask, memory=memories, lease=lengths, who=whoever, **queueing)
+    ask = partial(st.builds, Ask, memory=memories, lease=lengths, who=any_id, **queueing)
     numbers = st.sampled_from([0, 1, 1, 2, 3])
     plain = st.sampled_from([False, False, False, True])
     acquires = ask(st.just(Verb.ACQUIRE), clock=clocks, plain=plain, number=numbers)
     waits = ask(st.just(Verb.WAIT), number=numbers)
-    extends = st.builds(Ask, st.just(Verb.EXTEND), whoever, or_none, tokens, memory=memories, tombstone=st.booleans())
+    extends = st.builds(Ask, st.just(Verb.EXTEND), any_id, or_none, tokens, memory=memories, tombstone=st.booleans())
     back = st.sampled_from([0, 0, 0, 1, 2])
     releases = ask(
         st.just(Verb.RELEASE), token=tokens, rest=or_none, done=st.booleans(), tombstone=st.booleans(), number=back
     )
     looks = st.just(Ask(Verb.EXTEND, NOBODY, lease=0))
-    adopts = st.builds(Ask, st.just(Verb.ADOPT), whoever, lengths, clock=clocks, memory=memories, waiter=whoever)
+    adopts = st.builds(Ask, st.just(Verb.ADOPT), any_id, lengths, clock=clocks, memory=memories, waiter=any_id)
     breaks = st.builds(Ask, st.just(Verb.BREAK), st.just(NOBODY), memory=memories, serve=st.sampled_from(Serve))
     foreign = st.one_of(
         st.builds(take, st.sampled_from(STRANGERS), or_none),
         st.builds(set_fence, fences, or_none),
         st.sampled_from([BREAK, BREAK, PERSIST, LOSE_FENCE, LOSE_QUEUE, KEEP_FENCE, FLUSH]),
     )
-    ears = st.one_of(
-        st.builds(Hear, st.integers(0, len(IDS) - 1), st.booleans()),
+    listening = st.one_of(
+        st.builds(Listen, st.integers(0, len(IDS) - 1), st.booleans()),
         st.builds(Permit, st.booleans()),
     )
     asks = acquires, acquires, acquires, waits, waits, extends, releases, releases, looks, adopts, breaks
-    steps = st.one_of(*asks, foreign, ears, st.builds(Pass, passes))
+    steps = st.one_of(*asks, foreign, listening, st.builds(Pass, passes))
     return st.lists(steps, min_size=1, max_size=most)
 
 

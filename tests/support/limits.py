@@ -25,8 +25,8 @@ _MANY = 20  # so many different places are shown
 
 
 class Hung(pytest.fail.Exception, SystemExit):
-    """Fails the test. asyncio and uvloop let nothing out of a callback but SystemExit and KeyboardInterrupt, and the
-    latter would end pytest."""
+    """Fails the test. asyncio and uvloop let no exception out of a callback but SystemExit and KeyboardInterrupt, and
+    the latter would end pytest."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -83,7 +83,7 @@ def tasks_shown() -> str:
 
 
 def _chain(waits: Any) -> list[str]:
-    """The frames from a task's coroutine down to what it awaits; Task.print_stack shows the first one only."""
+    """The frames from a task's coroutine down to its innermost await; Task.print_stack shows the first one only."""
     lines = []
     while waits is not None:
         for prefix in ("cr", "ag", "gi"):

@@ -1,4 +1,4 @@
-"""Scripts with one line turned, for a jury that must tell each of them from the rule."""
+"""Scripts with one line changed, for a jury that must distinguish each of them from the rule."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ CONDITION = re.compile(r"\b((?:else)?if|enter =|turn =|quick =|reply =|rank =) (
 
 @dataclass(frozen=True, order=True)
 class Change:
-    """One line of a script, turned."""
+    """One line of a script, changed."""
 
     number: int
     line: str
@@ -129,7 +129,7 @@ class Change:
         return f"{self.number}: {self.line.strip()}  ->  {self.into.strip() or '(gone)'}"
 
     def among(self, pairs: Collection[tuple[str, str]]) -> bool:
-        """Whether it is one of these: a part of the line, and what stands there instead."""
+        """Whether it is one of these: a part of the line, and its replacement."""
         return any(part in self.line and self.into in _replaced(self.line, part, instead) for part, instead in pairs)
 
     def script(self, whole: str) -> str:
@@ -139,7 +139,7 @@ class Change:
 
 
 def _replaced(line: str, part: str, instead: str) -> Iterator[str]:
-    """With that part replaced, wherever it stands."""
+    """With that part replaced, at each place."""
     for found in re.finditer(re.escape(part), line):
         yield line[: found.start()] + instead + line[found.end() :]
 
@@ -161,7 +161,7 @@ def without_a_clause(condition: str) -> Iterator[str]:
 
 
 def turned(code: str) -> Iterator[str]:
-    """All that is tried on a line: out with it; its condition always, never, or without one of its clauses; another
+    """All changes of a line: deleted; its condition always true, never, or without one of its clauses; another
     operator, value, name, argument or key."""
     yield ""
     if condition := CONDITION.search(code):
@@ -181,18 +181,18 @@ KILLED = (
 )
 
 Member = Callable[[str], None]
-"""Plays something with this text in place of the script; raises one of KILLED if it tells them apart."""
+"""Plays something with this text in place of the script; raises one of KILLED if they differ."""
 
 
 class Jury:
-    """All that may tell a script from the rule. Who told the last one apart is asked first about the next: it is
-    mostly of the same line."""
+    """All checks that may distinguish a script from the rule. The check that noticed the last change is asked first
+    about the next one, which is mostly of the same line."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = list(members)
 
     def kills(self, script: str) -> bool:
-        """Whether anything tells it from the rule."""
+        """Whether any check distinguishes it from the rule."""
         for i, member in enumerate(self._members):
             try:
                 member(script)
@@ -205,9 +205,9 @@ class Jury:
 def survivors(
     jury: Jury, script: str, equivalent: Collection[tuple[str, str]], each: int, others: Collection[str] = ()
 ) -> list[str]:
-    """What changes of the script the jury did not notice, but for those that change nothing; if not ALL, one in `each`
-    is tried. With ALL, also what was noticed though it stands among those. A line that has one of `others` in it is
-    shared text for kinds of another sort: what is not noticed there, their jury notices."""
+    """The changes of the script that the jury did not notice, but for those that change nothing; if not ALL, one in
+    `each` is tried. With ALL, also changes that were noticed though they are listed as changing nothing. A line that
+    has one of `others` in it is shared text for kinds of another sort: their jury notices its changes."""
     found = [one for one in changes(script) if not one.among(equivalent) or ALL]
     unnoticed = [one for one in (found if ALL else found[::each]) if not jury.kills(one.script(script))]
     mine = [one for one in unnoticed if not any(part in one.line for part in others)]

@@ -1,4 +1,4 @@
-"""What a script promises where no history comes: on a server without memory, and among keys that others left."""
+"""The promises of a script that no history reaches: on a server without memory, and among keys of other programs."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ class Odd:
         self.cli.hset(AT.tickets, IDS[YOUNGER][:ID_LENGTH], f"{number} {FAR} {ends} 1")
 
     def ranks(self) -> list[bytes]:
-        """Who waits."""
+        """The waiters."""
         found: Any = self.cli.zrange(AT.queue, 0, -1)
         return list(found)
 
-    def told(self) -> list[bytes]:
-        """What others were told."""
+    def published(self) -> list[bytes]:
+        """The notices to others."""
         self.cli.publish(*self.stage.last())
-        return [text for _, text in self.stage.told()]
+        return [text for _, text in self.stage.published()]
 
     def left(self, key: str) -> float:
-        """Seconds that it has left, rounded up to ten: 10 before, 20 and 60 once renewed; negative: none, or no end."""
+        """Seconds left, rounded up to ten: 10 before, 20 and 60 once renewed; negative: none, or no end."""
         ms: int = self.cli.pttl(key)
         return -(-ms // 10_000) * 10
 
@@ -106,7 +106,7 @@ def full_wait_leaves_nothing(odd: Odd) -> None:
 
 
 def full_extend_goes_on(odd: Odd) -> None:
-    """The lease is prolonged; the answer owns up that F could not be raised."""
+    """The lease is prolonged; the reply says that F could not be raised."""
     odd.holds(fence=5)
     assert odd.full(Verb.EXTEND, fence=7) == [1, 5]
     assert odd.left(AT.hold) == 20
@@ -128,67 +128,67 @@ def full_release_frees(odd: Odd) -> None:
 
 
 def full_release_of_nothing_is_answered(odd: Odd) -> None:
-    """Nor does an undo of what never came fail."""
+    """An undo of an op that never came does not fail either."""
     assert odd.full(Verb.RELEASE, tombstone=True) == [0, -2, b"", -1, 0]
 
 
 def full_release_rests(odd: Odd) -> None:
-    """A name that shall rest does; who waits is told."""
+    """A name with min_hold rests; the waiter is notified."""
     odd.holds(mark="+")
     odd.waits(number=7)
     assert odd.full(Verb.RELEASE, rest=30.0) == [1, 5]
     assert odd.left(AT.hold) == 30
     assert odd.cli.get(AT.hold) == RESTING.encode()
-    assert odd.told() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 30000 {AT.hold}".encode()]
+    assert odd.published() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 30000 {AT.hold}".encode()]
 
 
 def full_release_marks_as_done(odd: Odd) -> None:
-    """The end of a run of `once` is kept; the first in the queue is told when the name is free."""
+    """The end of a run of `once` is kept; the first waiter is notified of the time when the name is free."""
     odd.holds(mark="+")
     odd.waits(number=7)
     assert odd.full(Verb.RELEASE, rest=30.0, done=True) == [1, 5]
     assert odd.left(AT.hold) == 30
     assert odd.cli.get(AT.hold) == DONE.encode()
-    assert odd.told() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 30000 {AT.hold}".encode()]
+    assert odd.published() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 30000 {AT.hold}".encode()]
 
 
-def full_release_calls(odd: Odd) -> None:
-    """Who waits is woken."""
+def full_release_notifies(odd: Odd) -> None:
+    """The waiter is notified."""
     odd.holds(mark="+")
     odd.waits(number=7)
     assert odd.full(Verb.RELEASE, queueing=Queueing(Serve.WAKE)) == [1, 5]
-    assert odd.told() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 -1 {AT.hold}".encode()]
+    assert odd.published() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 -1 {AT.hold}".encode()]
 
 
 def full_release_grants(odd: Odd) -> None:
-    """Who waits is let in."""
+    """The waiter is granted."""
     odd.holds(mark="+")
     odd.waits()
     assert odd.full(Verb.RELEASE, queueing=Queueing(Serve.GRANT)) == [1, 5]
     assert odd.cli.get(AT.hold) == b"+" + IDS[YOUNGER].encode()
 
 
-def full_release_puts_the_ticket_back(odd: Odd) -> None:
-    """The undo of an attempt is whole."""
+def full_release_stores_the_ticket_again(odd: Odd) -> None:
+    """The undo of an attempt is complete."""
     odd.holds()
     assert odd.full(Verb.RELEASE, queueing=TICKET) == [1, 5]
     assert odd.ranks() == [IDS[ELDER].encode()]
 
 
 def full_break_grants(odd: Odd) -> None:
-    """Who waits is let in."""
+    """The waiter is granted."""
     odd.holds(mark="+")
     odd.waits()
     assert odd.full(Verb.BREAK, who=THIRD, queueing=Queueing(Serve.GRANT)) == [1, 5]
     assert odd.cli.get(AT.hold) == b"+" + IDS[YOUNGER].encode()
 
 
-def full_look_grants_nothing(odd: Odd) -> None:
-    """Without a fence there is no grant. The name is free, and who waits keeps its place."""
+def full_probe_grants_nothing(odd: Odd) -> None:
+    """Without a fence there is no grant. The name is free, and the waiter keeps its place."""
     odd.waits()
     assert odd.full(Verb.WAIT, who=THIRD, queueing=Queueing(Serve.GRANT)) == [0, -2, b"", -1, 0]
     assert not odd.cli.exists(AT.hold, AT.fence)
-    assert (odd.told(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
+    assert (odd.published(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
 
 
 FULL: list[Callable[[Odd], None]] = [
@@ -201,16 +201,16 @@ FULL: list[Callable[[Odd], None]] = [
     full_release_of_nothing_is_answered,
     full_release_rests,
     full_release_marks_as_done,
-    full_release_calls,
+    full_release_notifies,
     full_release_grants,
-    full_release_puts_the_ticket_back,
+    full_release_stores_the_ticket_again,
     full_break_grants,
-    full_look_grants_nothing,
+    full_probe_grants_nothing,
 ]
 
 
-def wrong_type_is_told(odd: Odd) -> None:
-    """A name that is in use as a list is no lock: nobody is told that he has it."""
+def wrong_type_is_reported(odd: Odd) -> None:
+    """A name that is in use as a list is no lock: nobody is granted."""
     odd.cli.lpush(AT.hold, "somebody's")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         odd.ask(Verb.ACQUIRE, fence=7)
@@ -224,7 +224,7 @@ def wrong_type_is_told(odd: Odd) -> None:
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             odd.ask(verb, queueing=queueing)
     assert odd.cli.lrange(AT.hold, 0, -1) == [b"somebody's"]
-    assert (odd.told(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
+    assert (odd.published(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
 
 
 def a_grant_without_end_is_none(odd: Odd) -> None:
@@ -233,7 +233,7 @@ def a_grant_without_end_is_none(odd: Odd) -> None:
     odd.waits(ends=1)
     assert odd.ask(Verb.RELEASE, queueing=Queueing(Serve.GRANT)) == [1, 5]
     assert not odd.cli.exists(AT.hold)
-    assert (odd.told(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
+    assert (odd.published(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
 
 
-FOREIGN: list[Callable[[Odd], None]] = [wrong_type_is_told, a_grant_without_end_is_none]
+FOREIGN: list[Callable[[Odd], None]] = [wrong_type_is_reported, a_grant_without_end_is_none]

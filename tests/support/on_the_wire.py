@@ -1,4 +1,4 @@
-"""What `decide` answers and tells, as the scripts write it: in ms, bytes, and lists by position."""
+"""The reply and the notices of `decide`, as the scripts write them: in ms, bytes, and lists by position."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""A client of any version of asynclock in a process of its own, and what drives it. This file is the program, too.
+"""A client of any version of asynclock in a process of its own, and its driver. This file is the program, too.
 
 The test writes a command as a line of JSON, and the program answers each with a line once it is carried out. The
-program uses only public names that all versions have, so it runs the version that is first on PYTHONPATH.
-"""
+program uses only public names that all versions have, so it runs the version that is first on PYTHONPATH."""
 
 from __future__ import annotations
 
@@ -104,7 +103,7 @@ class Program:
         return {"broken": await self._client.break_lock(name)}
 
     async def do_once(self, name: str) -> Words:
-        """Whether a run of `once` under that name ran, here and now."""
+        """Whether a run of `once` under that name ran, in this process and now."""
 
         @self._client.once(name, within=LIMIT)
         async def run() -> bool:
@@ -127,7 +126,7 @@ def say(number: int, **words: Any) -> None:
 
 
 class Peer:
-    """Such a process; it outlives the event loops of the tests that use it."""
+    """The driver of such a process; it outlives the event loops of the tests that use it."""
 
     def __init__(self, folder: Path) -> None:
         self._popen = subprocess.Popen(
@@ -155,7 +154,7 @@ class Peer:
                 asked.set_exception(EOFError("the other version's process has ended: its traceback is above"))
 
     async def ask(self, do: str, **words: Any) -> Words:
-        """Let it do something; what it answers. Raises AssertionError for an error there, TimeoutError for silence."""
+        """Send it a command; returns the result. Raises AssertionError for an error there, TimeoutError for silence."""
         number, asked = next(self._numbers), Future[Words]()
         self._asked[number] = asked
         assert self._popen.stdin is not None
@@ -166,7 +165,7 @@ class Peer:
         return answer
 
     async def take(self, as_: str, kind: str, name: str, timeout: float | None = None) -> int | None:
-        """The fence of the lease that it then has under `as_`; None: it did not get it in that time."""
+        """The fence of the lease that it then has under `as_`; None if it did not get it in that time."""
         fence: int | None = (await self.ask("take", as_=as_, kind=kind, name=name, timeout=timeout))["fence"]
         return fence
 

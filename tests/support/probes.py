@@ -1,7 +1,6 @@
-"""What tests see and touch of the private parts of the package: here, and nowhere else.
+"""The only place where tests read or change private parts of the package.
 
-When an attribute of the package is renamed or moves to another object, this file changes and the tests do not.
-"""
+When an attribute of the package is renamed or moves to another object, this file changes and the tests do not."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ Receive: TypeAlias = Callable[[int, Notice], object]
 
 
 def session_of(client: Redlock) -> Any:
-    """What the client has in this event loop. Tests compare it; for all else there is a function below."""
+    """The client's session in this event loop. Tests compare it; for all else there is a function below."""
     return client._session()
 
 
@@ -80,7 +79,7 @@ def undo(client: Redlock, ballot: Any) -> None:
 
 
 def ask_nodes(client: Redlock, op: Any, within: float, undone: bool = False) -> Any:
-    """Send an op to all nodes; answers its ballot. Where `undone`, it is taken back as soon as it is decided."""
+    """Send an op to all nodes; returns its ballot. Where `undone`, it is undone as soon as it is decided."""
     session = session_of(client)
     return session.quorum.ask(op, within, **({"on_settled": lambda ballot: undo(client, ballot)} if undone else {}))
 
@@ -99,7 +98,7 @@ def tickets_of(client: Redlock) -> dict[str, Any]:
 
 
 def forget_tickets(client: Redlock) -> None:
-    """From now on notices for its tickets mean nothing to the client."""
+    """From now on the client ignores notices for its tickets."""
     session_of(client).tickets._by_id.clear()
 
 
@@ -144,17 +143,17 @@ def pauses(acquisition: Any) -> bool:
 
 
 def local_queues_of(client: Redlock) -> Mapping[str, Any]:
-    """Name -> who waits for it in this process."""
+    """Name -> its waiters in this process."""
     return session_of(client).local_queues._by_name
 
 
 def holds_of(client: Redlock) -> dict[str, Any]:
-    """Name -> what this process holds of it."""
+    """Name -> the holds that this process has of it."""
     return session_of(client).holds._by_name
 
 
 def left_over(client: Redlock) -> dict[str, Any]:
-    """All that a client still has to do with, or for, its locks."""
+    """All that a client still keeps of its locks."""
     found = {
         "acquisitions": acquisitions_of(client), "tickets": tickets_of(client), "queues": local_queues_of(client),
         "holds": holds_of(client), "leases": watched_by(client),
@@ -171,7 +170,7 @@ def deliver_notice(client: Redlock, index: int, notice: Notice) -> None:
 
 
 def intercept_notices(client: Redlock, receive: Receive) -> Receive:
-    """From now on `receive` takes the client's notices; answers the one that took them before."""
+    """From now on `receive` gets the client's notices; returns the previous receiver."""
     session = session_of(client)
     before: Receive = session.received
     session.received = receive
@@ -205,7 +204,7 @@ def unanswered(connection: Any) -> list[Any]:
 
 
 def unsent(connection: Any) -> bool:
-    """Whether something waits to be written to the socket."""
+    """Whether data waits to be written to the socket."""
     return bool(connection._out or connection.transport.get_write_buffer_size())
 
 
@@ -223,7 +222,7 @@ def socket_of(connection: Any) -> Any:
 
 
 def pending_releases_of(node: Any) -> Any:
-    """What the client has to give back at the node once that is within reach."""
+    """The releases that the client sends to the node once that is within reach."""
     return node._pending
 
 
@@ -267,12 +266,12 @@ def valid_until(lease: Lease) -> float:
 
 
 def contended(lease: Lease) -> bool:
-    """Whether the holder knows that somebody waits for it elsewhere."""
+    """Whether the holder knows of a remote waiter."""
     return bool(hold_of(lease).contended)
 
 
 def denied_by(lease: Lease) -> int:
-    """At so many nodes the holder knows that it is gone."""
+    """The number of nodes at which its holder knows that the hold is gone."""
     return len(hold_of(lease)._denials or ())
 
 
@@ -318,7 +317,7 @@ def watched_by(client: Redlock) -> list[Any]:
 
 
 def in_wheel(watchdog: Any) -> list[Any]:
-    """What a watchdog has to look at."""
+    """The holds that a watchdog has to check."""
     return [each for slot in watchdog._wheel.values() for each in slot]
 
 
@@ -335,7 +334,7 @@ def stop_renewals(client: Redlock) -> None:
 
 
 def waiting_for_loss(lease: Lease) -> Any:
-    """Those who wait for its loss."""
+    """The tasks that wait for its loss."""
     return lease._tenure._waiters
 
 
@@ -356,12 +355,12 @@ def parts_of(lock: Lock) -> tuple[Any, ...]:
 
 
 def tenures_of(lock: Lock) -> int:
-    """So many leases the lock remembers."""
+    """How many leases the lock remembers."""
     return sum(len(tenures) for tenures in lock._kept._by_task.values())
 
 
 def probe_nodes(lock: Lock) -> Coroutine[Any, Any, Any]:
-    """What the nodes say of the name, as `locked` asks for it."""
+    """The nodes' views of the name, as `locked` asks for them."""
     return lock._probe()
 
 
@@ -392,5 +391,5 @@ def plain_arguments(op: Any, prefix: str, tombstone: bool) -> list[Any]:
 
 
 def most_known_ids(obstacles: Any) -> int:
-    """So many ids it remembers."""
+    """How many ids it remembers."""
     return len(obstacles._since)

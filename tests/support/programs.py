@@ -12,7 +12,7 @@ QUIET = "import logging; logging.getLogger('asyncio').setLevel('ERROR')\n"  # in
 
 
 def run_python(program: str, *args: str, **env: str) -> str:
-    """What a program of its own says; it must end well, and say nothing of warnings."""
+    """The output of a program of its own; it must end well, and print no warning."""
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + textwrap.dedent(program), *args],
         env={"PYTHONPATH": str(REPO), "PATH": "/usr/bin:/bin", **env},

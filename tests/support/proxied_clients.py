@@ -1,4 +1,4 @@
-"""Clients of servers that each stand behind a proxy; and scripts that a server forgets and learns again."""
+"""Clients of servers that each have a proxy before them; and scripts that a server forgets and learns again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.servers import Server
 
 @asynccontextmanager
 async def behind_proxies(servers: list[Server], **options: Any) -> AsyncIterator[tuple[Redlock, list[Proxy]]]:
-    """A client that sees each of them through a proxy."""
+    """A client that reaches each of them through a proxy."""
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(Proxy(each.path.with_suffix(".p"), each.path)) for each in servers]
         client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), **options))
@@ -23,7 +23,7 @@ async def behind_proxies(servers: list[Server], **options: Any) -> AsyncIterator
         yield client, proxies
 
 
-def told(server: Server, section: str, name: str, word: str) -> int:
+def statistic(server: Server, section: str, name: str, word: str) -> int:
     """A number of the server's own statistics; 0 where it has none."""
     with server.cli() as cli:
         found: Any = cli.info(section)
@@ -31,13 +31,13 @@ def told(server: Server, section: str, name: str, word: str) -> int:
 
 
 def unknown(server: Server) -> int:
-    """So often it has not known the script."""
-    return told(server, "errorstats", "errorstat_NOSCRIPT", "count")
+    """How often it did not know the script."""
+    return statistic(server, "errorstats", "errorstat_NOSCRIPT", "count")
 
 
 def whole(server: Server) -> int:
-    """So often it was sent the script itself."""
-    return told(server, "commandstats", "cmdstat_eval", "calls")
+    """How often it was sent the script itself."""
+    return statistic(server, "commandstats", "cmdstat_eval", "calls")
 
 
 def learn(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""A proxy before a real server, which holds back, drops or cuts what passes; and a way to cancel at each await."""
+"""A proxy before a real server, which holds back, drops or cuts the traffic; and a way to cancel at each await."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RELEASE = (b"release", b"DELIFEQ", b"DELEX")
 
 
 class Proxy:
-    """On a unix socket of its own. Requests always pass unless told; replies pass, are held, or are dropped."""
+    """On a unix socket of its own. Requests pass by default; replies pass, are held, or are dropped."""
 
     def __init__(self, front: Path, back: Path) -> None:
         self.path = front
@@ -52,7 +52,7 @@ class Proxy:
         self._flow.clear()
 
     def let_go(self) -> None:
-        """What was held goes on."""
+        """Held replies go on."""
         self._flow.set()
 
     def cut(self) -> None:
@@ -128,8 +128,8 @@ def stepped(coro: Coroutine[Any, Any, T], reached: Callable[[int, Any], object])
 
 
 async def cancelled_at(make: Callable[[], Coroutine[Any, Any, T]], index: int, *, late: bool) -> bool:
-    """Run it in a task that is cancelled at its `index`-th suspension; `late`: when what it awaits is done already,
-    before it runs again. False: it has fewer suspensions."""
+    """Run it in a task that is cancelled at its `index`-th suspension; `late`: when the awaited future is done already,
+    before the task runs again. False: it has fewer suspensions."""
     hit = False
     loop = asyncio.get_running_loop()
 

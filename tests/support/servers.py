@@ -1,8 +1,7 @@
 """Real servers for the tests: started, frozen, killed and restarted by them.
 
-Where they come from, first found: $ASYNCLOCK_TEST_URLS (shared tests only: those are not ours to kill), the program
-named by $ASYNCLOCK_TEST_SERVER, the embedded wheel's, and a container where an engine answers.
-"""
+Their source is the first of these: $ASYNCLOCK_TEST_URLS (shared tests only: the tests must not kill those), the program
+named by $ASYNCLOCK_TEST_SERVER, the embedded wheel's, and a container where an engine answers."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ class Server:
         return f"unix://{self.path}"
 
     def cli(self, **kwargs: Any) -> redis.Redis:
-        """A blocking client for the test's own look at the server."""
+        """A blocking client for the test's own commands to the server."""
         return redis.Redis(unix_socket_path=str(self.path), **kwargs)
 
     def freeze(self) -> None:

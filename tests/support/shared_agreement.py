@@ -1,8 +1,7 @@
 """A player of histories on names of mixed kinds: what `decide` and `decide_all` make of each step, and what a real
 server makes of it, on a clock that stands still between steps and leaps with Pass.
 
-Reply, full state of each name, and all that was told to others are compared after each step.
-"""
+Reply, full state of each name, and all notices are compared after each step."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ from asynclock.rules.several import decide_all
 from asynclock.stores.redis.keys import Keys, channel
 from tests.support.agreement import STAND_STILL, command_of
 from tests.support.agreement import _ticket as ticket_text
-from tests.support.histories import MUTE, Ask, Hear, Pass, Permit, number
+from tests.support.histories import MUTE, Ask, Listen, Pass, Permit, number
 from tests.support.on_the_wire import notice_on_wire, reply_on_wire
 from tests.support.shared_histories import AT, IDS, TAGS, Play, Step, World, Write, kind_of, op_of
-from tests.support.stage import Stage, Told
+from tests.support.stage import Published, Stage
 
 View = dict[str, tuple[Any, float]]
 """States as their keys: value and ms left (inf: no end)."""
@@ -138,7 +137,7 @@ class Ensemble:
     def play(self, steps: Sequence[Step]) -> None:
         for step in steps:
             match step:
-                case Hear(who, listens):
+                case Listen(who, listens):
                     self.stage.listen(self.stage.tags | {TAGS[who]} if listens else self.stage.tags - {TAGS[who]})
                 case Permit(may):
                     self.may = may
@@ -163,10 +162,10 @@ class Ensemble:
         op, names = op_of(step, self.world, self.states, self._us)
         met = [self.states[name] for name in names]
         if op.kind.parts:
-            decided, part, states, notices = decide_all(op.kind.parts, met, op, now, self._hears)
+            decided, part, states, notices = decide_all(op.kind.parts, met, op, now, self._listens)
             wire = reply_on_wire(decided, now, part)
         else:
-            decided = decide(cast("Rule", op.kind), met[0], op, now, self._hears)
+            decided = decide(cast("Rule", op.kind), met[0], op, now, self._listens)
             wire, states, notices = reply_on_wire(decided, now), [decided.state], list(decided.notices)
         self._become(dict(zip(names, states, strict=True)), op.lease)
         command = command_of(op)
@@ -175,7 +174,7 @@ class Ensemble:
         reply, early = self._run(self.turned.get(text, text), words, own, notices)
         assert_same_answer(op, wire, reply, early)
 
-    def _hears(self, tag: str) -> bool | None:
+    def _listens(self, tag: str) -> bool | None:
         return tag in self.stage.tags if self.may else None
 
     def _become(self, after: Mapping[int, State], lease: float) -> None:
@@ -197,7 +196,7 @@ class Ensemble:
         begun = time.monotonic()
         reply, after = script(keys=[*own, *self._keys], args=[*words, json.dumps(frame)], client=cli)
         early = (time.monotonic() - begun) * 1000 + 1.5  # before Redis 7.2 PTTL goes on inside a script
-        assert_same_told(notices, self.stage.told())
+        assert_same_notices(notices, self.stage.published())
         self._compare(after, early)
         return reply, early
 
@@ -223,7 +222,7 @@ class Ensemble:
 
 
 def _in_ms(state: State, shared: bool) -> State:
-    """With ends that a moment some us later is not before; the holds of a sorted set in its order."""
+    """With ends that no moment some us later precedes; the holds of a sorted set in its order."""
 
     def cut(ends: float) -> float:
         return (int(ends * 1000) + 0.1) / 1000
@@ -244,13 +243,13 @@ def assert_same_answer(op: Op, wire: list[Any], real: Any, early: float) -> None
     assert real == wire, f"{op}: {real}, not {wire}"
 
 
-def assert_same_told(notices: Sequence[Notice], told: Told) -> None:
-    """The same was told, to the same, in the same order."""
-    assert told == [(channel(notice.tag), notice_on_wire(notice)) for notice in notices]
+def assert_same_notices(notices: Sequence[Notice], published: Published) -> None:
+    """The same notices, to the same clients, in the same order."""
+    assert published == [(channel(notice.tag), notice_on_wire(notice)) for notice in notices]
 
 
 def agree_on(stage: Stage, name: str, play: Play) -> None:
-    """They do; or else the history is named."""
+    """Both sides agree; an error names the history."""
     world, steps = play
     try:
         Ensemble(stage, world).play(steps)

@@ -1,4 +1,4 @@
-"""Histories of shared kinds and of several names that were worth a name, and the corpora that mutants are shown."""
+"""Named histories of shared kinds and of several names, and the corpora that mutants are shown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 
 from asynclock.rules.model import SERVED, Serve, Verb
 from tests.support.directed import DIRECTED, acquire, breaks, calls, extend, grants, looks, release, tries
-from tests.support.histories import FOURTH, MUTE, NOBODY, SKEW, THIRD, YOUNGER, Ask, Foreign, Hear, Pass
+from tests.support.histories import FOURTH, MUTE, NOBODY, SKEW, THIRD, YOUNGER, Ask, Foreign, Listen, Pass
 from tests.support.shared_histories import (
     FIFTH,
     SECOND_TRY,
@@ -21,8 +21,8 @@ from tests.support.shared_histories import (
     Step,
     crowd,
     lose,
+    one_clients_crowd,
     plays,
-    throng,
     world,
 )
 
@@ -52,7 +52,8 @@ def both(
 
 
 def borrowed(family: str) -> dict[str, Sequence[Step]]:
-    """The named histories of the mutex in which no stranger writes; for several names, each op of these for two."""
+    """The named histories of the mutex without a write of another program; for several names, each op of these for
+    two."""
     found: dict[str, Sequence[Step]] = {}
     for name, steps in DIRECTED.items():
         ours = [step for step in steps if not isinstance(step, Foreign)]
@@ -62,7 +63,7 @@ def borrowed(family: str) -> dict[str, Sequence[Step]]:
 
 
 def together(step: Step) -> Step:
-    """The same for two names, if it can be."""
+    """The same for two names, if it is possible."""
     if isinstance(step, Ask) and step.verb in (Verb.ACQUIRE, Verb.EXTEND, Verb.RELEASE):
         return Act(**{each.name: getattr(step, each.name) for each in fields(Ask)}, names=(0, 1))
     return step
@@ -76,7 +77,7 @@ THREE = world("s3/. s3/. s3/. s3/. s3/. s3/. s3/1. s3/0. s3/1.")  # attempts at 
 SHARED: dict[str, list[Step]] = {
     "an extend makes no fence": [acquire(), lose("fence"), extend(token=None), extend(token=3), acquire()],
     "a hold that lost its fence gets one": [acquire(), lose("fence"), acquire(lease=20_000), extend()],
-    "a hearer of another kind is broken unheard": [Hear(MUTE), acquire(MUTE), breaks()],
+    "a holder of another kind is broken without a notice": [Listen(MUTE), acquire(MUTE), breaks()],
     "the tickets are lost": [acquire(), tries(YOUNGER), tries(THIRD), lose("tickets"), grants(), breaks()],
     "the holder's own ticket is passed over": [acquire(), looks(), tries(YOUNGER), looks(YOUNGER), grants()],
     "a rest ends before the others do": [acquire(), release(rest=500), acquire(YOUNGER), Pass(500), acquire(YOUNGER)],
@@ -93,24 +94,24 @@ SHARED: dict[str, list[Step]] = {
 
 
 def crowds(mode: str) -> dict[str, list[Step]]:
-    """More than can be served at once."""
+    """More waiters than can be served at once."""
     return {
         "one too many is stale": [acquire(), tries(YOUNGER), crowd(mode, SERVED), grants(), looks(THIRD)],
-        "who looks behind so many that are stale": [
+        "a probe behind so many stale tickets": [
             acquire(),
             crowd(mode, SERVED),
             looks(YOUNGER, lease=61_000),
             looks(YOUNGER),
         ],
-        "who looks behind one fewer": [
+        "a probe behind one fewer": [
             acquire(),
             crowd(mode, SERVED - 1),
             looks(YOUNGER, lease=61_000),
             looks(YOUNGER),
         ],
-        "as many are let in as may be": [acquire(), throng(mode, SERVED + 1), grants(), looks(YOUNGER)],
-        "as many are called as may be": [acquire(), throng(mode, SERVED + 1), calls(), looks(YOUNGER)],
-        "one fewer": [acquire(), throng(mode, SERVED - 1), calls(), grants(YOUNGER)],
+        "as many as allowed are granted": [acquire(), one_clients_crowd(mode, SERVED + 1), grants(), looks(YOUNGER)],
+        "as many as allowed are notified": [acquire(), one_clients_crowd(mode, SERVED + 1), calls(), looks(YOUNGER)],
+        "one fewer": [acquire(), one_clients_crowd(mode, SERVED - 1), calls(), grants(YOUNGER)],
     }
 
 
@@ -146,11 +147,11 @@ OWN: dict[str, dict[str, Play]] = {
             THREE,
             [acquire(SECOND_TRY), tries(YOUNGER_TRY, waiter=TICKET), looks(YOUNGER_TRY, waiter=TICKET)],
         ),
-        "a slot is taken once, by who ends last": (
+        "a slot is taken once, by the one that ends last": (
             THREE,
             [acquire(SECOND_TRY, lease=20_000), acquire(THIRD_TRY), acquire(YOUNGER_TRY), acquire(FIFTH)],
         ),
-        "who has a slot looks under its waiter's ticket": (
+        "a holder of a slot probes under its waiter's ticket": (
             THREE,
             [
                 *(acquire(SECOND_TRY), acquire(), acquire(FIFTH), tries(YOUNGER_TRY, waiter=TICKET)),
@@ -158,10 +159,10 @@ OWN: dict[str, dict[str, Play]] = {
                 *(looks(YOUNGER_TRY, waiter=TICKET), looks(THIRD_TRY, waiter=TICKET)),
             ],
         ),
-        "as many are called as there are permits": (
+        "as many are notified as there are permits": (
             THREE,
             [
-                *(acquire(), acquire(YOUNGER), acquire(THIRD), tries(FOURTH), tries(FIFTH), tries(MUTE), Hear(MUTE)),
+                *(acquire(), acquire(YOUNGER), acquire(THIRD), tries(FOURTH), tries(FIFTH), tries(MUTE), Listen(MUTE)),
                 *(looks(THIRD, serve=Serve.WAKE), lose("hold"), looks(YOUNGER, serve=Serve.WAKE)),
             ],
         ),
@@ -179,7 +180,7 @@ OWN: dict[str, dict[str, Play]] = {
                 *(grants(FIFTH), both(YOUNGER_TRY), grants(YOUNGER_TRY)),
             ],
         ),
-        "who waits for what is given back is served": (
+        "the waiter for a released name is served": (
             world("r. w.", "r. w."),
             [
                 *(acquire(), tries(YOUNGER), Act(Verb.ACQUIRE, YOUNGER, name=1), both(THIRD, names=(0, 1))),
@@ -198,7 +199,7 @@ OWN: dict[str, dict[str, Play]] = {
 
 
 def directed(family: str) -> dict[str, Play]:
-    """All that have a name, each world's under its number."""
+    """All named histories, each world's under its number."""
     found = dict(OWN[family])
     for number, each in enumerate(WORLDS[family]):
         found |= {f"{name}, {number}": (each, list(steps)) for name, steps in borrowed(family).items()}

@@ -1,7 +1,6 @@
 """Steps on names of mixed kinds, some of them on several names at once, and random histories of them.
 
-They are those of `histories.py`, but an op says at which name it is, and a world says which mode an id has there.
-"""
+They are those of `histories.py`, but an op has the name it is at, and a world has the mode of each id there."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ from tests.support.histories import (
     THIRD,
     YOUNGER,
     Ask,
-    Hear,
+    Listen,
     Pass,
     Permit,
     clocks,
@@ -152,7 +151,7 @@ def _queueing(ask: Ask, world: World, parts: Sequence[Part], met: Sequence[State
     if waits is not None:
         waits = whose(waits, met[0])
     if ask.verb is Verb.ADOPT and waits is not None and parts[0].kind != _kind_at(ask, world, waits):
-        waits = who  # a handle tells the kind: no reader's hold becomes a writer's
+        waits = who  # a handle has the kind: no reader's hold becomes a writer's
     number, kind = ask.number, parts[0].kind
     if waits is None and any("/." not in part.kind.mode for part in parts if part.kind.slots):
         number = 0  # a ticket is for no one slot
@@ -164,7 +163,7 @@ def _queueing(ask: Ask, world: World, parts: Sequence[Part], met: Sequence[State
     if ask.keeps:
         random = (waiter or (IDS[who] if who >= 0 else ""))[:ID_LENGTH]
         order = next((each.order for state in met for each in state.queue if each.id.startswith(random)), order)
-    fair = not several and (kind.fair or (ask.fair and kind.mode in ("", "r.")))  # no other is ever told to be
+    fair = not several and (kind.fair or (ask.fair and kind.mode in ("", "r.")))  # no other op asks to be fair
     fresh = min(ask.fresh, ask.lease) / 1000
     return Queueing(ask.serve, fair, ask.span, waiter, number, fresh, order, ask.contended)
 
@@ -178,14 +177,14 @@ def _rests(state: State, who: int) -> bool:
     return who >= 0 and any(each.id.startswith(RESTING_MARK + IDS[who][1:ID_LENGTH]) for each in state.holds)
 
 
-# -- writes by somebody else -------------------------------------------------------------------------------------------
+# -- writes by other programs ------------------------------------------------------------------------------------------
 
 Writes = tuple[list[list[str]], State]
 
 
 @dataclass(frozen=True)
 class Write:
-    """Somebody else's: commands at one name, and what they make of its state."""
+    """Another program's write: commands at one name, and their effect on its state."""
 
     does: Callable[[Keys, Rule, State, float], Writes]
     name: int = 0
@@ -196,7 +195,7 @@ class Write:
 
 
 def take(token: str, ms: int, name: int = 0) -> Write:
-    """A holder that nobody here knows, if it may be let in; of a mutex with 0 ms for ever."""
+    """A holder that no client here knows, if it may hold; of a mutex with 0 ms for ever."""
 
     def does(at: Keys, kind: Rule, state: State, now: float) -> Writes:
         known = any(each.id == token for each in state.holds)
@@ -216,7 +215,7 @@ def take(token: str, ms: int, name: int = 0) -> Write:
 
 
 def set_fence(text: str, ms: int, name: int = 0) -> Write:
-    """Somebody, or an old dump, puts this into the fence key; what is no number counts as 0."""
+    """Another program, or an old dump, puts this into the fence key; a value that is no number counts as 0."""
 
     def does(at: Keys, _: Rule, state: State, now: float) -> Writes:
         ends = now + ms / 1000 if ms else math.inf
@@ -227,7 +226,7 @@ def set_fence(text: str, ms: int, name: int = 0) -> Write:
 
 
 def crowd(mode: str, size: int, name: int = 0) -> Write:
-    """So many stand before all others, none of them fresh."""
+    """So many tickets before all others, none of them fresh."""
     tickets = tuple(Ticket(place, f"{place:0{ID_LENGTH}x}|{mode}17|", 0, 0, 0, 0) for place in range(1, size + 1))
     pairs = [word for each in tickets for word in (str(each.order), each.id)]
 
@@ -240,8 +239,8 @@ def crowd(mode: str, size: int, name: int = 0) -> Write:
     return Write(does, name, f"crowd {size}")
 
 
-def throng(mode: str, size: int, name: int = 0) -> Write:
-    """So many clients' tasks, all of one client, wait behind all others that do, for a minute from now."""
+def one_clients_crowd(mode: str, size: int, name: int = 0) -> Write:
+    """So many tasks, all of one client, wait behind all other waiters, for a minute from now."""
 
     def does(at: Keys, _: Rule, state: State, now: float) -> Writes:
         us, ends = int(now * 1_000_000) + 30_000_000, int(now * 1000) + 60_000
@@ -254,7 +253,7 @@ def throng(mode: str, size: int, name: int = 0) -> Write:
         after = replace(state, queue=(*state.queue, *tickets), queue_ends=now + 60)
         return [["ZADD", at.queue, *pairs], ["HSET", at.tickets, *told], *queues], after
 
-    return Write(does, name, f"throng {size}")
+    return Write(does, name, f"one_clients_crowd {size}")
 
 
 def _without_tickets(state: State) -> State:
@@ -277,7 +276,7 @@ def lose(key: str, name: int = 0) -> Write:
     return Write(does, name, f"lose {key}")
 
 
-Step = Ask | Write | Pass | Hear | Permit
+Step = Ask | Write | Pass | Listen | Permit
 
 
 # -- random ones -------------------------------------------------------------------------------------------------------
@@ -287,7 +286,7 @@ STRANGERS = (
     *(f"{random}{mode}17|" for mode in ("r.", "w.", "s2/.", "s3/1.") for random in ("0f" * 16 + "|", "0F" * 16 + "!")),
     "0f" * 15 + "zz|r.17|",
 )
-"""Who takes a name past us; each where it is of that kind."""
+"""Holders from outside, each where the name is of that kind."""
 
 
 @st.composite
@@ -309,7 +308,7 @@ lengths = st.one_of(st.sampled_from([1, 2, 1_000, 10_000]), st.integers(1, 60_00
 or_none = st.one_of(st.just(0), lengths)
 memories = st.one_of(st.sampled_from([1_000, 60_000, 3_600_000]), st.integers(1, 120_000))
 passes = st.one_of(st.sampled_from([1, 999, 1_000, 10_000]), st.integers(1, 60_000), st.integers(1, 4 * 3_600_000))
-whoever = st.sampled_from([OWNER, OWNER, OWNER, HEAD, HEAD, *range(len(IDS))])
+any_id = st.sampled_from([OWNER, OWNER, OWNER, HEAD, HEAD, *range(len(IDS))])
 numbers = st.sampled_from([0, 1, 1, 2, 3])
 queueing = {
     "serve": st.sampled_from([Serve.GRANT, Serve.GRANT, Serve.WAKE, Serve.NOBODY]),
@@ -324,36 +323,38 @@ queueing = {
 def steps(count: int) -> st.SearchStrategy[Step]:
     """At one of so many names."""
     name = st.integers(0, count - 1)
-    ask = partial(st.builds, Act, memory=memories, lease=lengths, who=whoever, name=name, **queueing)
+    ask = partial(st.builds, Act, memory=memories, lease=lengths, who=any_id, name=name, **queueing)
     brief = partial(st.builds, Act, memory=memories, name=name)
     back = st.sampled_from([0, 0, 0, 1, 2])
     rest = st.one_of(st.just(0), or_none)
     acquires = ask(st.just(Verb.ACQUIRE), clock=clocks, number=numbers)
     waits = ask(st.just(Verb.WAIT), number=numbers)
     releases = ask(st.just(Verb.RELEASE), token=tokens, rest=rest, tombstone=st.booleans(), number=back)
-    extends = brief(st.just(Verb.EXTEND), whoever, or_none, tokens)
+    extends = brief(st.just(Verb.EXTEND), any_id, or_none, tokens)
     looks = brief(st.just(Verb.EXTEND), st.just(NOBODY), st.just(0))
-    adopts = brief(st.just(Verb.ADOPT), whoever, lengths, clock=clocks, waiter=whoever)
+    adopts = brief(st.just(Verb.ADOPT), any_id, lengths, clock=clocks, waiter=any_id)
     breaks = brief(st.just(Verb.BREAK), st.just(NOBODY), serve=st.sampled_from(Serve))
     writes = st.one_of(
         st.builds(take, st.sampled_from(STRANGERS), or_none, name),
         st.builds(set_fence, histories.fences, or_none, name),
         st.builds(lose, st.sampled_from(["hold", "hold", "fence", "queue"]), name),
     )
-    ears = st.one_of(st.builds(Hear, st.integers(0, len(IDS) - 1), st.booleans()), st.builds(Permit, st.booleans()))
+    listening = st.one_of(
+        st.builds(Listen, st.integers(0, len(IDS) - 1), st.booleans()), st.builds(Permit, st.booleans())
+    )
     asks = acquires, acquires, acquires, waits, waits, extends, releases, releases, looks, adopts, breaks
-    return st.one_of(*asks, writes, ears, st.builds(Pass, passes))
+    return st.one_of(*asks, writes, listening, st.builds(Pass, passes))
 
 
 def several(count: int) -> st.SearchStrategy[Step]:
     """At some or all of so many names together."""
     names = st.lists(st.integers(0, count - 1), min_size=1, max_size=count, unique=True).map(tuple)
-    ask = partial(st.builds, Act, memory=memories, lease=lengths, who=whoever, names=names, **queueing)
+    ask = partial(st.builds, Act, memory=memories, lease=lengths, who=any_id, names=names, **queueing)
     acquires = ask(st.just(Verb.ACQUIRE), clock=clocks, number=numbers)
     back = st.sampled_from([0, 0, 1, 2])
     rest = st.one_of(st.just(0), or_none)
     releases = ask(st.just(Verb.RELEASE), token=tokens, rest=rest, tombstone=st.booleans(), number=back)
-    extends = st.builds(Act, st.just(Verb.EXTEND), whoever, or_none, tokens, memory=memories, names=names)
+    extends = st.builds(Act, st.just(Verb.EXTEND), any_id, or_none, tokens, memory=memories, names=names)
     looks = st.builds(Act, st.just(Verb.EXTEND), st.just(NOBODY), st.just(0), names=names)
     return st.one_of(acquires, acquires, releases, extends, looks)
 

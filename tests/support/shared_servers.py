@@ -1,5 +1,5 @@
-"""What the scripts of shared kinds and of several names promise where no history comes: on a server without memory, and
-among keys that others left."""
+"""The promises of the scripts of shared kinds and of several names that no history reaches: on a server without memory,
+and among keys of other programs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class Odd:
             self.cli.config_set("maxmemory", 0)
 
     def refused_full(self, verb: Verb, **more: Any) -> bool:
-        """The same: whether it is refused for that; else it is granted, with the fence that each name then has."""
+        """The same: whether it is refused for lack of memory; else it is granted, with the fence that each name then
+        has."""
         try:
             reply = self.full(verb, **more)
         except redis.ResponseError as error:
@@ -81,14 +82,14 @@ class Odd:
         return list(found)
 
     def ranks(self, name: int = 0) -> list[bytes]:
-        """Who waits."""
+        """The waiters."""
         found: Any = self.cli.zrange(AT[name].queue, 0, -1)
         return list(found)
 
-    def told(self) -> list[bytes]:
-        """What others were told."""
+    def published(self) -> list[bytes]:
+        """The notices to others."""
         self.cli.publish(*self.stage.last())
-        return [text for _, text in self.stage.told()]
+        return [text for _, text in self.stage.published()]
 
     def is_empty(self) -> bool:
         return not self.cli.exists(*(key for at in AT for key in keys_of(at)))
@@ -121,14 +122,14 @@ def full_acquire_is_whole(odd: Odd) -> None:
 
 
 def full_extend_goes_on(odd: Odd) -> None:
-    """The hold is prolonged; the answer owns up if F could not be raised."""
+    """The hold is prolonged; the reply says if F could not be raised."""
     odd.holds(fence=5)
     assert odd.full(Verb.EXTEND, fence=7) == [1, int(odd.cli.get(AT[0].fence) or 0)]
     assert odd.left() == 20
 
 
 def full_extend_of_nothing_is_answered(odd: Odd) -> None:
-    """It says that nobody holds it."""
+    """The reply says that there is no holder."""
     answer: Any = odd.full(Verb.EXTEND, fence=7)
     assert answer[:5] == [0, -2, b"", -1, 0]
     assert odd.is_empty()
@@ -153,54 +154,54 @@ def full_release_frees(odd: Odd) -> None:
 
 
 def full_release_of_nothing_is_answered(odd: Odd) -> None:
-    """Nor does an undo of what never came fail, with a token or without."""
+    """An undo of an op that never came does not fail either, with a token or without."""
     for token in 0, 7:
         answer: Any = odd.full(Verb.RELEASE, fence=token, tombstone=True)
         assert answer[:5] == [0, -2, b"", -1, 0]
 
 
 def full_release_rests(odd: Odd) -> None:
-    """A hold that shall rest does; who waits is told."""
+    """A hold with min_hold rests; the waiter is notified."""
     odd.holds()
     odd.waits(number=7)
     assert odd.full(Verb.RELEASE, rest=30_000) == [1, 5]
     assert odd.holders() == [b"~" + odd.id(ELDER)[1:].encode()]
-    assert odd.told() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 30000 {AT[0].hold}".encode()]
+    assert odd.published() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 30000 {AT[0].hold}".encode()]
 
 
-def full_release_calls(odd: Odd) -> None:
-    """Who waits is woken."""
+def full_release_notifies(odd: Odd) -> None:
+    """The waiter is notified."""
     odd.holds()
     odd.waits(number=7)
     assert odd.full(Verb.RELEASE, serve=Serve.WAKE) == [1, 5]
-    assert odd.told() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 -1 {AT[0].hold}".encode()]
+    assert odd.published() == [f"{IDS[YOUNGER][:ID_LENGTH]} 7 0 -1 {AT[0].hold}".encode()]
 
 
 def full_release_grants(odd: Odd) -> None:
-    """Who waits is let in."""
+    """The waiter is granted."""
     odd.holds()
     odd.waits()
     assert odd.full(Verb.RELEASE, serve=Serve.GRANT) == [1, 5]
     assert odd.holders() == [odd.id(YOUNGER).encode()]
 
 
-def full_release_puts_the_ticket_back(odd: Odd) -> None:
-    """The undo of an attempt is whole."""
+def full_release_stores_the_ticket_again(odd: Odd) -> None:
+    """The undo of an attempt is complete."""
     odd.holds()
     assert odd.full(Verb.RELEASE, serve=Serve.GRANT, number=1, fresh=10_000, waiter=THIRD) == [1, 5]
     assert odd.ranks() == [odd.world.part(0, THIRD).named(IDS[THIRD], waits=True).encode()]
 
 
-def full_look_grants_nothing(odd: Odd) -> None:
-    """Without a fence there is no grant. The name is free, and who waits keeps its place."""
+def full_probe_grants_nothing(odd: Odd) -> None:
+    """Without a fence there is no grant. The name is free, and the waiter keeps its place."""
     odd.waits()
     answer: Any = odd.full(Verb.WAIT, who=THIRD, serve=Serve.GRANT)
     assert answer[:5] == [0, -2, b"", -1, 0]
     assert not odd.cli.exists(AT[0].hold, AT[0].fence)
-    assert (odd.told(), odd.ranks()) == ([], [odd.id(YOUNGER).encode()])
+    assert (odd.published(), odd.ranks()) == ([], [odd.id(YOUNGER).encode()])
 
 
-def another_type_is_told(odd: Odd) -> None:
+def another_type_is_reported(odd: Odd) -> None:
     """A name that is in use as a mutex is neither taken nor freed."""
     odd.cli.set(AT[0].hold, "somebody's")
     for verb in Verb.ACQUIRE, Verb.EXTEND, Verb.RELEASE, Verb.WAIT, Verb.ADOPT, Verb.BREAK:
@@ -209,7 +210,7 @@ def another_type_is_told(odd: Odd) -> None:
     assert odd.cli.get(AT[0].hold) == b"somebody's"
 
 
-def another_kind_is_told(odd: Odd) -> None:
+def another_kind_is_reported(odd: Odd) -> None:
     """Nor one that is in use as another kind whose holds are kept in the same way, though they may have ended."""
     other = {"s": "r", "r": "s2/", "w": "s2/"}[odd.id(ELDER)[33]]
     odd.cli.zadd(AT[0].hold, {f"{IDS[who][:33]}{other}.17|rws:1|": ends for who, ends in ((ELDER, 1), (YOUNGER, FAR))})
@@ -229,12 +230,12 @@ ONE: list[Promise] = [
     full_release_frees,
     full_release_of_nothing_is_answered,
     full_release_rests,
-    full_release_calls,
+    full_release_notifies,
     full_release_grants,
-    full_release_puts_the_ticket_back,
-    full_look_grants_nothing,
-    another_type_is_told,
-    another_kind_is_told,
+    full_release_stores_the_ticket_again,
+    full_probe_grants_nothing,
+    another_type_is_reported,
+    another_kind_is_reported,
 ]
 
 
@@ -261,15 +262,16 @@ def full_release_frees_both(odd: Odd) -> None:
 
 
 def full_extend_of_both_goes_on(odd: Odd) -> None:
-    """Both are prolonged; the answer is what the fence of each is at least."""
+    """Both are prolonged; the reply has the least fence of both."""
     odd.holds(fence=6, name=0)
     odd.holds(fence=5, name=1)
     assert odd.full(Verb.EXTEND, fence=5, names=BOTH) == [1, 5]
     assert (odd.left(0), odd.left(1)) == (20, 20)
 
 
-def a_fence_that_cannot_rise_lets_go_of_both(odd: Odd) -> None:
-    """Who holds both and asks again has one token at both; where one cannot be given it, it holds neither."""
+def a_fence_that_cannot_rise_releases_both(odd: Odd) -> None:
+    """An id that holds both and asks again has one token at both. Where one name cannot get it, the id holds
+    neither."""
     for first, second in ((5, 9), (9, 5)):
         odd.stage.reset()
         odd.holds(fence=first, name=0, ms=30_000)
@@ -280,9 +282,9 @@ def a_fence_that_cannot_rise_lets_go_of_both(odd: Odd) -> None:
             assert odd.cli.get(AT[0].fence) == b"9"
 
 
-def another_kind_of_one_lets_go_of_the_other(odd: Odd) -> None:
-    """One of the names is in use as something else: it is told, whatever comes first, and nobody holds the other, for
-    which those who wait are served."""
+def another_kind_of_one_leaves_the_other_free(odd: Odd) -> None:
+    """One of the names is in use as another kind. The reply says so, whichever comes first, and the other name has no
+    holder: its waiters are served."""
     for wrong in BOTH:
         for hers in Serve.GRANT, Serve.WAKE:
             odd.stage.reset()
@@ -290,13 +292,13 @@ def another_kind_of_one_lets_go_of_the_other(odd: Odd) -> None:
             odd.waits(name=1 - wrong)
             with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
                 odd.ask(Verb.ACQUIRE, fence=7, names=BOTH, serve=hers)
-            granted = int(odd.told()[0].split()[2])
+            granted = int(odd.published()[0].split()[2])
             assert bool(granted) is (hers is Serve.GRANT)
             assert odd.cli.exists(AT[1 - wrong].hold) == int(bool(granted))
 
 
 def another_kind_of_one_releases_the_other(odd: Odd) -> None:
-    """A release is told of it too, and of the other it is none the less."""
+    """The reply to a release says so too, and the other name is released all the same."""
     for wrong in BOTH:
         odd.stage.reset()
         odd.cli.lpush(AT[wrong].hold, "somebody's")
@@ -310,8 +312,8 @@ SEVERAL: list[Promise] = [
     full_acquire_of_both_is_whole,
     full_release_frees_both,
     full_extend_of_both_goes_on,
-    a_fence_that_cannot_rise_lets_go_of_both,
-    another_kind_of_one_lets_go_of_the_other,
+    a_fence_that_cannot_rise_releases_both,
+    another_kind_of_one_leaves_the_other_free,
     another_kind_of_one_releases_the_other,
 ]
 
@@ -325,7 +327,7 @@ WHERE = {
 
 
 def odd(family: str) -> list[Callable[[Stage, Mapping[str, str]], None]]:
-    """All that is promised of a family, to be held with other scripts in place of its own."""
+    """All promises of a family, to be checked with other scripts in place of its own."""
 
     def kept(promise: Promise, where: World) -> Callable[[Stage, Mapping[str, str]], None]:
         return lambda stage, turned: promise(Odd(stage, where, turned))

@@ -1,5 +1,5 @@
-"""Real servers, and a client whose clock a test moves ahead: as after a loop that was blocked, or a machine that
-slept, while the servers still have what they were told."""
+"""Real servers, and a client whose clock a test moves ahead: as after a blocked loop, or a sleep of the machine, while
+the servers keep their state."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from asynclock.stores.redis.store import RedisStore
 
 
 class Shifted:
-    """The machine's clock and so many seconds more. Its timers take no notice of a jump: they come when they would have
-    come, so that nothing but a look at the clock can find out."""
+    """The machine's clock and so many seconds more. A jump does not move its timers: they fire as if it had not
+    happened, so that only a look at the clock can find it out."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
@@ -32,7 +32,7 @@ class Shifted:
 
 
 def shifted(urls: Iterable[str], clock: Shifted, **options: Any) -> Redlock:
-    """A client of these servers that goes by that clock."""
+    """A client of these servers with that clock."""
     stores = [RedisStore(url) for url in urls]
     for store in stores:
         store.clock = clock  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Where histories are played: a server of their own, and who listens to it."""
+"""The server on which histories are played, and the connection that receives its notices."""
 
 from __future__ import annotations
 
@@ -16,61 +16,61 @@ from tests.support.servers import Server, Servers
 
 EXAMPLES = int(os.environ.get("ASYNCLOCK_EXAMPLES", "0"))
 
-Told = list[tuple[str, bytes]]
+Published = list[tuple[str, bytes]]
 """What was published: channel and payload, in order."""
 
 
 class Stage:
     """A server to play on: a connection that may publish, one that may not, and one that listens for all clients."""
 
-    _LAST = "last"  # where it tells itself that nothing more comes
+    _LAST = "last"  # the channel of the message after all others
 
     def __init__(self, server: Server) -> None:
         self.cli = server.cli(protocol=2)
         self.cli.execute_command(*f"ACL SETUSER hushed reset on nopass ~* +@all &{self._LAST}".split())  # type: ignore[no-untyped-call]
         self.hushed = server.cli(protocol=2, username="hushed", password="any")
         self.tags: set[str] = set()
-        ear: Any = self.cli.connection_pool.make_connection()
-        self._ear = ear
-        self._ear.connect()
-        self._ear.send_command("SUBSCRIBE", self._LAST)
-        self._ear.read_response()
+        listener: Any = self.cli.connection_pool.make_connection()
+        self._listener = listener
+        self._listener.connect()
+        self._listener.send_command("SUBSCRIBE", self._LAST)
+        self._listener.read_response()
         self._numbers = count(1)
 
     def reset(self) -> None:
-        """Empty the server. All clients listen but the mute one."""
+        """Empty the server. All clients listen but the one of MUTE."""
         self.cli.flushall()
         self.listen({*TAGS} - {TAGS[MUTE]})
         self.cli.publish(*self.last())
-        self.told()
+        self.published()
 
     def listen(self, tags: Collection[str]) -> None:
-        """These are heard, and no others."""
+        """Subscribe for these, and no others."""
         for verb, some in ("SUBSCRIBE", set(tags) - self.tags), ("UNSUBSCRIBE", self.tags - set(tags)):
             if some:
-                self._ear.send_command(verb, *map(channel, some))
+                self._listener.send_command(verb, *map(channel, some))
                 for _ in some:
-                    while self._ear.read_response()[0] != verb.lower().encode():
-                        pass  # what a step that failed has told
+                    while self._listener.read_response()[0] != verb.lower().encode():
+                        pass  # notices of a step that failed
         self.tags = set(tags)
 
     def last(self) -> tuple[str, int]:
-        """What to publish when all is done."""
+        """What to publish after all else."""
         self._last = next(self._numbers)
         return self._LAST, self._last
 
-    def told(self) -> Told:
-        """All that was heard before `last`."""
-        found: Told = []
+    def published(self) -> Published:
+        """All that was received before `last`."""
+        found: Published = []
         while True:
-            _, where, text = self._ear.read_response()
+            _, where, text = self._listener.read_response()
             if where != self._LAST.encode():
                 found.append((where.decode(), text))
             elif int(text) == self._last:
                 return found
 
     def close(self) -> None:
-        self._ear.disconnect()
+        self._listener.disconnect()
         self.hushed.close()
         self.cli.close()
 

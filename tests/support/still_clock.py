@@ -1,4 +1,4 @@
-"""Stores whose clock stands still until a test moves it; and what tests of waiting look at."""
+"""Stores whose clock stands still until a test moves it; and checks for tests of waiting."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ async def turns(number: int = 10) -> None:
 
 
 def idle(client: Redlock) -> bool:
-    """Whether all that want something of this client wait to be called, or stand in line."""
+    """Whether all tasks of this client that want a lock wait for a notice, or in the local queue."""
     found = acquisitions_of(client)
     return bool(found) and all(map(waits_for_notice, found))
 
 
 def forgotten(client: Redlock) -> bool:
-    """Whether nobody waits here, and nobody is called for."""
+    """Whether the client has no waiter and no ticket."""
     return not (acquisitions_of(client) or tickets_of(client) or local_queues_of(client))
 
 
 class Memory(MemoryStore):
-    """On a clock that the test moves; knows what it was asked, and when."""
+    """A memory store on a clock that the test moves; notes each op, and its time."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
@@ -74,7 +74,7 @@ class Still:
             await turns()
 
     def asked(self) -> list[tuple[Verb, float]]:
-        """What the first store was asked since the last look."""
+        """The ops at the first store since the last call."""
         found = list(self.stores[0].asked)
         for store in self.stores:
             store.asked.clear()
@@ -88,7 +88,7 @@ def numbers(server: Server, name: str) -> list[int]:
     return [int(ticket.split()[0]) for ticket in known]
 
 
-class Stand(Still):
+class TenureRecord(Still):
     """Notes all tenures, in order."""
 
     def __init__(self, nodes: int, name: str = "") -> None:
@@ -97,7 +97,7 @@ class Stand(Still):
         self.inside = 0
 
     def tried(self) -> int:
-        """So often the first node was asked for the lock since the last look."""
+        """How often the first node was asked for the lock since the last call."""
         return [verb for verb, _ in self.asked()].count(Verb.ACQUIRE)
 
     def tenure(self, client: Redlock, name: str, who: object = None, takes: float = 0.0, **options: Any) -> Any:

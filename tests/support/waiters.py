@@ -1,8 +1,7 @@
 """Processes whose tasks wait for locks, which tests start, freeze and kill. This file is the program and its driver.
 
-They speak in lines of JSON: the test says on stdin what to wait for; the process says on stdout who got it, when
-(time.monotonic, which all processes of a machine share) and with which fence.
-"""
+They speak in lines of JSON: the test writes to stdin what to wait for; the process prints to stdout which task got it,
+when (time.monotonic, which all processes of a machine share) and with which fence."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ RENEWED_AFTER = 0.8 / 3
 """The share of its life after which a ticket is renewed at the soonest."""
 
 LOADED = 3.0
-"""Seconds that a machine with other work to do may add. What is told apart lasts longer."""
+"""Seconds that a machine with other work to do may add. Times that a test distinguishes are longer."""
 
 
 # -- the program -----------------------------------------------------------------------------------------------------
@@ -116,9 +115,9 @@ class Process:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
-            self._heard(**json.loads(line))
+            self._on_event(**json.loads(line))
 
-    def _heard(self, event: str, who: str = "", fence: int = 0, at: float = 0.0, error: str = "") -> None:
+    def _on_event(self, event: str, who: str = "", fence: int = 0, at: float = 0.0, error: str = "") -> None:
         match event:
             case "up":
                 self.up.set()
@@ -153,7 +152,7 @@ class Process:
 async def processes(
     number: int, nodes: Iterable[str], clients: int = 1, **options: Any
 ) -> AsyncIterator[list[Process]]:
-    """So many processes with so many clients each, connected; killed at the end, if they are still there."""
+    """So many processes with so many clients each, connected; killed at the end, if they still run."""
     spec = json.dumps({"nodes": list(nodes), "clients": clients, "options": options})
     fast = json.dumps(isinstance(asyncio.get_running_loop(), uvloop.Loop))
     started: list[Process] = []
@@ -184,7 +183,7 @@ def urls_of(servers: Iterable[Server]) -> list[str]:
 
 
 async def is_free(client: Redlock, name: str) -> bool:
-    """Behind whatever the client still has in flight: its connection keeps the order."""
+    """Checked behind the client's commands in flight: its connection keeps the order."""
     return not await client(name).locked()
 
 
@@ -195,7 +194,7 @@ async def back(client: Redlock) -> None:
 
 
 async def works(redlock: Redlock, name: str) -> None:
-    """The client is none the worse for the error."""
+    """The client still works after the error."""
     async with redlock(name, timeout=5) as lease:
         assert lease.held
     assert not await redlock(name).locked()
@@ -209,14 +208,14 @@ async def until(check: Callable[[], object]) -> None:
 
 
 def queue(server: Server, name: str) -> list[bytes]:
-    """Who waits for `name` at that server, the head first."""
+    """The waiters for `name` at that server, the head first."""
     with server.cli() as cli:
         found: Any = cli.zrange(keys("", name).queue, 0, -1)
     return list(found)
 
 
 def holder(server: Server, name: str) -> bytes:
-    """Whose id the server holds it for; b"": nobody's."""
+    """The id that holds it at the server; b"": none."""
     with server.cli() as cli:
         found: Any = cli.get(name)
     return bytes(found or b"").removeprefix(b"+")

@@ -1,4 +1,4 @@
-"""When a waiter asks next: by table, and that the holder's end is not slept through."""
+"""When a waiter asks next: by table, and that no pause goes beyond the end of the holder's lease."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ SECOND = 1_000.0
 @pytest.mark.parametrize(
     ("rank", "left", "ours", "soonest", "latest", "probe"),
     [
-        (0, 3.001, True, 3.001, 3.001, False),  # its lease may end unheard
+        (0, 3.001, True, 3.001, 3.001, False),  # its lease may end without a notice
         (2, 3.001, True, 3.001, 3.001, False),
         (3, 3.001, True, 3.003, 3.003, False),  # those before it go first
         (9, 3.001, True, 3.015, 3.015, False),
         (0, 0.001, True, 0.001, 0.001, False),
         (0, 11.001, True, 8.0, 10.0, True),  # the ticket is renewed before
         (0, 600.001, True, 8.0, 10.0, True),
-        (0, None, True, 8.0, 10.0, True),  # nobody holds it: who is before us was called
+        (0, None, True, 8.0, 10.0, True),  # it is free: the waiter before this one was notified
         (9, math.inf, True, 8.0, 10.0, True),  # held for ever, and others look
         (0, math.inf, True, 0.05, 0.25, False),
-        (0, 3.001, False, 0.05, 0.25, False),  # a stranger calls nobody
+        (0, 3.001, False, 0.05, 0.25, False),  # another program notifies nobody
         (2, 3.001, False, 0.05, 0.25, False),
         (3, 3.001, False, 3.003, 3.003, False),
     ],
@@ -84,8 +84,8 @@ def test_pauses_after_refusals_grow_up_to_a_bound() -> None:
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("many", [1, 3])
 async def test_the_end_of_a_dead_holder_is_not_slept_through(name: str, nodes: int, many: int) -> None:
-    """It calls nobody, and no ticket is due for renewal before another 13 s: the waiters, of as many clients, come in
-    one after the other, the first of them as soon as the lease has ended."""
+    """It notifies nobody, and no ticket is due for renewal before another 13 s. The waiters, of as many clients, are
+    granted one after the other, the first of them as soon as the lease has ended."""
     still = Still(nodes, name)
     async with (
         still.held(lease=3.0) as (holder, _),

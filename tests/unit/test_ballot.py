@@ -1,4 +1,4 @@
-"""What N answers amount to: counted by brute force, and walked through one vote at a time."""
+"""The outcome of N answers: counted by brute force, and one vote at a time."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ BROKEN = ConnectionError("broken")
 
 
 def counts(nodes: int) -> Iterator[tuple[int, int, int]]:
-    """All (yes, no, failed) that so many nodes can have come to."""
+    """All (yes, no, failed) that so many nodes can have answered."""
     for yes, no, failed in itertools.product(range(nodes + 1), repeat=3):
         if yes + no + failed <= nodes:
             yield yes, no, failed
 
 
 def by_definition(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
-    """Look at each way in which the open votes may still fall."""
+    """Try each way in which the open votes may still fall."""
     still_open = nodes - yes - no - failed
     ends = [(yes + y, no + n) for y, n, f in counts(nodes) if y + n + f == still_open]
     if 2 * yes > nodes:
@@ -44,15 +44,15 @@ def by_definition(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
 
 @pytest.mark.parametrize("nodes", range(1, 8))
 def test_tally_is_as_defined(nodes: int) -> None:
-    """WON with a majority of yes; else UNREACHABLE if no majority can answer; else REFUSED if one has, and none
-    can say yes: what two of five say is no refusal while the others may be out of reach."""
+    """WON with a majority of yes; else UNREACHABLE if no majority can answer; else REFUSED if a majority has answered,
+    and none can say yes. Two refusals of five are no refusal while the others may be out of reach."""
     for votes in counts(nodes):
         assert tally(nodes, *votes) is by_definition(nodes, *votes), votes
 
 
 @pytest.mark.parametrize("nodes", range(1, 8))
 def test_a_ballot_with_all_votes_has_an_outcome(nodes: int) -> None:
-    """Nobody waits for votes that are all in."""
+    """A complete ballot is never open."""
     assert all(tally(nodes, *votes) for votes in counts(nodes) if sum(votes) == nodes)
 
 
@@ -66,7 +66,7 @@ def test_valid_until_is_the_last_moment_of_a_majority(nodes: int) -> None:
 
 
 def test_drift_grows_with_the_lease() -> None:
-    """1 % and 2 ms, as the Redlock page has it."""
+    """1 % and 2 ms, as the Redlock page says."""
     assert [drift(lease) for lease in (0.0, 1.0, 30.0)] == pytest.approx([0.002, 0.012, 0.302])
 
 
@@ -79,7 +79,7 @@ def ballot(nodes: int = 3, everyone: bool = False) -> Ballot:
 
 
 def test_a_ballot_counts_as_tally_does() -> None:
-    """Whatever comes in whatever order: the outcome is tally's at the first moment that it has one."""
+    """Votes in any order: the outcome is tally's at the first moment that it has one."""
     rng = random.Random(1)
     for _ in range(500):
         nodes = rng.randint(1, 7)
@@ -95,38 +95,38 @@ def test_a_ballot_counts_as_tally_does() -> None:
 
 
 def test_a_ballot_settles_once() -> None:
-    """on_settled is called with the outcome, and not by what comes behind it."""
-    heard: list[Outcome | None] = []
+    """on_settled is called with the outcome, and not for later votes."""
+    received: list[Outcome | None] = []
     made = ballot()
-    made.on_settled = lambda settled: heard.append(settled.outcome)
+    made.on_settled = lambda settled: received.append(settled.outcome)
     for index in range(3):
         made.answer(index, YES)
-    assert heard == [Outcome.WON]
+    assert received == [Outcome.WON]
 
 
-def test_votes_after_the_outcome_are_told() -> None:
-    """Stragglers go on behind it: counted, and heard by `late`."""
-    heard: list[int] = []
+def test_late_votes_are_reported() -> None:
+    """Votes after the outcome are counted, and `late` receives them."""
+    received: list[int] = []
     made = ballot()
-    made.on_late_vote(lambda _, index: heard.append(index))
+    made.on_late_vote(lambda _, index: received.append(index))
     for index in range(3):
         made.answer(index, YES)
-    assert (heard, made.yes, made.outcome) == ([2], 3, Outcome.WON)
+    assert (received, made.yes, made.outcome) == ([2], 3, Outcome.WON)
 
 
 def test_a_vote_of_a_node_that_was_counted_out_is_dropped() -> None:
-    """It failed; what it says later changes neither counts nor traces, and nobody hears it."""
-    heard: list[int] = []
+    """Its vote has failed. A later answer changes neither counts nor traces, and is not reported."""
+    received: list[int] = []
     made = ballot()
-    made.on_late_vote(lambda _, index: heard.append(index))
+    made.on_late_vote(lambda _, index: received.append(index))
     made.fail(0, BROKEN, maybe=True)
     made.answer(0, YES)
-    assert (made.yes, made.failed, made.votes[0], heard) == (0, 1, BROKEN, [])
+    assert (made.yes, made.failed, made.votes[0], received) == (0, 1, BROKEN, [])
 
 
 @pytest.mark.parametrize("again", [YES, NO, BROKEN])
 def test_a_node_has_one_vote(again: Grant | Refused | Exception) -> None:
-    """What it says twice counts once."""
+    """A second answer of a node does not count."""
     made = ballot()
     made.answer(0, YES)
     if isinstance(again, Exception):
@@ -148,7 +148,7 @@ def test_traces_are_where_the_op_took_effect_or_may() -> None:
     assert made.traces() == [0, 3, 5]
 
 
-def test_what_votes_say() -> None:
+def test_the_summary_of_votes() -> None:
     """Fences of the grants, denials, errors, and the nodes whose silence leaves the outcome open."""
     made = ballot(5)
     made.answer(0, YES)
@@ -172,7 +172,7 @@ def test_a_node_that_decides_nothing_is_not_silent() -> None:
 
 
 def test_a_ballot_of_everyone_waits_for_the_last() -> None:
-    """The outcome may be certain, but each node's word is wanted."""
+    """The outcome may be certain, but the answer of each node is needed."""
     made = ballot(everyone=True)
     made.answer(0, YES)
     made.answer(1, YES)
@@ -186,7 +186,7 @@ def test_a_ballot_of_everyone_waits_for_the_last() -> None:
     [([], Outcome.UNREACHABLE), ([NO], Outcome.UNREACHABLE), ([YES, NO], Outcome.REFUSED)],
 )
 def test_a_ballot_that_expires(votes: list[list[object]], outcome: Outcome) -> None:
-    """Who has not answered counts as silent: without a majority of answers nobody has refused anything."""
+    """A node without an answer counts as silent: without a majority of answers there is no refusal."""
     made = ballot()
     for index, vote in enumerate(votes):
         made.answer(index, vote)
@@ -195,7 +195,7 @@ def test_a_ballot_that_expires(votes: list[list[object]], outcome: Outcome) -> N
 
 
 def test_expiry_does_not_change_an_outcome() -> None:
-    """Certain is certain."""
+    """A certain outcome stays."""
     made = ballot()
     made.answer(0, YES)
     made.answer(1, YES)
@@ -203,8 +203,8 @@ def test_expiry_does_not_change_an_outcome() -> None:
     assert made.outcome is Outcome.WON
 
 
-async def test_whoever_waits_hears_the_outcome() -> None:
-    """At once where it is there already."""
+async def test_each_waiting_task_gets_the_outcome() -> None:
+    """At once where it is certain already."""
     made = ballot(1)
     made.answer(0, NO)
     assert await made.settled(asyncio.get_running_loop()) is Outcome.REFUSED

@@ -49,13 +49,13 @@ def test_rule_1_an_undone_id_is_refused(state: State, now: float, verdict: Verdi
 
 
 def test_rule_1_a_refusal_changes_nothing() -> None:
-    """It is as if it had never been asked."""
+    """The state is as if the op had never come."""
     assert asked(UNDONE, ask(Verb.ACQUIRE, fence=NOW_US)).state == UNDONE
 
 
 @pytest.mark.parametrize(("tombstone", "left"), [(True, (Entry("me", NOW + 10),)), (False, ())])
-def test_rule_1_release_leaves_a_tombstone_if_told(tombstone: bool, left: tuple[Entry, ...]) -> None:
-    """Also for an id that never came: that is the one it is for."""
+def test_rule_1_release_leaves_a_tombstone_on_request(tombstone: bool, left: tuple[Entry, ...]) -> None:
+    """Also for an id that never came: the tombstone is for that one."""
     assert asked(FREE, ask(Verb.RELEASE, tombstone=tombstone)).state.undone == left
 
 
@@ -72,14 +72,14 @@ def test_rule_1_a_second_tombstone_replaces_the_first() -> None:
 )
 @pytest.mark.parametrize("verb", [Verb.ACQUIRE, Verb.EXTEND])
 def test_rule_2_the_same_again(verb: Verb, lease: float, ends: float) -> None:
-    """Who holds is answered the same again: same fence, and the end moves with it."""
+    """A holder gets the same reply again: same fence, and the end moves with it."""
     reply = asked(HELD, ask(verb, lease, fence=50))
     assert (reply.verdict, reply.fence) == (Verdict.YES, 100)
     assert reply.state.holds == (Entry("me", ends),)
 
 
 def test_rule_2_a_hold_without_end_gets_one() -> None:
-    """Somebody ran PERSIST: the next answer mends it."""
+    """Another program ran PERSIST: the next reply mends it."""
     state = State((Entry("me", None),), 100, NOW + 60)
     assert asked(state, ask(Verb.ACQUIRE, fence=NOW_US)).state.holds == (Entry("me", NOW + 10),)
 
@@ -109,7 +109,7 @@ def test_rule_3_the_fence_of_a_new_hold(state: State, clock: int, fence: int) ->
 
 
 def test_rule_3_the_skew_is_as_documented() -> None:
-    """The tables above mean this one."""
+    """The skew that the tables above assume."""
     assert CLOCK_SKEW * 1_000_000 == SKEW_US
 
 
@@ -119,14 +119,14 @@ def test_rule_3_the_skew_is_as_documented() -> None:
 )
 @pytest.mark.parametrize("plain", [False, True])
 def test_rule_3_a_held_name_is_refused(state: State, wire: list[object], plain: bool) -> None:
-    """With who holds it, and for how long; nothing changes."""
+    """The refusal names the holder and the time left; nothing changes."""
     reply = asked(state, ask(Verb.ACQUIRE, fence=NOW_US, plain=plain))
     assert reply_on_wire(reply, NOW) == wire
     assert reply.state == state
 
 
 def test_rule_3_a_plain_hold_has_no_fence() -> None:
-    """SET NX PX and no more: no counter, and no tombstone is looked at."""
+    """SET NX PX and no more: no counter, and no tombstone is read."""
     reply = asked(UNDONE, ask(Verb.ACQUIRE, fence=NOW_US, plain=True))
     assert reply_on_wire(reply, NOW) == [1, 0]
     assert reply.state == State((Entry("me", NOW + 10),), undone=UNDONE.undone)
@@ -148,15 +148,15 @@ def test_rule_3_a_plain_id_is_not_known_again() -> None:
 )
 @pytest.mark.parametrize("verb", [Verb.EXTEND, Verb.RELEASE])
 def test_rules_4_and_5_are_for_the_owner(verb: Verb, state: State, now: float, wire: list[object]) -> None:
-    """Nobody else's hold moves or goes, and no key comes back."""
+    """No other id extends or releases a hold, and no key comes back."""
     reply = asked(state, ask(verb), now)
     assert reply_on_wire(reply, now) == wire
     assert reply.state.holds == state.at(now).holds
 
 
 @pytest.mark.parametrize("ends", [NOW + 5, None])
-def test_rule_4_a_look_moves_nothing(ends: float | None) -> None:
-    """Extend by 0 only looks, even at a hold without end."""
+def test_rule_4_a_probe_changes_nothing(ends: float | None) -> None:
+    """Extend by 0 only reads, even a hold without end."""
     state = State((Entry("me", ends),))
     reply = asked(state, ask(Verb.EXTEND, 0.0))
     assert (reply.verdict, reply.state) == (Verdict.YES, state)
@@ -164,7 +164,7 @@ def test_rule_4_a_look_moves_nothing(ends: float | None) -> None:
 
 @pytest.mark.parametrize(("rest", "left"), [(0.0, ()), (3.0, (Entry(RESTING, NOW + 3),))])
 def test_rule_5_release_frees_or_lets_rest(rest: float, left: tuple[Entry, ...]) -> None:
-    """The hold goes; with min_hold the name stays taken by nobody."""
+    """The hold is deleted; with min_hold the name stays taken, without a holder."""
     reply = asked(HELD, ask(Verb.RELEASE, rest=rest))
     assert (reply.verdict, reply.state.holds) == (Verdict.YES, left)
 
@@ -179,7 +179,7 @@ def test_rule_5_a_run_that_returned_leaves_a_mark_of_its_own(rest: float, left: 
 @pytest.mark.parametrize("holder", [RESTING, DONE])
 @pytest.mark.parametrize("verb", [verb for verb in Verb if verb is not Verb.BREAK])
 def test_rule_5_a_resting_name_admits_nobody(verb: Verb, holder: str) -> None:
-    """Not even who released it."""
+    """Not even the client that released it."""
     state = State((Entry(holder, NOW + 3),))
     assert reply_on_wire(asked(state, ask(verb, fence=NOW_US)), NOW) == [0, 3_000, holder.encode(), -1, 0]
 
@@ -187,7 +187,7 @@ def test_rule_5_a_resting_name_admits_nobody(verb: Verb, holder: str) -> None:
 @pytest.mark.parametrize("state", [FREE, HELD, OTHERS], ids=["free", "held", "another's"])
 @pytest.mark.parametrize("verb", [Verb.EXTEND, Verb.RELEASE])
 def test_rule_6_a_higher_token_raises_the_fence(verb: Verb, state: State) -> None:
-    """Whoever holds: a node that missed the token catches up, and remembers it as long as any."""
+    """Whichever id holds: a node that missed the token catches up, and remembers it as long as any."""
     found = asked(state, ask(verb, fence=101)).state
     assert (found.fence, found.fence_ends) == (101, NOW + MEMORY)
 

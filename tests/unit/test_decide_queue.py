@@ -1,4 +1,4 @@
-"""The rules of a node for those who wait (7 to 9), as tables; pure."""
+"""The rules of a node for waiters (7 to 9), as tables; pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ME, OTHER, A, B = map(id_of, "deab")
 
 
 def ticket(id: str, order: int, fresh: float = 5.0, number: int = 3, span: int = 1) -> Ticket:
-    """One that turns into a hold until in 8 s."""
+    """A ticket that turns into a hold until in 8 s."""
     return Ticket(NOW_US + order, id, number, NOW + fresh, NOW + 8, span)
 
 
@@ -50,7 +50,7 @@ def queue(*tickets: Ticket, **more: object) -> State:
 
 
 def held(by: str, *tickets: Ticket) -> State:
-    """Held for 5 s; marked if somebody waits."""
+    """Held for 5 s; marked if there are waiters."""
     return queue(*tickets, holds=(Entry(by, NOW + 5),), fence=100, fence_ends=NOW + 60, marked=bool(tickets))
 
 
@@ -58,7 +58,7 @@ FIRST, SECOND = ticket(A, 1), ticket(B, 2)
 
 
 def asked(state: State, verb: Verb, queueing: Queueing, deaf: str = "", may: bool = True, **more: object) -> Reply:
-    """An op of ME, lease 10 s. Everybody listens but who is deaf."""
+    """An op of ME, lease 10 s. All clients listen but the `deaf` ones."""
     fence = NOW_US if verb is Verb.ACQUIRE else 0
     op = Op(verb, MUTEX, "name", ME, 10.0, fence, MEMORY, queueing=queueing, **more)  # type: ignore[arg-type]
     return decide(MUTEX, state, op, NOW, lambda tag: tag[0] not in deaf if may else None)
@@ -70,7 +70,7 @@ def but(queueing: Queueing, **changes: object) -> Queueing:
     return Queueing(**{name: getattr(queueing, name) for name in names} | changes)
 
 
-def told(id: str, number: int, fence: int = 0, left: float = 0.0) -> Notice:
+def notice(id: str, number: int, fence: int = 0, left: float = 0.0) -> Notice:
     return Notice(id[:32], number, fence, left, "name")
 
 
@@ -88,8 +88,8 @@ GRANT, WAKE = Queueing(Serve.GRANT), Queueing(Serve.WAKE)
 
 
 @pytest.mark.parametrize("verb", [Verb.ACQUIRE, Verb.WAIT])
-def test_rule_7_who_is_refused_leaves_a_ticket(verb: Verb) -> None:
-    """With its number, its span, and times from now; the answer tells its place."""
+def test_rule_7_a_refused_op_leaves_a_ticket(verb: Verb) -> None:
+    """With its number, its span, and times from now; the reply has its place."""
     reply = asked(held(OTHER, FIRST), verb, but(LOOK, span=16))
     assert reply.state.queue[1] == Ticket(NOW_US + 7, ME, 4, NOW + 4, NOW + 10, 16)
     assert reply_on_wire(reply, NOW) == [0, 5_000, OTHER.encode(), 1, NOW_US + 7]
@@ -97,7 +97,7 @@ def test_rule_7_who_is_refused_leaves_a_ticket(verb: Verb) -> None:
 
 @pytest.mark.parametrize("verb", [Verb.ACQUIRE, Verb.WAIT, Verb.RELEASE])
 def test_rule_7_without_a_number_there_is_no_ticket(verb: Verb) -> None:
-    """Who will not wait leaves none, and has no place."""
+    """An op that does not wait leaves none, and has no place."""
     reply = asked(held(OTHER), verb, GRANT)
     assert reply.state == held(OTHER)
     assert reply_on_wire(reply, NOW) == [0, 5_000, OTHER.encode(), -1, 0]
@@ -128,7 +128,7 @@ def test_rule_7_a_lost_ticket_comes_back_in_its_place() -> None:
     ],
 )
 def test_rule_7_a_first_order_is_clamped(order: int, number: int, found: int) -> None:
-    """To the node's clock; a later one was, and stays what it is."""
+    """It is clamped to the node's clock. A later one was clamped before, and stays as it is."""
     queueing = Queueing(number=number, fresh=4.0, order=order)
     reply = asked(held(OTHER), Verb.ACQUIRE, queueing)
     assert (reply.order, reply.state.queue[0].order) == (found, found)
@@ -140,21 +140,21 @@ def test_rule_7_an_attempt_carries_the_ticket_of_its_waiter() -> None:
     assert ids(asked(queue(FIRST, SECOND), Verb.ACQUIRE, but(TRY, waiter=A)).state) == [B]
 
 
-def test_rule_7_an_undo_puts_the_ticket_back() -> None:
-    """Release goes for the attempt's id, the ticket for the waiter."""
+def test_rule_7_an_undo_stores_the_ticket_again() -> None:
+    """The release is for the attempt's id, the ticket for the waiter."""
     reply = asked(held(ME), Verb.RELEASE, Queueing(waiter=A, number=2, fresh=4.0, order=NOW_US - 5))
     assert reply.verdict is Verdict.YES
     assert reply.state.queue == (Ticket(NOW_US - 5, A, 2, NOW + 4, NOW + 10, 1),)
 
 
-def test_rule_5_release_takes_its_own_ticket() -> None:
-    """That is how somebody leaves the queue."""
+def test_rule_5_release_deletes_its_own_ticket() -> None:
+    """A waiter leaves the queue in that way."""
     assert ids(asked(held(OTHER, FIRST, ticket(ME, 7)), Verb.RELEASE, GRANT).state) == [A]
 
 
 @pytest.mark.parametrize("verb", [Verb.ACQUIRE, Verb.WAIT])
-def test_rule_1_the_undone_leave_no_ticket(verb: Verb) -> None:
-    """The tombstone beats both, and nobody is served."""
+def test_rule_1_an_undone_id_leaves_no_ticket(verb: Verb) -> None:
+    """The tombstone goes before both, and nobody is served."""
     state = queue(FIRST, undone=(Entry(ME, NOW + 5),))
     reply = asked(state, verb, TRY)
     assert (reply.verdict, reply.state, reply.notices) == (Verdict.UNDONE, state, ())
@@ -163,17 +163,17 @@ def test_rule_1_the_undone_leave_no_ticket(verb: Verb) -> None:
 # -- rule 8: serving ---------------------------------------------------------------------------------------------------
 
 
-def test_rule_8_a_release_calls_the_first() -> None:
-    """Over N nodes: it is told to come, and keeps its ticket."""
+def test_rule_8_a_release_notifies_the_first() -> None:
+    """Over N nodes: the first waiter is notified, and keeps its ticket."""
     reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, WAKE)
-    assert reply.notices == (told(A, 3),)
+    assert reply.notices == (notice(A, 3),)
     assert (reply.state.holds, ids(reply.state)) == ((), [A, B])
 
 
 def test_rule_8_a_release_grants_to_the_first() -> None:
-    """At a node alone: it holds until its ticket's end, with the node's fence, and is told which ticket it was."""
+    """On a single node: it holds until its ticket's end, with the node's fence, and the notice names the ticket."""
     reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, GRANT)
-    assert reply.notices == (told(A, 3, NOW_US),)
+    assert reply.notices == (notice(A, 3, NOW_US),)
     assert reply.state == replace(
         queue(SECOND), holds=(Entry(A, NOW + 8),), marked=True, fence=NOW_US, fence_ends=NOW + MEMORY
     )
@@ -188,21 +188,21 @@ def test_rule_8_the_fence_of_a_grant(before: int, span: int, fence: int) -> None
     """From the node's clock, above F, with all that the ticket wants."""
     state = queue(ticket(A, 1, span=span), fence=before, fence_ends=NOW + 1)
     reply = asked(state, Verb.RELEASE, GRANT)
-    assert (reply.state.fence, reply.notices) == (fence, (told(A, 3, fence),))
+    assert (reply.state.fence, reply.notices) == (fence, (notice(A, 3, fence),))
 
 
 @pytest.mark.parametrize("serve", [GRANT, WAKE], ids=["grant", "wake"])
 @pytest.mark.parametrize(
     ("first", "deaf"), [(ticket(A, 1, fresh=0.0), ""), (FIRST, A[0])], ids=["no longer fresh", "deaf"]
 )
-def test_rule_8_who_cannot_come_goes(first: Ticket, deaf: str, serve: Queueing) -> None:
-    """The next is served; who went comes back with its renewal, if it lives."""
+def test_rule_8_an_unreachable_head_is_removed(first: Ticket, deaf: str, serve: Queueing) -> None:
+    """The next one is served. The removed one comes back with its renewal, if it lives."""
     reply = asked(held(ME, first, SECOND), Verb.RELEASE, serve, deaf=deaf)
     assert [notice.id for notice in reply.notices] == [B[:32]]
     assert A not in ids(reply.state)
 
 
-def test_rule_8_what_nobody_hears_is_not_granted() -> None:
+def test_rule_8_nothing_is_granted_without_a_receiver() -> None:
     """The name is free in the end; the fence stays used."""
     reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, GRANT, deaf=A[0] + B[0])
     assert (reply.state.holds, reply.state.queue, reply.notices) == ((), (), ())
@@ -210,43 +210,43 @@ def test_rule_8_what_nobody_hears_is_not_granted() -> None:
 
 
 def test_rule_8_without_permission_to_publish_nobody_is_served() -> None:
-    """Whether they listen is not known: the tickets stay, their owners poll."""
+    """The node cannot know whether they listen: the tickets stay, their owners poll."""
     reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, GRANT, may=False)
     assert (reply.state.holds, ids(reply.state), reply.notices) == ((), [A, B], ())
 
 
 @pytest.mark.parametrize(("stale", "served"), [(SERVED - 1, True), (SERVED, False)])
-def test_rule_8_so_many_are_looked_at(stale: int, served: bool) -> None:
-    """A release costs what it may; the rest is for the next one."""
+def test_rule_8_a_release_tries_a_bounded_number(stale: int, served: bool) -> None:
+    """The cost of a release is bounded; the rest is for the next one."""
     others = [ticket(f"{i:032x}|", i - 100, fresh=0.0) for i in range(stale)]
     reply = asked(held(ME, *others, FIRST), Verb.RELEASE, GRANT)
     assert bool(reply.notices) is served
     assert ids(reply.state) == ([] if served else [A])
 
 
-def test_rule_8_min_hold_tells_the_first_when() -> None:
+def test_rule_8_min_hold_notifies_the_first_of_the_time() -> None:
     """Free in so many ms; nobody is served before."""
     reply = asked(held(ME, FIRST, SECOND), Verb.RELEASE, GRANT, rest=3.0)
     assert reply.state.holds == (Entry(RESTING, NOW + 3),)
-    assert reply.notices == (told(A, 3, left=3.0),)
+    assert reply.notices == (notice(A, 3, left=3.0),)
 
 
 @pytest.mark.parametrize("verb", [Verb.WAIT, Verb.RELEASE])
-def test_rule_8_who_finds_it_free_serves(verb: Verb) -> None:
-    """A holder whose lease ended serves nobody: who renews its ticket, or leaves, does."""
+def test_rule_8_an_op_that_finds_the_name_free_serves(verb: Verb) -> None:
+    """A holder whose lease ended serves nobody: a waiter that renews its ticket, or leaves, does."""
     ended = replace(held(OTHER, FIRST), holds=(Entry(OTHER, NOW),))
     reply = asked(ended, verb, LOOK if verb is Verb.WAIT else GRANT)
     assert reply.state.holds == (Entry(A, NOW + 8),)
     assert reply_on_wire(reply, NOW)[0] == 0
 
 
-def test_rule_8_who_looks_and_is_first_is_told_that_it_is_free() -> None:
-    """It is not served: it comes itself."""
+def test_rule_8_a_probe_of_the_first_waiter_returns_free() -> None:
+    """It is not served: it asks itself."""
     reply = asked(queue(ticket(ME, 7), ticket(B, 9)), Verb.WAIT, LOOK)
     assert (reply_on_wire(reply, NOW), reply.notices) == ([0, -2, b"", 0, NOW_US + 7], ())
 
 
-def test_rule_8_a_free_name_is_whoevers_comes() -> None:
+def test_rule_8_a_newcomer_gets_a_free_name() -> None:
     """Not fair: a newcomer enters though others wait, and its hold is marked for them."""
     reply = asked(queue(FIRST), Verb.ACQUIRE, TRY)
     assert (reply.verdict, reply.notices) == (Verdict.YES, ())
@@ -254,15 +254,15 @@ def test_rule_8_a_free_name_is_whoevers_comes() -> None:
 
 
 def test_rule_8_fair_only_the_first_enters() -> None:
-    """Who is not serves the first, and is refused."""
+    """Another waiter serves the first one, and is refused."""
     reply = asked(queue(ticket(A, -1)), Verb.ACQUIRE, FAIR_TRY)
     assert reply_on_wire(reply, NOW) == [0, 8_000, A.encode(), 0, NOW_US]
-    assert reply.notices == (told(A, 3, NOW_US),)
+    assert reply.notices == (notice(A, 3, NOW_US),)
 
 
 @pytest.mark.parametrize("before", [(), (ticket(A, 1, fresh=0.0),)], ids=["nobody", "one no longer fresh"])
 def test_rule_8_fair_the_first_enters(before: tuple[Ticket, ...]) -> None:
-    """Its ticket goes, the mark is for who waits behind."""
+    """Its ticket is deleted, the mark is for the waiters behind it."""
     mine = ticket(ME, 7)
     reply = asked(queue(*before, mine, ticket(B, 9)), Verb.ACQUIRE, but(LOOK, fair=True))
     assert (reply.verdict, ids(reply.state), reply.state.marked) == (Verdict.YES, [B], True)
@@ -271,28 +271,29 @@ def test_rule_8_fair_the_first_enters(before: tuple[Ticket, ...]) -> None:
 # -- rule 9: marks -----------------------------------------------------------------------------------------------------
 
 
-def test_rule_9_the_hold_that_is_waited_for_is_marked_and_told_once() -> None:
+def test_rule_9_a_hold_with_waiters_is_marked_and_notified_once() -> None:
     """The first ticket does it; those after find the mark."""
     first = asked(held(OTHER), Verb.WAIT, LOOK)
-    assert (first.state.marked, first.notices) == (True, (told(OTHER, 0),))
+    assert (first.state.marked, first.notices) == (True, (notice(OTHER, 0),))
     assert asked(first.state, Verb.WAIT, LOOK).notices == ()
 
 
 @pytest.mark.parametrize("holder", ["d" * 32, "d" * 32 + "!17|", "another's", "", RESTING, DONE])
 def test_rule_9_no_other_hold_is_marked(holder: str) -> None:
-    """Another library compares its token with the whole value; and nobody serves for a mute one or a resting name."""
+    """Another library compares its token with the whole value; and nobody serves for an unreachable holder or a resting
+    name."""
     reply = asked(held(holder), Verb.WAIT, LOOK)
     assert (reply.state.marked, reply.notices, ids(reply.state)) == (False, (), [ME])
 
 
 def test_rule_9_a_marked_hold_is_its_owners() -> None:
-    """To extend, to release, and to be told of."""
+    """Its owner can extend and release it, and gets its notices."""
     state = held(ME, FIRST)
     assert asked(state, Verb.EXTEND, GRANT).state.marked
     assert asked(state, Verb.ACQUIRE, TRY).verdict is Verdict.YES
     assert asked(state, Verb.RELEASE, Queueing()).verdict is Verdict.YES
 
 
-def test_rule_9_the_last_who_waits_leaves_no_mark_on_its_own_hold() -> None:
-    """Nobody waits for it, so it may go by the server's own compare-and-delete."""
+def test_rule_9_the_last_waiter_leaves_no_mark_on_its_own_hold() -> None:
+    """Nobody waits for it, so the server's own compare-and-delete may release it."""
     assert not asked(queue(ticket(ME, 7)), Verb.ACQUIRE, TRY).state.marked

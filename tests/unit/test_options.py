@@ -1,4 +1,4 @@
-"""What options are checked for, without a client: asynclock._options is pure."""
+"""The checks of options, without a client: asynclock._options is pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FLAGS = ["renew", "cancel_on_lost", "fencing", "trust_restarts"]
 
 
 def test_the_typed_options_are_the_settings() -> None:
-    """What the types offer is what the checks know, name for name: neither can be forgotten."""
+    """The types and the checks have the same option names, so that neither is forgotten."""
     assert set(get_type_hints(LockOptions)) == {field.name for field in fields(LockSettings)}
     assert set(get_type_hints(ClientOptions)) == (
         {field.name for field in fields(LockSettings)} | {field.name for field in fields(ClientSettings)} - {"lock"}
@@ -78,13 +78,13 @@ def test_b8_zero_where_it_means_nothing(option: str, zero: Any) -> None:
 
 @pytest.mark.parametrize("option", ["timeout", "min_hold", "patience"])
 def test_zero_where_it_means_something(option: str) -> None:
-    """timeout=0 tries once; min_hold=0 and patience=0 are none."""
+    """timeout=0 tries once; min_hold=0 and patience=0 mean none."""
     client_settings({option: 0})
 
 
 @pytest.mark.parametrize("option", ["timeout", "max_hold", "node_timeout"])
 def test_none_where_it_means_something(option: str) -> None:
-    """None is a value of these."""
+    """These options may be None."""
     client_settings({option: None})
 
 
@@ -95,14 +95,14 @@ def test_b8_none_where_it_means_nothing(option: str) -> None:
         client_settings({option: None})
 
 
-def test_b8_infinite_timeout_says_none() -> None:
-    """Who writes inf wants None, and is told so."""
+def test_b8_an_infinite_timeout_recommends_none() -> None:
+    """The error for inf recommends None."""
     with pytest.raises(ConfigError, match="None"):
         lock_settings("a", {"timeout": math.inf}, ClientSettings())
 
 
 def test_b8_lease_in_milliseconds() -> None:
-    """30000 is no lease of thirty seconds: the message says 'seconds' and the bound."""
+    """30000 is no lease of thirty seconds: the message has the word 'seconds' and the bound."""
     with pytest.raises(ConfigError, match=r"30000 seconds is above max_lease=60 seconds"):
         lock_settings("order:42", {"lease": 30000}, ClientSettings())
 
@@ -148,7 +148,7 @@ def test_b8_fence_memory_too_short() -> None:
 @pytest.mark.parametrize("option", FLAGS)
 @pytest.mark.parametrize("value", [0, 1, None, "yes"])
 def test_flags_are_bools(option: str, value: Any) -> None:
-    """No guessing what 'yes' means."""
+    """'yes' is refused."""
     with pytest.raises(ConfigError, match=f"{option} is a bool"):
         client_settings({option: value})
 
@@ -191,8 +191,8 @@ def test_misspelt_client_option() -> None:
         client_settings({"maxlease": 60})
 
 
-def test_unknown_option_lists_what_there_is() -> None:
-    """Nothing is close: all are listed."""
+def test_unknown_option_lists_all_options() -> None:
+    """No option is close: all are listed."""
     with pytest.raises(ConfigError, match=r"cancel_on_lost, fencing, lease"):
         lock_settings("a", {"zzz": 1}, ClientSettings())
 
@@ -204,7 +204,7 @@ def test_a_clients_option_is_none_of_a_lock() -> None:
 
 
 def test_a_lock_overrides_its_client_and_no_more() -> None:
-    """What a lock does not set is the client's; the client's own stay as they were."""
+    """Other settings of a lock are the client's; the client's own stay as they were."""
     client = client_settings({"lease": 10, "timeout": 3})
     lock = lock_settings("a", {"timeout": None}, client)
     assert (lock.lease, lock.timeout) == (10, None)
@@ -242,7 +242,7 @@ def test_a_time_is_seconds_or_a_config_error(value: Any) -> None:
 
 @given(st.one_of(st.text(), st.binary(), st.integers(), st.none(), st.characters(codec=None)))
 def test_a_name_is_a_non_empty_str_or_a_config_error(name: Any) -> None:
-    """What is let in can be sent."""
+    """An accepted name can be sent."""
     try:
         found = check_name(name)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Which servers cast no vote after a restart, and until when: by table, and for all facts that there can be."""
+"""Which servers cast no vote after a restart, and until when: by table, and for all facts that are possible."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NEW = Facts("run", "", YOUNG)
         (Facts("run", "", OLD), VOTES),
         (Facts("run", "", NOW - LENGTH), VOTES),  # it has just become old enough
         (Facts("run", "", -math.inf), VOTES),  # a server that does not tell its age
-        (Facts("run", "run", YOUNG), VOTES),  # its own mark: somebody found the deployment new
+        (Facts("run", "run", YOUNG), VOTES),  # its own mark: a client found the deployment new
         (Facts("run", "before", YOUNG), NOW + 60.0),  # the mark of the server before the restart
         (Facts("run", "before", OLD), VOTES),
         (Facts("run", "", YOUNG, replaced=NOW), NOW + LENGTH),
@@ -37,7 +37,7 @@ NEW = Facts("run", "", YOUNG)
 )
 @pytest.mark.parametrize("complete", [False, True])
 def test_how_long_one_server_casts_no_vote(facts: Facts | None, until: float, complete: bool) -> None:
-    """Beside servers of age, whether or not all have answered."""
+    """Beside old servers, whether or not all have answered."""
     old = Facts("other", "other", OLD)
     assert judge([old, facts, old], NOW, LENGTH, complete=complete).until == (VOTES, until, VOTES)
 
@@ -55,8 +55,8 @@ KINDS: list[Facts | None] = [
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
 def test_a_deployment_is_new_only_where_all_that_answer_are(nodes: int) -> None:
-    """Young, unused, and the first that was met there: then all vote at once, if every server was waited for. Otherwise
-    each server is judged for itself."""
+    """All servers just started, unused, and the first that was met there: then all vote at once, if every server was
+    waited for. Otherwise each server is judged for itself."""
     for facts in itertools.product(KINDS, repeat=nodes):
         known = [each for each in facts if each is not None]
         alone = tuple(judge([each], NOW, LENGTH, complete=False).until[0] for each in facts)
@@ -81,7 +81,7 @@ def test_a_deployment_is_new_only_where_all_that_answer_are(nodes: int) -> None:
 def test_marks_are_read_again_where_another_client_may_be_leaving_them(
     facts: list[Facts | None], doubtful: bool
 ) -> None:
-    """Some servers bear their own mark, or are old, and others are young and bear none."""
+    """Some servers have their own mark, or are old, and others have just started and have none."""
     assert judge(facts, NOW, LENGTH, complete=True).doubtful is doubtful
 
 

@@ -1,4 +1,4 @@
-"""What an event means for an acquisition: each row of the two tables."""
+"""The meaning of an event for an acquisition: each row of the two tables."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_after_a_refusal_of_several_nodes(nodes: int, facts: dict[str, Any], exp
 def test_a_notice_ends_or_moves_a_pause(
     state: State, first: bool, majority: bool, granted: bool, free_now: bool, expected: Next
 ) -> None:
-    """What a notice means while the acquisition pauses."""
+    """A notice that arrives while the acquisition pauses."""
     assert after_notice(state, first, majority, granted, free_now) is expected
 
 

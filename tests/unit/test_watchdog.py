@@ -20,7 +20,7 @@ ROUNDING = 1e-9  # of spokes as floats
 
 
 class Watched:
-    """In the place of a hold: notes when it is looked at; wants to be looked at again after each of `pauses`."""
+    """In the place of a hold: notes the times of its checks; wants a check again after each of `pauses`."""
 
     def __init__(self, dog: Watchdog, *pauses: float | Exception) -> None:
         self._dog: Any = dog
@@ -59,7 +59,7 @@ class Watched:
         (30.0, 10.0, NEVER, Due.RENEWAL),
         (30.0, 9.0, NEVER, Due.RENEWAL),
         (10.0, 20.0, NEVER, Due.EXPIRED),
-        (10.0, 5.0, NEVER, Due.EXPIRED),  # nobody renews what is over
+        (10.0, 5.0, NEVER, Due.EXPIRED),  # an expired hold is not renewed
         (30.0, 20.0, 10.0, Due.MAX_HOLD),
         (30.0, 5.0, 10.0, Due.MAX_HOLD),  # nor what has been held for too long
         (5.0, 5.0, 10.0, Due.MAX_HOLD),
@@ -86,8 +86,9 @@ def test_b10_a_retry_comes_within_a_twelfth_of_the_lease() -> None:
     steps=st.lists(st.floats(0.001, 1.0), min_size=1, max_size=8),
     early=st.sampled_from([0.0, 0.001]),
 )
-def test_looks_come_in_time(whens: list[float], pauses: list[float], steps: list[float], early: float) -> None:
-    """Never early, and a tick late at most: the first and those that a look asked for, though timers fire early."""
+def test_checks_come_in_time(whens: list[float], pauses: list[float], steps: list[float], early: float) -> None:
+    """Never early, and a tick late at most: the first check and those that a check asked for, though timers fire
+    early."""
     clock = FakeClock(early=early)
     dog = Watchdog(clock)
     all_watched = [Watched(dog, *pauses) for _ in whens]
@@ -104,8 +105,8 @@ def test_looks_come_in_time(whens: list[float], pauses: list[float], steps: list
             wanted = looked + pause
 
 
-def test_a_look_far_ahead_delays_no_other() -> None:
-    """One that asks for a late look does not put off another that is due before."""
+def test_a_late_check_delays_no_other() -> None:
+    """A hold with a late check does not delay another that is due before."""
     clock = FakeClock()
     dog = Watchdog(clock)
     Watched(dog, 100.0).watched_at(clock.now() + 1.0)
@@ -114,8 +115,8 @@ def test_a_look_far_ahead_delays_no_other() -> None:
     assert len(near.looks) == 1
 
 
-def test_an_earlier_look_brings_the_timer_forward() -> None:
-    """Whoever comes later may be due sooner."""
+def test_an_earlier_check_brings_the_timer_forward() -> None:
+    """A hold that is added later may be due sooner."""
     clock = FakeClock()
     dog = Watchdog(clock)
     later = Watched(dog).watched_at(clock.now() + 2.0)
@@ -133,8 +134,8 @@ def test_a_thousand_leases_cost_one_timer() -> None:
     assert (clock.armed, len(in_wheel(dog))) == (1, 1_000)
 
 
-def test_b1_after_a_blocked_loop_each_is_looked_at_once() -> None:
-    """What was due while nothing could run is due once, in order."""
+def test_b1_after_a_blocked_loop_each_is_checked_once() -> None:
+    """Checks that were due while nothing could run are done once, in order."""
     clock = FakeClock()
     dog = Watchdog(clock)
     many = [Watched(dog).watched_at(clock.now() + 1.0 + i) for i in range(3)]
@@ -143,7 +144,7 @@ def test_b1_after_a_blocked_loop_each_is_looked_at_once() -> None:
     assert [watched.looks for watched in many] == [[1_060.0]] * 3
 
 
-def test_who_is_forgotten_is_looked_at_no_more() -> None:
+def test_a_forgotten_hold_is_not_checked_any_more() -> None:
     """Those beside it still are."""
     clock = FakeClock()
     dog = Watchdog(clock)
@@ -172,8 +173,8 @@ def test_a_look_may_end_another_that_is_due() -> None:
     assert (len(first.looks), len(gone.looks), len(after.looks)) == (1, 0, 1)
 
 
-def test_forget_is_harmless_for_who_is_not_watched() -> None:
-    """Never watched, forgotten before, and looked at for the last time."""
+def test_forgetting_an_unwatched_hold_is_harmless() -> None:
+    """Never watched, forgotten before, and checked for the last time."""
     clock = FakeClock()
     dog = Watchdog(clock)
     watched = Watched(dog)
@@ -187,8 +188,8 @@ def test_forget_is_harmless_for_who_is_not_watched() -> None:
     assert (len(watched.looks), in_wheel(dog)) == (1, [])
 
 
-def test_a5_a_look_that_raises_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
-    """It is logged, and looked at again soon, until it answers."""
+def test_a5_a_check_that_raises_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and repeated soon, until it succeeds."""
     clock = FakeClock()
     dog = Watchdog(clock)
     failing = Watched(dog, RuntimeError("bug"), RuntimeError("again"), 1.0).watched_at(clock.now() + 1.0)
@@ -200,8 +201,8 @@ def test_a5_a_look_that_raises_is_repeated(caplog: pytest.LogCaptureFixture) -> 
     assert len(failing.looks) == 4
 
 
-def test_a5_a_look_that_raises_harms_no_other() -> None:
-    """Who is due in the same turn, or later, is looked at."""
+def test_a5_a_check_that_raises_harms_no_other() -> None:
+    """Other holds that are due in the same turn, or later, are checked."""
     clock = FakeClock()
     dog = Watchdog(clock)
     for _ in range(5):
@@ -211,8 +212,8 @@ def test_a5_a_look_that_raises_harms_no_other() -> None:
     assert [len(watched.looks) for watched in sound] == [1, 1, 1]
 
 
-def test_a_stopped_watchdog_looks_no_more() -> None:
-    """And leaves no timer behind."""
+def test_a_stopped_watchdog_checks_no_more() -> None:
+    """And it leaves no timer behind."""
     clock = FakeClock()
     dog = Watchdog(clock)
     watched = Watched(dog).watched_at(clock.now() + 1.0)

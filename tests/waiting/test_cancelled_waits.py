@@ -1,4 +1,4 @@
-"""Waiting that is cut short, at each await: nothing is left behind, nobody is forgotten (HAZARDS A16, E5)."""
+"""Waiting is cut short at each await: nothing is left behind, and no waiter is forgotten (HAZARDS A16, E5)."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ fairness = pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
      ("behind", True)],
 )  # fmt: skip
 async def test_a16_a_waiting_acquire(make: Make, name: str, where: str, fair: bool, late: bool) -> None:
-    """Cut at each await, while the holder gives back at any of them, or once all are idle: nothing is left, who stands
-    before or behind it is served, and then anybody has it at once. It waits alone, or in line behind a holder of its
-    own process, as the first, or as the second."""
+    """The acquire is cut at each await, while the holder releases at any of them or once all are idle. Nothing is left,
+    the waiters before and behind it are served, and after that any client has the name at once. The acquire waits
+    alone, or in the local queue behind a holder of its own process, as the first or as the second waiter."""
     clients = await three(make)
     with no_task_is_left():
         for ends in range(3):
@@ -69,8 +69,8 @@ async def test_a16_a_waiting_acquire(make: Make, name: str, where: str, fair: bo
 @cuts
 @pytest.mark.parametrize("what", ["extend", "release", "wait_lost"])
 async def test_a16_a_lease_that_is_waited_for(make: Make, name: str, what: str, late: bool) -> None:
-    """Cut at each await of what a holder does, while another client waits, and one of its own stands in line: both are
-    served as soon as it has given back."""
+    """The holder is cut at each of its awaits, while another client waits and a task of its own waits in the local
+    queue. Both are served as soon as the holder has released."""
     holds, waits, _ = clients = await three(make)
     with no_task_is_left():
         for index in range(100):
@@ -104,7 +104,7 @@ async def fence_of(lease: Lease) -> int:
 @cuts
 @fairness
 async def test_a16_no_timer_is_left(name: str, fair: bool, late: bool) -> None:
-    """Cut at each await: all timers of the wait are taken back, too."""
+    """The acquire is cut at each await: all timers of the wait are cancelled, too."""
     clock = FakeClock()
     store = MemoryStore(clock)
     async with Redlock(store) as first, Redlock(store) as second, Redlock(store) as third:
@@ -122,14 +122,15 @@ async def test_a16_no_timer_is_left(name: str, fair: bool, late: bool) -> None:
         assert index > 1
 
 
-async def test_a16_who_leaves_the_line_leaves_no_line(make: Make, name: str) -> None:
-    """The holder's own process has no more of those who stood behind it, though it holds on."""
+async def test_a16_cancelled_waiters_leave_no_local_queue(make: Make, name: str) -> None:
+    """All waiters of the holder's process are cancelled: its local queue is removed, although the lease is still
+    held."""
     (client, *_) = await three(make)
     async with client(name):
-        standing = [await waiter(client, name, False) for _ in range(3)]
+        waiting = [await waiter(client, name, False) for _ in range(3)]
         for number in (1, 0, 2):
-            standing[number].cancel()
-            await asyncio.wait({standing[number]})
+            waiting[number].cancel()
+            await asyncio.wait({waiting[number]})
         assert kept(client).keys() == {"holds", "leases"}
 
 
@@ -138,39 +139,43 @@ async def test_a16_who_leaves_the_line_leaves_no_line(make: Make, name: str) -> 
 
 @fairness
 @pytest.mark.parametrize("first", ["cancel", "notice"])
-@pytest.mark.parametrize("heir", ["elsewhere", "behind"])
-async def test_e5_cancelled_in_the_turn_of_the_notice(make: Make, name: str, fair: bool, first: str, heir: str) -> None:
-    """The head is called, and cancelled just before or after it hears of it, by the first node or any other: what
-    reached it is passed on at once, to another client or to the next in its own line."""
+@pytest.mark.parametrize("successor", ["elsewhere", "behind"])
+async def test_e5_cancelled_in_the_turn_of_the_notice(
+    make: Make, name: str, fair: bool, first: str, successor: str
+) -> None:
+    """The first waiter is notified, and cancelled just before or after it receives the notice, from the first node or
+    any other. A grant that reached it is passed on at once, to another client or to the next waiter of its local
+    queue."""
     holds, waits, other = clients = await three(make)
-    heard: list[Callable[[], object]] = []
+    on_notice: list[Callable[[], object]] = []
 
     def intercept(index: int, notice: Notice) -> None:
-        cancel: Callable[[], object] = heard.pop(0) if heard else bool
-        order: list[Callable[[], object]] = [cancel, partial(hear, index, notice)]
+        cancel: Callable[[], object] = on_notice.pop(0) if on_notice else bool
+        order: list[Callable[[], object]] = [cancel, partial(receive, index, notice)]
         for act in order if first == "cancel" else order[::-1]:
             act()
 
-    hear = intercept_notices(waits, intercept)
+    receive = intercept_notices(waits, intercept)
     with no_task_is_left():
         for number in range(len(nodes_of(waits))):
             here = f"{name}:{number}."
             lease = await holds(here, fair=fair).acquire(timeout=None)
             victim = await waiter(waits, here, fair)
-            next_one = await waiter(waits if heir == "behind" else other, here, fair)
-            heard[:] = [bool] * number + [victim.cancel]
+            next_one = await waiter(waits if successor == "behind" else other, here, fair)
+            on_notice[:] = [bool] * number + [victim.cancel]
             await lease.release()
             async with asyncio.timeout(SOON):
                 await asyncio.wait({victim})
                 assert await next_one > lease.fence
             assert victim.cancelled() or number
-            heard.clear()
+            on_notice.clear()
             await nothing_is_left(clients, here)
 
 
 @fairness
-async def test_e5_cancelled_as_the_holder_gives_back(make: Make, name: str, fair: bool) -> None:
-    """The head is cancelled some turns after the release began, wherever its call is on the way: the next is served."""
+async def test_e5_cancelled_as_the_holder_releases(make: Make, name: str, fair: bool) -> None:
+    """The first waiter is cancelled some turns after the release began, wherever its notice is on the way: the next one
+    is served."""
     holds, waits, other = clients = await three(make)
     with no_task_is_left():
         for number in range(60):
@@ -194,8 +199,8 @@ async def test_e5_cancelled_as_the_holder_gives_back(make: Make, name: str, fair
 @fairness
 @pytest.mark.parametrize("holder", ["itself", "another"])
 async def test_closed_while_tasks_wait(make: Make, name: str, holder: str, fair: bool) -> None:
-    """Whatever turn the client closes in, and whether or not the holder gives back just then: each task that waits
-    through it gets ConfigError, nothing is left, and who waits elsewhere is served."""
+    """The client closes in any turn, with or without a release by the holder in that turn. Each task that waits through
+    it gets ConfigError, nothing is left, and a waiter of another client is served."""
     other, third = make(lease=LONG), make(lease=LONG)
     for client in (other, third):
         await client.health()

@@ -1,4 +1,4 @@
-"""Many wait, and then the servers fail, or the holder dies, or is a stranger who calls nobody."""
+"""Many tasks wait, and then the servers fail, the holder dies, or the holder is a program that notifies nobody."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def left(server: Server, name: str) -> float:
 
 
 async def connections_are_cut(servers: list[Server], clients: list[Redlock]) -> None:
-    """All of them, at each server: those that ask, and those that listen."""
+    """At each server all connections are cut: those for commands and those for notices."""
     del clients
     for each in servers:
         with each.cli() as cli:
@@ -58,12 +58,13 @@ async def connections_are_cut(servers: list[Server], clients: list[Redlock]) -> 
 
 
 async def shut_down_for_a_while(servers: list[Server], clients: list[Redlock]) -> None:
-    """In good order, but with nothing on disk: the one; of five two, one after the other. Everybody notices."""
+    """The servers shut down cleanly with nothing on disk: the only one, or two of five one after the other. All clients
+    notice it."""
     for index, each in enumerate(servers[: max(1, len(servers) // 2)]):
         each.process.terminate()
         each.process.wait()
         if len(servers) == 1:
-            await until(lambda: not any(map(tickets_of, clients)))  # who waited is told of the outage
+            await until(lambda: not any(map(tickets_of, clients)))  # the waiters know of the outage
         nodes = [nodes_of(client)[index] for client in clients]
         await until(partial(noticed, nodes))
         each.restart()
@@ -93,8 +94,8 @@ async def replaced(servers: list[Server], clients: list[Redlock]) -> None:
 async def test_a_hundred_wait_through_a_fault(
     five: list[Server], name: str, nodes: int, fair: bool, fault: Fault
 ) -> None:
-    """Holder and servers fail together while a hundred tasks wait: all are served, none later than the holder's lease
-    and a ticket's life, and with fences that rise, though counters were lost."""
+    """Holder and servers fail together while a hundred tasks wait. All are served, none later than the holder's lease
+    plus a ticket's lifetime, and fences rise although counters were lost."""
     servers, lease = five[:nodes], SHORT
     urls = urls_of(servers)
     served: list[tuple[float, int]] = []
@@ -121,13 +122,13 @@ async def test_a_hundred_wait_through_a_fault(
     assert rise([doomed.served[0].fence, *(fence for _, fence in served)])
 
 
-# -- holders that call nobody ----------------------------------------------------------------------------------------
+# -- holders that notify nobody ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("nodes", "fair"), [(1, False), (1, True), (5, True)])
 async def test_two_hundred_wait_for_a_dead_holder(five: list[Server], name: str, nodes: int, fair: bool) -> None:
-    """A dead holder calls nobody: who waits keeps quiet until its lease ends, but for renewing tickets; then the first
-    is served, and the rest at once after it."""
+    """A dead holder notifies nobody. Until its lease ends the waiters send nothing but ticket renewals. Then the first
+    one is served, and the rest follow it at once."""
     servers, lease = five[:nodes], 2.0
     urls, tickets = urls_of(servers), 200 if fair else 4
     async with processes(1, urls, lease=lease) as (doomed,), processes(2, urls, clients=2, lease=lease) as waiting:
@@ -160,8 +161,8 @@ async def test_two_hundred_wait_for_a_dead_holder(five: list[Server], name: str,
 @both
 @pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
 async def test_no_wake_up_is_lost(five: list[Server], name: str, nodes: int, fair: bool) -> None:
-    """Two hundred tasks of four clients in two processes hand over again and again: no pause as long as a lost notice
-    would cost, which only the next renewal finds."""
+    """Two hundred tasks of four clients in two processes hand over again and again. No pause is as long as a lost
+    notice would cost, since only the next renewal finds that out."""
     urls, rounds = urls_of(five[:nodes]), 4 if nodes == 1 else 2
     async with processes(2, urls, clients=2, lease=LONG) as started:
         for each in started:
@@ -173,9 +174,9 @@ async def test_no_wake_up_is_lost(five: list[Server], name: str, nodes: int, fai
 
 
 @both
-async def test_a_stranger_releases(five: list[Server], name: str, nodes: int) -> None:
-    """redis-py's own Lock calls nobody when it releases, so the first in the queue look at it every 50 to 250 ms: it
-    is noticed within 0.3 s on a quiet machine, and here within the second that a crowded one may add."""
+async def test_another_librarys_release_is_noticed(five: list[Server], name: str, nodes: int) -> None:
+    """redis-py's own Lock notifies nobody when it releases, so the first waiters probe it every 50 to 250 ms. They
+    notice the release within 0.3 s on a quiet machine, and here within the second that a busy one may add."""
     strangers = [redis.asyncio.Redis(unix_socket_path=str(each.path)) for each in five[:nodes]]
     locks = [each.lock(name, timeout=LONG) for each in strangers]
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The local line has its limits: towards who waits elsewhere, towards time, and towards what cannot be asked."""
+"""The limits of the local queue: remote waiters, timeouts, and locks that cannot be taken."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tests.support.probes import (
     local_queues_of,
     tickets_of,
 )
-from tests.support.still_clock import Stand, Still, forgotten, idle, turns
+from tests.support.still_clock import Still, TenureRecord, forgotten, idle, turns
 from tests.support.waiters import LIMIT, LONG
 
 both = pytest.mark.parametrize("nodes", [1, 5])
 
 
-# -- who waits elsewhere ---------------------------------------------------------------------------------------------
+# -- remote waiters ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 @pytest.mark.parametrize("tasks", [2, 3, 20])
-async def test_a_busy_line_lets_others_in(name: str, nodes: int, tasks: int) -> None:
-    """Tasks of one process want the name again and again, and are quicker than any call from a server to another
-    process. Its task is served all the same, every time, after a few round trips of theirs."""
+async def test_a_busy_local_queue_lets_remote_waiters_in(name: str, nodes: int, tasks: int) -> None:
+    """Tasks of one process acquire the name again and again, and are faster than any notice from a server to another
+    process. The task of that process is served all the same, each time after a few of their round trips."""
     beyond = Beyond(nodes, name, way=0.001)
     log: list[str] = []
     waited: list[int] = []
@@ -49,7 +49,7 @@ async def test_a_busy_line_lets_others_in(name: str, nodes: int, tasks: int) -> 
                 await asyncio.sleep(0)
 
     async with beyond.opened() as ours, beyond.opened() as theirs:
-        lines = [asyncio.create_task(busy(ours(name))) for _ in range(tasks)]
+        tasks_of_ours = [asyncio.create_task(busy(ours(name))) for _ in range(tasks)]
         await beyond.pass_time(0.05, 0.0005)
         for _ in range(5):
             before = len(log)
@@ -59,13 +59,13 @@ async def test_a_busy_line_lets_others_in(name: str, nodes: int, tasks: int) -> 
             waited.append(len(log) - before)
             await beyond.finish(guest)
             await beyond.finish(asyncio.create_task(guest.result().release()))
-        await beyond.finish(*lines)
+        await beyond.finish(*tasks_of_ours)
     assert max(waited) <= 8 * SPAN
 
 
-async def test_who_gets_in_first_is_told_of_those_who_wait(shared_urls: list[str], name: str) -> None:
-    """It asked as the name had just become free, and was let in ahead of somebody who waits: the servers say so with
-    their yes, and with its release that one is called."""
+async def test_a_newcomer_that_is_granted_knows_of_waiters(shared_urls: list[str], name: str) -> None:
+    """It asked as the name had just become free, and was granted ahead of a waiter. The servers say so in the grant,
+    and its release notifies that waiter."""
     async with Redlock(*shared_urls, lease=LONG) as client, Redlock(*shared_urls, lease=LONG) as other:
         first = await client(name).acquire(timeout=None)
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
@@ -73,7 +73,7 @@ async def test_who_gets_in_first_is_told_of_those_who_wait(shared_urls: list[str
             while len((await client.inspect(name)).waiters) < 1 or not idle(other):
                 await asyncio.sleep(0.005)
             calls = asyncio.Queue[int]()
-            hears = intercept_notices(other, lambda index, notice: calls.put_nowait(index))
+            receive = intercept_notices(other, lambda index, notice: calls.put_nowait(index))
             await first.release()
             for _ in shared_urls:
                 await calls.get()
@@ -81,7 +81,7 @@ async def test_who_gets_in_first_is_told_of_those_who_wait(shared_urls: list[str
             assert ahead is not None
             while not contended(ahead):  # a majority is enough for the lease; each of the others says it, too
                 await asyncio.sleep(0.005)
-            intercept_notices(other, hears)
+            intercept_notices(other, receive)
             await ahead.release()
             await (await waiting).release()
 
@@ -91,9 +91,8 @@ async def test_who_gets_in_first_is_told_of_those_who_wait(shared_urls: list[str
 
 @both
 async def test_its_time_ends_as_another_begins_to_ask(name: str, nodes: int) -> None:
-    """It stood behind a task of its own process that held the name. That gives it back, the next in line asks, and
-    while the question is under way the time of the one behind is up: it was held all the time, nothing is out of
-    reach."""
+    """It waited behind a task of its own process that held the name. That task releases, the next waiter asks, and
+    meanwhile the time of the one behind it is up. The name was held all the time, so this is no outage."""
     beyond = Beyond(nodes, name, way=0.015)
     async with beyond.opened() as client:
         held = await beyond.lease(client)
@@ -110,7 +109,7 @@ async def test_its_time_ends_as_another_begins_to_ask(name: str, nodes: int) -> 
 
 @both
 async def test_its_time_ends_as_it_begins_to_ask_itself(name: str, nodes: int) -> None:
-    """The same where it is itself the next in line, less than a round trip before its time is up."""
+    """The same where it is the next waiter itself, less than a round trip before its time is up."""
     beyond = Beyond(nodes, name, way=0.015)
     async with beyond.opened() as client:
         held = await beyond.lease(client)
@@ -126,32 +125,32 @@ async def test_its_time_ends_as_it_begins_to_ask_itself(name: str, nodes: int) -
 
 
 @both
-async def test_nobody_was_ever_answered(name: str, nodes: int) -> None:
-    """The servers are out of reach from the beginning: who asks, and who stands behind him, hears just that when its
-    time is up. Neither saw anybody hold the name."""
+async def test_no_server_ever_answers(name: str, nodes: int) -> None:
+    """The servers are out of reach from the beginning. The task that asks and the one behind it both get
+    QuorumUnavailable when their time is up: neither saw a holder."""
     beyond = Beyond(nodes, name, way=0.015)
     async with beyond.opened() as client:
-        beyond.hear(False)
+        beyond.set_answering(False)
         asking = asyncio.create_task(client(name).acquire(timeout=0.2))
-        standing = asyncio.create_task(client(name).acquire(timeout=0.1))
-        await beyond.finish(asking, standing)
-        for task in asking, standing:
+        behind = asyncio.create_task(client(name).acquire(timeout=0.1))
+        await beyond.finish(asking, behind)
+        for task in asking, behind:
             assert isinstance(task.exception(), QuorumUnavailable)
 
 
 @both
-async def test_each_asks_for_itself_while_nobody_answers(name: str, nodes: int) -> None:
-    """The connections of who asks break: who stands behind him asks too, and nobody answers it either. When its time
-    is up, before any connection breaks again, it has seen an outage and no holder."""
+async def test_each_asks_for_itself_while_no_server_answers(name: str, nodes: int) -> None:
+    """The connections of the task that asks break. The waiter behind it asks too, and gets no answer either. When its
+    time is up, before any connection breaks again, it has seen an outage and no holder."""
     beyond = Beyond(nodes, name, way=0.001)
     async with beyond.opened() as client:
-        beyond.hear(False)
+        beyond.set_answering(False)
         asking = asyncio.create_task(client(name).acquire(timeout=5.0))
-        standing = asyncio.create_task(client(name).acquire(timeout=0.5))
+        behind = asyncio.create_task(client(name).acquire(timeout=0.5))
         await beyond.pass_time(0.1)
-        beyond.hang_up()
-        await beyond.finish(standing)
-        assert isinstance(standing.exception(), QuorumUnavailable)
+        beyond.disconnect()
+        await beyond.finish(behind)
+        assert isinstance(behind.exception(), QuorumUnavailable)
         assert not asking.done()
         await beyond.finish(asking, within=6.0)
         assert isinstance(asking.exception(), QuorumUnavailable)
@@ -159,17 +158,17 @@ async def test_each_asks_for_itself_while_nobody_answers(name: str, nodes: int) 
 
 @both
 async def test_out_of_reach_for_longer_than_a_round_trip(name: str, nodes: int) -> None:
-    """It stood behind a holder of its own process; but when that had gone, the servers fell silent for longer than
-    they are given: an outage, and not somebody who holds the name."""
+    """It waited behind a holder of its own process. After that release the servers are silent for longer than a round
+    trip may take: this is an outage, not a name held by another."""
     beyond = Beyond(nodes, name, way=0.001)
     async with beyond.opened(lease=0.6, renew=False) as client:
         held = await beyond.lease(client)
         waiting = asyncio.create_task(client(name).acquire(timeout=5.0))
         await turns()
-        beyond.hear(False)
+        beyond.set_answering(False)
         await beyond.pass_time(0.7)
         assert not held.held
-        beyond.hang_up()
+        beyond.disconnect()
         await beyond.finish(waiting, within=10.0)
         assert isinstance(waiting.exception(), QuorumUnavailable)
 
@@ -213,86 +212,86 @@ async def test_a_cancelled_question_is_no_outage(name: str, nodes: int) -> None:
 @both
 @pytest.mark.parametrize("how", ["forgotten", "expired"])
 async def test_lost_in_the_turn_in_which_it_was_passed_on(name: str, nodes: int, how: str) -> None:
-    """The hold goes to the next in line, and is lost before that one runs: the servers forgot it, or the loop was
-    blocked for as long as it lasts. The heir does not enter: it goes on asking, and has a hold of its own."""
-    stand = Stand(nodes)
-    async with stand.client() as client:
-        lease, heir = await about_to_inherit(stand, client, name)
+    """The hold is passed to the next waiter, and lost before that one runs: the servers forgot it, or the loop was
+    blocked beyond the lease. The waiter does not enter. It goes on asking, and gets a hold of its own."""
+    record = TenureRecord(nodes)
+    async with record.client() as client:
+        lease, next_waiter = await about_to_pass_on(record, client, name)
         if how == "forgotten":
-            for store in stand.stores:
+            for store in record.stores:
                 forget_all(store)
-            extend(lease, 5.0)  # the answer is there before the heir runs
+            extend(lease, 5.0)  # the answer is there before the next waiter runs
             await lease.release()
         else:
             await lease.release()
-            stand.clock.block(60.0)
+            record.clock.block(60.0)
         async with asyncio.timeout(LIMIT):
-            while not heir.done():
+            while not next_waiter.done():
                 await turns()
-                stand.clock.advance(0.01)
-        assert heir.result() is not hold_of(lease)
+                record.clock.advance(0.01)
+        assert next_waiter.result() is not hold_of(lease)
         assert not local_queues_of(client)
 
 
-async def test_lost_to_somebody_else_as_it_was_passed_on(name: str) -> None:
-    """The same where another client has it by then: the heir waits for that one, and comes after it."""
-    stand = Stand(1)
-    async with stand.client() as client, stand.client() as other:
-        lease, heir = await about_to_inherit(stand, client, name)
+async def test_lost_to_another_client_as_it_was_passed_on(name: str) -> None:
+    """The same where another client has the name by then: the next waiter waits for that client, and comes after it."""
+    record = TenureRecord(1)
+    async with record.client() as client, record.client() as other:
+        lease, next_waiter = await about_to_pass_on(record, client, name)
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         await turns()
-        store = stand.stores[0]
+        store = record.stores[0]
         breaks = Op(Verb.BREAK, MUTEX, name, "", 1.0, 0, 3600.0, queueing=Queueing(Serve.GRANT))
         store.decide("", breaks, lambda reply: None)
         extend(lease, 5.0)
         await lease.release()
         got = await waiting
         await turns()
-        assert not heir.done()
+        assert not next_waiter.done()
         await got.release()
-        assert await heir is not hold_of(lease)
+        assert await next_waiter is not hold_of(lease)
 
 
-async def about_to_inherit(stand: Stand, client: Redlock, name: str) -> tuple[Any, asyncio.Task[Any]]:
-    """A lease that may be passed on; and the task that is next in line for it, which answers with the hold under which
-    its body ran."""
+async def about_to_pass_on(record: TenureRecord, client: Redlock, name: str) -> tuple[Any, asyncio.Task[Any]]:
+    """A lease that may be passed on, and the task of the next local waiter, which returns the hold under which its body
+    ran."""
 
     async def body() -> object:
         async with client(name) as mine:
             assert mine.held
-            ids = [store.state(name).holds[0].id for store in stand.stores if store.state(name).holds]
-            assert ids.count(id_of(mine)) > len(stand.stores) // 2
+            ids = [store.state(name).holds[0].id for store in record.stores if store.state(name).holds]
+            assert ids.count(id_of(mine)) > len(record.stores) // 2
             return hold_of(mine)
 
     first = await client(name).acquire(timeout=None)
     head = asyncio.create_task(client(name).acquire(timeout=None))
-    heir = asyncio.create_task(body())
+    next_waiter = asyncio.create_task(body())
     await turns(20)
     await first.release()
     lease = await head
     assert lease.fence < last_fence(lease)
-    return lease, heir
+    return lease, next_waiter
 
 
 # -- what cannot be asked --------------------------------------------------------------------------------------------
 
 
 async def test_a_lease_that_is_too_short_for_the_nodes(name: str) -> None:
-    """It was made before the nodes were known, so nobody could tell; and it stands in line. Its own acquire says so:
-    not the release before it, nor who comes after it."""
+    """The lock was made before the nodes were known, so its lease could not be checked; and its task waits in the local
+    queue. Its own acquire raises ConfigError, neither the release before it nor a later acquire."""
     still = Still(3, name)
     client = Redlock()
     short = client(name, lease=0.12)
     client.configure(*still.stores)
     async with asyncio.timeout(LIMIT), client:
         held = await client(name).acquire(timeout=None)
-        standing = asyncio.create_task(short.acquire(timeout=None))
+        too_short = asyncio.create_task(short.acquire(timeout=None))
         behind = asyncio.create_task(client(name).acquire(timeout=None))
         await turns()
         await held.release()
         got = await behind
         with pytest.raises(ConfigError, match="node_timeout"):
-            await standing
+            await too_short
         assert not idle(client)
         await got.release()
         assert forgotten(client)

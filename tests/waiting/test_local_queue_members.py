@@ -1,4 +1,4 @@
-"""Tasks of one process that want one name: what they ask for, and how they leave the queue."""
+"""Tasks of one process that want one name: the kinds they ask for, and how they leave the local queue."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ async def test_c22_another_kind_of_a_name_held_in_this_process(
     holds, other = make(lease=LONG), make(lease=LONG)
     async with KINDS[held](holds, name), asyncio.timeout(LIMIT):
 
-        async def told(client: Redlock) -> str:
+        async def refusal(client: Redlock) -> str:
             with pytest.raises(ConfigError) as caught:
                 await KINDS[asked](client, name).acquire(timeout=LIMIT)
             return str(caught.value)
 
-        here = await asyncio.create_task(told(holds))
+        here = await asyncio.create_task(refusal(holds))
         assert FAMILY.get(held, "mutex") in here
         assert FAMILY.get(asked, "mutex") in here
-        assert here == await asyncio.create_task(told(other))
+        assert here == await asyncio.create_task(refusal(other))
     await works(holds, name)
 
 
@@ -70,8 +70,8 @@ class Compared:
         return id(self)
 
 
-def test_b11_to_leave_the_queue_looks_at_no_other() -> None:
-    """2,000 tasks that are cancelled in any order look at each other hardly ever: each leaves in constant time."""
+def test_b11_leaving_the_queue_compares_no_others() -> None:
+    """2,000 tasks are cancelled in any order, with almost no comparisons: each leaves in constant time."""
     count = 2_000
     queues = LocalQueues()
     queue = queues.of("name")
@@ -86,8 +86,8 @@ def test_b11_to_leave_the_queue_looks_at_no_other() -> None:
     assert not queues
 
 
-def test_b11_a_hold_that_ends_looks_at_no_other() -> None:
-    """The same of the holds that a process has of one name, such as the permits of a semaphore."""
+def test_b11_a_hold_that_ends_compares_no_others() -> None:
+    """The same for the holds that a process has of one name, such as the permits of a semaphore."""
     count = 2_000
     holds = Holds()
     some: list[Any] = [Compared() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""A client with much to do does it in slices: other tasks of its event loop run in between."""
+"""A client with much work does it in slices: other tasks of its event loop run in between."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ async def test_a_reply_that_has_come_is_not_overdue(server: Server, name: str, m
 
 
 async def test_all_is_released_in_slices(server: Server, name: str) -> None:
-    """release_all() and aclose() of thousands of leases: the releases leave in more than one turn of the loop, and none
-    is forgotten."""
+    """release_all() and aclose() of thousands of leases: the releases are sent in more than one turn of the loop, and
+    none is forgotten."""
     for close in (False, True):
         client = Redlock(server.url, lease=300.0, max_lease=300.0)
         leases = [await client(f"{name}:{i}").acquire(timeout=0) for i in range(MANY)]

@@ -52,8 +52,8 @@ fair_or_not = pytest.mark.parametrize("fair", [False, True], ids=["first-come", 
 @both
 @fair_or_not
 async def test_e15_a_lost_notice(name: str, nodes: int, fair: bool) -> None:
-    """Nobody hears the call: the renewal finds out, a third of the ticket's life after it was sent, and the lease is
-    as long as the servers', or shorter."""
+    """The waiter receives no notice. Its next renewal, a third of the ticket's lifetime after it was sent, finds the
+    grant, and the lease is as long as the servers' or shorter."""
     still = Still(nodes, name)
     async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
         lost: list[bytes] = []
@@ -79,12 +79,12 @@ async def test_e15_a_lost_notice(name: str, nodes: int, fair: bool) -> None:
 
 @pytest.mark.parametrize("turn", range(5))
 async def test_e15_renewed_as_the_grant_came(name: str, turn: int) -> None:
-    """The ticket was granted, and renewed before its notice is heard, some turns later: one lease, whose validity the
-    server's hold covers whichever of the two sendings it counts from."""
+    """The ticket was granted, and renewed some turns before its notice arrives. The client has one lease, and the
+    servers' hold covers its validity, whichever of the two sendings it counts from."""
     still = Still(1, name)
     async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
         late: list[tuple[int, bytes]] = []
-        heard = intercept_notices(other, lambda index, notice: late.append((index, notice)))
+        receive = intercept_notices(other, lambda index, notice: late.append((index, notice)))
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         await turns()
         still.clock.advance(7.9)  # before the renewal is due
@@ -96,7 +96,7 @@ async def test_e15_renewed_as_the_grant_came(name: str, turn: int) -> None:
         while not still.stores[0].asked:
             await asyncio.sleep(0)
         await turns(turn)
-        heard(*late[0])
+        receive(*late[0])
         async with asyncio.timeout(LIMIT):
             got = await waiting
         held = still.stores[0].state(name)
@@ -128,7 +128,7 @@ async def test_e15_validity_counts_from_the_sending_that_was_granted(name: str) 
 
 
 class Lossy(Proxy):
-    """Loses one reply, or notice, where it is told to."""
+    """Loses one reply or notice on request."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server.path.with_suffix(".p"), server.path)
@@ -145,8 +145,8 @@ class Lossy(Proxy):
 
 
 async def test_c18_granted_and_asked_again(server: Server, name: str) -> None:
-    """The notice of a grant is lost on its way; the renewal of the ticket is answered with the same fence, and the
-    key's end moves with the answer."""
+    """The notice of a grant is lost. The renewal of the ticket is answered with the same fence, and the key's end moves
+    with the answer."""
     async with Lossy(server) as proxy:
         async with Redlock(server.url, lease=LONG) as first, Redlock(proxy.url, lease=3.0) as second:
             lease = await first(name).acquire(timeout=None)
@@ -187,7 +187,7 @@ def refused_scripts(server: Server) -> int:
 
 @both
 async def test_c16_noscript_answers_a_renewal(five: list[Server], name: str, nodes: int) -> None:
-    """The servers forgot the script while somebody waits: the ticket is renewed all the same, and its owner served."""
+    """The servers forgot the script while a task waits: its ticket is renewed all the same, and the task is served."""
     servers = five[:nodes]
     async with Redlock(*urls_of(servers), lease=LONG) as first, Redlock(*urls_of(servers), lease=SHORT) as second:
         async with first(name):
@@ -205,7 +205,8 @@ async def test_c16_noscript_answers_a_renewal(five: list[Server], name: str, nod
 
 @both
 async def test_c16_noscript_answers_a_renewal_after_its_undo(five: list[Server], name: str, nodes: int) -> None:
-    """The renewal met no script, and was undone before that was heard: it is not sent again, so no ticket is left."""
+    """The renewal met no script, and was undone before that answer arrived: it is not sent again, so no ticket is
+    left."""
     servers = five[:nodes]
     async with Redlock(*urls_of(servers), lease=LONG) as first:
         async with first(name), through_proxies(servers, lease=SHORT, node_timeout=0.3) as (second, proxies):
@@ -234,18 +235,18 @@ async def test_c16_noscript_answers_a_renewal_after_its_undo(five: list[Server],
             assert forgotten(second)
 
 
-MUTE = {"no channels": "resetchannels", "no publish": "allchannels -publish"}
+WITHOUT_NOTICES = {"no channels": "resetchannels", "no publish": "allchannels -publish"}
 
 
 def user(server: Server, rules: str) -> str:
-    """A url by a user of these rules, who may do all else."""
+    """A url with a user of these rules, which may do all else."""
     with server.cli() as cli:
         cli.execute_command(*f"ACL SETUSER app reset on >pw ~* +@all {rules}".split())
     return server.url.replace("unix://", "unix://app:pw@")
 
 
 async def taken_in_turn(first: Redlock, second: Redlock, name: str, fair: bool, rounds: int = 3) -> list[int]:
-    """Two clients, of which one always waits for the other; their fences."""
+    """Two clients take the name in turn, and one always waits for the other. Returns their fences."""
     fences = []
     lease = await first(name, fair=fair).acquire(timeout=None)
     for client in [second, first] * rounds:
@@ -263,8 +264,8 @@ async def taken_in_turn(first: Redlock, second: Redlock, name: str, fair: bool, 
 @fair_or_not
 async def test_c17_no_channels(five: list[Server], name: str, nodes: int, forbidden: int, fair: bool) -> None:
     """The default of a new user since Redis 7. Where a majority sends no notices waiters poll, and no ticket is left to
-    lapse; else the others call. Either way whoever waits is served long before a lease, or a ticket, ends."""
-    urls = [user(each, MUTE["no channels"]) for each in five[:forbidden]] + urls_of(five[forbidden:nodes])
+    expire; else the other nodes notify. Either way a waiter is served long before a lease or a ticket ends."""
+    urls = [user(each, WITHOUT_NOTICES["no channels"]) for each in five[:forbidden]] + urls_of(five[forbidden:nodes])
     async with Redlock(*urls, lease=LONG) as first, Redlock(*urls, lease=LONG) as second:
         assert listens(first) is (forbidden <= nodes // 2)
         fences = await taken_in_turn(first, second, name, fair)
@@ -279,7 +280,8 @@ async def test_c17_no_channels(five: list[Server], name: str, nodes: int, forbid
 @both
 @fair_or_not
 async def test_c17_channels_are_forbidden_while_it_waits(servers: Any, name: str, nodes: int, fair: bool) -> None:
-    """From then on it polls; and though its last attempts bring no ticket along, the one that it left is gone after."""
+    """From then on it polls. Its last attempts carry no ticket, and the ticket that it left before is gone
+    afterwards."""
     some = [servers.start() for _ in range(nodes)]
     async with Redlock(*urls_of(some), lease=LONG) as first, Redlock(*urls_of(some), lease=LONG) as second:
         lease = await first(name, fair=fair).acquire(timeout=None)
@@ -299,9 +301,10 @@ async def test_c17_channels_are_forbidden_while_it_waits(servers: Any, name: str
 
 
 async def test_c17_a_node_without_notices_comes_and_goes(servers: Any, name: str) -> None:
-    """One of three calls nobody. Its connection breaks and comes back: nobody asks anew for that."""
+    """One of three nodes sends no notices. Its connection breaks and comes back: no waiter asks again because of
+    that."""
     some = [servers.start() for _ in range(3)]
-    urls = [*urls_of(some[:2]), user(some[2], MUTE["no channels"])]
+    urls = [*urls_of(some[:2]), user(some[2], WITHOUT_NOTICES["no channels"])]
     async with Redlock(*urls_of(some), lease=LONG) as first, Redlock(*urls, lease=LONG) as second:
         async with first(name):
             waiting = asyncio.create_task(second(name).acquire(timeout=None))
@@ -309,9 +312,9 @@ async def test_c17_a_node_without_notices_comes_and_goes(servers: Any, name: str
             (wait,) = acquisitions_of(second)
             due = asks_again_at(wait)
             node = nodes_of(second)[2]
-            link = connection_of(node)
-            break_connection(link)
-            await until(lambda: connection_of(node) not in (link, None))
+            connection = connection_of(node)
+            break_connection(connection)
+            await until(lambda: connection_of(node) not in (connection, None))
             await asyncio.sleep(0)
             assert asks_again_at(wait) == due
             waiting.cancel()
@@ -319,18 +322,18 @@ async def test_c17_a_node_without_notices_comes_and_goes(servers: Any, name: str
 
 
 @both
-@pytest.mark.parametrize("holds", list(MUTE))
-async def test_c17_the_holder_may_not_call(five: list[Server], name: str, nodes: int, holds: str) -> None:
-    """The holder's user may not publish, the waiter's may hear: no release is half done. A holder that may not call
-    says so, and the waiter looks again and again."""
+@pytest.mark.parametrize("holds", list(WITHOUT_NOTICES))
+async def test_c17_the_holder_may_not_publish(five: list[Server], name: str, nodes: int, holds: str) -> None:
+    """The holder's user may not publish, the waiter's may subscribe: no release is half done. A holder that may not
+    publish says so, and the waiter probes again and again."""
     servers = five[:nodes]
-    urls = [user(each, MUTE[holds]) for each in servers]
-    async with Redlock(*urls, lease=LONG) as mute, Redlock(*urls_of(servers), lease=LONG) as hears:
-        assert listens(hears)
+    urls = [user(each, WITHOUT_NOTICES[holds]) for each in servers]
+    async with Redlock(*urls, lease=LONG) as holding, Redlock(*urls_of(servers), lease=LONG) as waiter:
+        assert listens(waiter)
         for _ in range(3):
-            held = await mute(name).acquire(timeout=None)
-            waiting = asyncio.create_task(hears(name).acquire(timeout=None))
-            await until(lambda: in_queue(servers, name, 1)() and idle(hears))
+            held = await holding(name).acquire(timeout=None)
+            waiting = asyncio.create_task(waiter(name).acquire(timeout=None))
+            await until(lambda: in_queue(servers, name, 1)() and idle(waiter))
             await held.release()
             async with asyncio.timeout(LONG * RENEWED_AFTER / 2):
                 got = await waiting
@@ -339,14 +342,14 @@ async def test_c17_the_holder_may_not_call(five: list[Server], name: str, nodes:
         await until(lambda: not any(holder(each, name) or queue(each, name) for each in servers))
 
 
-@pytest.mark.parametrize("holds", list(MUTE))
-async def test_c17_what_may_not_be_told_is_not_done(server: Server, name: str, holds: str) -> None:
-    """A release that may not call the head makes nobody the holder, and leaves the head its ticket and its place."""
-    async with Redlock(user(server, MUTE[holds]), lease=LONG) as mute:
-        async with through_proxies([server], lease=LONG, node_timeout=0.2) as (hears, (proxy,)):
-            lease = await mute(name).acquire(timeout=None)
-            waiting = asyncio.create_task(hears(name).acquire(timeout=None))
-            await until(lambda: in_queue([server], name, 1)() and idle(hears))
+@pytest.mark.parametrize("holds", list(WITHOUT_NOTICES))
+async def test_c17_a_release_without_notices_grants_nothing(server: Server, name: str, holds: str) -> None:
+    """A release that may not notify the first waiter grants it nothing, and leaves it its ticket and its place."""
+    async with Redlock(user(server, WITHOUT_NOTICES[holds]), lease=LONG) as holding:
+        async with through_proxies([server], lease=LONG, node_timeout=0.2) as (waiter, (proxy,)):
+            lease = await holding(name).acquire(timeout=None)
+            waiting = asyncio.create_task(waiter(name).acquire(timeout=None))
+            await until(lambda: in_queue([server], name, 1)() and idle(waiter))
             proxy.drop_requests = True  # what it would ask by itself
             ticket = queue(server, name)
             await lease.release()

@@ -1,4 +1,4 @@
-"""Waiting that is cut short at random: one holder at a time, nobody is forgotten, nothing is left (HAZARDS E3, E5,
+"""Waiting is cut short at random: one holder at a time, no waiter is forgotten, nothing is left (HAZARDS E3, E5,
 E15)."""
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tests.support.waiters import LONG
 
 
 class Crowd:
-    """Tasks of several clients that want one name, and may be cancelled anywhere; checks that one at a time has it,
-    with a greater fence than all before."""
+    """Tasks of several clients that want one name, and may be cancelled anywhere. Checks that one task at a time has
+    it, with a greater fence than all before."""
 
     def __init__(self, clients: list[Redlock], name: str, chance: random.Random) -> None:
         self.served = 0
@@ -38,7 +38,7 @@ class Crowd:
         self._fence = 0
 
     async def round(self, many: int = 8) -> None:
-        """Some come, one after the other; all are served, cancelled, or gone when their time is up."""
+        """Some tasks come, one after the other; all are served, cancelled, or timed out."""
         chance = self._chance
         fair = chance.random() < 0.5
         tasks: list[asyncio.Task[Any]] = []
@@ -84,7 +84,7 @@ class Crowd:
 
 @pytest.mark.timeout(180)
 async def test_e5_cancelled_at_random(make: Make, name: str, chance: random.Random) -> None:
-    """Hundreds of rounds: one holder, rising fences, nobody forgotten, nothing left."""
+    """Hundreds of rounds: one holder, rising fences, no waiter forgotten, nothing left."""
     clients = await three(make)
     crowd = Crowd(clients, f"{name}.", chance)
     nodes = len(stores_of(clients[0]))
@@ -100,22 +100,22 @@ async def test_e5_cancelled_at_random(make: Make, name: str, chance: random.Rand
 
 
 async def test_e15_cancelled_at_random_where_notices_get_lost(make: Make, name: str, chance: random.Random) -> None:
-    """A third of all notices is never heard, and tickets are sent anew at odd moments, so that many are renewed as the
-    grant comes: found at the next renewal; one holder, rising fences, nobody forgotten, nothing left."""
+    """A third of all notices is lost, and tickets are sent again at odd moments, so that many are renewed as the grant
+    comes. The next renewal finds such a grant: one holder, rising fences, no waiter forgotten, nothing left."""
     clients = await three(make, lease=1.2)
     lost: list[Notice] = []
 
-    def hears_two_thirds(client: Redlock) -> None:
+    def receives_two_thirds(client: Redlock) -> None:
         def unsure(index: int, notice: bytes) -> None:
             if chance.random() < 1 / 3:
                 lost.append(notice)
             else:
-                hear(index, notice)
+                receive(index, notice)
 
-        hear = intercept_notices(client, unsure)
+        receive = intercept_notices(client, unsure)
 
     for client in clients:
-        hears_two_thirds(client)
+        receives_two_thirds(client)
     crowds = [Crowd(clients, f"{name}:{number}.", chance) for number in range(50)]
 
     async def rounds(crowd: Crowd) -> None:
@@ -134,15 +134,15 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(make: Make, name: 
     for number in range(len(crowds)):
         await nothing_is_left(clients, f"{name}:{number}.")
     assert sum(crowd.served for crowd in crowds) > 400
-    assert sum(notice.number != 0 for notice in lost) > 20  # calls, not what holders are told
+    assert sum(notice.number != 0 for notice in lost) > 20  # notices for tickets, not those for holders
 
 
 @pytest.mark.timeout(180)
 async def test_e3_cancelled_at_random_while_votes_are_split(
     five: list[Server], name: str, chance: random.Random
 ) -> None:
-    """Each node lets in another first, by lot, and any may be cancelled meanwhile: the others are served, and nothing
-    is left."""
+    """Each node grants to a random client first, and any client may be cancelled meanwhile: the others are served, and
+    nothing is left."""
     async with AsyncExitStack() as stack:
         made = [
             await stack.enter_async_context(behind_gates(five, who, lease=LONG, node_timeout=5.0)) for who in range(3)

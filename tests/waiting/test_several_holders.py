@@ -1,5 +1,5 @@
-"""A name that several hold over N nodes, which name different ones of them: it is held, and a waiter does not poll
-(HAZARDS E19); while votes that attempts have split are waited for by nobody (E14)."""
+"""A name that several clients hold over N nodes, where the nodes name different holders: it counts as held, and a
+waiter does not poll (HAZARDS E19). No waiter waits for votes that attempts have split (E14)."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 """The lock of a holder, of which there are so many, and that of a waiter."""
 
 HANDFUL = 8
-"""So many scripts at each node at most does it take to find out who is in the way."""
+"""The most scripts at each node until a waiter knows the holders in its way."""
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 both = pytest.mark.parametrize("nodes", [3, 5])
 
 
-# -- who is in the way -----------------------------------------------------------------------------------------------
+# -- the holders in the way --------------------------------------------------------------------------------------------
 
 
 class Crowded(Beyond):
@@ -96,7 +96,7 @@ class Crowded(Beyond):
 @kinds
 @both
 async def test_e19_refused_by_a_majority_is_held(name: str, nodes: int, kind: str) -> None:
-    """No id is named by a majority, and locked() is True all the same; after the last release it is False."""
+    """No id is named by a majority, and locked() is True all the same. After the last release it is False."""
     crowded = Crowded(nodes, name, kind)
     async with crowded.crowd() as (other, leases):
         lock = crowded.wants(other, name, nodes)
@@ -115,9 +115,9 @@ async def test_e19_refused_by_a_majority_is_held(name: str, nodes: int, kind: st
 @kinds
 @both
 @pytest.mark.parametrize("renewed", ["together", "one by one"])
-async def test_e19_who_waits_for_several_does_not_poll(name: str, nodes: int, kind: str, renewed: str) -> None:
-    """A handful of scripts at the start; then nothing but the renewals of its ticket, though those of the holders
-    change whom the nodes name; and the release is heard at once."""
+async def test_e19_a_waiter_for_several_holders_does_not_poll(name: str, nodes: int, kind: str, renewed: str) -> None:
+    """It sends a handful of scripts at the start, then only the renewals of its ticket, although the holders' renewals
+    change which of them the nodes name. The release reaches it at once."""
     crowded = Crowded(nodes, name, kind)
     async with crowded.crowd() as (other, leases):
         if renewed == "one by one":
@@ -142,7 +142,7 @@ async def test_e19_who_waits_for_several_does_not_poll(name: str, nodes: int, ki
 @kinds
 @both
 async def test_e19_holders_that_die_are_followed(name: str, nodes: int, kind: str) -> None:
-    """Nobody renews and nobody releases: the waiter comes in when the first of them, of permits, or the last ends."""
+    """No holder renews or releases: the waiter is granted when the first of them (permits) or the last of them ends."""
     crowded = Crowded(nodes, name, kind)
     async with crowded.crowd() as (other, leases):
         for lease in leases:
@@ -193,8 +193,8 @@ def count(server: Server, name: str) -> int:
 @both
 @pytest.mark.parametrize("seen", [0.002, 0.05, 0.09])
 async def test_e14_attempts_are_not_waited_for(name: str, nodes: int, seen: float) -> None:
-    """At each node stands another attempt for a while; then all are undone, which nobody is told of. The writer comes
-    in a moment later, long before its ticket is renewed or any of these would have ended."""
+    """Another attempt holds each node for a while. Then all are undone without a notice. The writer is granted a moment
+    later, long before its ticket is renewed or any of the attempts would have ended."""
     still = Still(nodes, name)
     async with still.client() as client:
         await client.health()
@@ -221,8 +221,8 @@ async def test_e14_attempts_are_not_waited_for(name: str, nodes: int, seen: floa
 
 @pytest.mark.parametrize("kind", ["semaphore", "multi"])
 async def test_permits_that_a_minority_misses_are_taken(name: str, kind: str) -> None:
-    """Three permits over five nodes, each on a majority and not everywhere: each node has one to give, and none is free
-    at a majority. Who asks finds that out by a few tries, and then waits."""
+    """Three permits over five nodes, each on a majority and not on all nodes: each node has one to give, and none is
+    free at a majority. An acquire finds that out by a few tries, and then waits."""
     still = Still(5, name)
     async with still.client(lease=60.0, renew=False) as client, still.client(lease=60.0) as other:
         leases: list[Any] = [await client.semaphore(name, 3).acquire(timeout=None) for _ in range(3)]
@@ -276,23 +276,24 @@ FREE = Refused(None)
         ),
     ],
 )
-def test_what_denials_amount_to(
+def test_the_summary_of_denials(
     denials: list[Refused], nodes: int, held: bool, first: float, one: Refused | None
 ) -> None:
-    """Held by a majority, by whomever; the earliest moment at which a majority could be free; and the one holder."""
+    """Held by a majority, under whichever ids; the earliest moment at which a majority could be free; and the one
+    holder."""
     assert is_held(denials, nodes) is held
     assert first_free(denials, nodes) == first
     assert holder_of(denials, nodes) == one
 
 
 def test_the_first_hold_that_ends() -> None:
-    """Never where none has an end."""
+    """It is never, where none has an end."""
     assert soonest([FREE, Refused(math.inf, "a"), Refused(0.7, "b"), Refused(0.9, "c")]) == 0.7
     assert soonest([FREE, Refused(math.inf, "a")]) == math.inf
 
 
 def test_since_when_ids_are_known() -> None:
-    """Of the ids that the nodes name, the majority that has been known for longest, at whichever node."""
+    """The longest time for which a majority of the ids that the nodes name has been known, at whichever node."""
     seen = Obstacles(0.1)
     assert seen.since([Refused(9.0, "a"), Refused(9.0, "b"), Refused(9.0, "c")], 3, 1.0) == 1.0
     assert seen.since([Refused(9.0, "a"), Refused(9.0, "d"), Refused(9.0, "e")], 3, 2.0) == 2.0
@@ -319,8 +320,8 @@ def refused(verb: Verb, sent: float, *ids: str) -> Ballot:
     return made
 
 
-def test_where_somebody_is_served_all_the_time_the_pauses_grow() -> None:
-    """New ids at each look: after a few tries it only looks, later and later, at last with each renewal."""
+def test_the_pauses_grow_while_others_are_served() -> None:
+    """New ids at each probe: after a few tries the waiter only probes, later and later, at last with each renewal."""
     seen, now, verb = Obstacles(0.1), 100.0, Verb.ACQUIRE
     pauses: list[float] = []
     for number in range(14):
@@ -336,8 +337,8 @@ def test_where_somebody_is_served_all_the_time_the_pauses_grow() -> None:
 
 
 def test_holds_are_waited_for_once_they_are_known() -> None:
-    """The same ids at a look that an attempt could not have lived to see; then only a renewal is due. New ones at a
-    renewal take one more look."""
+    """The same ids at a probe that an attempt could not have lived to see: then only a renewal is due. New ids at a
+    renewal cost one more probe."""
     seen = Obstacles(0.1)
     assert seen.plan(refused(Verb.ACQUIRE, 100.0, *"abc"), 100.01, 0.01, 0).at < 100.1
     assert seen.plan(refused(Verb.ACQUIRE, 100.109, *"abc"), 100.11, 0.01, 0).at < 100.2

@@ -1,4 +1,4 @@
-"""Waiting where votes are split, notices come at odd moments, and who waits dies (HAZARDS E3, E6, E13 to E15, E17)."""
+"""Waiting where votes are split, notices come at odd moments, and waiters die (HAZARDS E3, E6, E13 to E15, E17)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ both = pytest.mark.parametrize("nodes", [1, 5])
     ],
 )
 async def test_e3_split_votes(five: list[Server], name: str, contenders: int, up: int, firsts: list[set[int]]) -> None:
-    """Each is let in at some nodes, and none at a majority: they give back, and all are served before a lease ends."""
+    """Each client is granted by some nodes, and none by a majority. They undo it, and all are served before a lease
+    ends."""
     for each in five[up:]:
         each.kill()
     fences: list[int] = []
@@ -80,7 +81,8 @@ async def test_e3_split_votes(five: list[Server], name: str, contenders: int, up
 
 @pytest.mark.parametrize("contenders", [2, 8])
 async def test_e3_a_minority_is_taken_by_a_stranger(five: list[Server], name: str, contenders: int) -> None:
-    """Somebody's leftover on two nodes lives for a minute: the other three decide, for all contenders."""
+    """The leftover of another program on two nodes lives for a minute: the other three nodes decide, for all
+    contenders."""
     for each in five[:2]:
         with each.cli() as cli:
             cli.set(name, "somebody else's", px=60_000)
@@ -134,9 +136,9 @@ def sent(server: Server, name: str) -> int:
 
 
 @pytest.mark.parametrize("sending", [1, 2])
-async def test_e15_a_grant_on_the_heels_of_a_refusal(server: Server, name: str, sending: int) -> None:
-    """Refused, and a moment later granted, the two arrive together: the grant counts, whichever sending of the ticket
-    it answers, and is not found at the next renewal only."""
+async def test_e15_a_grant_right_behind_a_refusal(server: Server, name: str, sending: int) -> None:
+    """The refusal and the grant a moment later arrive together. The grant counts, whichever sending of the ticket it
+    answers, and the waiter does not need its next renewal to find it."""
     lease = LONG if sending == 1 else 3.0
     front = server.path.with_name("proxy.sock")
     async with Proxy(front, server.path) as proxy, Redlock(server.url, lease=lease) as holds:
@@ -160,9 +162,9 @@ async def test_e15_a_grant_on_the_heels_of_a_refusal(server: Server, name: str, 
 
 
 @both
-async def test_e1_released_before_the_holder_hears_of_a_waiter(five: list[Server], name: str, nodes: int) -> None:
-    """What tells the holder that somebody waits is still on its way as it releases: the waiter is served all the same,
-    at once, and not when its ticket is renewed."""
+async def test_e1_released_before_the_holder_knows_of_a_waiter(five: list[Server], name: str, nodes: int) -> None:
+    """The notice that a client waits is still on its way to the holder as it releases. The waiter is served all the
+    same, at once, and not when its ticket is renewed."""
     servers = five[:nodes]
     async with behind_gates(servers, 0, lease=LONG, node_timeout=5.0) as (holds, gates):
         async with Redlock(*urls_of(servers), lease=LONG) as waits:
@@ -190,8 +192,8 @@ class Standing(FakeClock):
         return self._now
 
 
-async def test_a_majority_that_calls_is_enough(name: str) -> None:
-    """Over five nodes the waiter tries once three have called, and not a round trip later: no timer is needed."""
+async def test_notices_of_a_majority_are_enough(name: str) -> None:
+    """Over five nodes the waiter tries once three have notified it, and not a round trip later: no timer is needed."""
     clock = Standing()
     stores = [MemoryStore(clock) for _ in range(5)]
     async with Redlock(*stores) as first, Redlock(*stores) as second:
@@ -209,8 +211,9 @@ async def test_a_majority_that_calls_is_enough(name: str) -> None:
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 @pytest.mark.parametrize("many", [1, 10], ids=["e6_one", "e17_ten"])
 async def test_e6_e17_dead_at_the_head(five: list[Server], name: str, nodes: int, how: str, many: int) -> None:
-    """The head of the queue is dead, or ten are: the next is served within one ticket's life; the ten cost no more.
-    Frozen is the harder case, for its connections live on, and so a server believes that it hears."""
+    """The head of the queue is dead, or ten waiters are: the next is served within one ticket's lifetime, and ten dead
+    ones cost no more than one. Frozen is the harder case: its connections stay open, so a server believes that it
+    receives notices."""
     servers = five[:nodes]
     urls = urls_of(servers)
     async with Redlock(*urls, lease=SHORT) as first, Redlock(*urls, lease=SHORT) as second:
@@ -229,9 +232,9 @@ async def test_e6_e17_dead_at_the_head(five: list[Server], name: str, nodes: int
 
 
 @pytest.mark.parametrize("knows", [True, False])
-async def test_e13_who_reaches_a_minority_blocks_nobody(five: list[Server], name: str, knows: bool) -> None:
-    """The head of a fair queue is cut off from three of five nodes, and `knows` it or not when its turn comes: the
-    next is served; and while it tries on, the two that it reaches keep no ticket of its."""
+async def test_e13_a_waiter_with_a_minority_blocks_nobody(five: list[Server], name: str, knows: bool) -> None:
+    """The head of a fair queue is cut off from three of five nodes, and `knows` it or not when its turn comes. The next
+    one is served; and while the head tries on, the two nodes that it reaches keep no ticket of it."""
     urls = urls_of(five)
     async with Redlock(*urls, lease=SHORT) as first, Redlock(*urls, lease=SHORT) as next_one:
         async with behind_gates(five, 0, lease=SHORT, patience=LONG) as (lonely, gates):

@@ -1,4 +1,4 @@
-"""What an acquire's timeouts promise, and that whoever waits is served whenever the release comes (HAZARDS E1)."""
+"""An acquire's timeouts are kept, and a waiter is served whenever the release comes (HAZARDS E1)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ fair_or_not = pytest.mark.parametrize("fair", [False, True], ids=["first-come", 
 
 # -- timeouts ----------------------------------------------------------------------------------------------------------
 
-PLACES = ["head", "in-line", "fair", "behind-our-own"]
+PLACES = ["head", "local", "fair", "behind-our-own"]
 
 
 @both
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("timeout", [1e-6, 0.05, 0.2, 9.99, 10.0, 10.01, 100.0, timedelta(days=1) / 100])
 async def test_a_timeout_is_exact(name: str, nodes: int, place: str, timeout: float | timedelta) -> None:
-    """None at its moment, not a microsecond before nor after, wherever one waits; and nothing is left of it."""
+    """The acquire returns None at its moment, not a microsecond before nor after, wherever it waits; and nothing is
+    left of it."""
     still = Still(nodes, name)
     seconds = timeout / timedelta(seconds=1) if isinstance(timeout, timedelta) else timeout
     async with still.held() as (ours, lease), still.client() as other:
         client = ours if place == "behind-our-own" else other
-        ahead = asyncio.create_task(other(name).acquire(timeout=None)) if place == "in-line" else None
+        ahead = asyncio.create_task(other(name).acquire(timeout=None)) if place == "local" else None
         await turns()
         began = still.clock.now()
         waiting = asyncio.create_task(client(name, fair=place == "fair").acquire(timeout=timeout))
@@ -93,10 +94,11 @@ async def test_a_timeout_by_the_machines_clock(make: Make, name: str, seconds: f
 @both
 @fair_or_not
 async def test_zero_asks_once(name: str, nodes: int, fair: bool) -> None:
-    """It leaves no ticket, stands in no line, and asks once, though others of its own process stand there."""
+    """It leaves no ticket, does not wait in the local queue, and asks once, although other tasks of its process wait
+    there."""
     still = Still(nodes, name)
     async with still.held() as (ours, lease), still.client() as other:
-        standing = [asyncio.create_task(client(name).acquire(timeout=None)) for client in (ours, other, other)]
+        tasks = [asyncio.create_task(client(name).acquire(timeout=None)) for client in (ours, other, other)]
         await turns()
         waiting = len(still.stores[0].state(name).queue)
         for client in (ours, other):
@@ -105,16 +107,16 @@ async def test_zero_asks_once(name: str, nodes: int, fair: bool) -> None:
             assert [verb for verb, _ in still.asked()] == [Verb.ACQUIRE]
             assert len(still.stores[0].state(name).queue) == waiting
         await lease.release()
-        for _ in standing:
-            done, _ = await asyncio.wait(standing, return_when=asyncio.FIRST_COMPLETED)
-            standing = [each for each in standing if each not in done]
+        for _ in tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            tasks = [each for each in tasks if each not in done]
             for each in done:
                 await (await each).release()
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["free", "taken"])
 async def test_a_tiny_timeout(make: Make, name: str, taken: bool) -> None:
-    """A microsecond is too short for any server: a lease, None, or no word from a majority; and nothing is left."""
+    """A microsecond is too short for any server: a lease, None, or no answer from a majority; and nothing is left."""
     first, second = make(lease=LONG), make(lease=LONG)
     await second.health()
     lease = await first(name).acquire(timeout=None) if taken else None
@@ -136,7 +138,7 @@ async def test_a_tiny_timeout(make: Make, name: str, taken: bool) -> None:
 @pytest.mark.parametrize("timeout", [1e9, 1e300, timedelta(days=10_000), timedelta.max], ids=str)
 @fair_or_not
 async def test_a_huge_timeout(make: Make, name: str, timeout: float | timedelta, fair: bool) -> None:
-    """As good as none: it waits, at the head and in line, and is served."""
+    """As good as none: it waits, at the head and in the local queue, and is served."""
     first, second = make(lease=LONG), make(lease=LONG)
     await second.health()
     lease = await first(name, fair=fair).acquire(timeout=timeout)
@@ -189,14 +191,14 @@ class Limit:
 
 
 @pytest.mark.parametrize("kind", ["asyncio.timeout", "fail_after", "move_on_after"])
-@pytest.mark.parametrize("place", ["head", "in-line", "fair", "block"])
+@pytest.mark.parametrize("place", ["head", "local", "fair", "block"])
 async def test_a_limit_around_an_acquire(make: Make, name: str, kind: str, place: str) -> None:
     """asyncio's and anyio's: the acquire is cut, its task lives on and may ask again, and nothing is left."""
     first, second = make(lease=LONG), make(lease=LONG)
     await second.health()
     lock = second(name, fair=place == "fair")
     lease = await first(name).acquire(timeout=None)
-    ahead = asyncio.create_task(second(name).acquire(timeout=None)) if place == "in-line" else None
+    ahead = asyncio.create_task(second(name).acquire(timeout=None)) if place == "local" else None
 
     async def block() -> None:
         async with lock:
@@ -233,8 +235,8 @@ async def test_a_limit_around_an_acquire(make: Make, name: str, kind: str, place
 @fair_or_not
 @pytest.mark.parametrize("turn", range(12))
 async def test_e1_released_in_any_turn(name: str, nodes: int, fair: bool, turn: int) -> None:
-    """Whenever the release comes, before the try, between try and ticket or after: the waiter is served, and not by a
-    renewal of its ticket, for hardly any time passes."""
+    """The release comes before the try, between try and ticket, or after it. The waiter is served, and not by a renewal
+    of its ticket, for hardly any time passes."""
     still = Still(nodes, name)
     async with still.held() as (_, lease), still.client() as other:
         waiting = asyncio.create_task(other(name, fair=fair).acquire(timeout=None))

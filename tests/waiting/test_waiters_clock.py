@@ -1,5 +1,5 @@
-"""A waiter's own time: its timeout and its ticket's renewals go by its own clock, whatever it is told and whoever is
-silent; and how far a clock may be wrong."""
+"""A waiter's own time: its timeout and its ticket's renewals follow its own clock, whatever the servers answer and
+whichever of them are silent; and how far a clock may be wrong."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ both = pytest.mark.parametrize("nodes", [1, 5])
 
 @both
 @pytest.mark.parametrize("fair", [False, True], ids=["first-come", "fair"])
-async def test_a_name_that_rests_does_not_hold_back_a_timeout(name: str, nodes: int, fair: bool) -> None:
-    """Who waits is told that the name will be free in so many seconds; its own time is up before, and it answers so
+async def test_a_name_that_rests_does_not_delay_a_timeout(name: str, nodes: int, fair: bool) -> None:
+    """The waiter knows that the name will be free in so many seconds. Its own time is up before that, and it returns
     then."""
     still = Still(nodes, name)
     async with still.held(min_hold=20.0) as (_, lease), still.client() as other:
@@ -48,9 +48,9 @@ async def test_a_name_that_rests_does_not_hold_back_a_timeout(name: str, nodes: 
 
 
 @both
-async def test_a_name_that_rests_does_not_hold_back_renewals(name: str, nodes: int) -> None:
-    """The rest lasts for longer than a ticket lives: it is renewed as ever, every third of its life, so that its owner
-    is still in the queue, and called, when the name is free."""
+async def test_a_name_that_rests_does_not_delay_renewals(name: str, nodes: int) -> None:
+    """The rest lasts longer than a ticket lives. The ticket is renewed as usual, every third of its lifetime, so its
+    owner is still in the queue, and notified, when the name is free."""
     still = Still(nodes, name)
     async with still.held(min_hold=20.0) as (_, lease), still.client(lease=6.0) as other:
         began = still.clock.now()
@@ -110,7 +110,8 @@ class SlowNode(TransactionalNode):
 
 @both
 async def test_a_first_use_takes_no_longer_than_it_may(name: str, nodes: int) -> None:
-    """Connecting is part of the time that an acquire has: nobody is reached, which it says when that is over."""
+    """Connecting counts against the timeout of an acquire. No server is reached, and the acquire says so when the time
+    is up."""
     still = Still(nodes, name)
     stores = [Slow(still.clock) for _ in range(nodes)]
     for store in stores:
@@ -129,7 +130,7 @@ async def test_a_first_use_takes_no_longer_than_it_may(name: str, nodes: int) ->
 
 @both
 async def test_a_first_use_waits_no_longer_for_a_holder(name: str, nodes: int) -> None:
-    """The same where somebody holds the name: None, when the time is over that began with connecting."""
+    """The same where another client holds the name: None, when the time that began with connecting is over."""
     still = Still(nodes, name)
     still.stores = [Slow(still.clock) for _ in range(nodes)]
     async with still.held(lease=60.0):
@@ -151,12 +152,12 @@ async def test_a_first_use_waits_no_longer_for_a_holder(name: str, nodes: int) -
 @both
 @pytest.mark.parametrize("timeout", [0.01, 1.0, 10.0, 45.0])
 async def test_silence_ends_with_the_timeout(name: str, nodes: int, timeout: float) -> None:
-    """A server does not answer this one command, and answers others, so that nobody takes it for dead: who asked has
-    its outage when its time is up, be that before or after the server's."""
+    """A server does not answer this one command, and answers others, so it does not count as down. The acquire raises
+    its outage when its own time is up, be that before or after the server's."""
     beyond = Beyond(nodes, name, way=0.001)
     async with beyond.opened() as client:
         await client.health()
-        beyond.hear(False)
+        beyond.set_answering(False)
         began = beyond.clock.now()
         waiting = asyncio.create_task(client(name).acquire(timeout=timeout))
         await turns()
@@ -169,7 +170,7 @@ async def test_silence_ends_with_the_timeout(name: str, nodes: int, timeout: flo
 
 @both
 async def test_silence_after_a_refusal_ends_with_the_timeout(name: str, nodes: int) -> None:
-    """The same where it had been told before that somebody holds the name: then it is None."""
+    """The same where a reply had said before that another client holds the name: then it is None."""
     beyond = Beyond(nodes, name, way=0.001)
     async with beyond.opened() as first, beyond.opened() as second:
         held = await beyond.lease(first, lease=60.0)
@@ -177,32 +178,32 @@ async def test_silence_after_a_refusal_ends_with_the_timeout(name: str, nodes: i
         waiting = asyncio.create_task(second(name).acquire(timeout=15.0))
         await beyond.pass_time(1.0)
         assert idle(second)
-        beyond.hear(False)
+        beyond.set_answering(False)
         await beyond.pass_time(13.9, 0.1)  # its renewals get no answer
         assert not waiting.done()
         await beyond.finish(waiting, within=1.0)
         assert waiting.result() is None
         assert beyond.clock.now() <= began + 15.02
-        beyond.hear(True)
-        beyond.hang_up()
+        beyond.set_answering(True)
+        beyond.disconnect()
         await beyond.finish(asyncio.create_task(held.release()))
 
 
 @both
 async def test_each_outage_has_patience_of_its_own(name: str, nodes: int) -> None:
-    """However long it waits, and whatever it has ridden out before."""
+    """However long the acquire waits, and whatever outages it has survived before."""
     beyond = Beyond(nodes, name, way=0.001)
     async with beyond.opened() as first, beyond.opened() as second:
         held = await beyond.lease(first, lease=60.0)
         waiting = asyncio.create_task(second(name, lease=6.0).acquire())
         for _ in range(3):
             await beyond.pass_time(10.0, 0.1)
-            beyond.hear(False)
+            beyond.set_answering(False)
             await beyond.pass_time(3.0, 0.1)  # its renewals get no answer
-            beyond.hang_up()
+            beyond.disconnect()
             await beyond.pass_time(0.5, 0.01)
-            beyond.hear(True)
-            beyond.hang_up()
+            beyond.set_answering(True)
+            beyond.disconnect()
             await beyond.pass_time(1.0, 0.01)
             assert not waiting.done()
         await beyond.finish(asyncio.create_task(held.release()))
@@ -212,8 +213,8 @@ async def test_each_outage_has_patience_of_its_own(name: str, nodes: int) -> Non
 
 
 async def test_silence_in_the_second_round_ends_with_the_timeout(name: str) -> None:
-    """All let it in, with tokens that differ, so they are asked once more: and nobody answers that. It is an outage,
-    told when the time is up; nobody else held the name."""
+    """All nodes grant, with tokens that differ, so they are asked once more, and none answers that. It is an outage,
+    raised when the time is up; no other client held the name."""
     beyond = Beyond(3, name, way=0.1)
     async with beyond.opened() as client:
         await client.health()
@@ -222,7 +223,7 @@ async def test_silence_in_the_second_round_ends_with_the_timeout(name: str) -> N
             set_state(store, name, State(fence=ahead, fence_ends=store.now() + 3600.0))
         waiting = asyncio.create_task(client(name).acquire(timeout=1.0))
         await beyond.pass_time(0.15)
-        beyond.hear(False)
+        beyond.set_answering(False)
         await beyond.pass_time(0.8)
         assert not waiting.done()
         await beyond.pass_time(0.1)
@@ -238,7 +239,7 @@ async def test_silence_in_the_second_round_ends_with_the_timeout(name: str) -> N
 @pytest.mark.parametrize("wrong", [-3600.0, 3600.0])
 async def test_an_order_key_is_one_however_wrong_the_clock(name: str, nodes: int, fair: bool, wrong: float) -> None:
     """The servers' clocks differ a little, and the client's by an hour. Each server clamps the key of the first ticket
-    to its own clock; from the next sending on it is the same key at all of them, and stays what it is."""
+    to its own clock. From the next sending on the key is the same at all of them, and stays as it is."""
     still = Still(nodes, name)
     for index, store in enumerate(still.stores):
         shift_clock(store, index * 0.7)
@@ -274,8 +275,8 @@ def orders(still: Still, name: str) -> set[int]:
 
 
 async def test_a_grant_counts_from_when_its_ticket_was_sent(name: str) -> None:
-    """For ten seconds no notices may come: it asks again and again, without a ticket. Then they come again, and before
-    the ticket is renewed it is served: the hold ends when that ticket ends, and so does the validity."""
+    """For ten seconds notices are off: the client asks again and again, without a ticket. Then they are on again, and
+    the ticket is granted before it is renewed: the hold ends when that ticket ends, and so does the validity."""
     still = Still(1, name)
     async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
@@ -302,8 +303,8 @@ async def test_a_grant_counts_from_when_its_ticket_was_sent(name: str) -> None:
 
 
 async def test_notices_that_come_again_while_it_asks_without(name: str) -> None:
-    """Over three nodes: for half a minute no notices may come, so it asks again and again, without a ticket, and the
-    one that it had is stale. They come again while it asks: it leaves a ticket at once, and is called."""
+    """Over three nodes notices are off for half a minute, so the client asks again and again, without a ticket, and its
+    old ticket is stale. Notices are on again while it asks: it leaves a ticket at once, and is notified."""
     still = Still(3, name)
     async with still.held(lease=60.0) as (_, lease), still.client(lease=60.0) as other:
         waiting = asyncio.create_task(other(name).acquire(timeout=None))

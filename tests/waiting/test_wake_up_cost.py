@@ -1,4 +1,4 @@
-"""What it costs to wait, and to wake who waits (HAZARDS E2)."""
+"""The cost of waiting, and of waking a waiter (HAZARDS E2)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ both = pytest.mark.parametrize("nodes", [1, 5])
 
 
 def counted(servers: list[Server]) -> Counter[str]:
-    """So many commands of each sort they have carried out, those of scripts among them; but for our looks."""
+    """How many commands of each sort the servers have carried out, those of scripts included, without the test's
+    own."""
     found: Counter[str] = Counter()
     for each in servers:
         with each.cli() as cli:
@@ -31,24 +32,24 @@ def counted(servers: list[Server]) -> Counter[str]:
     return found
 
 
-class Ears:
-    """Counts who hears of what: (client, number, fence) of each notice."""
+class ReceivedNotices:
+    """Notes which client receives which notice: (client, number, fence)."""
 
     def __init__(self, clients: list[Redlock]) -> None:
-        self.heard: list[tuple[int, int, int]] = []
+        self.notices: list[tuple[int, int, int]] = []
         for who, client in enumerate(clients):
             self._listen(who, client)
 
     def _listen(self, who: int, client: Redlock) -> None:
-        def hear(index: int, notice: Notice) -> None:
-            self.heard.append((who, notice.number, notice.fence))
-            heard(index, notice)
+        def receive(index: int, notice: Notice) -> None:
+            self.notices.append((who, notice.number, notice.fence))
+            forward(index, notice)
 
-        heard = intercept_notices(client, hear)
+        forward = intercept_notices(client, receive)
 
 
 class Crowd:
-    """Clients whose tasks all want a name, which one more client holds; whoever gets it keeps it."""
+    """Clients whose tasks all want a name that one more client holds. A client that gets it keeps it."""
 
     def __init__(self, name: str, clients: list[Redlock], each: int) -> None:
         self.served: asyncio.Queue[Lease] = asyncio.Queue()
@@ -77,7 +78,7 @@ class Crowd:
 
 
 async def handed_over(servers: list[Server], name: str, clients: int, each: int) -> tuple[Counter[str], list[Any]]:
-    """What a release costs where so many wait: the commands, and who hears of it."""
+    """The cost of a release where so many wait: the commands, and the clients that receive a notice."""
     async with AsyncExitStack() as stack:
         made = [Redlock(*urls_of(servers), lease=LONG) for _ in range(clients + 1)]
         for client in made:
@@ -86,7 +87,7 @@ async def handed_over(servers: list[Server], name: str, clients: int, each: int)
         crowd = await stack.enter_async_context(Crowd(name, made[1:], each))
         await until(in_queue(servers, name, clients))
         await until(lambda: all(map(idle, made[1:])) and contended(lease))
-        ears = Ears(made)
+        received = ReceivedNotices(made)
         before = counted(servers)
         await lease.release()
         got = await crowd.served.get()
@@ -95,27 +96,28 @@ async def handed_over(servers: list[Server], name: str, clients: int, each: int)
             await asyncio.gather(*(node.ping() for node in nodes_of(client)))
         assert crowd.waiting == clients * each - 1
         cost = counted(servers) - before
-        return cost, ears.heard
+        return cost, received.notices
 
 
 @pytest.mark.parametrize("each", [1, 10])
 async def test_e2_one_node_a_release_wakes_one(server: Server, name: str, each: int) -> None:
-    """A hundred clients wait, or ten, with one task each or ten: one of them hears, and not one command differs."""
+    """A hundred clients wait, or ten, with one task each or ten: one of them receives a notice, and not one command
+    differs."""
     costs = []
     for clients in (10, 100):
-        cost, heard = await handed_over([server], f"{name}:{clients}", clients, each)
-        assert [(number, fence > 0) for _, number, fence in heard if number] == [(1, True)]
+        cost, notices = await handed_over([server], f"{name}:{clients}", clients, each)
+        assert [(number, fence > 0) for _, number, fence in notices if number] == [(1, True)]
         costs.append(cost)
     assert costs[0] == costs[1]
-    assert costs[0]["publish"] <= 2  # to the waiter; and the new holder may be told that somebody waits
+    assert costs[0]["publish"] <= 2  # to the waiter; and the new holder may be notified of waiters
     assert costs[0]["evalsha"] <= 2
 
 
 async def test_e2_five_nodes_a_release_wakes_one(five: list[Server], name: str) -> None:
-    """The same over five nodes: each calls the same client, and those that it does not call send nothing."""
+    """The same over five nodes: each node notifies the same client, and the others send nothing."""
     for clients in (5, 25):
-        cost, heard = await handed_over(five, f"{name}:{clients}", clients, 2)
-        assert len({who for who, number, _ in heard if number}) == 1
+        cost, notices = await handed_over(five, f"{name}:{clients}", clients, 2)
+        assert len({who for who, number, _ in notices if number}) == 1
         # A release, a try, and the ticket that goes; some more where a call came long before the others.
         assert cost["evalsha"] / len(five) <= 10
         assert cost["publish"] / len(five) <= 10
@@ -123,7 +125,7 @@ async def test_e2_five_nodes_a_release_wakes_one(five: list[Server], name: str) 
 
 @both
 async def test_e2_a_thousand_tasks(five: list[Server], name: str, nodes: int) -> None:
-    """A thousand tasks of twenty clients: the servers know of twenty tickets, and a release lets one task in."""
+    """A thousand tasks of twenty clients: the servers know of twenty tickets, and a release grants to one task."""
     servers = five[:nodes]
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Redlock(*urls_of(servers), lease=LONG)) for _ in range(20)]
@@ -146,9 +148,9 @@ async def test_e2_a_thousand_tasks(five: list[Server], name: str, nodes: int) ->
 
 @both
 @pytest.mark.parametrize("tasks", [1, 5])
-async def test_e2_who_waits_sends_nothing_but_renewals(name: str, nodes: int, tasks: int) -> None:
-    """Of a client that waits the servers hear once in a while, between 0.8 and 1 times a third of its ticket's life
-    after the last time, however many of its tasks wait."""
+async def test_e2_a_waiting_client_sends_only_renewals(name: str, nodes: int, tasks: int) -> None:
+    """The servers get a command from a waiting client only once per renewal, between 0.8 and 1 times a third of its
+    ticket's lifetime after the last one, however many of its tasks wait."""
     still = Still(nodes, name)
     async with still.held(lease=60.0, renew=False), still.client(lease=6.0) as other:
         waiting = [asyncio.create_task(other(name).acquire(timeout=None)) for _ in range(tasks)]
@@ -170,7 +172,8 @@ async def test_e2_who_waits_sends_nothing_but_renewals(name: str, nodes: int, ta
 
 @both
 async def test_e2_a_waiter_costs_its_renewals(five: list[Server], name: str, nodes: int) -> None:
-    """Real servers count: while somebody waits, as many scripts run at a node as its ticket was renewed."""
+    """By the counters of real servers: while a client waits, as many scripts run at a node as its ticket was
+    renewed."""
     servers = five[:nodes]
     async with Redlock(*urls_of(servers), lease=LONG) as first, Redlock(*urls_of(servers), lease=0.6) as second:
         async with first(name):

@@ -1,5 +1,5 @@
-"""A waiter asks when it is time to: what it was told while it was busy counts, one call of many is enough, and no other
-event puts off what is due. And what comes too late for it is not its own any more."""
+"""A waiter asks when it is due: a notice that arrives while it is busy counts, one notice of many is enough, and no
+other event delays a due question. A grant that comes too late for the waiter does not count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ nodes = pytest.mark.parametrize("nodes", [1, 3])
 
 
 async def until_idle(client: Redlock) -> None:
-    """All that want something of this client wait to be called, or stand in line."""
+    """All tasks of this client that want a lock wait for a notice, or in the local queue."""
     async with asyncio.timeout(LIMIT):
         while not idle(client):
             await asyncio.sleep(0)
@@ -28,9 +28,9 @@ async def until_idle(client: Redlock) -> None:
 # -- what wakes it ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_task_in_line_is_served_after_a_detach(make: Make, name: str) -> None:
-    """It stood behind a task of its own process, which passed its hold to another client: it asks for itself, and has
-    the name when that client gives it back."""
+async def test_a_local_waiter_is_served_after_a_detach(make: Make, name: str) -> None:
+    """It waited behind a task of its own process, which passed its hold to another client. It asks for itself, and has
+    the name when that client releases it."""
     giver, taker = make(lease=LONG), make(lease=LONG)
     lease = await giver(name).acquire(timeout=None)
     behind = asyncio.create_task(giver(name).acquire(timeout=None))
@@ -45,10 +45,10 @@ async def test_a_task_in_line_is_served_after_a_detach(make: Make, name: str) ->
 
 @nodes
 @pytest.mark.parametrize("turn", range(6))
-async def test_told_when_it_will_be_free_before_it_is_idle(name: str, nodes: int, turn: int) -> None:
-    """The release with min_hold reaches the servers so many turns after the acquire: where it comes right behind the
-    waiter's ticket, the answer to that says that the holder has a minute, and the notice that comes before the waiter
-    has run again says five seconds. It tries after those."""
+async def test_notified_of_the_free_time_before_it_is_idle(name: str, nodes: int, turn: int) -> None:
+    """The release with min_hold reaches the servers so many turns after the acquire. Where it comes right behind the
+    waiter's ticket, the reply says that the hold has a minute left, and the notice that arrives before the waiter has
+    run again says five seconds. The waiter tries after five seconds."""
     still = Still(nodes, name)
     async with still.held(lease=60.0, min_hold=5.0) as (_, lease), still.client(lease=60.0) as other:
         await other.health()
@@ -65,7 +65,7 @@ async def test_told_when_it_will_be_free_before_it_is_idle(name: str, nodes: int
         await waiting.result().release()
 
 
-async def test_one_call_of_many_is_enough(shared_urls: list[str], name: str) -> None:
+async def test_one_notice_of_many_is_enough(shared_urls: list[str], name: str) -> None:
     """The notices of all nodes but one are lost. The waiter tries a round trip after that one, and not when its ticket
     is renewed, 16 s later at the soonest."""
     async with Redlock(*shared_urls, lease=LONG) as first, Redlock(*shared_urls, lease=LONG) as second:
@@ -73,7 +73,7 @@ async def test_one_call_of_many_is_enough(shared_urls: list[str], name: str) -> 
         waiting = asyncio.create_task(second(name).acquire(timeout=None))
         await second.health()
         await until_idle(second)
-        hear = intercept_notices(second, lambda index, notice: hear(index, notice) if index == 1 else None)
+        receive = intercept_notices(second, lambda index, notice: receive(index, notice) if index == 1 else None)
         await lease.release()
         async with asyncio.timeout(SOON):
             got = await waiting
@@ -91,9 +91,9 @@ def latest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @nodes
 @pytest.mark.usefixtures("latest")
-async def test_a_reconnect_does_not_put_off_a_try(name: str, nodes: int) -> None:
-    """The name rests until a moment that the waiter knows. A node is connected again just before, for which it would
-    renew its ticket within 50 ms: it tries in that moment all the same."""
+async def test_a_reconnect_does_not_delay_a_try(name: str, nodes: int) -> None:
+    """The name rests until a moment that the waiter knows. A node is connected again just before, for which the waiter
+    would renew its ticket within 50 ms: it tries in that moment all the same."""
     still = Still(nodes, name)
     async with still.held(min_hold=5.0) as (_, lease), still.client(lease=LONG) as other:
         began = still.clock.now()
@@ -114,8 +114,8 @@ async def test_a_reconnect_does_not_put_off_a_try(name: str, nodes: int) -> None
 
 @nodes
 @pytest.mark.usefixtures("latest")
-async def test_a_reconnect_does_not_put_off_a_timeout(name: str, nodes: int) -> None:
-    """The same just before the waiter's own time is up: it answers in time."""
+async def test_a_reconnect_does_not_delay_a_timeout(name: str, nodes: int) -> None:
+    """The same just before the waiter's own time is up: it returns in time."""
     still = Still(nodes, name)
     async with still.held(lease=60.0), still.client() as other:
         waiting = asyncio.create_task(other(name).acquire(timeout=2.0))
@@ -137,8 +137,8 @@ async def test_a_reconnect_does_not_put_off_a_timeout(name: str, nodes: int) -> 
 @nodes
 @pytest.mark.parametrize("renewed", [False, True], ids=["first-ticket", "renewed"])
 async def test_a_ticket_is_served_no_longer_than_its_owner_waits(name: str, nodes: int, renewed: bool) -> None:
-    """A process hangs, and the time of its waiter is up, long before its ticket ends. The holder gives back: the next
-    in the queue has the name at once, without any time passing."""
+    """A process hangs, and the time of its waiter is up long before its ticket ends. The holder releases: the next in
+    the queue has the name at once, without any time passing."""
     still = Still(nodes, name)
     async with still.held(lease=60.0) as (_, lease), still.client() as hangs, still.client() as other:
         began = still.clock.now()
@@ -157,7 +157,7 @@ async def test_a_ticket_is_served_no_longer_than_its_owner_waits(name: str, node
         assert await late is None
 
 
-async def test_a_grant_of_a_ticket_that_nobody_remembers_is_no_lease(name: str) -> None:
+async def test_a_grant_of_a_forgotten_ticket_is_no_lease(name: str) -> None:
     """A notice names a sending from which no validity can be counted. The waiter asks the server, which says who holds
     the name, and waits on; later it is served as ever."""
     still = Still(1, name)

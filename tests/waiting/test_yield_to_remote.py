@@ -1,4 +1,4 @@
-"""Over N nodes who gives a lock back to others comes after them, and what that may cost."""
+"""Over N nodes a client that releases a lock to others comes after them; and the cost of that."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.support.probes import contended, forget_tickets, lose
 from tests.support.still_clock import Still, idle, turns
 
 MOMENT = 0.001
-"""Seconds in which one that was called comes in."""
+"""Seconds in which a notified waiter asks."""
 
 
 @asynccontextmanager
-async def called(still: Still, hangs: bool = False) -> AsyncIterator[tuple[Redlock, Redlock, asyncio.Task[Any]]]:
-    """A client that has just given the name back, another whom that called, and that one's task."""
+async def after_release(still: Still, hangs: bool = False) -> AsyncIterator[tuple[Redlock, Redlock, asyncio.Task[Any]]]:
+    """A client that has just released the name, another client that the release notified, and the task of that one."""
     async with still.client() as ours, still.client() as other:
         lease = await ours(still.name).acquire(timeout=None)
         waits: asyncio.Task[Any] = asyncio.create_task(other(still.name).acquire(timeout=None))
@@ -30,7 +30,7 @@ async def called(still: Still, hangs: bool = False) -> AsyncIterator[tuple[Redlo
             await asyncio.sleep(0)
         still.asked()
         if hangs:
-            forget_tickets(other)  # what it hears means nothing to it
+            forget_tickets(other)  # notices mean nothing to it
         await lease.release()
         yield ours, other, waits
 
@@ -39,10 +39,10 @@ def verbs(still: Still) -> list[Verb]:
     return [verb for verb, _ in still.asked()]
 
 
-async def test_who_gives_back_comes_after_who_was_called(name: str) -> None:
-    """It makes no attempt of its own, and asks nothing at first: a moment later it leaves a ticket."""
+async def test_the_releaser_comes_after_the_notified_waiter(name: str) -> None:
+    """The releaser makes no attempt of its own, and asks nothing at first. A moment later it leaves a ticket."""
     still = Still(5, name)
-    async with called(still) as (ours, _, waits):
+    async with after_release(still) as (ours, _, waits):
         again = asyncio.create_task(ours(name).acquire(timeout=None))
         await turns()
         still.clock.advance(MOMENT)
@@ -55,10 +55,10 @@ async def test_who_gives_back_comes_after_who_was_called(name: str) -> None:
         await (await again).release()
 
 
-async def test_who_was_called_and_does_not_come_is_not_waited_for(name: str) -> None:
-    """A process that hangs costs the others some ms, and not a whole look at a stranger."""
+async def test_a_notified_waiter_that_hangs_is_not_waited_for(name: str) -> None:
+    """A process that hangs costs the others some milliseconds, and not a whole pause between two probes."""
     still = Still(5, name)
-    async with called(still, hangs=True) as (ours, _, waits):
+    async with after_release(still, hangs=True) as (ours, _, waits):
         again = asyncio.create_task(ours(name).acquire(timeout=None))
         for _ in range(30):
             still.clock.advance(MOMENT)
@@ -69,10 +69,10 @@ async def test_who_was_called_and_does_not_come_is_not_waited_for(name: str) -> 
         waits.cancel()
 
 
-async def test_to_try_once_is_to_try_at_once(name: str) -> None:
-    """With timeout=0 there is no time to be polite."""
+async def test_timeout_zero_does_not_yield(name: str) -> None:
+    """With timeout=0 there is no time to yield to others."""
     still = Still(5, name)
-    async with called(still) as (ours, _, waits):
+    async with after_release(still) as (ours, _, waits):
         await (await waits).release()
         still.asked()
         lease = await ours(name).acquire(timeout=0)
@@ -81,10 +81,10 @@ async def test_to_try_once_is_to_try_at_once(name: str) -> None:
         await lease.release()
 
 
-async def test_only_just_now(name: str) -> None:
-    """Who was called longer ago than a node may take to answer had his chance."""
+async def test_it_yields_only_for_a_moment(name: str) -> None:
+    """A waiter that was notified longer ago than a node may take to answer gets no precedence any more."""
     still = Still(5, name)
-    async with called(still) as (ours, _, waits):
+    async with after_release(still) as (ours, _, waits):
         await (await waits).release()
         still.clock.advance(QUORUM_TIMEOUT + MOMENT)
         still.asked()
@@ -92,10 +92,10 @@ async def test_only_just_now(name: str) -> None:
             assert verbs(still) == [Verb.ACQUIRE]
 
 
-async def test_nobody_is_left_to_give_way_to(name: str) -> None:
-    """Who had to wait once, and is alone by now, asks for the lock as if it never had."""
+async def test_it_does_not_yield_without_remote_waiters(name: str) -> None:
+    """A client that had to wait once, and is alone by now, asks for the lock as if it had never waited."""
     still = Still(5, name)
-    async with called(still) as (_, other, waits):
+    async with after_release(still) as (_, other, waits):
         await (await waits).release()
         still.asked()
         for _ in range(2):
@@ -106,7 +106,7 @@ async def test_nobody_is_left_to_give_way_to(name: str) -> None:
 
 @asynccontextmanager
 async def gone_quiet(beyond: Beyond, silent: int) -> AsyncIterator[Redlock]:
-    """A client that has just given the name back to another that hangs; and so many nodes say nothing from then on."""
+    """A client that has just released the name to another one that hangs; so many nodes are silent from then on."""
     async with beyond.opened() as ours, beyond.opened() as other:
         lease = await beyond.lease(ours)
         waits = asyncio.create_task(other(beyond.name).acquire(timeout=None))
@@ -120,8 +120,8 @@ async def gone_quiet(beyond: Beyond, silent: int) -> AsyncIterator[Redlock]:
 
 
 @pytest.mark.parametrize("timeout", [0.0003, 0.03, 0.3])
-async def test_an_outage_is_none_the_less_one(name: str, timeout: float) -> None:
-    """To have given the name back is not to have seen somebody hold it."""
+async def test_an_outage_after_a_release_is_an_outage(name: str, timeout: float) -> None:
+    """A client that released the name has not thereby seen a holder."""
     beyond = Beyond(5, name, way=0.0002)
     async with gone_quiet(beyond, silent=5) as ours:
         again = asyncio.create_task(ours(name).acquire(timeout=timeout))
@@ -130,8 +130,8 @@ async def test_an_outage_is_none_the_less_one(name: str, timeout: float) -> None
 
 
 @pytest.mark.parametrize("timeout", [0.009, 0.04, 0.2, None])
-async def test_a_silent_minority_holds_up_nobody_who_gives_way(name: str, timeout: float | None) -> None:
-    """The name is free, and a majority says so in time; who has little time is not polite."""
+async def test_a_silent_minority_does_not_delay_a_client_that_yields(name: str, timeout: float | None) -> None:
+    """The name is free, and a majority says so in time. A client with little time does not yield."""
     beyond = Beyond(5, name, way=0.0002)
     async with gone_quiet(beyond, silent=2) as ours:
         again = asyncio.create_task(ours(name).acquire(timeout=timeout))
@@ -140,8 +140,8 @@ async def test_a_silent_minority_holds_up_nobody_who_gives_way(name: str, timeou
         await beyond.finish(asyncio.create_task((await again).release()))
 
 
-async def test_who_lost_it_gave_nothing(name: str) -> None:
-    """A hold that was lost calls nobody, and so there is nobody to give way to."""
+async def test_a_lost_hold_does_not_make_a_client_yield(name: str) -> None:
+    """A hold that was lost notifies nobody, so there is nobody to yield to."""
     still = Still(5, name)
     async with still.client() as ours, still.client() as other:
         lease = await ours(name).acquire(timeout=None)

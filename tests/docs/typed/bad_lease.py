@@ -1,4 +1,4 @@
-"""A lease that may not be there, is not awaited, or is no lease at all."""
+"""A lease that may be None, is not awaited, or is no lease at all."""
 
 from asynclock import Lease, Lock, LockLost, Redlock
 

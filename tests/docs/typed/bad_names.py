@@ -1,4 +1,4 @@
-"""What is no name, and what is no node."""
+"""Values that are no name, and values that are no node."""
 
 import redis
 

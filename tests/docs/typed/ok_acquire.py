@@ -1,4 +1,4 @@
-"""acquire, both ways: with a timeout there may be no lease; without, there is one."""
+"""acquire in both forms: with a timeout there may be no lease; without, there is one."""
 
 from datetime import timedelta
 

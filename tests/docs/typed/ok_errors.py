@@ -1,4 +1,4 @@
-"""Each error is caught for what it is, and what it knows is typed."""
+"""Each error is caught by its class, and its attributes are typed."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -1,4 +1,4 @@
-"""A long job that looks after its lease by itself."""
+"""A long job that checks its lease by itself."""
 
 import asyncio
 
