@@ -11,7 +11,7 @@ import pytest
 from asynclock import Redlock
 from tests.support.cancelled_waits import SOON, Make
 from tests.support.probes import enter_again, hold_of
-from tests.support.still_clock import Stand, Still, idle, turns
+from tests.support.still_clock import Still, TenureRecord, idle, turns
 from tests.support.waiters import LONG
 
 nodes = pytest.mark.parametrize("nodes", [1, 5])
@@ -76,11 +76,11 @@ async def test_a15_one_of_two_tenures_is_dropped(name: str, nodes: int) -> None:
 async def test_a15_a_passed_lease_is_dropped_at_once(name: str, nodes: int) -> None:
     """A hold was passed to a task that dropped its lease: it warns without the help of the garbage collector, and the
     hold is renewed no more."""
-    stand = Stand(nodes, name)
+    record = TenureRecord(nodes, name)
     gc.collect()
     gc.disable()
     try:
-        async with stand.client(lease=30.0) as client:
+        async with record.client(lease=30.0) as client:
             first = await client(name).acquire(timeout=None)
             head = asyncio.create_task(client(name).acquire(timeout=None))
             dropper = asyncio.create_task(drop(client, name))
