@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM
@@ -222,7 +223,7 @@ class Session:
     async def release_all(self) -> None:
         """Release all holds, even if the task is cancelled meanwhile. Errors of single locks are logged and not
         raised."""
-        releases: list[Ballot] = []
+        releases: deque[Ballot] = deque()
         cancelled: asyncio.CancelledError | None = None
         for hold in self._in_slices():
             if hold is None:
@@ -237,18 +238,22 @@ class Session:
                     releases.append(ballot)
         if cancelled is not None:
             raise cancelled
-        for number, ballot in enumerate(releases, 1):
+        for number in range(1, len(releases) + 1):
+            ballot = releases.popleft()
             if await ballot.settled(self.loop) is UNREACHABLE:
                 with contextlib.suppress(ConfigError):
                     self.not_released(ballot, ballot.op.name)
-            if number % _RELEASES == 0:  # most outcomes are there already, so that the loop would wait for all of them
+            if number % _RELEASES == 0:  # most outcomes are there already, so the loop would wait for all of them
                 await asyncio.sleep(0)
 
     def _in_slices(self) -> Iterator[Hold | None]:
-        """All holds that there are now; None after each slice of work: then the caller lets the loop run other
-        tasks."""
+        """All holds that there are now; None after each slice of work: then the caller lets the loop run other tasks.
+        References to a hold are dropped one by one, too, because freeing all of them at once would take long."""
+        left = self.holds.all()
+        left.reverse()
         began = time.perf_counter()
-        for found in self.holds.all():
+        while left:
+            found = left.pop()
             for hold in tuple(found) if isinstance(found, dict) else (found,):
                 if not hold.over:
                     yield hold
