@@ -134,7 +134,7 @@ async def test_d8_a_reserved_name(redlock: Redlock, name: str) -> None:
 
 BAD_NODES = {
     "a name": ("order:42", "redlock\\('order:42'\\)"),
-    "empty": ("", "no url"),
+    "empty": ("", "not a url"),
     "unknown scheme": ("http://a", "no store for the scheme 'http': there are redis"),
     "bad port": ("redis://a:port", "redis://host:port"),
     "bad database": ("redis://a?db=x", "redis://host:port"),
