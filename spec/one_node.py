@@ -85,7 +85,7 @@ class Message(NamedTuple):
     fence: int = 0
 
 
-class Phase(Enum):
+class Phase(StrEnum):
     IDLE = "idle"
     ASKING = "asking"
     WAITING = "waiting"

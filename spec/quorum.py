@@ -16,7 +16,7 @@ The flaws:
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum, StrEnum
+from enum import StrEnum
 from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,7 +92,7 @@ class Ask(NamedTuple):
     serve: Serve = Serve.WAKE
 
 
-class Phase(Enum):
+class Phase(StrEnum):
     READY = "ready"  # to try, at any time
     ASKING = "asking"
     WAITING = "waiting"  # for a notice
