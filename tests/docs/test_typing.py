@@ -1,11 +1,12 @@
-"""Programs as users write them, under mypy --strict and pyright strict: what is right passes, what is wrong is told.
+"""Programs as users write them, under mypy --strict and pyright strict: right ones pass, and mistakes are reported.
 
-typed/ok_*.py pass both. In typed/bad_*.py both find an error in each line marked `# E:`, and in no other.
-"""
+typed/ok_*.py pass both. In typed/bad_*.py both find an error in each line marked `# E:`, and in no other."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ TYPED = Path(__file__).parent / "typed"
 OK = sorted(TYPED.glob("ok_*.py"))
 BAD = sorted(TYPED.glob("bad_*.py"))
 
-pytestmark = pytest.mark.timeout(180)  # the first test of each checker in a worker waits for it
+pytestmark = pytest.mark.timeout(180)  # the first test of each checker waits for it
 
 Found = dict[str, dict[int, str]]  # file -> line -> what is wrong there
 
@@ -43,10 +44,10 @@ def pyright(folder: Path) -> Found:
     config = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "extraPaths": [str(REPO)]}
     config |= {"include": [str(path) for path in OK + BAD]}
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
-    told = json.loads(run("basedpyright", "--project", str(folder), "--pythonpath", sys.executable, "--outputjson"))
-    assert told["summary"]["filesAnalyzed"] == len(OK + BAD)
+    report = json.loads(run("basedpyright", "--project", str(folder), "--pythonpath", sys.executable, "--outputjson"))
+    assert report["summary"]["filesAnalyzed"] == len(OK + BAD)
     found: Found = defaultdict(dict)
-    for said in told["generalDiagnostics"]:
+    for said in report["generalDiagnostics"]:
         if said["severity"] == "error":
             found[Path(said["file"]).name][said["range"]["start"]["line"] + 1] = said["message"]
     return found
@@ -54,19 +55,30 @@ def pyright(folder: Path) -> Found:
 
 @pytest.fixture(scope="module", params=["mypy", "pyright"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What one checker finds; it runs once for all files."""
-    folder = tmp_path_factory.mktemp(request.param)
-    return mypy(folder) if request.param == "mypy" else pyright(folder)
+    """The errors that one checker finds. It runs once for all files and all workers of pytest-xdist: the first worker
+    runs it, and the others wait for its report."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # each worker has a folder of its own in that of the run
+    folder = shared / f"type-checks-{request.param}"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        report = folder / "report.json"
+        if not report.exists():
+            errors = mypy(folder) if request.param == "mypy" else pyright(folder)
+            report.write_text(json.dumps([[name, list(lines.items())] for name, lines in errors.items()]))
+    return {name: dict(lines) for name, lines in json.loads(report.read_text())}
 
 
 @pytest.mark.parametrize("path", OK, ids=lambda path: path.stem)
 def test_right_programs_pass(found: Found, path: Path) -> None:
-    """Not a line of what a user writes rightly is an error."""
+    """No line of a right program is an error."""
     assert dict(found.get(path.name, {})) == {}
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_mistakes_are_told(found: Found, path: Path) -> None:
+def test_mistakes_are_reported(found: Found, path: Path) -> None:
     """Each marked line is an error, and no other."""
     lines = path.read_text("utf-8").splitlines()
     marked = {number for number, line in enumerate(lines, 1) if re.search(r"# E:", line)}
