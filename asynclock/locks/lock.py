@@ -180,11 +180,11 @@ class Lock:
         guard(tenure, tenure.task)
         return Lease(tenure, self._kept)
 
-    def __aexit__(
+    async def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
-    ) -> Coroutine[Any, Any, None]:
+    ) -> None:
         """Release, as the Lease does at the end of its block."""
-        return leave(self._kept.entered(self._name), self._kept, e)
+        await leave(self._kept.entered(self._name), self._kept, e)
 
 
 class AdoptedLock(Lock):

@@ -181,25 +181,25 @@ async def test_a_cancelled_question_is_no_outage(name: str, nodes: int) -> None:
     beyond = Beyond(nodes, name, way=0.001)
     async with beyond.opened() as other, beyond.opened() as client:
         held = await beyond.lease(other)
-        beyond.hear(False)
+        beyond.set_answering(False)
         asking = asyncio.create_task(client(name).acquire(timeout=None))
         standing = asyncio.create_task(client(name).acquire(timeout=None))
         await beyond.pass_time(0.1)
-        beyond.hang_up()
+        beyond.disconnect()
         await turns()  # the second asks
-        beyond.hear(True)
+        beyond.set_answering(True)
         await beyond.pass_time(0.1)
         (ticket,) = tickets_of(client)  # the first was refused, and waits
-        beyond.hang_up()
+        beyond.disconnect()
         await turns()  # the second pauses
         for index in range(nodes):
             deliver_notice(client, index, Notice(ticket, 1, name=name))
         await beyond.pass_time(0.008, step=0.001)  # the first was refused again
-        beyond.hear(False)
+        beyond.set_answering(False)
         await beyond.pass_time(0.03)  # the second asks again
         standing.cancel()
         await asyncio.wait({standing})
-        beyond.hear(True)
+        beyond.set_answering(True)
         late = asyncio.create_task(client(name).acquire(timeout=0.1))
         await beyond.finish(late)
         assert late.result() is None
