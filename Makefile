@@ -6,7 +6,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS := 4 # twice the two cores of CI: half of the time is spent waiting for servers and leases
+WORKERS := 6 # three for each of the two cores of CI: half of the time is spent waiting for servers and leases
 # One stamp per set of extras, so that the demo need not wait for the tests' tools.
 CLI := $(VENV)/installed-cli
 TEST := $(VENV)/installed-test
