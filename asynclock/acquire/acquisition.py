@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynclock.acquire.attempt import Attempt, Pause, outcome_by
@@ -133,31 +134,43 @@ class Acquisition:
 
     async def _queue_locally(self) -> Tenure | Turn:
         """Wait in the local queue: a tenure that was passed on; or whether to ask, or to give up."""
-        while True:
-            self._session.check_kind(self.terms.name, self.terms.kind)
-            given = await self._wait_locally()
-            if isinstance(given, Turn) or given.held:
-                return given
-            if self._is_first():  # the tenure was lost in the turn of the loop in which it was passed on
-                return Turn.ASK
-
-    async def _wait_locally(self) -> Tenure | Turn:
-        session, terms = self._session, self.terms
+        session, name = self._session, self.terms.name
         # Validate now, so that ConfigError is raised in this task and not in the one that serves the queue.
-        session.within(terms.settings)
-        self.state = State.QUEUED_LOCALLY
-        queue = self._queue = session.local_queues.of(terms.name)
-        waiter = self._waiter = LocalWaiter(self, session.clock.now())
-        try:
-            given = await queue.wait(waiter, session, self._give_up)
-        finally:
-            self.state = State.ASKING
-        self._held_locally = not queue.broken
-        # No majority has answered the asker since this task joined, so it is unknown whether the name is held.
-        ballot = queue.asker.unanswered_round if given is Turn.TIME_UP and queue.asker is not None else None
+        session.within(self.terms.settings)
+        while True:
+            session.check_kind(name, self.terms.kind)
+            queue = self._queue = session.local_queues.of(name)
+            waiter = self._waiter = LocalWaiter(self, session.clock.now(), session.loop)
+            queue.join(waiter)
+            self.state, timer = State.QUEUED_LOCALLY, None
+            if self._give_up != math.inf:
+                timer = session.clock.call_at(self._give_up, partial(waiter.notify, Turn.TIME_UP))
+            try:
+                given = await waiter.turn
+                if session.closed:
+                    session.check_open()
+            except BaseException:
+                waiter.give_back()
+                queue.leave(waiter)
+                raise
+            finally:
+                self.state = State.ASKING
+                if timer is not None:
+                    timer.cancel()
+            self._held_locally = not queue.broken
+            if given is Turn.TIME_UP:
+                self._leave_local_queue(queue, waiter)
+            if isinstance(given, Turn) or given.held or self._is_first():
+                # A tenure may be lost in the turn of the loop in which it was passed on. Then it waits or asks again.
+                return given if isinstance(given, Turn) or given.held else Turn.ASK
+
+    def _leave_local_queue(self, queue: LocalQueue, waiter: LocalWaiter) -> None:
+        """Its time is up. If no majority has answered the asker since this task joined, it is unknown whether the name
+        is held: raises QuorumUnavailable."""
+        queue.leave(waiter)
+        ballot = queue.asker.unanswered_round if queue.asker is not None else None
         if ballot is not None and ballot.sent <= waiter.joined_at:
-            raise session.quorum.unavailable(ballot, terms.name)
-        return given
+            raise self._session.quorum.unavailable(ballot, self.terms.name)
 
     @property
     def unanswered_round(self) -> Ballot | None:

@@ -132,30 +132,30 @@ class Hold:
         tenure of this owner or of the task to which it was passed. A lost tenure is released, too, since some node may
         still have the hold."""
         queues = self.session.local_queues
+        if tenure.open and (len(self._tenures) > 1 or queues.pass_on(self, tenure)):
+            self._tenures.remove(tenure.own)
+            tenure.end(RELEASED)
+            return None
+        if self.contended:
+            ballot = self._release_contended(tenure)
+        else:
+            ballot = self.release(tenure.rest(), done=tenure.done_for > 0)
         if tenure.open:
-            if len(self._tenures) > 1 or queues.pass_on(self, tenure):
-                self._tenures.remove(tenure.own)
-                tenure.end(RELEASED)
-                return None
-            ballot = self._release(tenure)
             self._give_up()
             tenure.end(RELEASED)
-        else:
-            ballot = self._release(tenure)
         queues.next_turn(self.names)
         return ballot
 
-    def _release(self, tenure: Tenure) -> Ballot:
-        """Send the release before anything else. If other clients wait for the hold the release is sent at once, in one
-        write with the next attempt of this process. That attempt enters the queue behind those clients."""
+    def _release_contended(self, tenure: Tenure) -> Ballot:
+        """Clients elsewhere wait for the hold: the release leaves before anything else, in one write with the next
+        attempt of this process, which comes after theirs."""
         session, local = self.session, bool(self.session.local_queues)
-        ballot = self.release(tenure.rest(), at_once=self.contended and not local, done=tenure.done_for > 0)
-        if self.contended:
-            if tenure.open:
-                session.yielded.add(self.op.kind, self.name)
-            if local:
-                session.local_queues.next_turn(self.names)
-                session.quorum.flush()
+        ballot = self.release(tenure.rest(), at_once=not local, done=tenure.done_for > 0)
+        if tenure.open:
+            session.yielded.add(self.op.kind, self.name)
+        if local:
+            session.local_queues.next_turn(self.names)
+            session.quorum.flush()
         return ballot
 
     def detach(self, tenure: Tenure) -> None:

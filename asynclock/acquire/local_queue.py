@@ -9,20 +9,18 @@ attempt behind it in the same write.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import OrderedDict
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING
 
 from asynclock._options import QUORUM_TIMEOUT, same_terms
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterable
 
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.hold import Hold
-    from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure
     from asynclock.rules.model import Kind
 
@@ -48,32 +46,28 @@ class Turn(Enum):
 class LocalWaiter:
     """An acquisition in the queue."""
 
-    __slots__ = ("_turn", "acquisition", "joined_at")
+    __slots__ = ("acquisition", "joined_at", "turn")
 
-    def __init__(self, acquisition: Acquisition, joined_at: float) -> None:
+    def __init__(self, acquisition: Acquisition, joined_at: float, loop: asyncio.AbstractEventLoop) -> None:
         self.acquisition = acquisition
         self.joined_at = joined_at
-        self._turn: asyncio.Future[Tenure | Turn] = asyncio.get_running_loop().create_future()
+        self.turn: asyncio.Future[Tenure | Turn] = loop.create_future()  # the hold, or its turn to ask
 
     @property
     def waits(self) -> bool:
         """Whether it has no reply yet, and its task was not cancelled."""
-        return not self._turn.done()
-
-    async def turn(self) -> Tenure | Turn:
-        """Wait for the hold, or for its turn to ask."""
-        return await self._turn
+        return not self.turn.done()
 
     def give_back(self) -> None:
         """Its task was cancelled. If it was given a tenure before, end it: the hold is passed on or released."""
-        if self._turn.done() and not self._turn.cancelled():
-            given = self._turn.result()
+        if self.turn.done() and not self.turn.cancelled():
+            given = self.turn.result()
             if not isinstance(given, Turn) and given.open:
                 given.hold.end(given)
 
     def take(self, tenure: Tenure) -> None:
         """The hold is passed to it. The caller has checked that it still waits."""
-        self._turn.set_result(tenure)
+        self.turn.set_result(tenure)
 
     def ask(self) -> None:
         """It is the first now. Its first attempt is sent in this turn of the loop; its task wakes in the next."""
@@ -81,8 +75,8 @@ class LocalWaiter:
         self.notify(Turn.ASK)
 
     def notify(self, turn: Turn) -> None:
-        if not self._turn.done():
-            self._turn.set_result(turn)
+        if not self.turn.done():
+            self.turn.set_result(turn)
 
 
 class LocalQueue:
@@ -113,24 +107,6 @@ class LocalQueue:
             self.waiters.pop(waiter, None)
         if not self.waiters and self.asker is None:
             self._end()
-
-    async def wait(self, waiter: LocalWaiter, session: Session, give_up: float) -> Tenure | Turn:
-        """Join, and wait for the hold or for the turn to ask, at most until `give_up`."""
-        self.join(waiter)
-        timer = session.clock.call_at(give_up, partial(waiter.notify, Turn.TIME_UP)) if give_up < math.inf else None
-        try:
-            given = await waiter.turn()
-            session.check_open()
-        except BaseException:
-            waiter.give_back()
-            self.leave(waiter)
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-        if given is Turn.TIME_UP:
-            self.leave(waiter)
-        return given
 
     def next_waiter(self) -> LocalWaiter | None:
         """The first that still waits."""
@@ -172,10 +148,10 @@ class LocalQueue:
         waiter = self.next_waiter() if self.asker is None else None
         if waiter is None or self.waiters is None:
             return False
-        settings = tenure.terms.settings
-        if tenure.done_for or not tenure.held or not same_terms(settings, waiter.acquisition.terms.settings):
+        settings, now = tenure.terms.settings, hold.session.clock.now()
+        if tenure.done_for or now >= tenure.until or not same_terms(settings, waiter.acquisition.terms.settings):
             return False
-        now, left = hold.session.clock.now(), hold.last_fence - hold.next_fence + 1
+        left = hold.last_fence - hold.next_fence + 1
         if not may_pass(now, hold.last_round_trip, hold.valid_until, settings.lease, left):
             return False
         self.waiters.popitem(last=False)

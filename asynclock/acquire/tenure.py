@@ -109,8 +109,11 @@ class Tenure:
     @property
     def held(self) -> bool:
         """Whether it is held now, by the clock."""
-        session = self.hold.session
-        return self.state in OPEN and session.clock.now() < self.ends and not session.forked
+        hold = self.hold
+        if self.state not in OPEN or hold.session.forked:
+            return False
+        now = hold.session.clock.now()
+        return now < hold.valid_until and now < self.until
 
     @property
     def ends(self) -> float:

@@ -121,9 +121,15 @@ class Lock:
         return tenure
 
     def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | Refused]:
-        if terms.timeout == 0 or session.holds.get(self._name) is None:
-            return acquire(session, terms)
-        return self._take_beside(session, terms)
+        if terms.timeout != 0 and self._is_held_by_task(session, terms):
+            return self._take_beside(session, terms)
+        return acquire(session, terms)
+
+    def _is_held_by_task(self, session: Session, terms: Terms) -> bool:
+        """Whether the task that asks may hold the name already."""
+        if session.holds.get(self._name) is None:
+            return False
+        return any(_is_of(each, terms) for each in session.holds.tenures(self._name))
 
     async def _take_beside(self, session: Session, terms: Terms) -> Tenure | Refused:
         """As `_take`, where tasks of this process may hold these names."""
