@@ -213,13 +213,15 @@ def _holder_killed(run: Run) -> Check:
     if struck is None or hold is None:
         return Check(False, "no holder was killed")
     held = hold.open and hold.entered <= struck.at < hold.until
-    heirs = [each.entered for each in run.holds if each.entered > struck.at]
+    entries = [each.entered for each in run.holds if each.entered > struck.at]
     later = run.later(struck.at)
-    heir = f"the next worker held {min(heirs) - struck.at:.2f} s later; " if heirs else "no worker held after it; "
+    next_one = "no worker held after it; "
+    if entries:
+        next_one = f"the next worker held {min(entries) - struck.at:.2f} s later; "
     return Check(
         held and later > 0,
         f"worker {struck.number} was killed (SIGKILL) {'while it held' if held else 'but did not hold'}, "
-        f"at {struck.at - run.start:.1f} s; {heir}writes accepted from later holds: {later}",
+        f"at {struck.at - run.start:.1f} s; {next_one}writes accepted from later holds: {later}",
     )
 
 
