@@ -232,9 +232,8 @@ class Acquisition:
             refused, slot = refused or planner.refused is not None, planner.take_slot()
             self._notified, self._free_at, self.state = 0, math.inf, State.ASKING
         self._probes = False
-        attempt.send(
-            self._give_up, refused, probe, queue is not None and queue.waiters is not None and queue.has_waiters, slot
-        )
+        behind = queue is not None and queue.has_waiters
+        attempt.send(self._give_up, refused, probe, behind, slot)
         return attempt
 
     def _outcome(self, ballot: Ballot) -> Awaitable[Outcome]:

@@ -82,39 +82,39 @@ class LocalWaiter:
 class LocalQueue:
     """The queue of one name. It exists while a task asks or waits."""
 
-    __slots__ = ("_queues", "asker", "broken", "name", "waiters")
+    __slots__ = ("_queues", "_waiters", "asker", "broken", "name")
 
     def __init__(self, queues: LocalQueues, name: str, asker: Acquisition | None = None) -> None:
         self._queues = queues
         self.name = name
         self.asker = asker  # the acquisition that asks the servers; None: a task of this process holds the name
         self.broken = False  # a majority is out of reach: each task asks for itself
-        self.waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
+        self._waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
 
     @property
     def has_waiters(self) -> bool:
         """Whether a task waits here."""
-        return self.waiters is not None and self.next_waiter() is not None
+        return self._waiters is not None and self.next_waiter() is not None
 
     def join(self, waiter: LocalWaiter) -> None:
-        if self.waiters is None:
-            self.waiters = OrderedDict()
-        self.waiters[waiter] = None
+        if self._waiters is None:
+            self._waiters = OrderedDict()
+        self._waiters[waiter] = None
 
     def leave(self, waiter: LocalWaiter) -> None:
         """Harmless for a waiter that is not in the queue."""
-        if self.waiters:
-            self.waiters.pop(waiter, None)
-        if not self.waiters and self.asker is None:
+        if self._waiters:
+            self._waiters.pop(waiter, None)
+        if not self._waiters and self.asker is None:
             self._end()
 
     def next_waiter(self) -> LocalWaiter | None:
         """The first that still waits."""
-        while self.waiters:
-            waiter = next(iter(self.waiters))
+        while self._waiters:
+            waiter = next(iter(self._waiters))
             if waiter.waits:
                 return waiter
-            del self.waiters[waiter]
+            del self._waiters[waiter]
         return None
 
     def answered(self) -> None:
@@ -123,9 +123,8 @@ class LocalQueue:
 
     def end_asking(self, has_it: bool) -> None:
         """The asker has got the hold (`has_it`), or has given up."""
-        if self.waiters is None:  # as in most cases
-            self.asker = None
-            self._queues.remove(self)
+        if self._waiters is None:  # as in most cases
+            self._end()
         elif not has_it:
             self.next_turn()
         elif self.next_waiter() is None:
@@ -136,17 +135,17 @@ class LocalQueue:
     def next_turn(self) -> None:
         """No task of this process asks or holds the name: the first waiter asks."""
         waiter = self.next_waiter()
-        if waiter is None or self.waiters is None:
+        if waiter is None or self._waiters is None:
             self._end()
         else:
-            self.waiters.popitem(last=False)
+            self._waiters.popitem(last=False)
             self.asker = waiter.acquisition
             waiter.ask()
 
     def pass_on(self, hold: Hold, tenure: Tenure) -> bool:
         """Give the hold to the first waiter, if it may have it after this tenure."""
         waiter = self.next_waiter() if self.asker is None else None
-        if waiter is None or self.waiters is None:
+        if waiter is None or self._waiters is None:
             return False
         settings, now = tenure.terms.settings, hold.session.clock.now()
         if tenure.done_for or now >= tenure.until or not same_terms(settings, waiter.acquisition.terms.settings):
@@ -154,8 +153,8 @@ class LocalQueue:
         left = hold.last_fence - hold.next_fence + 1
         if not may_pass(now, hold.last_round_trip, hold.valid_until, settings.lease, left):
             return False
-        self.waiters.popitem(last=False)
-        if not self.waiters:
+        self._waiters.popitem(last=False)
+        if not self._waiters:
             self._end()
         waiter.take(hold.begin(waiter.acquisition.terms))
         return True
@@ -163,7 +162,7 @@ class LocalQueue:
     def dissolve(self) -> None:
         """A majority is out of reach: each task asks for itself, within its own timeout."""
         self.broken = True
-        waiters, self.waiters = self.waiters or (), None
+        waiters, self._waiters = self._waiters or (), None
         for waiter in waiters:
             waiter.notify(Turn.ASK)
 

@@ -194,8 +194,7 @@ async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
         forget(tenure, kept)
         raise tenure.error()
     ballot = hold.end(tenure)
-    if kept is not None:
-        kept.forget(tenure)
+    forget(tenure, kept)
     if lost:
         raise tenure.error()
     if ballot is None:
