@@ -356,7 +356,7 @@ def parts_of(lock: Lock) -> tuple[Any, ...]:
 
 def tenures_of(lock: Lock) -> int:
     """How many leases the lock remembers."""
-    return sum(len(tenures) for tenures in lock._kept._by_task.values())
+    return sum(len(tenures) for tenures in lock._kept._all().values())
 
 
 def probe_nodes(lock: Lock) -> Coroutine[Any, Any, Any]:
