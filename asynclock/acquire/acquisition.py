@@ -111,7 +111,9 @@ class Acquisition:
             session.under_way.discard(self)
             if self._queue is not None and self._queue.asker is self:
                 self._queue.end_asking(result.__class__ is Tenure)
-            self._attempt = self._waiter = None  # they refer to this object: a cycle would stay for the collector
+            self._attempt = None  # it refers to this object: a cycle would stay for the collector
+            if self._waiter is not None:
+                self._waiter = None  # so does this one
         return result
 
     # -- in the local queue --------------------------------------------------------------------------------------

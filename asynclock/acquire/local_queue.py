@@ -123,8 +123,9 @@ class LocalQueue:
 
     def end_asking(self, has_it: bool) -> None:
         """The asker has got the hold (`has_it`), or has given up."""
-        if self._waiters is None:  # as in most cases
-            self._end()
+        if self._waiters is None:  # as in most cases; so without the call of `_end`
+            self.asker = None
+            self._queues.remove(self)
         elif not has_it:
             self.next_turn()
         elif self.next_waiter() is None:

@@ -16,6 +16,7 @@ The rules:
 
 from __future__ import annotations
 
+from asyncio import Future
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -108,7 +109,7 @@ class Ballot:
         self._certain = certain  # REFUSED only if one holder has a majority, or all nodes have answered or failed
         self._on_vote = on_vote  # called with each vote, before the vote can settle the ballot
         self._maybe = 0  # bit i: node i cast no vote, but may carry the op out
-        self._waiter: asyncio.Future[Outcome] | None = None
+        self._waiter: Future[Outcome] | None = None
 
     def __repr__(self) -> str:
         outcome = self.outcome.value if self.outcome else "open"
@@ -189,9 +190,9 @@ class Ballot:
         """Wait for the outcome. A cancellation ends the waiting, not the ballot."""
         return self.outcome or await self.waiter(loop)
 
-    def waiter(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Outcome]:
+    def waiter(self, loop: asyncio.AbstractEventLoop) -> Future[Outcome]:
         """A future of the outcome, to await while there is none. It saves the coroutine of `settled`."""
-        self._waiter = loop.create_future()
+        self._waiter = Future(loop=loop)  # as loop.create_future(), with one call less
         return self._waiter
 
     def traces(self) -> list[int]:

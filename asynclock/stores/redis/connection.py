@@ -25,8 +25,11 @@ CHUNK = 16
 """The number of commands in one write. If all commands of a loop turn left in one write, client and server would work
 in turns instead of side by side (docs/decisions.md)."""
 
-REPLIES = 128
-"""The greatest number of replies that one turn of the loop handles, in about 1 ms."""
+REPLIES = 64
+"""The greatest number of replies of one server that one turn of the loop handles, in about 0.5 ms."""
+
+_AWAITED = (RELEASE, ADOPT, BREAK)
+_LOOKS = 250  # commands that a closing client looks at in one turn of the loop; it may do so for five nodes at once
 
 _PING = pack("PING")
 _BACKLOG = 5.0  # seconds for which a command may wait after its deadline while others are being answered
@@ -148,15 +151,19 @@ class Connection(asyncio.Protocol):
         why = exc or "it closed the connection"
         self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))
 
-    def awaited_until(self) -> float:
+    async def awaited_until(self) -> float:
         """When the last of the answers is overdue for which a closing client waits; -inf: there is none. These are the
-        answers that show whether a lock is free: a release that deleted nothing must be sent again as a script."""
-        awaited = (
-            overdue_at(handler, self.moved_at)
-            for handler in self.waiting
-            if not isinstance(handler, (CommandReply, IgnoredReply)) and handler.op.verb in (RELEASE, ADOPT, BREAK)
-        )
-        return max(awaited, default=-math.inf)
+        answers that show whether a lock is free: a release that deleted nothing must be sent again as a script. A
+        client may wait for 100,000 of them, so it looks at some in each turn of the loop, and drops its references to
+        them one by one: freeing all of them at once would take long."""
+        handlers, until = list(self.waiting), -math.inf
+        while handlers:
+            handler = handlers.pop()
+            if not isinstance(handler, (CommandReply, IgnoredReply)) and handler.op.verb in _AWAITED:
+                until = max(until, overdue_at(handler, self.moved_at))
+            if len(handlers) % _LOOKS == 0:
+                await asyncio.sleep(0)
+        return until
 
     def hang_up(self) -> None:
         self.flush()

@@ -385,15 +385,15 @@ class RedisNode:
         """Rule 7. Each round awaits the commands in flight. Then a release may need one more round (`not_native`)."""
         until = self.clock.now() + _LAST_WORDS
         while (connection := self._connection) is not None and connection.waiting:
+            until = max(until, await connection.awaited_until())
             now = self.clock.now()
-            until = max(until, connection.awaited_until())
             if now >= until:
                 return
             try:
                 async with asyncio.timeout(until - now):
                     await self._ask(connection, "PING", within=until - now).answer_of()
             except TimeoutError:
-                if connection.awaited_until() <= until:
+                if await connection.awaited_until() <= until:
                     return
             except Exception:  # noqa: S112 - an error reply is an answer, too; and a lost connection ends the loop
                 continue
