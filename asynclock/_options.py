@@ -140,6 +140,8 @@ def check_name(name: object) -> str:
 
 
 def _check_text(what: str, text: str) -> None:
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError:

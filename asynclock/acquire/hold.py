@@ -131,8 +131,8 @@ class Hold:
         """The owner releases its tenure. Returns the ballot of the release; None: the hold continues, with another
         tenure of this owner or of the task to which it was passed. A lost tenure is released, too, since some node may
         still have the hold."""
-        queues = self.session.local_queues
-        if tenure.open and (len(self._tenures) > 1 or queues.pass_on(self, tenure)):
+        queues, is_open = self.session.local_queues, tenure.open
+        if is_open and (len(self._tenures) > 1 or queues.pass_on(self, tenure)):
             self._tenures.remove(tenure.own)
             tenure.end(RELEASED)
             return None
@@ -140,7 +140,7 @@ class Hold:
             ballot = self._release_contended(tenure)
         else:
             ballot = self.release(tenure.rest(), done=tenure.done_for > 0)
-        if tenure.open:
+        if is_open:
             self._give_up()
             tenure.end(RELEASED)
         queues.next_turn(self.names)
