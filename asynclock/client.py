@@ -156,8 +156,11 @@ class Redlock:
         return Lock(name, kind, settings, self._session)
 
     def _lock_settings(self, name: str, options: LockOptions) -> LockSettings:
-        settings = lock_settings(check_name(name), options, self._settings)
-        if self._stores and options:
+        check_name(name)
+        if not options:
+            return self._settings.lock
+        settings = lock_settings(name, options, self._settings)
+        if self._stores:
             node_timeout(self._settings, settings, len(self._stores))
         return settings
 
