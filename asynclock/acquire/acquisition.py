@@ -109,7 +109,9 @@ class Acquisition:
             raise
         finally:
             session.under_way.discard(self)
-            if self._queue is not None and self._queue.asker is self:
+            if self._queue is None:
+                session.local_queues.end_alone(self)
+            elif self._queue.asker is self:
                 self._queue.end_asking(result.__class__ is Tenure)
             self._attempt = None  # it refers to this object: a cycle would stay for the collector
             if self._waiter is not None:
@@ -122,12 +124,16 @@ class Acquisition:
         """Whether no task of this process is before it. Then it asks, and later tasks wait behind it."""
         session, name = self._session, self.terms.name
         queue = session.local_queues.get(name)
-        if queue is None and session.holds.get(name) is None:
-            self._queue = session.local_queues.begin(name, self)
+        if queue is None and session.holds.get(name) is None and session.local_queues.begin_alone(self):
+            self._queue = None
             if len(session.quorum.nodes) > 1:
                 self._yield_to_remote()
             return True
         return queue is not None and queue.broken
+
+    def lead(self, queue: LocalQueue) -> None:
+        """It asked alone. Another task has come, and waits behind it in this queue."""
+        self._queue = queue
 
     def _yield_to_remote(self) -> None:
         """If remote waiters were notified a moment ago, enqueue behind them, unless the time is too short for that."""
@@ -260,6 +266,8 @@ class Acquisition:
             error = planner.error(ballot)
             self._leave()
             self._yields = self._held_locally = False
+            if self._session.local_queues.is_alone(self):  # later tasks find a queue that is broken
+                self._session.local_queues.of(self.terms.name)
             if self._queue is not None:
                 self._queue.dissolve()
             return planner.after_outage(error, now, self._give_up)

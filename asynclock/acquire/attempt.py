@@ -23,7 +23,7 @@ from asynclock.acquire.hold import Hold
 from asynclock.acquire.local_queue import SPAN
 from asynclock.acquire.ticket import Ticket, first_ticket, fresh_for, no_ticket, withdraw
 from asynclock.quorum.ballot import REFUSED, UNREACHABLE, Ballot
-from asynclock.rules.model import ACQUIRE, ALONE, EXTEND, WAIT, Op, Queueing
+from asynclock.rules.model import ACQUIRE, EXTEND, WAIT, Op, Queueing
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,23 +34,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure, Terms
     from asynclock.quorum.ballot import Outcome
-    from asynclock.rules.model import Kind, Verb
-
-
-def new_op(
-    verb: Verb,
-    session: Session,
-    terms: Terms,
-    kind: Kind,
-    seed: int,
-    queueing: Queueing = ALONE,
-    mode: str | None = None,
-) -> Op:
-    """An op with a fresh id. `seed` is the least fencing token that it asks for: the Unix time in microseconds."""
-    settings = terms.settings
-    fresh_id = session.new_id(seed, settings.metadata, kind.mode if mode is None else mode)
-    memory = settings.lease + session.settings.fence_memory
-    return Op(verb, kind, terms.name, fresh_id, settings.lease, seed, memory, queueing=queueing)
+    from asynclock.rules.model import Kind
 
 
 class Attempt:
@@ -81,24 +65,31 @@ class Attempt:
         """Ask for the hold, or with `probe` renew the ticket and see. `refused`: a majority has refused before;
         `behind`: tasks of this process wait behind this one; `slot`: the one to ask for, of a kind that has slots."""
         session, terms, quorum, alone = self._session, self._terms, self._session.quorum, self._alone
+        settings, kind, op = terms.settings, terms.kind, self.op
         seed = int(session.clock.wall() * 1_000_000)
-        op = self.op
         if op is None or not alone:
             # Fences for the local queue. Their number is fixed with the id: any ticket of this id may be granted.
-            self._span = SPAN if behind and not terms.kind.fair and not terms.settings.min_hold else 1
-            kind = terms.kind if alone or not terms.kind.slots else self._kind_of_slot(slot)
-            op = self.op = new_op(ACQUIRE, session, terms, kind, seed)
+            self._span = SPAN if behind and not kind.fair and not settings.min_hold else 1
+            if not alone and kind.slots:
+                kind = self._kind_of_slot(slot)
+            op_id, op = session.new_id(seed, settings.metadata, kind.mode), None
         else:
-            op.renew_seed(seed)
-        plain, fair = not terms.settings.fencing and not refused, op.kind.fair
+            op_id = op.id
+        plain = not settings.fencing and not refused
         if terms.timeout != 0 and (alone or refused) and not plain and quorum.listens:
-            op.set_queueing(self._next_ticket(op.id, seed, give_up))
-            if probe and not alone and not op.kind.parts:  # a waiter for several names probes by trying
-                op.ask_with_ticket(op.queueing.waiter)
+            queueing = self._next_ticket(op_id, seed, give_up)
         elif self.ticket is not None and self.ticket.own:  # not renewed without notices, but the nodes may have it
-            op.set_queueing(Queueing(quorum.serve, fair, self._span, self.ticket.id), plain=plain)
+            queueing = Queueing(quorum.serve, kind.fair, self._span, self.ticket.id)
         else:
-            op.set_queueing(no_ticket(quorum.serve, fair, self._span), plain=plain)
+            queueing = no_ticket(quorum.serve, kind.fair, self._span)
+        if op is None:
+            memory = settings.lease + session.settings.fence_memory
+            op = Op(ACQUIRE, kind, terms.name, op_id, settings.lease, seed, memory, plain=plain, queueing=queueing)
+            self.op = op
+        else:
+            op.renew(seed, queueing, plain=plain)
+        if probe and not alone and queueing.number and not kind.parts:  # a waiter for several names probes by trying
+            op.ask_with_ticket(queueing.waiter)
         renewal = op.verb is WAIT
         certain = (self.ticket.number if self.ticket is not None else 0) > renewal
         self.ballot = quorum.ask(

@@ -16,11 +16,11 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._errors import ConfigError, LockNotHeld, brief
-from asynclock.acquire.attempt import Attempt, Pause, new_op
+from asynclock.acquire.attempt import Attempt, Pause
 from asynclock.acquire.backoff import Pace
 from asynclock.acquire.ticket import withdraw
 from asynclock.quorum.ballot import REFUSED, WON
-from asynclock.rules.model import ADOPT, ID_LENGTH, Queueing, mode_of
+from asynclock.rules.model import ADOPT, ID_LENGTH, Op, Queueing, mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure, Terms
     from asynclock.quorum.ballot import Ballot, Outcome
-    from asynclock.rules.model import Op
 
 _MARK = "asynclock1."
 _SUM = 6  # bytes of the checksum: a damaged handle is not reported as one that came too late
@@ -83,7 +82,10 @@ class Adoption:
         self._since = session.clock.now()  # its id is not older
         seed = max(int(session.clock.wall() * 1_000_000), handle.token + 1)
         queueing = Queueing(session.quorum.serve, waiter=handle.id)
-        self._op = new_op(ADOPT, session, terms, terms.kind, seed, queueing, mode=handle.mode)
+        settings = terms.settings
+        new_id = session.new_id(seed, settings.metadata, handle.mode)
+        memory = settings.lease + session.settings.fence_memory
+        self._op = Op(ADOPT, terms.kind, terms.name, new_id, settings.lease, seed, memory, queueing=queueing)
         self._attempt = Attempt(session, terms, None)
         self._round: Ballot | None = None  # the last round that it waited for
         self._pause = Pause(session)  # between two rounds

@@ -80,11 +80,11 @@ class LocalWaiter:
 
 
 class LocalQueue:
-    """The queue of one name. It exists while a task asks or waits."""
+    """The queue of one name. It exists while a task waits, or asks after others have waited."""
 
     __slots__ = ("_queues", "_waiters", "asker", "broken", "name")
 
-    def __init__(self, queues: LocalQueues, name: str, asker: Acquisition | None = None) -> None:
+    def __init__(self, queues: LocalQueues, name: str, asker: Acquisition | None) -> None:
         self._queues = queues
         self.name = name
         self.asker = asker  # the acquisition that asks the servers; None: a task of this process holds the name
@@ -175,10 +175,11 @@ class LocalQueue:
 class LocalQueues:
     """The local queues of one session, by name."""
 
-    __slots__ = ("_by_name", "_closed", "get")
+    __slots__ = ("_alone", "_by_name", "_closed", "get")
 
     def __init__(self) -> None:
         self._by_name: dict[str, LocalQueue] = {}
+        self._alone: dict[str, Acquisition] = {}  # those that ask, and have no queue behind them yet
         self._closed = False
         self.get = self._by_name.get  # called for each acquire
 
@@ -189,14 +190,28 @@ class LocalQueues:
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
-    def begin(self, name: str, asker: Acquisition | None) -> LocalQueue:
-        """A new queue behind a task that asks."""
-        queue = self._by_name[name] = LocalQueue(self, name, asker)
-        return queue
+    def begin_alone(self, asker: Acquisition) -> bool:
+        """A task asks. Its name has no queue: `of` makes one when a second task comes. False: another task asks."""
+        return self._alone.setdefault(asker.terms.name, asker) is asker
+
+    def is_alone(self, asker: Acquisition) -> bool:
+        """Whether it asks, and no task waits behind it."""
+        return self._alone.get(asker.terms.name) is asker
+
+    def end_alone(self, asker: Acquisition) -> None:
+        """It does not ask any more. Harmless for a task that does not ask alone."""
+        if self._alone.get(asker.terms.name) is asker:
+            del self._alone[asker.terms.name]
 
     def of(self, name: str) -> LocalQueue:
         """The queue of a name that a task of this process holds or asks for."""
-        return self._by_name.get(name) or self.begin(name, None)
+        queue = self._by_name.get(name)
+        if queue is None:
+            asker = self._alone.pop(name, None)
+            queue = self._by_name[name] = LocalQueue(self, name, asker)
+            if asker is not None:
+                asker.lead(queue)
+        return queue
 
     def remove(self, queue: LocalQueue) -> None:
         if self._by_name.get(queue.name) is queue:

@@ -268,13 +268,10 @@ class Op:
         """All nodes have replied to it: its encoding is not needed any more."""
         self.packed = None
 
-    def renew_seed(self, seed: int) -> None:
-        """Set the client's clock of now, before the op is sent once more."""
+    def renew(self, seed: int, queueing: Queueing, *, plain: bool = False) -> None:
+        """Before the acquire is sent once more: set the client's clock of now and the ticket. A `plain` acquire has no
+        ticket."""
         self.fence = seed
-        self.packed = None
-
-    def set_queueing(self, queueing: Queueing, *, plain: bool = False) -> None:
-        """Set another ticket; a `plain` acquire has none."""
         self.queueing = queueing
         self.plain = plain
         self.packed = None

@@ -163,7 +163,7 @@ async def test_an_op_is_carried_out_as_it_was_when_it_was_sent(name: str) -> Non
     op = Op(ACQUIRE, MUTEX, name, "0" * 32 + "|", 30.0, seed, 60.0, queueing=Queueing(number=1, fresh=10.0))
     pending = store.decide("", op, lambda vote: None)
     assert pending is not None
-    op.renew_seed(seed + 1_000_000)
+    op.renew(seed + 1_000_000, op.queueing)
     op.queueing.revoke()
     op.revoke()
     running, votes = pending
@@ -174,7 +174,7 @@ async def test_an_op_is_carried_out_as_it_was_when_it_was_sent(name: str) -> Non
     store.states[name] = State()
     again = store.decide("", op, lambda vote: None)
     assert again is not None
-    op.renew_seed(0)
+    op.renew(0, op.queueing)
     await again[0]
     assert again[1] == [(seed + 1_000_000, False)]
 

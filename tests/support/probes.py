@@ -143,8 +143,9 @@ def pauses(acquisition: Any) -> bool:
 
 
 def local_queues_of(client: Redlock) -> Mapping[str, Any]:
-    """Name -> its waiters in this process."""
-    return session_of(client).local_queues._by_name
+    """Name -> its waiters in this process, or the task that asks alone."""
+    queues = session_of(client).local_queues
+    return {**queues._alone, **queues._by_name}
 
 
 def holds_of(client: Redlock) -> dict[str, Any]:

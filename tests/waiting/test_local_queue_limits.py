@@ -157,6 +157,23 @@ async def test_each_asks_for_itself_while_no_server_answers(name: str, nodes: in
 
 
 @both
+async def test_a_task_that_comes_in_an_outage_asks_for_itself(name: str, nodes: int) -> None:
+    """One task asks, alone; its connections break, and it backs off. A task that comes now asks for itself: when its
+    time is up, before the first one asks again, it has seen an outage and no holder."""
+    beyond = Beyond(nodes, name, way=0.001)
+    async with beyond.opened() as client:
+        beyond.set_answering(False)
+        asking = asyncio.create_task(client(name).acquire(timeout=5.0))
+        await beyond.pass_time(0.01)
+        beyond.disconnect()
+        await turns()
+        later = asyncio.create_task(client(name).acquire(timeout=0.001))
+        await beyond.finish(later)
+        assert isinstance(later.exception(), QuorumUnavailable)
+        await beyond.finish(asking, within=6.0)
+
+
+@both
 async def test_out_of_reach_for_longer_than_a_round_trip(name: str, nodes: int) -> None:
     """It waited behind a holder of its own process. After that release the servers are silent for longer than a round
     trip may take: this is an outage, not a name held by another."""
