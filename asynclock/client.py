@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
-from weakref import WeakSet
 
 from asynclock._errors import ConfigError, Unsupported
 from asynclock._loop import running_loop
@@ -26,6 +24,7 @@ from asynclock._options import (
 )
 from asynclock.acquire.handover import parse_handle
 from asynclock.acquire.session import Session
+from asynclock.acquire.sessions import Sessions
 from asynclock.info import Health, Holder, LockInfo, NodeHealth
 from asynclock.locks import admin, decorators
 from asynclock.locks.decorators import OnceLock
@@ -307,47 +306,6 @@ class Redlock:
         return Session(self._settings, self._stores)
 
 
-class Sessions:
-    """The sessions of one client, one for each event loop. Several threads, each with its own loop, may use it."""
-
-    def __init__(self) -> None:
-        self._by_loop: dict[asyncio.AbstractEventLoop, Session] = {}
-        self._guard = threading.Lock()
-        _all_sessions.add(self)
-
-    def of(self, loop: asyncio.AbstractEventLoop) -> Session | None:
-        return self._by_loop.get(loop)
-
-    def make(self, loop: asyncio.AbstractEventLoop, new: Callable[[], Session]) -> Session:
-        """The session of that loop; made if there is none."""
-        with self._guard:
-            if loop not in self._by_loop:
-                alive = {each: its for each, its in self._by_loop.items() if not each.is_closed()}
-                self._by_loop = {**alive, loop: new()}
-            return self._by_loop[loop]
-
-    def in_use(self) -> bool:
-        return any(not (session.closed or loop.is_closed()) for loop, session in list(self._by_loop.items()))
-
-    def forget_closed(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Forget the session of that loop if it is closed. The next use then makes a new one."""
-        with self._guard:
-            if (session := self._by_loop.get(loop)) is not None and session.closed:
-                del self._by_loop[loop]
-
-    def clear(self) -> None:
-        self._by_loop = {}
-
-    def forget_after_fork(self) -> None:
-        """In a forked child the sockets and the loop belong to the parent. They are kept but not used: closing them
-        would change the parent's selector."""
-        for session in self._by_loop.values():
-            session.forget_after_fork()
-            _inherited.append(session)
-        self._by_loop = {}
-        self._guard = threading.Lock()
-
-
 def _stores(nodes: tuple[str | Redis | Store, ...]) -> tuple[Store, ...]:
     stores = tuple(store_for(node) for node in nodes)
     labels = [store.label for store in stores]
@@ -377,17 +335,6 @@ async def _ping(ping: Any) -> float:
         latency: float = await ping
         return latency
 
-
-_all_sessions: WeakSet[Sessions] = WeakSet()
-_inherited: list[Session] = []
-
-
-def _after_fork() -> None:
-    for sessions in list(_all_sessions):
-        sessions.forget_after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 redlock = Redlock()
 """The ready-made client: nodes from `redlock.configure(...)` or $ASYNCLOCK_URLS."""

@@ -1,0 +1,67 @@
+"""The sessions of one client, one for each event loop; and what becomes of them in a forked child."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from asynclock.acquire.session import Session
+
+
+class Sessions:
+    """The sessions of one client, one for each event loop. Several threads, each with its own loop, may use it."""
+
+    def __init__(self) -> None:
+        self._by_loop: dict[asyncio.AbstractEventLoop, Session] = {}
+        self._guard = threading.Lock()
+        _all_sessions.add(self)
+
+    def of(self, loop: asyncio.AbstractEventLoop) -> Session | None:
+        return self._by_loop.get(loop)
+
+    def make(self, loop: asyncio.AbstractEventLoop, new: Callable[[], Session]) -> Session:
+        """The session of that loop; made if there is none."""
+        with self._guard:
+            if loop not in self._by_loop:
+                alive = {each: its for each, its in self._by_loop.items() if not each.is_closed()}
+                self._by_loop = {**alive, loop: new()}
+            return self._by_loop[loop]
+
+    def in_use(self) -> bool:
+        return any(not (session.closed or loop.is_closed()) for loop, session in list(self._by_loop.items()))
+
+    def forget_closed(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Forget the session of that loop if it is closed. The next use then makes a new one."""
+        with self._guard:
+            if (session := self._by_loop.get(loop)) is not None and session.closed:
+                del self._by_loop[loop]
+
+    def clear(self) -> None:
+        self._by_loop = {}
+
+    def forget_after_fork(self) -> None:
+        """In a forked child the sockets and the loop belong to the parent. They are kept but not used: closing them
+        would change the parent's selector."""
+        for session in self._by_loop.values():
+            session.forget_after_fork()
+            _inherited.append(session)
+        self._by_loop = {}
+        self._guard = threading.Lock()
+
+
+_all_sessions: WeakSet[Sessions] = WeakSet()
+_inherited: list[Session] = []
+
+
+def _after_fork() -> None:
+    for sessions in list(_all_sessions):
+        sessions.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
