@@ -39,6 +39,9 @@ class LockOptions(TypedDict, total=False):
     """Cancel the task in `async with` when the lease is lost (default True); False: raise LockLost at its end only."""
     metadata: str
     """A note for operators that is stored with the hold (default "")."""
+    label: str
+    """What events and metrics call the lock, such as "order:{id}" for all orders (default ""). A decorator uses its
+    template. It is not sent to the servers."""
     fencing: bool
     """Give out fencing tokens (default True); False sends the plain `SET NX PX` of other Redlock clients."""
 
@@ -72,6 +75,7 @@ class LockSettings:
     min_hold: float = 0.0
     cancel_on_lost: bool = True
     metadata: str = ""
+    label: str = ""
     fencing: bool = True
 
 
@@ -94,7 +98,7 @@ _OF_A_MUTEX = {"fair", "reentrant", "owner"}
 _OPTIONAL = {"timeout", "max_hold", "node_timeout"}
 _ZERO_OK = {"timeout", "min_hold", "patience"}
 _FLAGS = {"renew", "cancel_on_lost", "fencing", "trust_restarts"}
-_TEXTS = {"prefix", "metadata"}
+_TEXTS = {"prefix", "metadata", "label"}
 
 _Settings = TypeVar("_Settings", LockSettings, ClientSettings)
 
@@ -122,8 +126,9 @@ def lock_settings(name: str, options: Mapping[str, Any], client: ClientSettings)
 
 
 def same_terms(a: LockSettings, b: LockSettings) -> bool:
-    """Whether a hold acquired with `a` may be passed on to a waiter with `b`: all but their timeouts are equal."""
-    return not a.min_hold and (a is b or replace(a, timeout=None) == replace(b, timeout=None))
+    """Whether a hold acquired with `a` may be passed on to a waiter with `b`: all but their timeouts and labels are
+    equal."""
+    return not a.min_hold and (a is b or replace(a, timeout=None, label="") == replace(b, timeout=None, label=""))
 
 
 def check_name(name: object) -> str:

@@ -23,6 +23,7 @@ from asynclock._options import (
     seconds,
 )
 from asynclock.acquire.handover import parse_handle
+from asynclock.acquire.observers import Observers
 from asynclock.acquire.session import Session
 from asynclock.acquire.sessions import Sessions
 from asynclock.info import Health, Holder, LockInfo, NodeHealth
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from asynclock._options import Seconds
+    from asynclock.events import Event
     from asynclock.locks.decorators import Skipped
     from asynclock.locks.lease import Lease
     from asynclock.rules.model import Kind
@@ -76,6 +78,7 @@ class Redlock:
         self._settings = ClientSettings()
         self._stores: tuple[Store, ...] = ()
         self._sessions = Sessions()
+        self._observers = Observers()
         self._set(nodes, options)
 
     def __repr__(self) -> str:
@@ -187,8 +190,8 @@ class Redlock:
         Raises ConfigError or TypeError when it decorates. A call raises what `async with` of a lock raises, and
         TypeError for a value of another type.
         """
-        self._lock_settings("synchronized", options)  # a wrong option raises here, not at the first call
-        return decorators.synchronized(name, lambda named: self(named, **options))
+        settings = self._settings_of_calls(name, options)
+        return decorators.synchronized(name, lambda named: Lock(check_name(named), MUTEX, settings(), self._session))
 
     def once(
         self, name: str | Callable[..., str], /, *, within: Seconds
@@ -201,12 +204,27 @@ class Redlock:
         says that split votes lasted for `patience` seconds.
         """
         length, patience = seconds("within", within), self._settings.patience
+        # With the client's min_hold the name would stay taken after a run that raised; the next call could not run.
+        settings = self._settings_of_calls(name, {"min_hold": 0})
 
         def lock(named: str) -> OnceLock:
-            # With the client's min_hold the name would stay taken after a run that raised; the next call could not run.
-            return OnceLock(named, MUTEX, self._lock_settings(named, {"min_hold": 0}), self._session)
+            return OnceLock(check_name(named), MUTEX, settings(), self._session)
 
         return decorators.once(name, lock, length, patience)
+
+    def _settings_of_calls(self, name: str | Callable[..., str], options: LockOptions) -> Callable[[], LockSettings]:
+        """The settings for the calls of a decorated function; their label is its template. They are computed now, so
+        that a wrong option raises here, and again only after `configure`."""
+        labelled: LockOptions = {"label": name, **options} if isinstance(name, str) else options
+        client, known = self._settings, self._lock_settings("synchronized", labelled)
+
+        def settings() -> LockSettings:
+            nonlocal client, known
+            if client is not self._settings:
+                client, known = self._settings, self._lock_settings("synchronized", labelled)
+            return known
+
+        return settings
 
     async def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over the hold that another process detached. `handle` is the string that `Lease.detach` returned.
@@ -221,6 +239,12 @@ class Redlock:
         protection. Returns whether the name was held. Raises QuorumUnavailable, ConfigError."""
         session = await self._opened()
         return await admin.break_lock(session, check_name(name))
+
+    def subscribe(self, listener: Callable[[Event], object], /) -> Callable[[], None]:
+        """Call `listener` with each event of this client from now on (`asynclock.events`), in the event loop in which
+        the event happens. A listener is not awaited and must not block. Its first exception is logged, and none reaches
+        the caller of a lock. Returns a function that ends the subscription. Raises ConfigError."""
+        return self._observers.add(listener)
 
     async def health(self) -> Health:
         """Ping each node: its latency, or its error. A ping waits for at most 1 s. Never raises."""
@@ -303,7 +327,7 @@ class Redlock:
 
     def _new_session(self) -> Session:
         self._stores = self._stores or _stores_of_environment()
-        return Session(self._settings, self._stores)
+        return Session(self._settings, self._stores, self._observers)
 
 
 def _stores(nodes: tuple[str | Redis | Store, ...]) -> tuple[Store, ...]:

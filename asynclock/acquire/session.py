@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.handover import Adoption
     from asynclock.acquire.hold import Hold
+    from asynclock.acquire.observers import Observers
     from asynclock.acquire.tenure import Tenure
     from asynclock.quorum.ballot import Ballot
     from asynclock.stores.port import Notice, Store
@@ -56,10 +57,11 @@ _HOST = socket.gethostname().replace("|", "_")
 class Session:
     """Made by the client at first use in a loop. No other loop may use it."""
 
-    def __init__(self, settings: ClientSettings, stores: Sequence[Store]) -> None:
+    def __init__(self, settings: ClientSettings, stores: Sequence[Store], observers: Observers) -> None:
         clocks = [store.clock for store in stores if store.clock is not None]
         self.loop = asyncio.get_running_loop()
         self.settings = settings
+        self.observers = observers
         self.clock = clocks[0] if clocks else SYSTEM
         self.watchdog = Watchdog(self.clock)
         self.holds = Holds()

@@ -1,0 +1,72 @@
+"""Observers: the listeners of one client, to which its sessions tell their events."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from typing import TYPE_CHECKING
+
+from asynclock._errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asynclock.events import Event
+
+log = logging.getLogger("asynclock")
+
+
+class Observers:
+    """Shared by all sessions of a client. `active` is empty while nobody listens: then no event of an acquire or a
+    release is made. The threads of several loops may use it: it is one list, whose operations are atomic."""
+
+    __slots__ = ("active",)
+
+    def __init__(self) -> None:
+        self.active: list[Callable[[Event], object]] = []
+
+    def add(self, listener: Callable[[Event], object]) -> Callable[[], None]:
+        """Tell `listener` each event from now on. Returns a function that ends this. Raises ConfigError."""
+        if not callable(listener):
+            raise ConfigError(f"a listener is a function of one event, not {type(listener).__name__}")
+        if inspect.iscoroutinefunction(listener):
+            raise ConfigError(
+                "a listener is called and not awaited: pass a plain function, which may put the event into an "
+                "asyncio.Queue for a task of yours"
+            )
+        guarded = _Guarded(listener)
+        self.active.append(guarded)
+
+        def remove() -> None:
+            with contextlib.suppress(ValueError):  # a second call has no effect
+                self.active.remove(guarded)
+
+        return remove
+
+    def tell(self, event: Event) -> None:
+        """Call each listener with the event."""
+        for listener in tuple(self.active):  # a listener may add or remove one
+            listener(event)
+
+
+class _Guarded:
+    """A listener whose exceptions are logged once."""
+
+    __slots__ = ("_failed", "_listener")
+
+    def __init__(self, listener: Callable[[Event], object]) -> None:
+        self._listener = listener
+        self._failed = False
+
+    def __call__(self, event: Event) -> None:
+        try:
+            self._listener(event)
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                log.exception(
+                    "asynclock: the listener %r raised an exception for %r; its later exceptions are not logged",
+                    self._listener,
+                    event,
+                )
