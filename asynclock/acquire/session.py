@@ -16,6 +16,7 @@ from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, brief
 from asynclock._loop import no_loop
 from asynclock._options import CONNECT_TIMEOUT, LockSettings, node_timeout
+from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
@@ -27,14 +28,13 @@ from asynclock.rules.registry import FAMILIES
 from asynclock.stores.port import NodeConfig, WrongKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Sequence
 
     from asynclock._options import ClientSettings
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.handover import Adoption
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.observers import Observers
-    from asynclock.acquire.tenure import Tenure
     from asynclock.quorum.ballot import Ballot
     from asynclock.stores.port import Notice, Store
 
@@ -293,68 +293,3 @@ class Session:
         if closer is not None:
             with contextlib.suppress(RuntimeError):  # it runs already: it has called aclose()
                 await closer.aclose()
-
-
-class Holds:
-    """The holds of one session, by name. A name with several holds keeps them in a dict, so that removing one takes
-    constant time."""
-
-    __slots__ = ("_by_name", "get")
-
-    def __init__(self) -> None:
-        self._by_name: dict[str, Hold | dict[Hold, None]] = {}
-        self.get = self._by_name.get  # called for each acquire
-
-    def all(self) -> list[Hold | dict[Hold, None]]:
-        """All that there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
-        return list(self._by_name.values())
-
-    def of(self, name: str) -> Iterable[Hold]:
-        """The holds of a name, oldest first."""
-        found = self._by_name.get(name)
-        return () if found is None else tuple(found) if isinstance(found, dict) else (found,)
-
-    def tenures(self, name: str) -> list[Tenure]:
-        """The tenures of a name, oldest first."""
-        return [tenure for hold in self.of(name) for tenure in hold.tenures]
-
-    def add(self, hold: Hold) -> None:
-        for name in hold.names:
-            known = self._by_name.get(name)
-            if known is None:
-                self._by_name[name] = hold
-            elif isinstance(known, dict):
-                known[hold] = None
-            else:
-                self._by_name[name] = {known: None, hold: None}
-
-    def remove(self, hold: Hold) -> None:
-        """Harmless for one that is not there."""
-        for name in hold.names:
-            known = self._by_name.get(name)
-            if known is hold:
-                del self._by_name[name]
-            elif isinstance(known, dict):
-                known.pop(hold, None)
-                if not known:
-                    del self._by_name[name]
-
-
-class Entries:
-    """The first entries of the owners of reentrant locks that are under way. Other tasks of the same owner wait for
-    them."""
-
-    __slots__ = ("_under_way",)
-
-    def __init__(self) -> None:
-        self._under_way: dict[tuple[str, Hashable], asyncio.Future[None]] = {}
-
-    def get(self, name: str, owner: Hashable) -> asyncio.Future[None] | None:
-        """A future that ends with the entry under way; None: there is none."""
-        return self._under_way.get((name, owner))
-
-    def begin(self, name: str, owner: Hashable) -> None:
-        self._under_way[name, owner] = asyncio.get_running_loop().create_future()
-
-    def end(self, name: str, owner: Hashable) -> None:
-        self._under_way.pop((name, owner)).set_result(None)

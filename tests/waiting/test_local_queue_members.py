@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock
+from asynclock.acquire.holds import Holds
 from asynclock.acquire.local_queue import LocalQueues
-from asynclock.acquire.session import Holds
 from tests.support.waiters import LIMIT, LONG, works
 
 KINDS: dict[str, Callable[[Redlock, str], Lock]] = {
