@@ -17,16 +17,13 @@ import redis
 from asynclock.rules.decide import decide
 from asynclock.rules.model import ID_LENGTH, MARK, Entry, Notice, Op, Rule, State, mode_of
 from asynclock.rules.several import decide_all
-from asynclock.stores.redis.keys import Keys, channel
-from tests.support.agreement import STAND_STILL, command_of
+from asynclock.stores.redis.keys import Keys
+from tests.support.agreement import STAND_STILL, View, assert_same_notices, command_of
 from tests.support.agreement import _ticket as ticket_text
 from tests.support.histories import MUTE, Ask, Listen, Pass, Permit, number
-from tests.support.on_the_wire import notice_on_wire, reply_on_wire
+from tests.support.on_the_wire import reply_on_wire
 from tests.support.shared_histories import AT, IDS, TAGS, Play, Step, World, Write, kind_of, op_of
-from tests.support.stage import Published, Stage
-
-View = dict[str, tuple[Any, float]]
-"""States as their keys: value and ms left (inf: no end)."""
+from tests.support.stage import Stage
 
 
 def keys_of(at: Keys) -> list[str]:
@@ -241,11 +238,6 @@ def assert_same_answer(op: Op, wire: list[Any], real: Any, early: float) -> None
         assert wire[1] - early <= real[1] <= wire[1] + 0.5, f"{op}: {real}, not {wire}"
         wire[1] = real[1]
     assert real == wire, f"{op}: {real}, not {wire}"
-
-
-def assert_same_notices(notices: Sequence[Notice], published: Published) -> None:
-    """The same notices, to the same clients, in the same order."""
-    assert published == [(channel(notice.tag), notice_on_wire(notice)) for notice in notices]
 
 
 def agree_on(stage: Stage, name: str, play: Play) -> None:
