@@ -50,7 +50,8 @@ class ClientOptions(LockOptions, total=False):
     """The options of a client."""
 
     prefix: str
-    """The key of a lock is this prefix and its name (default "")."""
+    """The key of a lock is this prefix and its name (default "lock:"). "" is for locks that are shared with other lock
+    libraries; then no other key of the database may have the name of a lock."""
     max_lease: Seconds
     """The longest lease in the whole deployment, in seconds (default 60). A restarted node casts no vote for this time
     and one second more."""
@@ -84,7 +85,7 @@ class ClientSettings:
     """Checked ClientOptions; all times are floats, in seconds."""
 
     lock: LockSettings = LockSettings()
-    prefix: str = ""
+    prefix: str = "lock:"
     max_lease: float = 60.0
     node_timeout: float | None = None
     patience: float = 5.0

@@ -276,7 +276,7 @@ def lined_up(waiters: int, server: Server, lease: float) -> dict[str, float]:
             process.go()
         for process in processes:
             process.hear()
-        while cli.zcard("asynclock~{hot}queue") != each * PROCESSES:
+        while cli.zcard("lock:asynclock~{lock:hot}queue") != each * PROCESSES:
             time.sleep(0.01)
         cli.config_resetstat()
         time.sleep(IDLE)

@@ -23,6 +23,7 @@ import pytest
 import redis
 
 from asynclock import Lease, Redlock
+from tests.support.default_keys import key_of
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -379,7 +380,7 @@ def test_a_long_job_that_loses_its_lease_fails(start: Start, urls: list[str], na
     job.says("%")
     for url in urls:
         with contextlib.closing(redis.Redis.from_url(url)) as operator:
-            assert operator.delete(name) == 1
+            assert operator.delete(key_of(name)) == 1
     assert job.ends() == 1
     assert "stopped: lost the lock" in job.said
     assert "done" not in job.said

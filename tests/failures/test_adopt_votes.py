@@ -17,14 +17,15 @@ from asynclock import ConfigError, LockError, LockNotHeld, QuorumUnavailable, Re
 from asynclock.acquire.handover import parse_handle
 from asynclock.rules.model import ID_LENGTH, Op, Verb
 from asynclock.stores.port import NodeConfig, ReplyHandler
-from asynclock.stores.redis.keys import keys
 from asynclock.stores.transactional import TransactionalNode
 from tests.support.cancelled_waits import Make
+from tests.support.default_keys import key_of, keys_of
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import id_of, nodes_of, set_clock, set_state, tag_of
 from tests.support.proxied_clients import behind_proxies, forget, learn, statistic, unknown
 from tests.support.servers import Server, Servers
 from tests.support.still_clock import Memory, Still, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, holder, until, urls_of
 
 # -- the second round ------------------------------------------------------------------------------------------------
@@ -38,7 +39,7 @@ async def test_a_majority_knows_the_fence_of_an_adoption(shared_urls: list[str],
         await taker.health()
         lease = await giver(name).acquire(timeout=None)
         handle = await lease.detach()
-        key = keys("", name).fence
+        key = keys_of(name).fence
         for ahead, url in enumerate(urls[:majority], 1):
             with closing(blocking.Redis.from_url(url)) as cli:
                 cli.set(key, lease.fence + ahead * 10**9, px=60_000)
@@ -92,7 +93,7 @@ async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
         lease = await giver(name).acquire(timeout=None)
         handle = await lease.detach()
         for ahead, store in enumerate(stores):
-            state = store.state(name)
+            state = state_of(store, name)
             set_state(store, name, replace(state, fence=state.fence + ahead * 10**9))
         for store in stores[:2]:
             store.refuses = True
@@ -109,7 +110,7 @@ async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
             while not adopting.done():
                 await still.until(still.clock.now() + 0.05)
             adopted = await adopting
-        assert sum(store.state(name).fence >= adopted.fence for store in stores) > 1
+        assert sum(state_of(store, name).fence >= adopted.fence for store in stores) > 1
         await adopted.release()
 
 
@@ -203,8 +204,8 @@ async def test_no_error_of_a_failed_adoption_shows_an_id(servers: Servers, name:
 
 def put_list(server: Server, name: str) -> None:
     with server.cli() as cli:
-        cli.delete(name)
-        cli.rpush(name, "somebody's")
+        cli.delete(key_of(name))
+        cli.rpush(key_of(name), "somebody's")
 
 
 # -- a round that failed ---------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tests.support.cancelled_waits import sent
 from tests.support.distant_stores import Beyond
 from tests.support.probes import deliver_notice, denied_by, id_of, said_to_be_broken
 from tests.support.servers import Server
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, holder, urls_of
 
 
@@ -74,7 +75,7 @@ async def test_d7_nodes_at_different_distances(name: str, nodes: int, apart: flo
         await beyond.finish(guarded, breaking)
         await beyond.pass_time(0.2)
         assert reasons == ["broken"]
-        assert not any(store.state(name).holds for store in beyond.far)
+        assert not any(state_of(store, name).holds for store in beyond.far)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from asynclock import ConfigError, LockLost, LockNotHeld, Redlock
 from tests.support.cancelled_waits import sent
+from tests.support.default_keys import key_of
 from tests.support.probes import nodes_of, renew_now, valid_until
 from tests.support.proxy import RELEASE, Proxy, cancelled_at
 from tests.support.servers import Server
@@ -32,7 +33,7 @@ async def test_a1_cancelled_after_the_server_granted(server: Server, name: str) 
             await caller
         proxy.let_go()
         assert await is_free(redlock, name)
-        assert not server.cli().exists(name)
+        assert not server.cli().exists(key_of(name))
 
 
 async def test_a2_cancelled_during_release(server: Server, name: str) -> None:
@@ -51,7 +52,7 @@ async def test_a2_cancelled_during_release(server: Server, name: str) -> None:
         proxy.let_go()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        assert not server.cli().exists(name)
+        assert not server.cli().exists(key_of(name))
 
 
 async def test_a3_no_task_is_lost_to_the_collector(server: Server, name: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -88,11 +89,11 @@ def test_a4_release_while_the_loop_shuts_down(server: Server, name: str) -> None
         holder = asyncio.create_task(hold())
         await inside.wait()
         left.append(await redlock(f"{name}:left").acquire())
-        assert server.cli().exists(name, f"{name}:left") == 2
+        assert server.cli().exists(key_of(name), key_of(f"{name}:left")) == 2
         assert not holder.done()
 
     asyncio.run(leave_it_to_the_loop())
-    assert not server.cli().exists(name, f"{name}:left")
+    assert not server.cli().exists(key_of(name), key_of(f"{name}:left"))
 
 
 async def test_a4_aclose_drains(server: Server, name: str) -> None:
@@ -100,7 +101,7 @@ async def test_a4_aclose_drains(server: Server, name: str) -> None:
     redlock = Redlock(server.url)
     lease = await redlock(name).acquire(timeout=None)
     await redlock.aclose()
-    assert not server.cli().exists(name)
+    assert not server.cli().exists(key_of(name))
     assert not lease.held
     with pytest.raises(LockLost) as caught:
         await lease.release()
@@ -132,7 +133,7 @@ async def test_a7_renewal_in_flight_while_released(server: Server, name: str) ->
         proxy.let_go()
         await releasing
         assert await is_free(redlock, name)
-        assert not server.cli().exists(name)
+        assert not server.cli().exists(key_of(name))
 
 
 async def test_a10_a_cancel_while_waiting_is_raised(make: Callable[..., Redlock], name: str) -> None:
@@ -362,5 +363,5 @@ async def test_a4_a_cancelled_aclose_still_closes(server: Server, name: str) -> 
         proxy.let_go()
         await client.aclose()
         assert not lease.held
-        assert not server.cli().exists(name)
+        assert not server.cli().exists(key_of(name))
         assert nodes_of(client)[0].state.value == "closed"

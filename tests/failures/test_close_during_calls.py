@@ -16,6 +16,7 @@ from tests.support.cancelled_waits import known, no_task_is_left
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import acquisitions_of, pauses, set_state
 from tests.support.still_clock import Memory, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG
 
 either_order = pytest.mark.parametrize("closes_first", [False, True])
@@ -370,7 +371,7 @@ async def test_a17_the_second_round_as_the_client_closes(name: str, what: str) -
         for store, fence in zip(stores, (2**52, 2**51, 2**50), strict=True):
             store.deaf = True
             store.asked.clear()
-            set_state(store, name, replace(store.state(name), fence=fence, fence_ends=clock.wall() + LONG))
+            set_state(store, name, replace(state_of(store, name), fence=fence, fence_ends=clock.wall() + LONG))
         asked = client.adopt(handle) if what == "adopt" else client(name).acquire(timeout=None)
         asking = asyncio.create_task(_awaited(asked))
         async with asyncio.timeout(LIMIT):
@@ -379,4 +380,4 @@ async def test_a17_the_second_round_as_the_client_closes(name: str, what: str) -
             await client.aclose()
             with pytest.raises(ConfigError):
                 await asking
-        assert not any(store.state(name).holds for store in stores)
+        assert not any(state_of(store, name).holds for store in stores)

@@ -11,8 +11,8 @@ import redis as redis_py
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.rules.model import ID_LENGTH
-from asynclock.stores.redis.keys import keys
 from tests.support.cut_servers import FaultyProxy, cut_proxies, heal_proxies, proxies_to
+from tests.support.default_keys import keys_of
 from tests.support.probes import (
     connection_of,
     id_of,
@@ -134,7 +134,7 @@ async def test_an_attempt_cut_off_on_its_way_meets_a_tombstone(servers: Servers,
 
 def has_tombstone(server: Server, name: str, id: str) -> bool:
     with server.cli() as cli:
-        return bool(cli.exists(keys("", name).undone + id[:ID_LENGTH]))
+        return bool(cli.exists(keys_of(name).undone + id[:ID_LENGTH]))
 
 
 async def cut_and_back(proxies: list[FaultyProxy], client: Redlock) -> None:

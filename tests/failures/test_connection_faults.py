@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from asynclock import LockLost, QuorumUnavailable, Redlock
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.redis.scripts import SCRIPTS
+from tests.support.default_keys import key_of, keys_of
 from tests.support.probes import (
     ask_nodes,
     clock_of,
@@ -63,8 +64,8 @@ async def test_c1_replies_stay_in_step(server: Server, proxy: Proxy, name: str) 
         for i in range(10):
             async with redlock(f"{name}:{i}") as lease:
                 fences.append(lease.fence)
-                assert server.cli().get(f"{name}:{i}").split(b"|")[1] != b"0"  # type: ignore[union-attr]
-            assert int(server.cli().get(f"asynclock~{{{name}:{i}}}fence")) == lease.fence  # type: ignore[arg-type]
+                assert server.cli().get(key_of(f"{name}:{i}")).split(b"|")[1] != b"0"  # type: ignore[union-attr]
+            assert int(server.cli().get(keys_of(f"{name}:{i}").fence)) == lease.fence  # type: ignore[arg-type]
         assert fences == sorted(set(fences))
         assert held.held
         await held.release()
@@ -77,7 +78,7 @@ async def test_c2_the_reply_was_lost(server: Server, proxy: Proxy, name: str) ->
         proxy.drop_replies = True
         caller = asyncio.create_task(redlock(name).acquire(timeout=10))
         await sent.wait()
-        while not server.cli().exists(name):
+        while not server.cli().exists(key_of(name)):
             await asyncio.sleep(0)
         proxy.drop_replies = False
         proxy.cut()
@@ -105,7 +106,7 @@ async def test_c2_a_clients_retry_policy_is_off(server: Server, proxy: Proxy, na
         await back(redlock)
         calls = server.cli().info("commandstats")["cmdstat_evalsha"]["calls"]
         assert calls == before + 2  # the acquire, and its undo
-        await gone(server, name)
+        await gone(server, key_of(name))
 
 
 async def test_c3_a_set_frozen_in_a_stopped_server(server: Server, proxy: Proxy, name: str) -> None:
@@ -125,7 +126,7 @@ async def test_c3_a_set_frozen_in_a_stopped_server(server: Server, proxy: Proxy,
         await back(redlock)
         assert released.is_set()
         assert server.cli().keys("*undone*")
-        assert not server.cli().exists(name)
+        assert not server.cli().exists(key_of(name))
         assert not await redlock(name).locked()
 
 
@@ -141,13 +142,13 @@ async def test_c4_a_late_undo_hits_nothing(server: Server, proxy: Proxy, name: s
         proxy.cut()  # attempt 1 is ambiguous; its undo is owed
         with pytest.raises(QuorumUnavailable):
             await caller
-        server.cli().delete(name)
+        server.cli().delete(key_of(name))
         async with other(name) as lease:
             proxy.drop_replies = False
             proxy.let_go()
             await back(redlock)  # by now the undo went, first on the new connection
             assert lease.held
-            assert server.cli().exists(name)
+            assert server.cli().exists(key_of(name))
             await lease.extend()
 
 
@@ -155,11 +156,11 @@ async def test_c5_release_after_expiry(server: Server, name: str) -> None:
     """Another client's lock is never deleted; the caller gets LockLost."""
     async with Redlock(server.url) as redlock:
         lease = await redlock(name).acquire(timeout=None)
-        server.cli().set(name, "somebody else", px=30000)
+        server.cli().set(key_of(name), "somebody else", px=30000)
         with pytest.raises(LockLost) as caught:
             await lease.release()
         assert caught.value.reason == "taken"
-        assert server.cli().get(name) == b"somebody else"
+        assert server.cli().get(key_of(name)) == b"somebody else"
 
 
 async def test_c6_script_flush(server: Server, name: str) -> None:
@@ -172,7 +173,7 @@ async def test_c6_script_flush(server: Server, name: str) -> None:
         await lease.extend()
         server.cli().script_flush()
         await lease.release()
-        assert not server.cli().exists(name)
+        assert not server.cli().exists(key_of(name))
 
 
 async def test_c6_restart(server: Server, name: str) -> None:
@@ -264,11 +265,11 @@ async def test_c15_release_and_extend_work_under_oom(server: Server, name: str) 
         rests = await redlock(f"{name}:rests", min_hold=20).acquire(timeout=None)
         server.cli().config_set("maxmemory", 1)
         await lease.extend(lease=50)
-        assert server.cli().pttl(name) > 45_000
+        assert server.cli().pttl(key_of(name)) > 45_000
         await lease.release()
-        assert not server.cli().exists(name)
+        assert not server.cli().exists(key_of(name))
         await rests.release()
-        assert 0 < server.cli().pttl(f"{name}:rests") <= 20_000
+        assert 0 < server.cli().pttl(key_of(f"{name}:rests")) <= 20_000
 
 
 async def test_c16_noscript_after_the_undo_was_queued(server: Server, proxy: Proxy, name: str) -> None:
@@ -291,7 +292,7 @@ async def test_c16_noscript_after_the_undo_was_queued(server: Server, proxy: Pro
         await undone.wait()
         proxy.let_go()
         assert not await redlock(name).locked()
-        assert not server.cli().exists(name)
+        assert not server.cli().exists(key_of(name))
 
 
 async def test_c18_the_same_id_is_granted_twice(server: Server, name: str) -> None:
@@ -301,12 +302,12 @@ async def test_c18_the_same_id_is_granted_twice(server: Server, name: str) -> No
         op = Op(Verb.ACQUIRE, kind_of(redlock(name)), name, new_id(redlock, seed), 2.0, seed, 60.0)
         first = ask_nodes(redlock, op, 1.0)
         await first.settled(asyncio.get_running_loop())
-        while server.cli().pttl(name) > 1900:
+        while server.cli().pttl(key_of(name)) > 1900:
             await asyncio.sleep(0.005)
         again = ask_nodes(redlock, op, 1.0)
         await again.settled(asyncio.get_running_loop())
         assert again.fences() == first.fences()
-        assert server.cli().pttl(name) > 1950
+        assert server.cli().pttl(key_of(name)) > 1950
         undo(redlock, again)
 
 
@@ -330,7 +331,7 @@ async def test_releases_are_scripts_where_the_servers_command_is_forbidden(serve
     async with Redlock(server.url.replace("unix://", "unix://app:pw@")) as redlock:
         leases = [await redlock(f"{name}:{i}").acquire(timeout=None) for i in range(5)]
         await asyncio.gather(*(lease.release() for lease in leases))
-        assert not server.cli().keys(f"{name}*")
+        assert not server.cli().keys(key_of(f"{name}*"))
 
 
 async def test_no_release_is_pending_for_commands_that_never_left(five: list[Server], name: str) -> None:

@@ -16,6 +16,7 @@ from asynclock import Lease, Redlock
 from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
 from asynclock.stores.port import NodeConfig, Notice, ReplyHandler
 from asynclock.stores.transactional import TransactionalNode
+from tests.support.default_keys import key_of
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import (
     acquisitions_of,
@@ -29,6 +30,7 @@ from tests.support.probes import (
 from tests.support.proxied_clients import behind_proxies, forget, learn, unknown, whole
 from tests.support.servers import Server
 from tests.support.still_clock import Memory, Still, idle, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, holder, in_queue, until, urls_of
 
 # -- a server that is no master for a while --------------------------------------------------------------------------
@@ -49,7 +51,7 @@ async def test_a_release_that_a_replica_refused(server: Server, name: str, waite
         with server.cli() as cli:
             cli.replicaof("127.0.0.1", "1")
             await lease.release()
-            assert cli.exists(name)
+            assert cli.exists(key_of(name))
             cli.replicaof("NO", "ONE")
         await until(lambda: not holder(server, name))
 
@@ -140,7 +142,7 @@ async def test_an_undo_sent_again_after_the_leave(servers: Any, name: str) -> No
         await until(lambda: in_queue(some, name, 1)() and idle(second))
         ours = holder(odd, name)
         with odd.cli() as cli:
-            cli.delete(name)
+            cli.delete(key_of(name))
         for proxy in proxies:
             proxy.hold_replies()
         notify_in_vain(second, name, 3)
@@ -224,7 +226,7 @@ class Waiter(Still):
 
     def tickets(self) -> list[int]:
         """The stores at which there is a ticket."""
-        return [index for index, store in enumerate(self.all) if store.state(self.name).queue]
+        return [index for index, store in enumerate(self.all) if state_of(store, self.name).queue]
 
 
 @pytest.mark.parametrize("late", ["yes", "no", "nothing"])
@@ -246,7 +248,7 @@ async def test_answers_that_come_after_the_attempt_was_won(name: str, late: str)
             store.asked.clear()
             if late == "no":
                 stranger = Entry(f"{'f' * ID_LENGTH}|1|a stranger", None)
-                set_state(store, name, replace(store.state(name), holds=(stranger,)))
+                set_state(store, name, replace(state_of(store, name), holds=(stranger,)))
             if late == "nothing":
                 grant_of(got).fail(index, ConnectionError("it disconnected"), maybe=True)
             else:
@@ -291,7 +293,7 @@ async def test_a_split_attempt_undone_again_after_the_leave(name: str) -> None:
     async with waiter.waits() as (_, other, waiting):
         free, odd, unsure = waiter.all[2:]
         for store in free, odd:
-            set_state(store, name, replace(store.state(name), holds=(), marked=False))
+            set_state(store, name, replace(state_of(store, name), holds=(), marked=False))
         unsure.fails = True
         notify_in_vain(other, name, 5)
         await until_held(odd, name)
@@ -305,11 +307,11 @@ async def test_a_split_attempt_undone_again_after_the_leave(name: str) -> None:
         assert not waiter.tickets()
         assert odd.resend() == 1
         assert not waiter.tickets()
-        assert not odd.state(name).holds
+        assert not state_of(odd, name).holds
 
 
 async def until_held(store: Memory, name: str) -> None:
     """Turn by turn, so that the next step comes after it."""
     async with asyncio.timeout(LIMIT):
-        while not store.state(name).holds:
+        while not state_of(store, name).holds:
             await asyncio.sleep(0)

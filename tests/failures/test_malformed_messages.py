@@ -12,6 +12,7 @@ from asynclock.rules.model import ID_LENGTH, Notice
 from asynclock.stores.redis.keys import channel
 from asynclock.stores.redis.notices import notice_of
 from tests.support.cancelled_waits import sent
+from tests.support.default_keys import PREFIX, key_of
 from tests.support.on_the_wire import notice_on_wire
 from tests.support.probes import connection_of, feed, nodes_of, tag_of, unanswered
 from tests.support.servers import Server
@@ -23,7 +24,7 @@ some_nodes = pytest.mark.parametrize("nodes", [1, 3])
 
 def junk(waiter: bytes, name: str, chance: random.Random) -> list[bytes]:
     """Messages of many kinds. None is the grant of a ticket that was ever sent."""
-    key = name.encode()
+    key = key_of(name).encode()
     numbers = [b"", b"x", b"-", b"1.5", b"1_0", b"\xd9\xa1", b"nan", b"1e9", b"9" * 17, b"9" * 400, b"9" * 5000]
     found = [b"", b" ", b"    ", b"\x00", b"\xff\xfe", b"{}", waiter, waiter + b" 1", waiter + b" 1 0", b"x" * 100_000]
     for number in numbers:
@@ -110,7 +111,7 @@ async def test_a_grant_of_one_node_of_three_is_no_lock(five: list[Server], name:
             await until(lambda: idle(waits) and all(numbers(each, name) == [1] for each in servers))
             whose = queue(servers[0], name)[0][:ID_LENGTH].decode()
             with servers[0].cli() as cli:
-                forged = notice_on_wire(Notice(whose, 1, lease.fence + 1, name=name))
+                forged = notice_on_wire(Notice(whose, 1, lease.fence + 1, name=name), PREFIX)
                 assert cli.publish(channel(tag_of(waits)), forged) == 1
             await sent([waits, waits])
             await until(lambda: idle(waits) or waiting.done())

@@ -15,9 +15,9 @@ from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis import delivery as _delivery
 from asynclock.stores.redis import pending
 from asynclock.stores.redis.connection import Connection
-from asynclock.stores.redis.keys import keys
 from asynclock.stores.redis.pending import PendingReleases
 from tests.support.cut_servers import Clocked, cut_proxies, heal_proxies, proxies_to, swallow
+from tests.support.default_keys import key_of, keys_of
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import id_of, node_of, nodes_of, pending_releases_of, tickets_of
 from tests.support.servers import Servers
@@ -168,7 +168,7 @@ async def test_the_release_of_a_command_sent_before_the_break_stays_pending(
         await back(client)
         await until(in_queue(some, name, 0))
         with some[-1].cli() as cli:
-            assert cli.exists(keys("", name).undone + ticket[:ID_LENGTH])
+            assert cli.exists(keys_of(name).undone + ticket[:ID_LENGTH])
         await lease.release()
 
 
@@ -188,7 +188,7 @@ async def test_c3_a_set_frozen_in_one_of_three(servers: Servers, name: str) -> N
         some[2].thaw()
         await back(client)
         with some[2].cli() as cli:
-            await until(lambda: cli.exists(keys("", name).undone + id_of(lease)[:ID_LENGTH]))
+            await until(lambda: cli.exists(keys_of(name).undone + id_of(lease)[:ID_LENGTH]))
         await until(lambda: not holder(some[2], name))
 
 
@@ -292,5 +292,5 @@ async def test_a_pending_min_hold_counts_from_the_release(servers: Servers, name
         await until(lambda: all(node.error is None for node in nodes_of(client)))
         for server in some:
             with server.cli() as cli:
-                await until(lambda: 0 < cli.pttl(name) <= 20_000)
-                assert cli.pttl(name) <= 5_000
+                await until(lambda: 0 < cli.pttl(key_of(name)) <= 20_000)
+                assert cli.pttl(key_of(name)) <= 5_000

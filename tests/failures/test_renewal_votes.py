@@ -12,21 +12,22 @@ import pytest
 from asynclock import Lease, LockLost, QuorumUnavailable, Redlock
 from asynclock.quorum.ballot import drift
 from asynclock.rules.model import ID_LENGTH
-from asynclock.stores.redis.keys import keys
 from tests.support.cancelled_waits import sent
+from tests.support.default_keys import key_of, keys_of
 from tests.support.distant_stores import Beyond
 from tests.support.probes import check, forget_all, grant_of, id_of, nodes_of, release_by_script
 from tests.support.proxied_clients import behind_proxies, forget, learn, unknown
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 from tests.support.still_clock import Still, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, back, calls, holder, until, urls_of
 
 
 def forgets(server: Server, name: str) -> None:
     """The server loses the key."""
     with server.cli() as cli:
-        assert cli.delete(name)
+        assert cli.delete(key_of(name))
 
 
 # -- what counts -----------------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ async def test_a_renewal_leaves_room_for_drift(name: str, nodes: int) -> None:
             await turns()
             await lease.extend(lease=length)
             for store in still.stores:
-                assert [hold.ends for hold in store.state(name).holds] == [pytest.approx(store.now() + length)]
+                assert [hold.ends for hold in state_of(store, name).holds] == [pytest.approx(store.now() + length)]
             assert lease.remaining == pytest.approx(length - drift(length))
 
 
@@ -176,7 +177,7 @@ async def test_a_node_that_was_healed_is_not_counted_out(name: str, nodes: int) 
             await beyond.finish(asyncio.create_task(lease.extend()))
             await beyond.pass_time(0.05)
             assert lease.held
-        assert all(store.state(name).holds for store in beyond.far)
+        assert all(state_of(store, name).holds for store in beyond.far)
         await beyond.finish(asyncio.create_task(lease.release()))
 
 
@@ -191,13 +192,13 @@ async def test_a_hold_without_a_fence_is_not_healed(five: list[Server], name: st
         await sent([client])
         assert [bool(holder(server, name)) for server in some] == [False, True, True]
         with some[0].cli() as cli:
-            assert not cli.exists(keys("", name).fence)
+            assert not cli.exists(keys_of(name).fence)
         await lease.release()
 
 
 def members(server: Server, name: str) -> set[bytes]:
     with server.cli() as cli:
-        found: Any = cli.zrange(name, 0, -1)
+        found: Any = cli.zrange(key_of(name), 0, -1)
     return set(found)
 
 

@@ -10,6 +10,7 @@ import pytest
 from asynclock import Redlock
 from asynclock.stores.redis.keys import mark
 from tests.support.cut_servers import proxies_to
+from tests.support.default_keys import PREFIX, key_of
 from tests.support.probes import clock_of, connection_of, in_quarantine, nodes_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG, back, holder, until, urls_of
@@ -35,7 +36,7 @@ async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Serv
         await until(lambda: info_of(lagging)["uptime_in_seconds"] >= 4)
         async with holds(name, renew=False) as lease:
             with some[2].cli() as cli:
-                cli.delete(name)
+                cli.delete(key_of(name))
             proxies[0].back = lagging.path
             node = nodes_of(rival)[0]
             before = connection_of(node)
@@ -58,7 +59,7 @@ async def test_d3_first_use_leaves_its_mark_on_servers_of_age(servers: Servers, 
             pass
     for each in some:
         with each.cli() as cli:
-            assert cli.get(mark("")) == info_of(each)["run_id"].encode()
+            assert cli.get(mark(PREFIX)) == info_of(each)["run_id"].encode()
 
 
 async def test_a_server_in_quarantine_goes_on_keeping_its_key(servers: Servers, name: str) -> None:
@@ -73,7 +74,7 @@ async def test_a_server_in_quarantine_goes_on_keeping_its_key(servers: Servers, 
         await back(client)
         assert in_quarantine(node)
         with some[0].cli() as cli:
-            cli.pexpire(name, 30_000)
+            cli.pexpire(key_of(name), 30_000)
             await lease.extend()
-            await until(lambda: cli.pttl(name) > 30_000)
+            await until(lambda: cli.pttl(key_of(name)) > 30_000)
         assert in_quarantine(node)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
+from tests.support.default_keys import key_of, keys_of
 from tests.support.probes import in_quarantine, nodes_of
 from tests.support.servers import Server, Servers
 
@@ -63,7 +64,7 @@ async def test_d3_a_rolling_restart_under_a_held_lease(five: list[Server], name:
         for each in five[:3]:
             each.restart()
             node = nodes_of(redlock)[five.index(each)]
-            while node.error is not None or in_quarantine(node) or not each.cli().exists(name):
+            while node.error is not None or in_quarantine(node) or not each.cli().exists(key_of(name)):
                 assert lease.held
                 await asyncio.sleep(0.01)
         assert lease.held
@@ -132,7 +133,7 @@ async def test_fences_rise_over_nodes_that_disagree(five: list[Server], name: st
     async with client(five) as redlock:
         async with redlock(name) as lease:
             fence = lease.fence
-        key = f"asynclock~{{{name}}}fence"
+        key = keys_of(name).fence
         for ahead, nodes in ((10**7, five[:1]), (10**9, five[1:]), (10**10, five[2:4]), (10**12, five[3:])):
             for each in nodes:
                 each.cli().set(key, fence + ahead)
@@ -152,11 +153,11 @@ async def test_d7_an_operator_deletes_the_key(five: list[Server], name: str, how
             async with redlock(name) as lease:
                 for each in five[:nodes]:
                     if how == "delete":
-                        each.cli().delete(name)
+                        each.cli().delete(key_of(name))
                     elif how == "flushall":
                         each.cli().flushall()
                     else:
-                        each.cli().set(name, "somebody else", px=60_000)
+                        each.cli().set(key_of(name), "somebody else", px=60_000)
                 await asyncio.Event().wait()
         assert caught.value.reason == ("taken" if how == "steal" else "broken")
         assert lease.remaining == 0.0
@@ -204,11 +205,11 @@ async def test_a_node_that_forgot_the_hold_counts_no_more(five: list[Server], na
             left = lease.remaining
             await asyncio.sleep(0.005)
         five[0].freeze()
-        five[1].cli().delete(name)
+        five[1].cli().delete(key_of(name))
         loop = asyncio.get_running_loop()
         until = loop.time() + lease.remaining
         assert await lease.wait_lost() is True
-        assert five[1].cli().exists(name) == 0
+        assert five[1].cli().exists(key_of(name)) == 0
         assert loop.time() < until  # the lease does not rely on a withdrawn vote
         for each in (five[0], five[2]):
             each.thaw()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from asynclock import Lease, Redlock
+from tests.support.default_keys import key_of
 from tests.support.probes import clock_of, connection_of, grant_of, nodes_of, tickets_of, unanswered
 from tests.support.servers import Server
 from tests.support.still_clock import idle
@@ -36,7 +37,7 @@ async def test_a_late_undo_delays_no_other_command(servers: Any, name: str) -> N
     some = [servers.start() for _ in range(3)]
     async with waited_for(some, name, node_timeout=1.0) as (lease, client, waiting):
         with some[0].cli() as cli:
-            cli.set(f"{name}:other", STRANGER)
+            cli.set(key_of(f"{name}:other"), STRANGER)
         some[2].freeze()
         (ticket,) = tickets_of(client)
         await lease.release()
@@ -57,7 +58,7 @@ async def test_a_client_that_closes_withdraws_its_ticket_everywhere(servers: Any
     some = [servers.start() for _ in range(3)]
     async with waited_for(some, name, node_timeout=5.0) as (lease, client, waiting):
         with some[2].cli() as cli:
-            cli.set(name, STRANGER)
+            cli.set(key_of(name), STRANGER)
         some[2].freeze()
         releasing = asyncio.create_task(lease.release())
         got = await waiting

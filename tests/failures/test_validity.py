@@ -13,6 +13,7 @@ from asynclock import ConfigError, Lease, LockLost, LockNotHeld, QuorumUnavailab
 from tests.support.distant_stores import Beyond
 from tests.support.probes import id_of, nodes_of, reconnected, session_of, tag_of
 from tests.support.still_clock import turns
+from tests.support.user_store import state_of
 
 _OFTEN = ["ask"] * 3 + ["release"] * 2 + ["toggle silence"] * 2
 
@@ -100,7 +101,7 @@ class Believers(Beyond):
             kept = [
                 hold.ends - store.now()
                 for store in self.far
-                for hold in store.state(self.name).holds
+                for hold in state_of(store, self.name).holds
                 if hold.id == id_of(lease) and hold.ends is not None
             ]
             assert sum(left >= lease.remaining for left in kept) > len(self.far) // 2, (lease, kept)

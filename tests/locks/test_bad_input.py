@@ -18,6 +18,7 @@ from redis.asyncio.cluster import ClusterNode, RedisCluster
 
 from asynclock import ConfigError, LockNotHeld, QuorumUnavailable, Redlock
 from asynclock.client import redlock as ready_made
+from tests.support.default_keys import key_of
 from tests.support.programs import run_python
 from tests.support.servers import Servers
 from tests.support.waiters import works
@@ -245,7 +246,7 @@ async def test_d1_a_path_and_a_link_to_it(servers: Servers) -> None:
     alias.symlink_to(one.path)
     await doubled(Redlock(one.url, f"unix://{alias}", two.url))
     with one.cli() as cli:
-        assert not cli.exists("order:42")
+        assert not cli.exists(key_of("order:42"))
 
 
 async def test_d1_two_databases_of_one_server(servers: Servers) -> None:

@@ -14,10 +14,12 @@ from asynclock.quorum.ballot import drift
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Refused
+from tests.support.default_keys import key_of
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import kind_of, replace_ask
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
+from tests.support.user_store import state_of
 
 
 def fake(**options: Any) -> tuple[Redlock, MemoryStore, FakeClock]:
@@ -43,12 +45,12 @@ async def test_b1_the_deadline_is_checked_before_renewing(server: Server, name: 
     """A watchdog that wakes too late sends no renewal, though the key may still be there."""
     async with Redlock(server.url) as redlock:
         lease = await redlock(name, lease=0.2).acquire(timeout=None)
-        server.cli().persist(name)
+        server.cli().persist(key_of(name))
         extends = server.cli().info("commandstats").get("cmdstat_pexpire", {"calls": 0})["calls"]
         time.sleep(0.25)  # to block the loop is what this test is about
         assert await lease.wait_lost() is True
         assert server.cli().info("commandstats").get("cmdstat_pexpire", {"calls": 0})["calls"] == extends
-        server.cli().delete(name)
+        server.cli().delete(key_of(name))
 
 
 async def test_b2_the_wall_clock_jumps(name: str) -> None:
@@ -99,7 +101,7 @@ async def test_b5_validity_counts_from_the_send(server: Server, proxy: Proxy, na
         waiting = asyncio.create_task(redlock(name, renew=False).acquire(timeout=0))
         await sent.wait()
         before = now()
-        while server.cli().pttl(name) > 1700:
+        while server.cli().pttl(key_of(name)) > 1700:
             await asyncio.sleep(0.01)
         late_by = now() - before
         proxy.let_go()
@@ -116,12 +118,12 @@ async def test_b6_extend_after_the_deadline(name: str) -> None:
     clock.advance(30.0)
     with pytest.raises(LockLost):
         await lease.extend()
-    assert store.state(name).holds == ()
+    assert state_of(store, name).holds == ()
     kind = kind_of(redlock(name))
     replies: list[list[object]] = []
     store.decide(name, Op(Verb.EXTEND, kind, name, "x" * 32, 30.0, memory=60.0), replies.append)
     assert replies == [Refused(None)]
-    assert store.state(name).holds == ()
+    assert state_of(store, name).holds == ()
     await redlock.aclose()
 
 
@@ -130,7 +132,7 @@ async def test_b7_an_extend_with_a_shorter_time(server: Server, name: str) -> No
     async with Redlock(server.url) as redlock, redlock(name, lease=40) as lease:
         await lease.extend(lease=1)
         assert lease.remaining > 38
-        assert server.cli().pttl(name) > 38_000
+        assert server.cli().pttl(key_of(name)) > 38_000
 
 
 async def test_b10_one_renewal_is_lost(server: Server, proxy: Proxy, name: str) -> None:
@@ -164,7 +166,7 @@ async def test_the_watchdog_renews_at_a_third(name: str) -> None:
         await turns()
         assert lease.held
         assert lease.remaining > 30.0 * 2 / 3 - 5.0 - 1.0
-    assert store.state(name).holds
+    assert state_of(store, name).holds
     await lease.release()
     await redlock.aclose()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from asynclock import ConfigError, LockLost, LockNotHeld, QuorumUnavailable, Redlock
+from tests.support.default_keys import key_of
 from tests.support.servers import Server
 
 
@@ -239,9 +240,9 @@ async def test_breaking_serves_the_next_waiter(make: Callable[..., Redlock], nam
 async def test_breaking_frees_what_another_program_left(server: Server, name: str) -> None:
     """The key of another program is deleted, also one without expiry."""
     with server.cli() as cli:
-        cli.set(name, "left")
+        cli.set(key_of(name), "left")
         async with Redlock(server.url) as client:
             assert await client.break_lock(name)
-            assert cli.get(name) is None
+            assert cli.get(key_of(name)) is None
             async with client(name, timeout=0):
                 pass

@@ -11,6 +11,7 @@ import redis as blocking
 
 from asynclock import ConfigError, Lease, Lock, LockNotHeld, Redlock, Unsupported
 from asynclock.stores.memory import MemoryStore
+from tests.support.default_keys import key_of
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, LONG
 
@@ -135,15 +136,15 @@ async def test_the_key_is_something_else_by_now(shared_urls: list[str], name: st
         handle = await (await taken(KINDS[kind](giver, name))).detach()
         for url in urls[: nodes // 2 + 1]:
             with closing(blocking.Redis.from_url(url)) as cli:
-                cli.delete(name)
-                cli.rpush(name, "somebody's")
+                cli.delete(key_of(name))
+                cli.rpush(key_of(name), "somebody's")
         async with asyncio.timeout(LIMIT):
             with pytest.raises(ConfigError, match="in use as no lock, but a list"):
                 await taker.adopt(handle)
         for url in urls[: nodes // 2 + 1]:
             with closing(blocking.Redis.from_url(url)) as cli:
-                assert cli.lrange(name, 0, -1) == [b"somebody's"]
-                cli.delete(name)
+                assert cli.lrange(key_of(name), 0, -1) == [b"somebody's"]
+                cli.delete(key_of(name))
 
 
 # -- an owner that enters again meanwhile ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from asynclock import Redlock
 from tests.support.cancelled_waits import SOON, Make
 from tests.support.probes import enter_again, hold_of
 from tests.support.still_clock import Still, TenureRecord, idle, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LONG
 
 nodes = pytest.mark.parametrize("nodes", [1, 5])
@@ -35,9 +36,9 @@ async def test_a15_nothing_is_sent_when_a_lease_is_dropped(name: str, nodes: int
         assert len(warned) == 1
         await still.until(still.clock.now() + 29.0)
         assert still.asked() == []
-        assert all(store.state(name).holds for store in still.stores)
+        assert all(state_of(store, name).holds for store in still.stores)
         still.clock.advance(1.5)
-        assert not any(store.state(name).holds for store in still.stores)
+        assert not any(state_of(store, name).holds for store in still.stores)
 
 
 @nodes

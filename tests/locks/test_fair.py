@@ -10,8 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 from asynclock import Redlock
-from asynclock.stores.redis.keys import keys
 from asynclock.stores.transactional import TransactionalStore
+from tests.support.default_keys import keys_of
 from tests.support.probes import pool_of, stores_of
 from tests.support.servers import Server
 from tests.support.user_store import state_of
@@ -57,7 +57,7 @@ async def tickets_everywhere(redlock: Redlock, name: str) -> int:
             known.append(len(state_of(store, name).queue))
         else:
             pool = pool_of(store)
-            known.append(await Redis(connection_pool=pool).zcard(keys("", name).queue))
+            known.append(await Redis(connection_pool=pool).zcard(keys_of(name).queue))
             await pool.disconnect()
     return min(known)
 
@@ -65,7 +65,7 @@ async def tickets_everywhere(redlock: Redlock, name: str) -> int:
 def number_of(server: Server, name: str, ticket: bytes) -> int:
     """How often that ticket was sent to the server."""
     with server.cli() as cli:
-        known: Any = cli.hget(keys("", name).tickets, ticket[:32].decode())
+        known: Any = cli.hget(keys_of(name).tickets, ticket[:32].decode())
     return int(known.split()[0]) if known else 0
 
 
@@ -79,7 +79,7 @@ async def arrive(arrivals: Arrivals, clients: list[Redlock], servers: list[Serve
 def tamper(server: Server, name: str, order: list[bytes]) -> None:
     """Give this server another order of arrival."""
     with server.cli() as cli:
-        cli.zadd(keys("", name).queue, {ticket: 1e15 + place for place, ticket in enumerate(order)})
+        cli.zadd(keys_of(name).queue, {ticket: 1e15 + place for place, ticket in enumerate(order)})
 
 
 # -- order -----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ async def test_e9_nodes_that_missed_tickets(five: list[Server], name: str, missi
         right = queue(five[0], name)
         for each in five[:missing]:
             with each.cli() as cli:
-                cli.zrem(keys("", name).queue, *right[:2])
-                cli.hdel(keys("", name).tickets, *(ticket[:32].decode() for ticket in right[:2]))
+                cli.zrem(keys_of(name).queue, *right[:2])
+                cli.hdel(keys_of(name).tickets, *(ticket[:32].decode() for ticket in right[:2]))
         await lease.release()
         assert await arrivals.all_served() == [0, 1, 2, 3]

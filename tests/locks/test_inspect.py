@@ -13,6 +13,7 @@ import pytest
 from asynclock import ConfigError, Holder, QuorumUnavailable, Redlock
 from asynclock.locks.admin import tag_of
 from asynclock.rules.model import DONE, RESTING
+from tests.support.default_keys import key_of
 from tests.support.servers import Server
 
 
@@ -94,7 +95,7 @@ async def test_holders_lists_the_held_names(redlock: Redlock, name: str) -> None
 async def test_a_key_without_expiry_is_shown(server: Server, name: str) -> None:
     """An old program left it. Its value is not shown, since it may be a secret."""
     with server.cli() as cli:
-        cli.set(name, "an old program's token")
+        cli.set(key_of(name), "an old program's token")
     async with Redlock(server.url) as client:
         assert [holder async for holder in client.holders(name)] == [Holder(name, "", 0, 0.0, None, "")]
         info = await client.inspect(name)

@@ -12,6 +12,7 @@ from asynclock import Lease, LockLost, LockNotHeld, LockTimeout, Redlock, SelfDe
 from asynclock.acquire import session
 from asynclock.stores.memory import MemoryStore
 from tests.support.probes import tenures_of
+from tests.support.user_store import state_of
 
 
 async def test_one_holder_at_a_time(redlock: Redlock, name: str) -> None:
@@ -218,7 +219,7 @@ async def test_a_cancelled_release_all_gives_all_back(name: str, monkeypatch: py
         await asyncio.wait({releasing})
         assert releasing.cancelled()
         assert not any(lease.held for lease in leases)
-        assert not any(store.state(f"{name}:{i}").holds for i in range(20))
+        assert not any(state_of(store, f"{name}:{i}").holds for i in range(20))
 
 
 async def test_e18_a_task_that_would_wait_for_itself(redlock: Redlock, name: str) -> None:

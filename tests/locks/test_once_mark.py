@@ -9,6 +9,7 @@ import pytest
 
 from asynclock import Redlock, Skipped
 from asynclock.rules.model import DONE
+from tests.support.default_keys import key_of
 from tests.support.proxy import Proxy
 from tests.support.servers import Server, Servers
 from tests.support.still_clock import Still, idle
@@ -57,5 +58,5 @@ async def test_a_run_is_marked_as_done_by_a_release_that_is_delivered_late(
         await redlock.once(name, within=60)(work)()
         proxy.drop_requests = False
         with server.cli() as cli:
-            await until(lambda: cli.get(name) == DONE.encode())
+            await until(lambda: cli.get(key_of(name)) == DONE.encode())
         assert await redlock.once(name, within=60)(_nothing)() is Skipped.DONE

@@ -9,6 +9,7 @@ from itertools import permutations
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock
+from tests.support.default_keys import key_of
 from tests.support.servers import Server
 
 KINDS: dict[str, Callable[[Redlock, str], Lock]] = {
@@ -39,9 +40,9 @@ async def test_c14_mixing_kinds_is_an_error_that_names_both(
 async def test_c14_a_key_that_is_no_lock(server: Server, name: str) -> None:
     """It is another program's: the error says so, and the key is left alone."""
     with server.cli() as cli:
-        cli.hset(name, "a", "b")
+        cli.hset(key_of(name), "a", "b")
         async with Redlock(server.url) as client:
             for lock in KINDS.values():
                 with pytest.raises(ConfigError, match="hash"):
                     await lock(client, name).acquire()
-        assert cli.hgetall(name) == {b"a": b"b"}
+        assert cli.hgetall(key_of(name)) == {b"a": b"b"}

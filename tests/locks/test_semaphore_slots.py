@@ -11,6 +11,7 @@ from asynclock import Lease, LockLost, Redlock
 from asynclock.rules.model import Slots
 from asynclock.rules.semaphore import Semaphore, wants
 from tests.support.cancelled_waits import sent
+from tests.support.default_keys import key_of
 from tests.support.probes import id_of
 from tests.support.waiters import LONG
 
@@ -64,7 +65,7 @@ async def test_a_slot_that_a_minority_refuses_can_be_had(shared_urls: list[str],
             await sent([dead])
             for url in urls[:majority]:
                 with closing(blocking.Redis.from_url(url)) as cli:
-                    assert cli.zrem(here, id_of(second)) == 1
+                    assert cli.zrem(key_of(here), id_of(second)) == 1
             got = await permit(client, here)
             assert slot_of(got) == slot_of(second) != slot_of(first)
             await got.release()
@@ -85,12 +86,12 @@ async def test_an_attempt_that_lost_its_slot_leaves_nothing(shared_urls: list[st
             await sent([other])
             for url in urls[majority:]:  # a minority has forgotten it
                 with closing(blocking.Redis.from_url(url)) as cli:
-                    assert cli.zrem(here, id_of(held)) == 1
+                    assert cli.zrem(key_of(here), id_of(held)) == 1
             got = await permit(client, here)
             assert slot_of(got) != slot_of(held)
             await got.release()
             await sent([client])
             for url in urls:
                 with closing(blocking.Redis.from_url(url)) as cli:
-                    assert set(cli.zrange(here, 0, -1)) <= {id_of(held).encode()}
+                    assert set(cli.zrange(key_of(here), 0, -1)) <= {id_of(held).encode()}
             await held.release()

@@ -16,6 +16,7 @@ from asynclock import ConfigError, Redlock
 from asynclock._options import check_name
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.redis.keys import RESERVED, Keys, keys, mark
+from tests.support.default_keys import keys_of
 from tests.support.servers import Server, Servers
 
 ODD = "{}{}ab:~"  # braces as often as not
@@ -175,7 +176,7 @@ async def test_d9_fences_are_exact_to_the_end(servers: Servers, count: int, name
     start = 2**53 - 10
     for server in servers_:
         with server.cli() as cli:
-            cli.set(keys("", name).fence, start, px=60_000)
+            cli.set(keys_of(name).fence, start, px=60_000)
     async with Redlock(*(server.url for server in servers_)) as redlock:
         fences = []
         for _ in range(8):
@@ -184,5 +185,5 @@ async def test_d9_fences_are_exact_to_the_end(servers: Servers, count: int, name
                 await lease.extend()
     assert fences == list(range(start + 1, start + 9))
     with servers_[0].cli() as cli:
-        stored: Any = cli.get(keys("", name).fence)
+        stored: Any = cli.get(keys_of(name).fence)
         assert int(stored) == start + 8

@@ -10,6 +10,7 @@ import pytest
 from asynclock import ConfigError, Redlock
 from asynclock.stores.redis.replies import Fault, ServerError, fault_of, unknown_command
 from asynclock.stores.redis.scripts import SCRIPTS
+from tests.support.default_keys import key_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG, until, urls_of
 
@@ -137,4 +138,4 @@ async def test_a_script_that_fails_half_way_is_undone(servers: Servers, name: st
         await client.aclose()
     for server in some:
         with server.cli() as cli:
-            assert not cli.exists(name)
+            assert not cli.exists(key_of(name))

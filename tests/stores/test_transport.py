@@ -19,6 +19,7 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
+from tests.support.default_keys import key_of
 from tests.support.servers import Server, Servers
 
 PASSWORD = "sword/fish#@:%é 1"
@@ -49,7 +50,7 @@ def tcp(servers: Servers) -> tuple[Server, int]:
 
 def held_in(server: Server, name: str, db: int = 0) -> bool:
     with server.cli(db=db) as cli:
-        return bool(cli.exists(name))
+        return bool(cli.exists(key_of(name)))
 
 
 # -- urls ------------------------------------------------------------------------------------------------------------

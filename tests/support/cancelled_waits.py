@@ -11,8 +11,8 @@ from redis.asyncio import Redis
 
 from asynclock import Redlock
 from asynclock.locks.lease import Lease
-from asynclock.stores.redis.keys import keys
 from asynclock.stores.transactional import TransactionalStore
+from tests.support.default_keys import keys_of
 from tests.support.probes import left_over, nodes_of, pool_of, stores_of
 from tests.support.proxy import cancelled_at, stepped
 from tests.support.still_clock import idle
@@ -43,7 +43,7 @@ async def known(redlock: Redlock, name: str) -> list[Any]:
         else:
             pool = pool_of(store)
             there: Any = await Redis(connection_pool=pool).keys(f"*{name}*")
-            found += [key for key in there if key.decode() != keys("", name).fence]
+            found += [key for key in there if key.decode() != keys_of(name).fence]
             await pool.disconnect()
     return found
 

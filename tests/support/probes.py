@@ -14,6 +14,7 @@ from asynclock.acquire.tenure import Loss, Terms
 from asynclock.rules.model import Kind, Notice, State
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis import encoding
+from tests.support.default_keys import key_of
 
 Receive: TypeAlias = Callable[[int, Notice], object]
 """Takes a notice, with the number of its node."""
@@ -369,7 +370,7 @@ def probe_nodes(lock: Lock) -> Coroutine[Any, Any, Any]:
 
 
 def set_state(store: MemoryStore, name: str, state: State) -> None:
-    store._states[name] = state
+    store._states[key_of(name)] = state
 
 
 def forget_all(store: MemoryStore) -> None:

@@ -13,7 +13,7 @@ from asynclock.acquire.hold import Hold
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Grant, Refused, Undone
-from asynclock.stores.redis.keys import keys
+from tests.support.default_keys import keys_of
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import acquisitions_of, hold_of, local_queues_of, settings_of, tickets_of, waits_for_notice
 from tests.support.servers import Server
@@ -84,7 +84,7 @@ class Still:
 def numbers(server: Server, name: str) -> list[int]:
     """How often each ticket there was sent."""
     with server.cli() as cli:
-        known: Any = cli.hvals(keys("", name).tickets)
+        known: Any = cli.hvals(keys_of(name).tickets)
     return [int(ticket.split()[0]) for ticket in known]
 
 

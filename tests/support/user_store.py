@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from asynclock.stores.transactional import Notice, State, Step, TransactionalStore
+from tests.support.default_keys import key_of
 
 
 class DictStore(TransactionalStore):
@@ -37,8 +38,9 @@ class DictStore(TransactionalStore):
         return "0", [key for key, state in self.states.items() if key.startswith(begin) and state.at(now).holds]
 
 
-def state_of(store: Any, key: str) -> State:
-    """What a store without a server keeps for a key."""
+def state_of(store: Any, name: str) -> State:
+    """What a store without a server keeps for a name of a client with the default prefix."""
+    key = key_of(name)
     if isinstance(store, DictStore):
         return store.states.get(key, State()).at(time.time())
     found: State = store.state(key)

@@ -20,7 +20,7 @@ import uvloop
 
 from asynclock import Redlock
 from asynclock.stores.embedded import server as valkey
-from asynclock.stores.redis.keys import keys
+from tests.support.default_keys import key_of, keys_of
 from tests.support.servers import Server
 
 LIMIT = 20.0
@@ -210,14 +210,14 @@ async def until(check: Callable[[], object]) -> None:
 def queue(server: Server, name: str) -> list[bytes]:
     """The waiters for `name` at that server, the head first."""
     with server.cli() as cli:
-        found: Any = cli.zrange(keys("", name).queue, 0, -1)
+        found: Any = cli.zrange(keys_of(name).queue, 0, -1)
     return list(found)
 
 
 def holder(server: Server, name: str) -> bytes:
     """The id that holds it at the server; b"": none."""
     with server.cli() as cli:
-        found: Any = cli.get(name)
+        found: Any = cli.get(key_of(name))
     return bytes(found or b"").removeprefix(b"+")
 
 

@@ -45,7 +45,7 @@ def test_defaults() -> None:
     assert (lock.min_hold, lock.cancel_on_lost, lock.metadata, lock.fencing) == (0.0, True, "", True)
     client = ClientSettings()
     assert (client.max_lease, client.node_timeout, client.patience) == (60.0, None, 5.0)
-    assert (client.prefix, client.fence_memory, client.trust_restarts) == ("", 300.0, False)
+    assert (client.prefix, client.fence_memory, client.trust_restarts) == ("lock:", 300.0, False)
 
 
 @pytest.mark.parametrize("option", CLIENT_TIMES)

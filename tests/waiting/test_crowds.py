@@ -15,6 +15,7 @@ import redis.asyncio
 
 from asynclock import Redlock
 from asynclock.stores.port import Node
+from tests.support.default_keys import key_of
 from tests.support.probes import nodes_of, tickets_of
 from tests.support.servers import Server
 from tests.support.waiters import (
@@ -41,7 +42,7 @@ Fault: TypeAlias = Callable[[list[Server], list[Redlock]], Awaitable[None]]
 def left(server: Server, name: str) -> float:
     """Seconds until its hold ends there."""
     with server.cli() as cli:
-        ends: Any = cli.pttl(name)
+        ends: Any = cli.pttl(key_of(name))
     return int(ends) / 1000
 
 
@@ -178,7 +179,7 @@ async def test_another_librarys_release_is_noticed(five: list[Server], name: str
     """redis-py's own Lock notifies nobody when it releases, so the first waiters probe it every 50 to 250 ms. They
     notice the release within 0.3 s on a quiet machine, and here within the second that a busy one may add."""
     strangers = [redis.asyncio.Redis(unix_socket_path=str(each.path)) for each in five[:nodes]]
-    locks = [each.lock(name, timeout=LONG) for each in strangers]
+    locks = [each.lock(key_of(name), timeout=LONG) for each in strangers]
     async with AsyncExitStack() as stack:
         for each in strangers:
             await stack.enter_async_context(each)

@@ -14,6 +14,7 @@ from asynclock import Redlock
 from asynclock.acquire.local_queue import PASSING, SPAN, may_pass
 from tests.support.probes import hold_of, holds_of, last_fence, local_queues_of, settings_of
 from tests.support.still_clock import TenureRecord, all_of, lengths, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, rise
 
 both = pytest.mark.parametrize("nodes", [1, 5])
@@ -186,7 +187,7 @@ async def test_fair_locks_have_no_local_queue(nodes: int, name: str) -> None:
             tasks.append(record.tenure(client, name, who, fair=True))
             await turns(20)
         assert not local_queues_of(client)
-        assert len(record.stores[0].state(name).queue) == 4
+        assert len(state_of(record.stores[0], name).queue) == 4
         await lease.release()
         await served(record, tasks)
         assert [who for _, _, who in record.tenures] == [0, 1, 2, 3]
@@ -316,7 +317,7 @@ async def test_passed_to_a_waiter_that_is_cancelled(nodes: int, name: str) -> No
         assert record.tried() == 0
         await passed.release()
         await turns(20)
-        assert not record.stores[0].state(name).holds
+        assert not state_of(record.stores[0], name).holds
         assert not local_queues_of(client)
 
 

@@ -11,6 +11,7 @@ from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.acquire.local_queue import SPAN
 from asynclock.rules.model import Notice, Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
+from tests.support.default_keys import PREFIX
 from tests.support.distant_stores import Beyond
 from tests.support.probes import (
     contended,
@@ -25,6 +26,7 @@ from tests.support.probes import (
     tickets_of,
 )
 from tests.support.still_clock import Still, TenureRecord, forgotten, idle, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG
 
 both = pytest.mark.parametrize("nodes", [1, 5])
@@ -120,7 +122,7 @@ async def test_its_time_ends_as_it_begins_to_ask_itself(name: str, nodes: int) -
         assert waiting.result() is None
         await beyond.finish(giving)
         await beyond.pass_time(0.1)
-        assert not any(store.state(name).holds for store in beyond.stores)
+        assert not any(state_of(store, name).holds for store in beyond.stores)
         assert forgotten(client)
 
 
@@ -259,7 +261,7 @@ async def test_lost_to_another_client_as_it_was_passed_on(name: str) -> None:
         await turns()
         store = record.stores[0]
         breaks = Op(Verb.BREAK, MUTEX, name, "", 1.0, 0, 3600.0, queueing=Queueing(Serve.GRANT))
-        store.decide("", breaks, lambda reply: None)
+        store.decide(PREFIX, breaks, lambda reply: None)
         extend(lease, 5.0)
         await lease.release()
         got = await waiting
@@ -276,7 +278,7 @@ async def about_to_pass_on(record: TenureRecord, client: Redlock, name: str) -> 
     async def body() -> object:
         async with client(name) as mine:
             assert mine.held
-            ids = [store.state(name).holds[0].id for store in record.stores if store.state(name).holds]
+            ids = [state_of(store, name).holds[0].id for store in record.stores if state_of(store, name).holds]
             assert ids.count(id_of(mine)) > len(record.stores) // 2
             return hold_of(mine)
 

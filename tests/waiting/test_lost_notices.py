@@ -13,8 +13,8 @@ import pytest
 from asynclock import Redlock
 from asynclock._clock import now
 from asynclock.quorum.ballot import drift
-from asynclock.stores.redis.keys import keys
 from asynclock.stores.redis.scripts import SCRIPTS
+from tests.support.default_keys import key_of, keys_of
 from tests.support.probes import (
     acquisitions_of,
     asks_again_at,
@@ -28,6 +28,7 @@ from tests.support.probes import (
 from tests.support.proxy import RELEASE, Proxy
 from tests.support.servers import Server
 from tests.support.still_clock import Still, forgotten, idle, numbers, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import (
     LIMIT,
     LONG,
@@ -71,7 +72,7 @@ async def test_e15_a_lost_notice(name: str, nodes: int, fair: bool) -> None:
             await turns()
             assert still.clock.now() <= sent + 10.0 + 0.2
         got = waiting.result()
-        ends = sorted(store.state(name).holds[0].ends or 0.0 for store in still.stores)
+        ends = sorted(state_of(store, name).holds[0].ends or 0.0 for store in still.stores)
         left = ends[nodes // 2] - still.stores[0].now()
         assert 30.0 - drift(30.0) - 0.2 <= got.remaining <= left
         await got.release()
@@ -99,15 +100,15 @@ async def test_e15_renewed_as_the_grant_came(name: str, turn: int) -> None:
         receive(*late[0])
         async with asyncio.timeout(LIMIT):
             got = await waiting
-        held = still.stores[0].state(name)
+        held = state_of(still.stores[0], name)
         assert got.remaining <= (held.holds[0].ends or 0.0) - still.stores[0].now()
         assert got.fence == held.fence
         await turns()
         still.clock.advance(0.001)
-        assert [hold.id for hold in still.stores[0].state(name).holds] == [id_of(got)]
+        assert [hold.id for hold in state_of(still.stores[0], name).holds] == [id_of(got)]
         await got.release()
-        assert not still.stores[0].state(name).holds
-        assert not still.stores[0].state(name).queue
+        assert not state_of(still.stores[0], name).holds
+        assert not state_of(still.stores[0], name).queue
         assert forgotten(other)
 
 
@@ -121,7 +122,7 @@ async def test_e15_validity_counts_from_the_sending_that_was_granted(name: str) 
         await lease.release()
         async with asyncio.timeout(LIMIT):
             got = await waiting
-        left = (still.stores[0].state(name).holds[0].ends or 0.0) - still.stores[0].now()
+        left = (state_of(still.stores[0], name).holds[0].ends or 0.0) - still.stores[0].now()
         assert left == pytest.approx(22.5)
         assert got.remaining == pytest.approx(22.5 - drift(30.0))
         await got.release()
@@ -156,13 +157,13 @@ async def test_c18_granted_and_asked_again(server: Server, name: str) -> None:
             await lease.release()
             await proxy.lost.wait()
             with server.cli() as cli:
-                granted: Any = cli.get(keys("", name).fence)
-                ends = now() + int(cli.pttl(name)) / 1000
+                granted: Any = cli.get(keys_of(name).fence)
+                ends = now() + int(cli.pttl(key_of(name))) / 1000
             async with asyncio.timeout(LIMIT):
                 got = await waiting
             assert got.fence == int(granted)
             with server.cli() as cli:
-                left = int(cli.pttl(name)) / 1000
+                left = int(cli.pttl(key_of(name))) / 1000
             assert now() + left > ends + 0.5
             assert got.remaining <= left + 0.002
             await got.release()

@@ -15,8 +15,8 @@ import pytest
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Notice
-from asynclock.stores.redis.keys import keys
 from tests.support.cancelled_waits import SOON, Make, kept, known, nothing_is_left, sent, three
+from tests.support.default_keys import keys_of
 from tests.support.gates import behind_gates
 from tests.support.probes import intercept_notices, reconnected, stores_of
 from tests.support.proxy import cancelled_at
@@ -167,5 +167,5 @@ async def test_e3_cancelled_at_random_while_votes_are_split(
             assert [kept(client) for client in clients] == [{}] * 3
         for each in five:
             with each.cli() as cli:
-                assert cli.keys(f"*{name}.*") == [keys("", f"{name}.").fence.encode()]
+                assert cli.keys(f"*{name}.*") == [keys_of(f"{name}.").fence.encode()]
         assert crowd.served > 500

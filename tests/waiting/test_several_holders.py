@@ -20,6 +20,7 @@ from asynclock.quorum.denials import first_free, holder_of, is_held, soonest
 from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
 from asynclock.rules.rwlock import WRITE
 from asynclock.stores.port import Refused
+from tests.support.default_keys import key_of
 from tests.support.distant_stores import Beyond
 from tests.support.probes import (
     acquisitions_of,
@@ -34,6 +35,7 @@ from tests.support.probes import (
 )
 from tests.support.servers import Server
 from tests.support.still_clock import Still, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, calls, until, urls_of
 
 KINDS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -165,7 +167,7 @@ async def test_e19_real_servers(five: list[Server], name: str, kind: str) -> Non
         for server, lease in zip(five, leases, strict=True):
             await until(lambda server=server: count(server, name) == 5)  # type: ignore[misc]
             with server.cli() as cli:  # the last end of a reader is what is named, and the first of a permit
-                cli.zincrby(name, 500 if kind == "readers" else -500, id_of(lease))
+                cli.zincrby(key_of(name), 500 if kind == "readers" else -500, id_of(lease))
         lock = wants(clients[0], name, 5)
         assert (await probe_nodes(lock)).holder() is None
         assert await lock.locked()
@@ -183,7 +185,7 @@ async def test_e19_real_servers(five: list[Server], name: str, kind: str) -> Non
 def count(server: Server, name: str) -> int:
     """So many hold it there."""
     with server.cli() as cli:
-        found: Any = cli.zcard(name)
+        found: Any = cli.zcard(key_of(name))
     return int(found)
 
 
@@ -201,14 +203,14 @@ async def test_e14_attempts_are_not_waited_for(name: str, nodes: int, seen: floa
         ends = still.stores[0].now() + 30.0
         for index, store in enumerate(still.stores):
             attempt = Entry(f"{index:0{ID_LENGTH}x}|w.1|1|host|", ends)
-            set_state(store, name, replace(store.state(name), holds=(attempt,)))
+            set_state(store, name, replace(state_of(store, name), holds=(attempt,)))
         waiting = asyncio.create_task(client.write(name).acquire(timeout=None))
         undone = still.clock.now() + seen
         while still.clock.now() < undone:
             await turns()
             still.clock.advance(0.001)
         for store in still.stores:
-            set_state(store, name, replace(store.state(name), holds=()))
+            set_state(store, name, replace(state_of(store, name), holds=()))
         while not waiting.done():
             still.clock.advance(0.001)
             await turns()
@@ -228,7 +230,7 @@ async def test_permits_that_a_minority_misses_are_taken(name: str, kind: str) ->
         leases: list[Any] = [await client.semaphore(name, 3).acquire(timeout=None) for _ in range(3)]
         for number, lease in enumerate(leases):
             for store in (still.stores[number], still.stores[number + 1]):
-                state = store.state(name)
+                state = state_of(store, name)
                 others = tuple(each for each in state.holds if each.id != id_of(lease))
                 set_state(store, name, replace(state, holds=others))
         still.asked()

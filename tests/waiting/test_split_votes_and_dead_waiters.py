@@ -11,12 +11,13 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.stores.memory import MemoryStore
-from asynclock.stores.redis.keys import keys
+from tests.support.default_keys import key_of, keys_of
 from tests.support.fake_clock import FakeClock
 from tests.support.gates import behind_gates
 from tests.support.probes import tickets_of
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
+from tests.support.user_store import state_of
 from tests.support.waiters import (
     LIMIT,
     LOADED,
@@ -85,7 +86,7 @@ async def test_e3_a_minority_is_taken_by_a_stranger(five: list[Server], name: st
     contenders."""
     for each in five[:2]:
         with each.cli() as cli:
-            cli.set(name, "somebody else's", px=60_000)
+            cli.set(key_of(name), "somebody else's", px=60_000)
     fences: list[int] = []
 
     async def contend(client: Redlock) -> None:
@@ -131,7 +132,7 @@ async def test_e14_exactly_a_majority_is_up(five: list[Server], name: str) -> No
 def sent(server: Server, name: str) -> int:
     """How often the one ticket there was sent; 0: there is none."""
     with server.cli() as cli:
-        known: Any = cli.hvals(keys("", name).tickets)
+        known: Any = cli.hvals(keys_of(name).tickets)
     return int(known[0].split()[0]) if known else 0
 
 
@@ -199,7 +200,7 @@ async def test_notices_of_a_majority_are_enough(name: str) -> None:
     async with Redlock(*stores) as first, Redlock(*stores) as second:
         async with first(name):
             waiting = asyncio.create_task(second(name).acquire(timeout=None))
-            await until(lambda: all(store.state(name).queue for store in stores) and clock.armed)
+            await until(lambda: all(state_of(store, name).queue for store in stores) and clock.armed)
         async with asyncio.timeout(LIMIT), await waiting as lease:
             assert lease.held
 

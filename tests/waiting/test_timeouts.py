@@ -18,6 +18,7 @@ from asynclock.stores.memory import MemoryStore
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import acquisitions_of
 from tests.support.still_clock import Still, forgotten, idle, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, until
 
 Make = Callable[..., Redlock]
@@ -52,7 +53,7 @@ async def test_a_timeout_is_exact(name: str, nodes: int, place: str, timeout: fl
         async with asyncio.timeout(LIMIT):
             assert await waiting is None
         await turns()
-        assert [len(store.state(name).queue) for store in still.stores] == [ahead is not None] * nodes
+        assert [len(state_of(store, name).queue) for store in still.stores] == [ahead is not None] * nodes
         assert lease.held
         if ahead is not None:
             await lease.release()
@@ -100,12 +101,12 @@ async def test_zero_asks_once(name: str, nodes: int, fair: bool) -> None:
     async with still.held() as (ours, lease), still.client() as other:
         tasks = [asyncio.create_task(client(name).acquire(timeout=None)) for client in (ours, other, other)]
         await turns()
-        waiting = len(still.stores[0].state(name).queue)
+        waiting = len(state_of(still.stores[0], name).queue)
         for client in (ours, other):
             still.asked()
             assert await client(name, fair=fair).acquire(timeout=0) is None
             assert [verb for verb, _ in still.asked()] == [Verb.ACQUIRE]
-            assert len(still.stores[0].state(name).queue) == waiting
+            assert len(state_of(still.stores[0], name).queue) == waiting
         await lease.release()
         for _ in tasks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -16,6 +16,7 @@ from asynclock.stores.transactional import TransactionalNode
 from tests.support.distant_stores import Beyond
 from tests.support.probes import acquisitions_of, ballot_of, nodes_of, reconnected, set_state, shift_clock
 from tests.support.still_clock import Memory, Still, forgotten, idle, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT
 
 both = pytest.mark.parametrize("nodes", [1, 5])
@@ -44,7 +45,7 @@ async def test_a_name_that_rests_does_not_delay_a_timeout(name: str, nodes: int,
         assert waiting.done()
         assert waiting.result() is None
         assert forgotten(other)
-        assert not any(store.state(name).queue for store in still.stores)
+        assert not any(state_of(store, name).queue for store in still.stores)
 
 
 @both
@@ -61,7 +62,7 @@ async def test_a_name_that_rests_does_not_delay_renewals(name: str, nodes: int) 
         await turns()
         still.asked()
         while still.clock.now() < began + 19.5:
-            assert all(len(store.state(name).queue) == 1 for store in still.stores)
+            assert all(len(state_of(store, name).queue) == 1 for store in still.stores)
             assert not waiting.done()
             still.clock.advance(0.1)
             await turns()
@@ -249,11 +250,11 @@ async def test_an_order_key_is_one_however_wrong_the_clock(name: str, nodes: int
         clocks = sorted(store.now() for store in still.stores)
         waiting = asyncio.create_task(other(name, fair=fair).acquire(timeout=None))
         await turns(20)
-        assert [its.number for store in still.stores for its in store.state(name).queue] == [1] * nodes
+        assert [its.number for store in still.stores for its in state_of(store, name).queue] == [1] * nodes
         assert len(orders(still, name)) == nodes
         known: set[int] = set()
         for number in range(2, 6):
-            while {its.number for store in still.stores for its in store.state(name).queue} != {number}:
+            while {its.number for store in still.stores for its in state_of(store, name).queue} != {number}:
                 still.clock.advance(0.5)
                 await turns()
                 assert still.clock.now() < began + 55.0
@@ -268,7 +269,7 @@ async def test_an_order_key_is_one_however_wrong_the_clock(name: str, nodes: int
 
 def orders(still: Still, name: str) -> set[int]:
     """The order keys of the ticket, at all stores."""
-    return {its.order for store in still.stores for its in store.state(name).queue}
+    return {its.order for store in still.stores for its in state_of(store, name).queue}
 
 
 # -- a grant ---------------------------------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ async def test_a_grant_counts_from_when_its_ticket_was_sent(name: str) -> None:
         await lease.release()
         async with asyncio.timeout(LIMIT):
             got = await waiting
-        (hold,) = still.stores[0].state(name).holds
+        (hold,) = state_of(still.stores[0], name).holds
         assert hold.ends is not None
         left = hold.ends - still.stores[0].now()
         assert left == pytest.approx(20.0)

@@ -13,6 +13,7 @@ from asynclock.stores.port import Notice
 from tests.support.cancelled_waits import SOON, Make
 from tests.support.probes import deliver_notice, intercept_notices, reconnected, tickets_of
 from tests.support.still_clock import Still, forgotten, idle, turns
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG
 
 nodes = pytest.mark.parametrize("nodes", [1, 3])
@@ -145,7 +146,7 @@ async def test_a_ticket_is_served_no_longer_than_its_owner_waits(name: str, node
         late = asyncio.create_task(hangs(name, lease=30.0).acquire(timeout=12.0 if renewed else 5.0))
         await until_idle(hangs)
         await still.until(began + (10.5 if renewed else 1.0))
-        assert {its.number for store in still.stores for its in store.state(name).queue} == {2 if renewed else 1}
+        assert {its.number for store in still.stores for its in state_of(store, name).queue} == {2 if renewed else 1}
         next_one = asyncio.create_task(other(name, lease=30.0).acquire(timeout=None))
         await until_idle(other)
         still.clock.block(2.0 if renewed else 4.5)  # from here on its timers do not run
