@@ -101,6 +101,20 @@ _ZERO_OK = {"timeout", "min_hold", "patience"}
 _FLAGS = {"renew", "cancel_on_lost", "fencing", "trust_restarts"}
 _TEXTS = {"prefix", "metadata", "label"}
 
+ENVIRONMENT = {
+    option: f"ASYNCLOCK_{option.upper()}" for option in ("prefix", "lease", "max_lease", "timeout", "trust_restarts")
+}
+"""The environment variables of a client that was made without nodes, by option. An empty one counts as not set, except
+for the prefix."""
+
+_SWITCHES = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(("0", "false", "no", "off"), False)}
+
+_ELSEWHERE = {
+    **dict.fromkeys(("expire", "ttl", "lock_timeout", "auto_release_time"), "lease"),
+    **dict.fromkeys(("blocking", "blocking_timeout"), "timeout"),
+}
+"""The names that other lock libraries have for our options."""
+
 _Settings = TypeVar("_Settings", LockSettings, ClientSettings)
 
 
@@ -115,6 +129,38 @@ def client_settings(options: Mapping[str, Any], base: ClientSettings | None = No
     lock = _replace(base.lock, {key: value for key, value in checked.items() if key in _LOCK})
     _check_lock(lock, merged, "")
     return _replace(merged, {"lock": lock})
+
+
+def environment_settings(environ: Mapping[str, str], given: Mapping[str, Any]) -> ClientSettings:
+    """The settings of a client with the `given` options. The options that were not given are those of the environment
+    (`ENVIRONMENT`). Raises ConfigError, which names the variable."""
+    found = {
+        option: _written(option, variable, environ[variable])
+        for option, variable in ENVIRONMENT.items()
+        if option not in given and (environ.get(variable) or (option == "prefix" and variable in environ))
+    }
+    try:
+        return client_settings({**found, **given})
+    except ConfigError as error:
+        if not found:
+            raise
+        names = ", ".join(f"{ENVIRONMENT[option]}={brief(environ[ENVIRONMENT[option]])}" for option in found)
+        raise ConfigError(f"the environment has {names}: {error}") from None
+
+
+def _written(option: str, variable: str, text: str) -> Any:
+    """The value of an option from the text of its environment variable. Raises ConfigError."""
+    if option in _TEXTS:
+        return text
+    if option in _FLAGS:
+        if text.lower() not in _SWITCHES:
+            raise ConfigError(f"{variable}={brief(text)} is neither true nor false: write {variable}=1 or {variable}=0")
+        return _SWITCHES[text.lower()]
+    try:
+        return seconds(option, float(text), zero=option in _ZERO_OK)
+    except ValueError as error:  # a ConfigError is one
+        why = f"{error}; " if isinstance(error, ConfigError) else "is no number of seconds: "
+        raise ConfigError(f"{variable}={brief(text)} {why}write for example {variable}=10") from None
 
 
 def lock_settings(name: str, options: Mapping[str, Any], client: ClientSettings) -> LockSettings:
@@ -229,7 +275,8 @@ def _checked(options: Mapping[str, Any], known: frozenset[str], whose: str) -> d
 
 def _value(key: str, value: Any, known: frozenset[str], whose: str) -> Any:
     if key not in known:
-        close = difflib.get_close_matches(key, known | _OF_A_MUTEX, 1)
+        alias = _ELSEWHERE.get(key)
+        close = [alias] if alias else difflib.get_close_matches(key, known | _OF_A_MUTEX, 1)
         if close and close[0] in _OF_A_MUTEX:
             raise ConfigError(
                 f"{key!r} is no option of a {whose}: {close[0]!r} is an option of the mutex only, redlock(name)"

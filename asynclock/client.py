@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import warnings
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
 from asynclock._errors import ConfigError, Unsupported
@@ -18,6 +17,7 @@ from asynclock._options import (
     check_name,
     check_owner,
     client_settings,
+    environment_settings,
     lock_settings,
     node_timeout,
     seconds,
@@ -36,10 +36,10 @@ from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.registry import rule_of
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import MOST, Semaphore
-from asynclock.stores import store_for, urls_of
+from asynclock.stores import stores_for, stores_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
     from types import TracebackType
 
     from redis.asyncio import Redis
@@ -54,9 +54,6 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-URLS = "ASYNCLOCK_URLS"
-"""The environment variable with the urls of a client that was given no nodes: comma-separated (`stores.urls_of`)."""
-
 
 class Redlock:
     """Locks over one node, or over a quorum of independent nodes.
@@ -67,15 +64,18 @@ class Redlock:
             await charge(fence=lease.fence)
 
     Nodes are urls (redis, rediss, unix, valkey, valkeys, embedded, memory), `redis.asyncio.Redis` clients or Stores.
-    Without nodes, the client takes those of `configure`, or of $ASYNCLOCK_URLS at its first await. `options` are those
-    of ClientOptions; times are in seconds. Making a client does no I/O and needs no event loop. One client serves all
-    event loops, threads and forked children; each of them has connections of its own. Raises ConfigError.
+    Without nodes, the client takes those of `configure`, or of $ASYNCLOCK_URLS at its first await; and then also the
+    options that were not given, from $ASYNCLOCK_PREFIX, _LEASE, _MAX_LEASE, _TIMEOUT and _TRUST_RESTARTS. `options` are
+    those of ClientOptions; times are in seconds. Making a client does no I/O and needs no event loop. One client serves
+    all event loops, threads and forked children; each of them has connections of its own. Raises ConfigError.
 
     Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
     """
 
     def __init__(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
         self._settings = ClientSettings()
+        self._given: Mapping[str, Any] = {}  # the options that were given, to __init__ or to configure()
+        self._ready_made = self._unread = not nodes  # it takes other options from the environment; not read yet
         self._stores: tuple[Store, ...] = ()
         self._sessions = Sessions()
         self._observers = Observers()
@@ -158,6 +158,8 @@ class Redlock:
         return Lock(name, kind, settings, self._session)
 
     def _lock_settings(self, name: str, options: LockOptions) -> LockSettings:
+        if self._unread:
+            self._settings = self._settings_of(self._given)  # the first await reads it again
         check_name(name)
         if not options:
             return self._settings.lock
@@ -312,12 +314,26 @@ class Redlock:
     # ------------------------------------------------------------------------------------------------------------
 
     def _set(self, nodes: tuple[str | Redis | Store, ...], options: ClientOptions) -> None:
-        settings = client_settings(options, self._settings)
-        stores = _stores(nodes) if nodes else self._stores
+        given = {**self._given, **options}
+        settings = self._settings_of(given)
+        stores = stores_for(nodes) if nodes else self._stores
         if stores:
             node_timeout(settings, settings.lock, len(stores))
-        self._settings = settings
-        self._stores = stores
+        self._settings, self._given, self._stores = settings, given, stores
+        self._unread = self._ready_made
+
+    def _settings_of(self, given: Mapping[str, Any], *, strict: bool = False) -> ClientSettings:
+        """The settings with these options, and others from the environment if the client is ready-made. Before the
+        first await (`strict`) a wrong value in the environment is no error. Raises ConfigError."""
+        if not self._ready_made:
+            return client_settings(given)
+        try:
+            settings = environment_settings(os.environ, given)
+        except ConfigError:
+            if strict:
+                raise
+            settings = client_settings(given)
+        return self._settings if settings == self._settings else settings
 
     def _session(self, task: asyncio.Task[Any] | None = None) -> Session:
         """The session of this loop, made at first use. `task` is the running task if the caller knows it: reading its
@@ -326,32 +342,11 @@ class Redlock:
         return self._sessions.of(loop) or self._sessions.make(loop, self._new_session)
 
     def _new_session(self) -> Session:
-        self._stores = self._stores or _stores_of_environment()
+        if self._unread:
+            self._settings = self._settings_of(self._given, strict=True)
+            self._unread = False
+        self._stores = self._stores or stores_of(os.environ)
         return Session(self._settings, self._stores, self._observers)
-
-
-def _stores(nodes: tuple[str | Redis | Store, ...]) -> tuple[Store, ...]:
-    stores = tuple(store_for(node) for node in nodes)
-    labels = [store.label for store in stores]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ConfigError(f"{label} is named twice: a quorum needs independent servers, each named once")
-    if len(stores) > 1 and len(stores) % 2 == 0:
-        warnings.warn(
-            f"{len(stores)} nodes survive no more lost nodes than {len(stores) - 1} do: use an odd number of nodes",
-            stacklevel=4,
-        )
-    return stores
-
-
-def _stores_of_environment() -> tuple[Store, ...]:
-    urls = urls_of(os.environ.get(URLS, ""))
-    if not urls:
-        raise ConfigError(
-            f"no servers are named: set {URLS}=redis://host:6379 (or {URLS}=embedded: on one machine), "
-            "or call redlock.configure('redis://host:6379') first"
-        )
-    return _stores(urls)
 
 
 async def _ping(ping: Any) -> float:

@@ -13,6 +13,7 @@ All times that cross the port are in seconds.
 from __future__ import annotations
 
 import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
@@ -21,7 +22,12 @@ from asynclock._errors import ConfigError, brief
 from asynclock.stores.redis.store import SCHEMES, RedisStore
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from asynclock.stores.port import Store
+
+URLS = "ASYNCLOCK_URLS"
+"""The environment variable with the urls of a client that was given no nodes: comma-separated (`urls_of`)."""
 
 _ALL = ", ".join([*SCHEMES, "embedded", "memory"])
 
@@ -40,6 +46,32 @@ def store_for(node: str | Redis | Store) -> Store:
     if callable(getattr(node, "open", None)) and hasattr(node, "label"):
         return node
     raise ConfigError(f"a node is a url, a redis.asyncio.Redis or a Store, not {_kind_of(node)}")
+
+
+def stores_for(nodes: Sequence[str | Redis | Store]) -> tuple[Store, ...]:
+    """The stores of a quorum. Warns of an even number. Raises ConfigError."""
+    stores = tuple(store_for(node) for node in nodes)
+    labels = [store.label for store in stores]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError(f"{label} is named twice: a quorum needs independent servers, each named once")
+    if len(stores) > 1 and len(stores) % 2 == 0:
+        warnings.warn(
+            f"{len(stores)} nodes survive no more lost nodes than {len(stores) - 1} do: use an odd number of nodes",
+            stacklevel=4,
+        )
+    return stores
+
+
+def stores_of(environ: Mapping[str, str]) -> tuple[Store, ...]:
+    """The stores that $ASYNCLOCK_URLS names. Raises ConfigError."""
+    urls = urls_of(environ.get(URLS, ""))
+    if not urls:
+        raise ConfigError(
+            f"no servers are named: set {URLS}=redis://host:6379 (or {URLS}=embedded: on one machine), "
+            "or call redlock.configure('redis://host:6379') first"
+        )
+    return stores_for(urls)
 
 
 def urls_of(text: str) -> tuple[str, ...]:
