@@ -1,8 +1,8 @@
 """The errors, as a tree.
 
     LockError(Exception)                  .name: the lock's name, "" where the error is about no single lock
-     +-- LockTimeout (TimeoutError)       another owner held the lock for the whole timeout
-     +-- LockLost                         the lock was held, and its lease ended before its release    .reason
+     +-- LockTimeout (TimeoutError)       another owner held the lock for the whole timeout            .holder .waited
+     +-- LockLost                         the lock was held, and its lease ended before its release    .reason .errors
      +-- LockNotHeld                      the lock was released already, or never acquired
      +-- SelfDeadlock (RuntimeError)      this task would wait for itself
      +-- QuorumUnavailable                a majority of the nodes is out of reach                      .errors
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from asynclock.info import Holder
 
 Reason: TypeAlias = Literal["expired", "taken", "broken", "max_hold", "closed"]
 
@@ -44,21 +46,39 @@ class LockError(Exception):
 
 
 class LockTimeout(LockError, TimeoutError):
-    """Another owner held the lock for the whole timeout."""
+    """Another owner held the lock for the whole timeout.
+
+    `holder` is the holder as this client last knew it, None where it knows none; of a lock with several holders it is
+    one of them. `waited` is the time from the call to the error, in seconds.
+    """
+
+    holder: Holder | None
+    waited: float
+
+    def __init__(self, message: str, *, name: str = "", holder: Holder | None = None, waited: float = 0.0) -> None:
+        super().__init__(message, name=name)
+        self.holder = holder
+        self.waited = waited
 
 
 class LockLost(LockError):
     """The lock was held, and its lease ended before its release. Code that ran after the loss was not guarded.
 
     `reason` says why: "expired" (no renewal succeeded in time), "taken" (another owner holds the name), "broken" (the
-    key was deleted), "max_hold" (the time limit of the option), "closed" (the client was closed).
+    key was deleted), "max_hold" (the time limit of the option), "closed" (the client was closed). `errors` has what
+    each node said since the last renewal that succeeded, by its address; a node without an entry said nothing. The
+    message tells both.
     """
 
     reason: Reason
+    errors: Mapping[str, Exception]
 
-    def __init__(self, name: str, reason: Reason) -> None:
-        super().__init__(f"lost the lock {brief(name)}: {_WHY[reason]}", name=name)
+    def __init__(
+        self, name: str, reason: Reason, *, why: str = "", errors: Mapping[str, Exception] | None = None
+    ) -> None:
+        super().__init__(f"lost the lock {brief(name)}: {why or _WHY[reason]}", name=name)
         self.reason = reason
+        self.errors = dict(errors or {})
 
 
 class LockNotHeld(LockError):

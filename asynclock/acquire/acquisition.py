@@ -30,11 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock.acquire.attempt import Attempt, Pause, outcome_by
 from asynclock.acquire.backoff import MIN_TO_YIELD, Plan, round_trip
+from asynclock.acquire.causes import NoLease
 from asynclock.acquire.local_queue import LocalWaiter, Turn
-from asynclock.acquire.planner import NO_HOLDER, Planner
+from asynclock.acquire.planner import Planner
 from asynclock.acquire.tenure import Tenure
 from asynclock.acquire.transitions import Next, State, after_notice
 from asynclock.quorum.ballot import UNREACHABLE, WON
+from asynclock.quorum.denials import most_named
 from asynclock.rules.model import ACQUIRE
 
 if TYPE_CHECKING:
@@ -44,10 +46,10 @@ if TYPE_CHECKING:
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Terms
     from asynclock.quorum.ballot import Ballot, Outcome
-    from asynclock.stores.port import Notice, Refused
+    from asynclock.stores.port import Notice
 
 
-def acquire(session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | Refused]:
+def acquire(session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:
     """A tenure; or the last refusal, if another owner held the name for the whole timeout. Raises QuorumUnavailable,
     ConfigError."""
     return Acquisition(session, terms).run()
@@ -80,16 +82,16 @@ class Acquisition:
     def __repr__(self) -> str:
         return f"<Acquisition of {self.terms.name!r}, {self.state.value}>"
 
-    async def run(self) -> Tenure | Refused:
+    async def run(self) -> Tenure | NoLease:
         """See `acquire`."""
         session, kind = self._session, self.terms.kind
         session.under_way.add(self)
-        result: Tenure | Refused | None = None
+        result: Tenure | NoLease | None = None
         try:
             if self.terms.timeout != 0 and not kind.fair and not kind.shared and not self._is_first():
                 passed = await self._queue_locally()
                 if passed is not Turn.ASK:
-                    result = NO_HOLDER if passed is Turn.TIME_UP else passed
+                    result = self._refusal() if passed is Turn.TIME_UP else passed
             if result is None and self._probes and not self._sent_ahead:  # notified waiters reach the servers first
                 await self._idle(Plan(session.clock.now() + round_trip(0.0), probe=True))
             while result is None:
@@ -193,7 +195,7 @@ class Acquisition:
 
     # -- asking --------------------------------------------------------------------------------------------------
 
-    async def _after_round(self, attempt: Attempt, ballot: Ballot, outcome: Outcome) -> Tenure | Refused | None:
+    async def _after_round(self, attempt: Attempt, ballot: Ballot, outcome: Outcome) -> Tenure | NoLease | None:
         """What follows a round that did not bring a tenure at once. None: the next round."""
         if outcome is WON:
             hold, ballot, outcome = await attempt.second_round(ballot, self._outcome)
@@ -207,7 +209,24 @@ class Acquisition:
             if tenure is not None or not self._is_time_up():
                 return tenure
         self._leave()
-        return (self._planner.refused if self._planner is not None else None) or NO_HOLDER
+        return self._refusal(ballot)
+
+    def _refusal(self, ballot: Ballot | None = None) -> NoLease:
+        """Its time is up: what it knows of the holder. `ballot`: its last round; None: it waited in the local queue,
+        where the task that asks may know."""
+        now, timeout, planner = self._session.clock.now(), self.terms.timeout, self._planner
+        began = self._give_up - timeout if timeout else planner.began if planner is not None else now
+        asker = self._queue.asker if ballot is None and self._queue is not None else self
+        refusal = (asker.refused_by(now) if asker is not None else NoLease())._replace(waited=now - began)
+        if ballot is not None and not refusal.holder:
+            refusal = refusal._replace(free=ballot.free() > ballot.nodes // 2)
+            named = most_named(ballot.denials()) if self.terms.kind.shared else None
+            refusal = refusal if named is None else refusal._replace(holder=named.holder, left=named.left)
+        return refusal
+
+    def refused_by(self, now: float) -> NoLease:
+        """The hold in the way, as a majority of the nodes named it last."""
+        return self._planner.refused_by(now) if self._planner is not None else NoLease()
 
     def _end_asking(self, attempt: Attempt, ballot: Ballot) -> None:
         """It has the tenure."""
@@ -259,7 +278,7 @@ class Acquisition:
     def _plan(self, ballot: Ballot, outcome: Outcome) -> Plan | None:
         """When to ask next; None: not again. Raises QuorumUnavailable or ConfigError if an outage lasts too long."""
         now = self._session.clock.now()
-        planner = self._planner = self._planner or Planner(self._session, self.terms)
+        planner = self._planner = self._planner or Planner(self._session, self.terms, ballot.sent)
         planner.rtt = now - ballot.sent
         held = planner.refused is not None or self._held_locally
         if outcome is UNREACHABLE and not (held and now >= self._give_up):

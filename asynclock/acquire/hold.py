@@ -19,8 +19,10 @@ import math
 from typing import TYPE_CHECKING
 
 from asynclock._options import RELEASE_TIMEOUT
+from asynclock.acquire.causes import Cause
 from asynclock.acquire.renewal import RENEW_BELOW, Due, due, retry_after
 from asynclock.acquire.tenure import DETACHED, LOST, RELEASED, Loss, Tenure
+from asynclock.events import Renewed
 from asynclock.quorum.ballot import WON, Ballot, drift, valid_until
 from asynclock.quorum.denials import lost_to
 from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Op, Queueing, Serve, Verb
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from weakref import ref
 
+    from asynclock._errors import LockLost
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Terms
@@ -42,9 +45,9 @@ class Hold:
     """Made of the ballot that won it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "_ballot", "_broken", "_denials", "_ends", "_healed", "_promised", "_settings", "_tenures", "_watched_at",
-        "contended", "last_fence", "last_round_trip", "names", "next_fence", "op", "over", "renew_at", "session",
-        "valid_until",
+        "_ballot", "_broken", "_cause", "_denials", "_ends", "_errors", "_healed", "_promised", "_renewed_at",
+        "_settings", "_tenures", "_watched_at", "contended", "last_fence", "last_round_trip", "names", "next_fence",
+        "op", "over", "renew_at", "session", "valid_until",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +70,9 @@ class Hold:
         self._broken = False  # a server said that an operator broke the hold there
         self._promised = math.inf  # when it would have ended if no node had refused a renewal
         self._denials: dict[int, Refused] | None = None  # the last refusal of each node that refused and was not healed
+        self._errors: dict[int, Exception] | None = None  # why each node did not renew it, since it did so last
+        self._renewed_at = grant.sent  # when the last renewal was sent that a majority granted
+        self._cause: Cause | None = None  # of its loss
         # A majority has granted. All these grants end at the same time, which counts from the one send.
         end = grant.sent + settings.lease - drift(settings.lease)
         self.valid_until = -math.inf
@@ -169,10 +175,27 @@ class Hold:
         if self.over:
             return
         tenures = self.tenures
+        self._cause = self._why(loss)
         self._give_up()
         for tenure in tenures:
             tenure.end(LOST, loss)
         self.session.local_queues.next_turn(self.names)
+        for tenure in tenures:
+            self.session.tell_lost(tenure.terms, loss.value, tenure.held_for, tenure.error)
+
+    def lost_error(self, loss: Loss, release: Ballot | None = None) -> LockLost:
+        """The error for a tenure that was lost, or whose time is over, or whose `release` a majority refused."""
+        cause = self._cause or self._why(loss)
+        if release is not None:
+            denials = {index: vote for index, vote in enumerate(release.votes) if isinstance(vote, Refused)}
+            cause = cause._replace(errors=dict(release.errors()), denials=denials)
+        return self.session.lost_error(self.name, cause)
+
+    def _why(self, loss: Loss) -> Cause:
+        """The facts about its loss, as they are now."""
+        now, settings, errors = self.session.clock.now(), self._settings, self._errors or {}
+        late = now - self._watched_at if self._watched_at > -math.inf else 0.0
+        return Cause(loss, settings, now - self._renewed_at, late, self._broken, errors, self._denials or {})
 
     def close(self) -> None:
         """The client closes: release it, and notify its owners that it is lost."""
@@ -217,6 +240,7 @@ class Hold:
 
     def renew(self, now: float) -> None:
         """Ask for another lease. Without a reply it asks again after lease/12."""
+        self.session.observers.look_at_level()
         for tenure in self.tenures:
             tenure.log_unattended()
         self.renew_at = now + retry_after(self._settings.lease)
@@ -294,24 +318,31 @@ class Hold:
         if self.over:
             return
         if ballot.outcome is WON:
+            self._renewed_at, self._errors = ballot.sent, None
             self.renew_at = self._next_renewal()
             for index in range(ballot.nodes):
                 self._repair(ballot, index)
+        observers = self.session.observers
         # `count` has seen each refusal. If a majority refused, the hold is lost already, and `over`.
         for tenure in self.tenures:
             tenure.renewed(ballot.outcome is WON)
+            if observers.active and ballot.op.lease:
+                observers.tell(Renewed(*tenure.terms.described, "ok" if ballot.outcome is WON else "failed"))
 
     def count(self, ballot: Ballot, index: int) -> None:
         """Count one node's vote: until when it has the hold; or that it lacks the token or the key, and needs it."""
-        vote = ballot.votes[index]
+        vote, op = ballot.votes[index], ballot.op
+        if isinstance(vote, Exception) and op.verb is EXTEND:
+            self._errors = {**(self._errors or {}), index: vote}
         if self.over or vote is None or isinstance(vote, Exception):
             return
-        op = ballot.op
         end = ballot.sent + op.lease - drift(op.lease)
         if vote.__class__ is tuple:
             self.contended = self.contended or vote[1] is True
             if self._denials:
                 self._denials.pop(index, None)
+            if self._errors:
+                self._errors.pop(index, None)
             if end > self._ends[index]:
                 self._ends[index] = end
                 if end > self.valid_until:

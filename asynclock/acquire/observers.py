@@ -8,6 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
+from asynclock.acquire.journal import write_debug
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +19,9 @@ log = logging.getLogger("asynclock")
 
 
 class Observers:
-    """Shared by all sessions of a client. `active` is empty while nobody listens: then no event of an acquire or a
-    release is made. The threads of several loops may use it: it is one list, whose operations are atomic."""
+    """Shared by all sessions of a client. `active` is empty while nobody listens, and while the logger does not log
+    DEBUG: then no event of an acquire or a release is made. The threads of several loops may use it: it is one list,
+    whose operations are atomic."""
 
     __slots__ = ("active",)
 
@@ -37,12 +39,22 @@ class Observers:
             )
         guarded = _Guarded(listener)
         self.active.append(guarded)
+        self.look_at_level()
 
         def remove() -> None:
             with contextlib.suppress(ValueError):  # a second call has no effect
                 self.active.remove(guarded)
 
         return remove
+
+    def look_at_level(self) -> None:
+        """Begin or end to log each acquire and release, by the level of the logger. A session calls this when it
+        begins, and at each renewal."""
+        if log.isEnabledFor(logging.DEBUG) is not (write_debug in self.active):
+            if write_debug in self.active:
+                self.active.remove(write_debug)
+            else:
+                self.active.append(write_debug)
 
     def tell(self, event: Event) -> None:
         """Call each listener with the event."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
 from asynclock.acquire.backoff import COLLISIONS, Pace, Plan, after_notice_to_another, after_split, next_question
+from asynclock.acquire.causes import NoLease
 from asynclock.acquire.obstacles import Obstacles, notifies
 from asynclock.acquire.transitions import Next, Refusal, after_refusal
 from asynclock.quorum.denials import is_held, soonest
@@ -26,7 +27,8 @@ NO_HOLDER = Refused(None, "")
 class Planner:
     """The planner of one acquisition, made at its first round without a hold."""
 
-    def __init__(self, session: Session, terms: Terms) -> None:
+    def __init__(self, session: Session, terms: Terms, began: float) -> None:
+        self.began = began  # when the first round was sent
         self._session = session
         self._terms = terms
         self._pace = Pace(session.settings.patience)
@@ -34,6 +36,7 @@ class Planner:
         self._slot: int | None = None  # the one to ask for next; None: any
         self._splits = 0  # split votes, or tries of another slot, in a row
         self.refused: Refused | None = None  # the last refusal by a majority; None after an outage
+        self._refused_at = began
         self.rtt = 0.0  # seconds that the last round took
 
     # -- a majority is out of reach ------------------------------------------------------------------------------
@@ -63,7 +66,7 @@ class Planner:
 
     def after_refusal(self, ballot: Ballot, now: float, give_up: float) -> Next:
         """The next step after a refusal by a majority."""
-        self.refused = ballot.holder() or NO_HOLDER
+        self.refused, self._refused_at = ballot.holder() or NO_HOLDER, now
         self._pace.reached()
         nodes, kind = ballot.nodes, self._terms.kind
         one_try, time_up = self._terms.timeout == 0, now >= give_up
@@ -88,6 +91,13 @@ class Planner:
                 in_order=kind.respects_queue(ballot.op.id),
             )
         )
+
+    def refused_by(self, now: float) -> NoLease:
+        """The hold in the way, as a majority named it last."""
+        if self.refused is None or self.refused.left is None:
+            return NoLease()
+        age = now - self._refused_at
+        return NoLease(self.refused.holder, max(0.0, self.refused.left - age), age)
 
     def plan(self, step: Next, ballot: Ballot, now: float) -> Plan:
         """When to do that step."""

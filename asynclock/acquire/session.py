@@ -16,10 +16,13 @@ from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, brief
 from asynclock._loop import no_loop
 from asynclock._options import CONNECT_TIMEOUT, LockSettings, node_timeout
+from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
+from asynclock.acquire.journal import Journal
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
+from asynclock.events import Lost, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE
 from asynclock.quorum.quarantine import Quarantine
 from asynclock.quorum.quorum import Quorum
@@ -28,18 +31,19 @@ from asynclock.rules.registry import FAMILIES
 from asynclock.stores.port import NodeConfig, WrongKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 
+    from asynclock._errors import LockLost, Reason
     from asynclock._options import ClientSettings
     from asynclock.acquire.acquisition import Acquisition
+    from asynclock.acquire.causes import Cause
     from asynclock.acquire.handover import Adoption
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.observers import Observers
+    from asynclock.acquire.tenure import Terms
+    from asynclock.events import Event
     from asynclock.quorum.ballot import Ballot
     from asynclock.stores.port import Notice, Store
-
-
-log = logging.getLogger("asynclock")
 
 
 _DRAW = 64
@@ -62,7 +66,9 @@ class Session:
         self.loop = asyncio.get_running_loop()
         self.settings = settings
         self.observers = observers
+        observers.look_at_level()
         self.clock = clocks[0] if clocks else SYSTEM
+        self.journal = Journal(self.clock)
         self.watchdog = Watchdog(self.clock)
         self.holds = Holds()
         self.local_queues = LocalQueues()
@@ -81,7 +87,7 @@ class Session:
         servers: dict[str, str] = {}
         self.quorum = Quorum(
             [
-                store.open(NodeConfig(index, settings.prefix, self.clock, self, servers, until))
+                store.open(NodeConfig(index, settings.prefix, self.clock, self, servers, until, tell=self._reported))
                 for index, store in enumerate(stores)
             ],
             self.clock,
@@ -93,6 +99,7 @@ class Session:
         self._opening: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
+        self._quarantines: dict[str, Event] = {}  # node -> told while the session opens
 
     def check(self) -> None:
         """Raise ConfigError in a forked child, and outside this session's event loop."""
@@ -139,6 +146,36 @@ class Session:
             bar = "|" if self.quorum.listens else "!"
             self._random = [f"{self.tag}{drawn[i : i + length]}{bar}" for i in range(0, len(drawn), length)]
         return f"{self._random.pop()}{mode}{seed}|{self._whoami}|{metadata}"
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """Log an event that is not one of DEBUG, and tell it to the listeners."""
+        self.journal.write(event)
+        if self.observers.active:
+            self.observers.tell(event)
+
+    def tell_lost(self, terms: Terms, reason: Reason, held_for: float, why: Callable[[], object]) -> None:
+        """A lease was lost. `why` makes the error that says so, if it is logged. A client that closes ends its leases
+        on purpose: that is no warning."""
+        if self.forked:
+            return
+        event = Lost(*terms.described, reason, held_for)
+        self.journal.write(event, logging.INFO if reason == "closed" else logging.WARNING, why)
+        if self.observers.active:
+            self.observers.tell(event)
+
+    def lost_error(self, name: str, cause: Cause) -> LockLost:
+        """The error for a lease that was lost for that cause."""
+        return lost(name, cause, [node.label for node in self.quorum.nodes], self.clock.wall())
+
+    def _reported(self, event: Event) -> None:
+        """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
+        for a moment only, which is not told."""
+        if isinstance(event, Quarantined) and not self.ready:
+            self._quarantines[event.node] = event
+        elif not isinstance(event, QuarantineEnded) or self._quarantines.pop(event.node, None) is None:
+            self.tell(event)
 
     # -- notices -------------------------------------------------------------------------------------------------
 
@@ -192,6 +229,9 @@ class Session:
             await anext(self._closer)
         await self.quorum.open()
         self.ready = True
+        quarantines, self._quarantines = self._quarantines, {}
+        for event in quarantines.values():
+            self.tell(event)
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         """asyncio.run closes all async generators at its end. Then this one closes a client that the program has not
@@ -202,13 +242,13 @@ class Session:
             if self._closing is None or self._closing.cancelled():
                 await self.aclose()
 
-    def not_released(self, ballot: Ballot, name: str) -> None:
-        """A release had no majority. After an outage the hold ends by itself, which is logged. Raises ConfigError where
+    def not_released(self, ballot: Ballot, terms: Terms) -> None:
+        """A release had no majority. After an outage the hold ends by itself, which is told. Raises ConfigError where
         servers refuse the command: the key stays, and only the user can fix that."""
-        error = self.quorum.unavailable(ballot, name)
+        error = self.quorum.unavailable(ballot, terms.name)
         if isinstance(error, ConfigError):
             raise error
-        log.warning("asynclock: the release of %s had no majority; its lease ends by itself: %s", brief(name), error)
+        self.tell(ReleaseFailed(*terms.described, str(error)))
 
     async def wait_shielded(self, ballot: Ballot) -> None:
         """Wait for an outcome in a task that was cancelled: it comes within the node timeout. The caller continues the
@@ -225,7 +265,7 @@ class Session:
     async def release_all(self) -> None:
         """Release all holds, even if the task is cancelled meanwhile. Errors of single locks are logged and not
         raised."""
-        releases: deque[Ballot] = deque()
+        releases: deque[tuple[Ballot, Terms]] = deque()
         cancelled: asyncio.CancelledError | None = None
         for hold in self._in_slices():
             if hold is None:
@@ -237,14 +277,14 @@ class Session:
             for tenure in hold.tenures:
                 tenure.check_clock()  # the owner of a lease that is over is told so
                 if (ballot := hold.end(tenure)) is not None:
-                    releases.append(ballot)
+                    releases.append((ballot, tenure.terms))
         if cancelled is not None:
             raise cancelled
         for number in range(1, len(releases) + 1):
-            ballot = releases.popleft()
+            ballot, terms = releases.popleft()
             if await ballot.settled(self.loop) is UNREACHABLE:
                 with contextlib.suppress(ConfigError):
-                    self.not_released(ballot, ballot.op.name)
+                    self.not_released(ballot, terms)
             if number % _RELEASES == 0:  # most outcomes are there already, so the loop would wait for all of them
                 await asyncio.sleep(0)
 
@@ -289,6 +329,7 @@ class Session:
             await asyncio.sleep(0)
         self.hung_up = True
         await asyncio.gather(*(node.aclose() for node in self.quorum.nodes))
+        self.journal.stop()
         closer, self._closer = self._closer, None
         if closer is not None:
             with contextlib.suppress(RuntimeError):  # it runs already: it has called aclose()

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from asynclock._clock import wake
-from asynclock._errors import LockLost, LockNotHeld, brief
+from asynclock._errors import LockNotHeld, brief
+from asynclock.events import Detached, Released
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Hashable
 
+    from asynclock._errors import LockLost
     from asynclock._options import LockSettings
     from asynclock.acquire.hold import Hold
     from asynclock.rules.model import Kind
@@ -73,6 +75,11 @@ class Terms:
         self.timeout = timeout  # None: as long as it takes; 0: one try
         self.owner = owner  # the owner that may enter again, of a reentrant lock
 
+    @property
+    def described(self) -> tuple[str, str, str]:
+        """The name, the kind and the label, as an event has them."""
+        return self.name, self.kind.name, self.settings.label
+
 
 class Tenure:
     """See the module. `Hold.begin` makes it. Times are seconds of the client's clock."""
@@ -120,6 +127,11 @@ class Tenure:
         """When it ends, unless it is renewed."""
         return min(self.hold.valid_until, self.until)
 
+    @property
+    def held_for(self) -> float:
+        """Seconds since it began."""
+        return self.hold.session.clock.now() - self.since
+
     def check_clock(self) -> None:
         """Lose it if its time is over. After a loop was blocked beyond the lease, this runs before any timer."""
         now = self.hold.session.clock.now()
@@ -132,7 +144,7 @@ class Tenure:
         if self.state in GIVEN:
             how = "detached" if self.state is DETACHED else "released already"
             return LockNotHeld(f"{brief(name)} was {how}", name=name)
-        return LockLost(name, (self.loss or self._over(self.hold.session.clock.now())).value)
+        return self.hold.lost_error(self.loss or self._over(self.hold.session.clock.now()))
 
     def _over(self, now: float) -> Loss:
         return Loss.MAX_HOLD if now >= self.until else Loss.EXPIRED
@@ -171,8 +183,13 @@ class Tenure:
         """End it in that state. Tasks in `wait_lost` wake, and a loss interrupts the body."""
         self.state = state
         self.loss = loss
-        for waiter in self._waiters or ():
-            wake(waiter)
+        if self._waiters is not None:
+            for waiter in self._waiters:
+                wake(waiter)
+        observers = self.hold.session.observers
+        if observers.active and loss is None:
+            ended = Detached if state is DETACHED else Released
+            observers.tell(ended(*self.terms.described, self.held_for))
         if loss is not None and self.on_lost is not None:
             self.on_lost(loss)
 

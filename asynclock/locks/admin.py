@@ -5,21 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError, brief
-from asynclock.info import Holder, LockInfo, Waiter
+from asynclock.acquire.tags import holder_of_id, tag_of
+from asynclock.events import Broken
+from asynclock.info import LockInfo, Waiter
 from asynclock.quorum.ballot import Outcome
-from asynclock.rules.model import (
-    DONE,
-    ID_LENGTH,
-    RESTING,
-    RESTING_MARK,
-    Op,
-    Queueing,
-    Verb,
-    is_made_by_asynclock,
-)
+from asynclock.rules.model import Op, Queueing, Verb
 from asynclock.rules.registry import FAMILIES, RULES_BY_FAMILY, family_of
 from asynclock.stores.port import NodeView
 
@@ -27,30 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from asynclock.acquire.session import Session
+    from asynclock.info import Holder
     from asynclock.rules.model import Kind, Part
     from asynclock.stores.port import Node
-
-
-class Tag(NamedTuple):
-    """The readable part of an id. It leaves out the random part, which is a secret."""
-
-    host: str = ""
-    pid: int = 0
-    since: float = 0.0
-    metadata: str = ""
-
-
-def tag_of(id: str) -> Tag:
-    """The readable part of an id; an empty one for an id of another program. Pure."""
-    if id == RESTING or (id.startswith(RESTING_MARK) and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!")):
-        return Tag(metadata="(resting)")
-    if id == DONE:
-        return Tag(metadata="(done)")
-    seed, pid, host, metadata = [*id[ID_LENGTH + 1 :].split("|", 3), "", "", "", ""][:4]
-    seed = seed.rpartition(".")[2]  # the part before the seed belongs to the kind (Kind.mode)
-    if not is_made_by_asynclock(id) or not seed.isdigit() or not pid.isdigit():
-        return Tag()
-    return Tag(host, int(pid), int(seed) / 1_000_000, metadata)
 
 
 async def inspect(session: Session, name: str) -> LockInfo:
@@ -128,8 +100,7 @@ def merged_holders(name: str, views: Sequence[NodeView], majority: int) -> tuple
         if len(lefts) >= majority:
             left = sorted((math.inf if left is None else left for left in lefts), reverse=True)[majority - 1]
             until = None if left == math.inf else left
-            tag = tag_of(hold_id)
-            found.append(Holder(name, tag.host, tag.pid, tag.since, until, tag.metadata))
+            found.append(holder_of_id(name, hold_id, until))
     return tuple(sorted(found, key=lambda holder: holder.since))
 
 
@@ -146,7 +117,10 @@ async def break_lock(session: Session, name: str) -> bool:
     views = await _views(session, name)
     session.check_open()
     found = {_kind(view) for view in views if isinstance(view, NodeView)} & RULES_BY_FAMILY.keys() or {"mutex"}
-    return any([await _break(session, name, RULES_BY_FAMILY[kind]) for kind in found])
+    broken = any([await _break(session, name, RULES_BY_FAMILY[kind]) for kind in found])
+    if broken:
+        session.tell(Broken(name))
+    return broken
 
 
 async def _break(session: Session, name: str, kind: Kind) -> bool:

@@ -105,6 +105,7 @@ class OnceLock(Lock):
                 raise LockTimeout(
                     f"{brief(self.name)}: votes were split for {patience:g} s, and no caller got the lock: try again",
                     name=self.name,
+                    waited=patience,
                 )
             await asyncio.sleep(_AGAIN[0] * random.random())  # noqa: S311 - jitter
 
@@ -119,14 +120,12 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outag
     QuorumUnavailable where the lock has a timeout, and LockLost once the client is closed."""
     while True:
         try:
-            lease = await lock.acquire()
+            lease = await lock.__lease__()
         except QuorumUnavailable:
             if not through_outages:
                 raise
             await asyncio.sleep(random.uniform(*_AGAIN))  # noqa: S311 - jitter
             continue
-        if lease is None:
-            raise LockTimeout(f"{brief(lock.name)}: another process led for the whole timeout", name=lock.name)
         raised: BaseException | None = None
         done: list[_R] = []
         try:

@@ -220,6 +220,8 @@ def _check_released(tenure: Tenure, ballot: Ballot) -> None:
     """Raise LockLost where a majority says that another owner holds the name; log an outage."""
     hold = tenure.hold
     if ballot.no > ballot.nodes // 2:
-        raise LockLost(hold.name, ballot.loss_reason())
+        error = hold.lost_error(Loss(ballot.loss_reason()), ballot)
+        hold.session.tell_lost(tenure.terms, error.reason, tenure.held_for, lambda: error)
+        raise error
     if ballot.outcome is UNREACHABLE:
-        hold.session.not_released(ballot, hold.name)
+        hold.session.not_released(ballot, tenure.terms)

@@ -6,12 +6,16 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
-from asynclock._errors import ConfigError, LockTimeout, QuorumUnavailable, SelfDeadlock, brief
+from asynclock._errors import ConfigError, QuorumUnavailable, SelfDeadlock, brief
 from asynclock._loop import no_loop
 from asynclock._options import seconds
 from asynclock.acquire.acquisition import acquire
+from asynclock.acquire.causes import NoLease, timed_out
 from asynclock.acquire.handover import adopt
+from asynclock.acquire.tags import tag_of
 from asynclock.acquire.tenure import Tenure, Terms
+from asynclock.events import Acquired, TimedOut, Unavailable
+from asynclock.info import Holder
 from asynclock.locks.admin import wrong_kind
 from asynclock.locks.lease import Lease, guard, leave, release
 from asynclock.locks.tenures import TenuresByTask
@@ -21,15 +25,15 @@ from asynclock.rules.model import Op, Part, Verb
 from asynclock.stores.port import WrongKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
     from types import TracebackType
 
+    from asynclock._errors import LockTimeout
     from asynclock._options import LockSettings, Seconds
     from asynclock.acquire.handover import Handle
     from asynclock.acquire.session import Session
     from asynclock.quorum.ballot import Ballot
     from asynclock.rules.model import Kind, Rule
-    from asynclock.stores.port import Refused
 
 UNSET: Any = object()
 
@@ -97,7 +101,7 @@ class Lock:
         tenure = await self._acquire(timeout)
         return Lease(tenure, self._kept) if isinstance(tenure, Tenure) else None
 
-    async def _acquire(self, timeout: Seconds | None) -> Tenure | Refused:
+    async def _acquire(self, timeout: Seconds | None) -> Tenure | NoLease:
         if timeout is UNSET:
             wait = self._settings.timeout
         else:
@@ -106,21 +110,42 @@ class Lock:
             task = asyncio.current_task()
         except RuntimeError:
             raise no_loop() from None
-        session = self._session_of(task)
+        session, opened_in = self._session_of(task), 0.0
         if not session.ready:
             began = session.clock.now()
             await session.open(self._settings, session.connect_limit(wait))
+            opened_in = session.clock.now() - began
             if wait:
-                wait = max(wait - (session.clock.now() - began), 1e-6)
+                wait = max(wait - opened_in, 1e-6)
+        terms = Terms(self._name, self._kind, self._settings, task, wait)
         try:
-            tenure = await self._take(session, Terms(self._name, self._kind, self._settings, task, wait))
+            if session.observers.active:
+                tenure = await self._take_observed(session, terms, opened_in)
+            else:
+                tenure = await self._take(session, terms)
         except WrongKind:
             raise (await wrong_kind(session, self._parts)) from None
         if isinstance(tenure, Tenure):
             self._kept.add(tenure)
-        return tenure
+            return tenure
+        return tenure._replace(waited=opened_in + tenure.waited)
 
-    def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | Refused]:
+    async def _take_observed(self, session: Session, terms: Terms, opened_in: float) -> Tenure | NoLease:
+        """As `_take`, and tells the outcome. `opened_in`: seconds for which the caller has waited for connections."""
+        began = session.clock.now() - opened_in
+        event: type[Acquired | TimedOut | Unavailable] | None = None
+        try:
+            taken = await self._take(session, terms)
+            event = Acquired if isinstance(taken, Tenure) else TimedOut
+        except QuorumUnavailable:
+            event = Unavailable
+            raise
+        finally:
+            if event is not None:
+                session.observers.tell(event(*terms.described, session.clock.now() - began))
+        return taken
+
+    def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:
         if terms.timeout != 0 and self._is_held_by_task(session, terms):
             return self._take_beside(session, terms)
         return acquire(session, terms)
@@ -131,7 +156,7 @@ class Lock:
             return False
         return any(_is_of(each, terms) for each in session.holds.tenures(self._name))
 
-    async def _take_beside(self, session: Session, terms: Terms) -> Tenure | Refused:
+    async def _take_beside(self, session: Session, terms: Terms) -> Tenure | NoLease:
         """As `_take`, where tasks of this process may hold these names."""
         mine = {part: sum(_is_of(each, terms) for each in session.holds.tenures(part.name)) for part in self._parts}
         if any(mine.values()) and all(part.kind.shared for part, count in mine.items() if count):
@@ -179,12 +204,23 @@ class Lock:
         `acquire`."""
         tenure = await self._acquire(UNSET)
         if not isinstance(tenure, Tenure):
-            which = "one or another of " if self._kind.parts else ""
-            raise LockTimeout(
-                f"{which}{brief(self._name)} was held by another owner for the whole timeout", name=self._name
-            )
+            raise self._timed_out(tenure)
         guard(tenure, tenure.task)
         return Lease(tenure, self._kept)
+
+    async def __lease__(self) -> Lease:
+        """For `lead`: as `acquire`, but raises LockTimeout where that returns None."""
+        tenure = await self._acquire(UNSET)
+        if isinstance(tenure, Tenure):
+            return Lease(tenure, self._kept)
+        raise self._timed_out(tenure)
+
+    def _timed_out(self, refusal: NoLease) -> LockTimeout:
+        """The error for a refusal, with what is known of the holder."""
+        session = self._session_of(None)
+        here = _holder_here(session, [part.name for part in self._parts], refusal.holder)
+        wall, timeout, several = session.clock.wall(), self._settings.timeout, len(self._parts) > 1
+        return timed_out(self._name, refusal, here, wall, timeout=timeout, several=several)
 
     async def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
@@ -208,8 +244,21 @@ class AdoptedLock(Lock):
         super().__init__(handle.name, kind, settings, session_of)
         self._handle = handle
 
-    def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | Refused]:
+    def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:
         return adopt(session, terms, self._handle)
+
+
+def _holder_here(session: Session, names: Iterable[str], id: str) -> Holder | None:
+    """The holder of one of these names in this process, if there is one; with an `id`, only the hold of that id."""
+    now, wall = session.clock.now(), session.clock.wall()
+    for name in names:
+        for hold in session.holds.of(name):
+            for tenure in hold.tenures if hold.op.id == id or not id else ():
+                if tenure.held:
+                    tag = tag_of(hold.op.id)
+                    since, metadata = wall - tenure.held_for, tenure.terms.settings.metadata
+                    return Holder(name, tag.host, tag.pid, since, tenure.ends - now, metadata)
+    return None
 
 
 def _is_of(tenure: Tenure, terms: Terms) -> bool:

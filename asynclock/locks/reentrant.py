@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from asynclock.acquire.causes import NoLease
 from asynclock.locks.lock import Lock
-from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -38,22 +38,25 @@ class ReentrantLock(Lock):
         super().__init__(name, kind, settings, session_of)
         self._owner = owner
 
-    async def _take(self, session: Session, terms: Terms) -> Tenure | Refused:
+    async def _take(self, session: Session, terms: Terms) -> Tenure | NoLease:
         terms.owner = owner = terms.task if self._owner is None else self._owner
         clock, entries, timeout = session.clock, session.entries, terms.timeout
-        give_up = None if timeout is None else clock.now() + timeout
+        began = clock.now()
+        give_up = None if timeout is None else began + timeout
         while (entering := entries.get(self._name, owner)) is not None:  # another task of this owner asks
             left = None if give_up is None else max(0.0, give_up - clock.now())
             await asyncio.wait({entering}, timeout=left)
             if not entering.done():
-                return Refused(None, "")
+                return NoLease(waited=clock.now() - began)
         held = [each for each in session.holds.tenures(self._name) if each.terms.owner == owner and each.held]
         if held:
             return held[-1].hold.enter_again(held[-1], terms)
         if give_up is not None and timeout:
             terms.timeout = max(1e-6, give_up - clock.now())
+        waited = clock.now() - began
         entries.begin(self._name, owner)
         try:
-            return await super()._take(session, terms)
+            taken = await super()._take(session, terms)
+            return taken._replace(waited=waited + taken.waited) if isinstance(taken, NoLease) else taken
         finally:
             entries.end(self._name, owner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from asynclock.stores.port import Refused
@@ -21,6 +22,13 @@ def holder_of(denials: Collection[Refused], nodes: int) -> Refused | None:
         if len(ends) >= majority:
             return Refused(ends[majority - 1], holder)
     return None
+
+
+def most_named(denials: Collection[Refused]) -> Refused | None:
+    """The refusal with the holder that most nodes name, and that holds longest; None: no node names one."""
+    named = [each for each in denials if each.holder and each.left is not None]
+    count = Counter(each.holder for each in named)
+    return max(named, key=lambda each: (count[each.holder], each.left), default=None)
 
 
 def is_held(denials: Collection[Refused], nodes: int) -> bool:

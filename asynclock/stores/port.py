@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asynclock._clock import Clock
+    from asynclock.events import Event
     from asynclock.rules.model import Op
 
 __all__ = [
@@ -180,6 +181,7 @@ class NodeConfig(NamedTuple):
     servers: dict[str, str]  # run_id -> label, of all nodes of this client
     # When the quarantine of a server with these facts ends, on the client's clock. None: a single node, which has none.
     quarantine: Callable[[Facts], float] | None
+    tell: Callable[[Event], object] = lambda event: None  # tell an event of the node to the client
 
 
 class Store(Protocol):

@@ -28,6 +28,7 @@ from asynclock.rules.model import Notice, Slots, State, Verb, Verdict, parts_of
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.port import UNDONE, NodeView, Refused, WrongKind
+from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
     from asynclock._clock import Clock
@@ -167,6 +168,7 @@ class TransactionalNode:
         self._prefix = config.prefix
         self._listener = config.listener
         self._clock = config.clock
+        self._reports = Reports(store.label, config.tell)
         self._due = 0  # the number of replies that are scheduled
         self._notices: deque[Notice] = deque()  # received while a transaction ran or a reply was scheduled
         self._queue: deque[tuple[Coroutine[Any, Any, None], Callable[[Exception | None], object]]] = deque()
@@ -180,8 +182,10 @@ class TransactionalNode:
                 await listening
         except Exception as error:  # a store may fail in any way; `error` keeps the reason, and the next op tries again
             self.error = error
+            self._reports.down(error)
         else:
             self.error, self.listens = None, True
+            self._reports.up()
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         def answer(vote: Grant | Refused | Undone) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from asynclock import ConfigError, Holder, QuorumUnavailable, Redlock
-from asynclock.locks.admin import tag_of
+from asynclock.acquire.tags import tag_of
 from asynclock.rules.model import DONE, RESTING
 from tests.support.default_keys import key_of
 from tests.support.servers import Server

@@ -193,7 +193,7 @@ def test_misspelt_client_option() -> None:
 
 def test_unknown_option_lists_all_options() -> None:
     """No option is close: all are listed."""
-    with pytest.raises(ConfigError, match=r"cancel_on_lost, fencing, lease"):
+    with pytest.raises(ConfigError, match=r"cancel_on_lost, fencing, label, lease"):
         lock_settings("a", {"zzz": 1}, ClientSettings())
 
 

@@ -47,6 +47,7 @@ from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff
 from asynclock.stores.redis.restarts import Dialer, Restarts
 from asynclock.stores.redis.views import names, view
+from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
     from asynclock.stores.port import Facts, NodeConfig, NodeView, ReplyHandler
@@ -94,6 +95,7 @@ class RedisNode:
         self._delivery = Delivery(self._pending, config.prefix, self.clock.now, self._answered)
         self._lost_at = -math.inf  # when the last connection was lost
         self._backoff = Backoff()
+        self._reports = Reports(self.label, config.tell)
 
     def __repr__(self) -> str:
         return f"<RedisNode {self.label} {self.state.value}>"
@@ -161,9 +163,8 @@ class RedisNode:
                 self._native = ()
                 connection.send(encode(handler.op, self._config.prefix), handler)
             case replies.Fault.CONFIG:
-                handler.fail(
-                    self.index, replies.refusal(self.label, error, handler.op), maybe=replies.is_half_done(error)
-                )
+                refusal = replies.refusal(self.label, error, handler.op)
+                handler.fail(self.index, refusal, maybe=replies.is_half_done(error))
             case fault:
                 if handler.op.verb is RELEASE:  # BUSY, for example: the server did nothing, and may do it later
                     self._pending.add(handler.op, self.clock.now(), handler.sent)
@@ -212,9 +213,8 @@ class RedisNode:
             error = TimeoutError(f"{self.label} did not answer within {now - handler.sent:.3g} s")
             handler.fail(self.index, error, maybe=True)
         again = max(min(later, connection.moved_at + (patience(limit) if overdue else limit)), now + 0.001)
-        if self._connection is connection and (
-            self._timer is None or again < self._timer_at
-        ):  # a handler that failed may have sent a command, which armed the timer
+        # A handler that failed may have sent a command, which armed the timer.
+        if self._connection is connection and (self._timer is None or again < self._timer_at):
             self._arm(again)
 
     # -- the connection ------------------------------------------------------------------------------------------
@@ -236,6 +236,7 @@ class RedisNode:
         self.error = error
         if self.state is not NodeState.CLOSED:
             self.state = NodeState.DOWN
+            self._reports.down(error)
         self._fail_all(connection, error)
         self._reconnect()
 
@@ -264,8 +265,8 @@ class RedisNode:
             except Exception as error:  # any failure: `error` keeps it for messages, and the next attempt follows
                 self.error = error if isinstance(error, ConfigError) else replies.connect_error(self.label, error)
                 self._pending.prune(self.clock.now())
-                if self.state is NodeState.NEW:
-                    self.state = NodeState.DOWN
+                self.state = NodeState.DOWN if self.state is NodeState.NEW else self.state
+                self._reports.down(self.error)
             else:
                 return
             finally:
@@ -295,6 +296,7 @@ class RedisNode:
             self._arm(self.clock.now() + CONNECT_TIMEOUT)
         if self.state is not NodeState.CLOSED:
             self.state, self.error = NodeState.UP, None
+            self._reports.up()
         if not self._quarantined:
             self.end_quarantine()  # set the mark of first use, so that a later restart is detected
         if self.listens or self._listened:
@@ -322,9 +324,8 @@ class RedisNode:
             self.end_quarantine()
             return False
         if op.verb is EXTEND and self._connection is not None:  # the server may have the key, and must keep it
-            self._connection.send(
-                op.packed or encode(op, self._config.prefix), IgnoredReply(op, handler.sent, handler.deadline)
-            )
+            wire = op.packed or encode(op, self._config.prefix)
+            self._connection.send(wire, IgnoredReply(op, handler.sent, handler.deadline))
         why = f"{self.label} restarted a short while ago and casts no vote for another {self._restarts.left:.0f} s"
         handler.fail(self.index, ConnectionError(why), maybe=False)
         return True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock.stores.port import Facts, SameServer
 from asynclock.stores.redis.replies import Fault, ServerError, config_error, fault_of
+from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -39,6 +40,7 @@ class Restarts:
         self._now = config.clock.now
         self._until = -math.inf
         self._warned = False
+        self._reports = Reports(dialer.label, config.tell)
 
     @property
     def left(self) -> float:
@@ -73,10 +75,12 @@ class Restarts:
     def _decide(self, facts: Facts) -> None:
         self.facts = facts
         self._until = self._quarantine(facts) if self._quarantine is not None else -math.inf
+        self._reports.quarantine(self.left)
 
     def end_quarantine(self) -> str:
         """Let the server vote. Returns the mark to set there, "" if it has that mark already."""
         self._until = -math.inf
+        self._reports.quarantine(0.0)
         if self.facts is None or self.facts.mark == self.facts.run_id:
             return ""
         self.facts = self.facts._replace(mark=self.facts.run_id)

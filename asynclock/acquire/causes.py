@@ -1,0 +1,149 @@
+"""Why an acquire got no lease, and why a lease was lost: the facts, and the errors that tell them. Pure."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock._errors import LockError, LockLost, LockTimeout, brief
+from asynclock.acquire.tags import holder_of_id, tag_of
+from asynclock.acquire.tenure import Loss
+from asynclock.quorum.denials import most_named
+from asynclock.rules.model import DONE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from asynclock._options import LockSettings
+    from asynclock.info import Holder
+    from asynclock.stores.port import Refused
+
+BLOCKED = 1 / 3
+"""A check of the watchdog that is late by this share of the lease or more is named as the cause: a renewal that failed
+would have been sent again several times meanwhile."""
+
+
+# -- no lease --------------------------------------------------------------------------------------------------------
+
+
+class NoLease(NamedTuple):
+    """An acquire ended without a lease."""
+
+    holder: str = ""  # the id of the hold in the way; "": not known
+    left: float | None = None  # seconds until that hold ends by itself; math.inf: never
+    age: float = 0.0  # seconds since the nodes said so
+    waited: float = 0.0  # seconds
+    free: bool = False  # nobody held the name at a majority of the nodes, but other waiters come first
+
+
+def timed_out(
+    name: str, refusal: NoLease, here: Holder | None, now: float, *, timeout: float | None, several: bool
+) -> LockTimeout:
+    """The error. `here`: the holder in this process, if there is one; `now`: Unix time; `timeout`: the time that the
+    caller gave, in seconds; `several`: the lock has several names."""
+    holder = here
+    if holder is None and refusal.holder:
+        holder = holder_of_id(name, refusal.holder, None if refusal.left in (math.inf, None) else refusal.left)
+    which = f"one or another of {brief(name)}" if several else brief(name)
+    when = f"for the whole timeout ({timeout:g} s)" if timeout else "at the only try (timeout=0)"
+    if holder is not None and holder.metadata == "(done)" and not holder.host:
+        text = f"{which} was taken {when}: a run of once() has returned"
+    elif holder is not None and holder.metadata == "(resting)" and not holder.host:
+        text = f"{which} was taken {when}: it rests after a release (min_hold)"
+    elif holder is None and refusal.free:
+        text = f"{which} was free, but other owners had asked for it before, and had not entered {when}"
+    else:
+        text = f"{which} was held by another owner {when}"
+    if holder is not None:
+        asked = f" (the nodes were asked {refusal.age:.3g} s ago)" if here is None and refusal.age >= 1 else ""
+        text += f"; {describe_holder(holder, now, here is not None)}{asked}"
+    return LockTimeout(text, name=name, holder=holder, waited=refusal.waited)
+
+
+def describe_holder(holder: Holder, now: float, here: bool = False) -> str:
+    """Who a holder is, in a sentence. `now`: Unix time; `here`: it is in this process."""
+    if holder.host:
+        notes = ["this process"] * here + [repr(holder.metadata[:80])] * bool(holder.metadata)
+        note = f" ({', '.join(notes)})" if notes else ""
+        return f"the holder is {holder.host}, pid {holder.pid}{note}, for {max(0.0, now - holder.since):.3g} s"
+    ends = "" if holder.remaining is None else f" in {holder.remaining:.3g} s"
+    if holder.metadata in ("(done)", "(resting)"):
+        return f"it is free{ends}"
+    if holder.remaining is None:
+        return (
+            "the holder is a key of another program, without an expiry: it never ends by itself. If it is a lock that "
+            "nobody holds any more, delete the key (break_lock)"
+        )
+    return f"the holder is a key of another program, which expires{ends}"
+
+
+# -- a lost lease ----------------------------------------------------------------------------------------------------
+
+
+class Cause(NamedTuple):
+    """Why a hold was lost. Times are seconds."""
+
+    loss: Loss
+    settings: LockSettings
+    unrenewed: float  # since the last renewal that a majority granted was sent
+    late: float  # by which the check of the watchdog was late
+    told: bool  # a server said that an operator broke it
+    errors: Mapping[int, Exception]  # node -> why it did not renew
+    denials: Mapping[int, Refused]  # node -> its refusal
+
+
+def lost(name: str, cause: Cause, labels: Sequence[str], now: float) -> LockLost:
+    """The error. `labels`: the addresses of the nodes; `now`: Unix time."""
+    errors: dict[str, Exception] = {}
+    for index, label in enumerate(labels):
+        if index in cause.errors:
+            errors[label] = cause.errors[index]
+        elif index in cause.denials:
+            errors[label] = LockError(f"{label}: {_refusal(cause.denials[index])}", name=name)
+    return LockLost(name, cause.loss.value, why=_why(cause, errors, now), errors=errors)
+
+
+def _why(cause: Cause, errors: Mapping[str, Exception], now: float) -> str:
+    match cause.loss:
+        case Loss.EXPIRED:
+            return _why_expired(cause, errors, now)
+        case Loss.TAKEN:
+            named = most_named(cause.denials.values())
+            return f"another owner holds the name now: {_owner(named.holder)}" if named is not None else ""
+        case Loss.BROKEN if cause.told:
+            return "an operator broke it (break_lock)"
+        case Loss.BROKEN:
+            return (
+                "its key is gone from a majority of the nodes: it was deleted by hand, flushed or evicted, or the "
+                "servers restarted without it"
+            )
+        case Loss.MAX_HOLD if cause.settings.max_hold is not None:
+            return f"it was held for max_hold ({cause.settings.max_hold:g} s)"
+    return ""
+
+
+def _why_expired(cause: Cause, errors: Mapping[str, Exception], now: float) -> str:
+    said = "; ".join(str(error) or repr(error) for error in errors.values())
+    since = time.strftime("%H:%M:%S", time.gmtime(now - cause.unrenewed))
+    if cause.late >= cause.settings.lease * BLOCKED:
+        text = (
+            f"its lease expired: the event loop did not run for {cause.late:.3g} s or longer (it was blocked, or the "
+            "process was stopped), so no renewal was sent"
+        )
+        return f"{text}; before that: {said}" if said else text
+    if not cause.settings.renew and not said:
+        return f"its lease expired after {cause.unrenewed:.3g} s: with renew=False, call extend() before it ends"
+    text = f"its lease expired: no majority of the nodes renewed it for {cause.unrenewed:.3g} s (since {since} UTC)"
+    return f"{text}: {said}" if said else text
+
+
+def _refusal(refused: Refused) -> str:
+    return "the key is gone" if refused.left is None else f"the name is held by {_owner(refused.holder)}"
+
+
+def _owner(id: str) -> str:
+    if id == DONE:
+        return "a run of once() that has returned"
+    tag = tag_of(id)
+    return f"{tag.host}, pid {tag.pid}" if tag.host else "a key of another program"

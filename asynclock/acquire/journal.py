@@ -1,0 +1,156 @@
+"""The log lines for the events of a session, on the logger "asynclock". A line that repeats is counted, not printed.
+
+Each record has the values of its event as attributes: `asynclock_event` is the name of the event's class, and
+`asynclock_lock`, `_kind`, `_label`, `_node`, `_reason`, `_seconds`, `_outcome` and `_error` are those that it has.
+`asynclock_more` is the count in the line that stands for several.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import fields
+from logging import DEBUG, INFO, WARNING
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asynclock import events
+from asynclock._errors import brief
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from asynclock._clock import Clock, Timer
+    from asynclock.events import Event
+
+log = logging.getLogger("asynclock")
+
+BURST = 10
+"""So many lines of one kind are printed in one window; the others are counted."""
+
+WINDOW = 10.0
+"""Seconds of one window. It begins with its first line."""
+
+
+class Line(NamedTuple):
+    """How an event is logged."""
+
+    level: int
+    text: str
+    several: str  # what the line calls that counts the others
+
+
+LINES: dict[type[Event], Line] = {
+    events.NodeDown: Line(WARNING, "asynclock: the node %(node)s is down: %(error)s", "times that a node went down"),
+    events.Lost: Line(WARNING, "asynclock: %(why)s (it was held for %(seconds).3g s)", "lost leases"),
+    events.ReleaseFailed: Line(
+        WARNING,
+        "asynclock: the release of %(lock)s had no majority; its lease ends by itself: %(error)s",
+        "releases without a majority",
+    ),
+    events.LoopLagged: Line(
+        WARNING,
+        "asynclock: the event loop did not run for %(seconds).3g s, so no lease was renewed in that time: run code "
+        "that blocks in a thread (asyncio.to_thread)",
+        "times that the event loop did not run",
+    ),
+    events.NodeUp: Line(INFO, "asynclock: the node %(node)s is up", "times that a node came up"),
+    events.Quarantined: Line(
+        INFO,
+        "asynclock: the server of %(node)s has restarted or was replaced, and casts no vote for %(seconds).0f s",
+        "quarantines",
+    ),
+    events.QuarantineEnded: Line(INFO, "asynclock: the node %(node)s votes again", "ends of quarantines"),
+    events.Broken: Line(INFO, "asynclock: this client broke the lock %(lock)s", "broken locks"),
+    events.Acquired: Line(DEBUG, "asynclock: acquired %(lock)s (%(kind)s) after %(seconds).3g s", ""),
+    events.TimedOut: Line(DEBUG, "asynclock: gave up %(lock)s (%(kind)s) after %(seconds).3g s: it is held", ""),
+    events.Unavailable: Line(DEBUG, "asynclock: gave up %(lock)s (%(kind)s) after %(seconds).3g s: no majority", ""),
+    events.Released: Line(DEBUG, "asynclock: released %(lock)s (%(kind)s), held for %(seconds).3g s", ""),
+    events.Detached: Line(DEBUG, "asynclock: detached %(lock)s (%(kind)s), held for %(seconds).3g s", ""),
+    events.Renewed: Line(DEBUG, "asynclock: the renewal of %(lock)s (%(kind)s) has the outcome %(outcome)s", ""),
+}
+"""All events that are logged. Those of DEBUG are made for listeners, or while the logger's level is DEBUG."""
+
+_FIELDS = {"name": "lock", "waited": "seconds", "held_for": "seconds"}
+
+
+class Flood:
+    """Which lines of one kind are printed: the first of each window. `report(kind, count)` is called at the end of a
+    window in which others came."""
+
+    def __init__(self, clock: Clock, report: Callable[[Any, int], object]) -> None:
+        self._clock = clock
+        self._report = report
+        self._windows: dict[Hashable, _Window] = {}
+
+    def admits(self, kind: Hashable) -> bool:
+        """Count a line of that kind. True: print it."""
+        now = self._clock.now()
+        window = self._windows.get(kind)
+        if window is None or now >= window.ends:
+            self._end(kind)
+            window = self._windows[kind] = _Window(now + WINDOW)
+        window.lines += 1
+        if window.lines <= BURST:
+            return True
+        if window.timer is None:
+            window.timer = self._clock.call_at(window.ends, lambda: self._end(kind))
+        return False
+
+    def stop(self) -> None:
+        """Report now what was counted."""
+        for kind in tuple(self._windows):
+            self._end(kind)
+
+    def _end(self, kind: Hashable) -> None:
+        window = self._windows.pop(kind, None)
+        if window is not None and window.timer is not None:
+            window.timer.cancel()
+            self._report(kind, window.lines - BURST)
+
+
+class _Window:
+    """The lines of one kind in one window."""
+
+    __slots__ = ("ends", "lines", "timer")
+
+    def __init__(self, ends: float) -> None:
+        self.ends = ends
+        self.lines = 0
+        self.timer: Timer | None = None  # set while lines are counted that were not printed
+
+
+class Journal:
+    """The log of one session."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._flood = Flood(clock, _write_more)
+
+    def write(self, event: Event, level: int = 0, why: Callable[[], object] = str) -> None:
+        """Log an event, at its level or at that one. `why` makes a part of the line, if it is printed."""
+        level = level or LINES[type(event)].level
+        if log.isEnabledFor(level) and self._flood.admits((type(event), level)):
+            write(event, level, str(why()))
+
+    def stop(self) -> None:
+        """The session closes."""
+        self._flood.stop()
+
+
+def write(event: Event, level: int, why: str = "") -> None:
+    """Log an event."""
+    values = {_FIELDS.get(field.name, field.name): getattr(event, field.name) for field in fields(event)}
+    extra = {f"asynclock_{field}": value for field, value in values.items()}
+    shown = {**values, "lock": brief(values.get("lock", "")), "why": why}
+    log.log(level, LINES[type(event)].text, shown, extra={"asynclock_event": type(event).__name__, **extra})
+
+
+def write_debug(event: Event) -> None:
+    """A listener that logs the events of DEBUG."""
+    line = LINES.get(type(event))
+    if line is not None and line.level == DEBUG:
+        write(event, DEBUG)
+
+
+def _write_more(kind: tuple[type[Event], int], count: int) -> None:
+    event, level = kind
+    extra = {"asynclock_event": event.__name__, "asynclock_more": count}
+    log.log(level, "asynclock: and %s more %s", f"{count:,}", LINES[event].several, extra=extra)
