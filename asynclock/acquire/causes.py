@@ -71,10 +71,7 @@ def describe_holder(holder: Holder, now: float, here: bool = False) -> str:
     if holder.metadata in ("(done)", "(resting)"):
         return f"it is free{ends}"
     if holder.remaining is None:
-        return (
-            "the holder is a key of another program, without an expiry: it never ends by itself. If it is a lock that "
-            "nobody holds any more, delete the key (break_lock)"
-        )
+        return "the holder is a key of another program, without an expiry: if nothing uses it, delete it by hand"
     return f"the holder is a key of another program, which expires{ends}"
 
 
@@ -128,8 +125,8 @@ def _why_expired(cause: Cause, errors: Mapping[str, Exception], now: float) -> s
     since = time.strftime("%H:%M:%S", time.gmtime(now - cause.unrenewed))
     if cause.late >= cause.settings.lease * BLOCKED:
         text = (
-            f"its lease expired: the event loop did not run for {cause.late:.3g} s or longer (it was blocked, or the "
-            "process was stopped), so no renewal was sent"
+            f"its lease expired: the event loop did not run for {cause.late:.3g} s or longer (blocked, or the process "
+            "was stopped), so no renewal was sent"
         )
         return f"{text}; before that: {said}" if said else text
     if not cause.settings.renew and not said:

@@ -124,11 +124,15 @@ class Journal:
     def __init__(self, clock: Clock) -> None:
         self._flood = Flood(clock, _write_more)
 
-    def write(self, event: Event, level: int = 0, why: Callable[[], object] = str) -> None:
-        """Log an event, at its level or at that one. `why` makes a part of the line, if it is printed."""
-        level = level or LINES[type(event)].level
-        if log.isEnabledFor(level) and self._flood.admits((type(event), level)):
-            write(event, level, str(why()))
+    def admits(self, event: type[Event], level: int) -> bool:
+        """Whether to log an event of that class now; if not, it is counted."""
+        return log.isEnabledFor(level) and self._flood.admits((event, level))
+
+    def write(self, event: Event) -> None:
+        """Log an event at its level, or count it."""
+        level = LINES[type(event)].level
+        if self.admits(type(event), level):
+            write(event, level)
 
     def stop(self) -> None:
         """The session closes."""

@@ -18,7 +18,7 @@ from asynclock._loop import no_loop
 from asynclock._options import CONNECT_TIMEOUT, LockSettings, node_timeout
 from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
-from asynclock.acquire.journal import Journal
+from asynclock.acquire.journal import Journal, write
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
@@ -160,9 +160,11 @@ class Session:
         on purpose: that is no warning."""
         if self.forked:
             return
-        event = Lost(*terms.described, reason, held_for)
-        self.journal.write(event, logging.INFO if reason == "closed" else logging.WARNING, why)
-        if self.observers.active:
+        level = logging.INFO if reason == "closed" else logging.WARNING
+        if (logged := self.journal.admits(Lost, level)) or self.observers.active:
+            event = Lost(*terms.described, reason, held_for)
+            if logged:
+                write(event, level, str(why()))
             self.observers.tell(event)
 
     def lost_error(self, name: str, cause: Cause) -> LockLost:

@@ -143,4 +143,6 @@ async def test_c13_the_recommended_rule_is_what_a_client_needs(
     split = any("|" in each for each in called)  # before Redis 7 subcommands are counted with their command
     assert called - own == {each if split else each.partition("|")[0] for each in ACL_COMMANDS}
     warned = [each for each in caplog.records if each.levelno >= logging.WARNING]
-    assert {getattr(each, "asynclock_reason", each.message) for each in warned} == {"broken"}  # `everything` breaks some
+    assert {getattr(each, "asynclock_reason", each.message) for each in warned} == {
+        "broken"
+    }  # `everything` breaks some
