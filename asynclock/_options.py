@@ -57,8 +57,11 @@ class ClientOptions(LockOptions, total=False):
     and one second more."""
     node_timeout: Seconds | None
     """A node that is silent for this many seconds casts no vote (default: 0.05 on a quorum, lease/10 on one node)."""
+    connect_timeout: Seconds
+    """The longest time to connect to a node, in seconds (default 1): TCP, TLS, login and handshake together."""
     patience: Seconds
-    """How long an acquire waits for the end of an outage, in seconds (default 5); never beyond its timeout."""
+    """How long an acquire, or entering the client, waits for the end of an outage, in seconds (default 5). It counts
+    from the first failed round of this outage, and never lasts beyond the timeout."""
     fence_memory: Seconds
     """How long a name's fencing counter outlives its last hold (default 300)."""
     trust_restarts: bool
@@ -88,6 +91,7 @@ class ClientSettings:
     prefix: str = "lock:"
     max_lease: float = 60.0
     node_timeout: float | None = None
+    connect_timeout: float = 1.0
     patience: float = 5.0
     fence_memory: float = 300.0
     trust_restarts: bool = False
@@ -219,9 +223,8 @@ def seconds(option: str, value: object, *, zero: bool = False) -> float:
     return value
 
 
-CONNECT_TIMEOUT = 5.0
-"""Seconds for TCP, TLS and login together, unless the user's settings are shorter. The first use of a client waits for
-the same time, or for its timeout or `patience` if those are longer."""
+ANSWER_TIMEOUT = 5.0
+"""The longest wait for the answer to a command that is not part of a ballot, in seconds."""
 
 QUORUM_TIMEOUT = 0.05
 """The default node_timeout where other nodes can answer, in seconds."""

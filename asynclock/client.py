@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
@@ -22,12 +21,12 @@ from asynclock._options import (
     node_timeout,
     seconds,
 )
+from asynclock.acquire.entering import enter
 from asynclock.acquire.handover import parse_handle
 from asynclock.acquire.observers import Observers
 from asynclock.acquire.session import Session
 from asynclock.acquire.sessions import Sessions
-from asynclock.info import Health, Holder, LockInfo, NodeHealth
-from asynclock.locks import admin, decorators
+from asynclock.locks import admin, decorators, health
 from asynclock.locks.decorators import OnceLock
 from asynclock.locks.lock import AdoptedLock, Lock
 from asynclock.locks.multi import Multi, MultiLock, parts_of
@@ -39,6 +38,7 @@ from asynclock.rules.semaphore import MOST, Semaphore
 from asynclock.stores import stores_for, stores_of
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
     from types import TracebackType
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from asynclock._options import Seconds
     from asynclock.events import Event
+    from asynclock.info import Health, Holder, LockInfo
     from asynclock.locks.decorators import Skipped
     from asynclock.locks.lease import Lease
     from asynclock.rules.model import Kind
@@ -249,21 +250,12 @@ class Redlock:
         return self._observers.add(listener)
 
     async def health(self) -> Health:
-        """Ping each node: its latency, or its error. A ping waits for at most 1 s. Never raises."""
+        """Whether an acquire would be decided now, and why not: each node takes a hold of a reserved name and gives it
+        back. Connects at first use. Answers within about 1 s, and never raises. Source: docs/health.md."""
         try:
-            session = await self._opened()
-        except ConfigError as error:
-            labels = [store.label for store in self._stores]
-            return Health(False, tuple(NodeHealth(label, False, None, str(error)) for label in labels))
-        nodes = session.quorum.nodes
-        pings = await asyncio.gather(*(_ping(node.ping()) for node in nodes), return_exceptions=True)
-        health = tuple(
-            NodeHealth(node.label, False, None, str(ping) or repr(ping))
-            if isinstance(ping, BaseException)
-            else NodeHealth(node.label, True, ping, "")
-            for node, ping in zip(nodes, pings, strict=True)
-        )
-        return Health(sum(node.ok for node in health) > len(nodes) // 2, health)
+            return await health.health(self._session())
+        except Exception as error:  # a closed client, no nodes, a store that fails: `reason` says it
+            return health.unusable([store.label for store in self._stores], error)
 
     async def inspect(self, name: str, /) -> LockInfo:
         """The holders of `name` and its waiters, as a majority of the nodes sees them. Waits for at most 1 s for each
@@ -280,8 +272,8 @@ class Redlock:
 
     async def _opened(self) -> Session:
         session = self._session()
-        if not session.ready:
-            await session.open(self._settings.lock, session.connect_limit(None))
+        if not session.opened:
+            await session.open(self._settings.lock, session.connect_limit(None), check=False)
         return session
 
     async def release_all(self) -> None:
@@ -298,12 +290,10 @@ class Redlock:
             await session.aclose()
 
     async def __aenter__(self) -> Self:
-        """Connect to the nodes. Raises ConfigError, QuorumUnavailable."""
+        """Connect to the nodes, and wait until a majority would vote. Raises ConfigError at once if a majority refuses
+        for a reason that only the user can solve, and QuorumUnavailable after `patience` seconds of an outage."""
         self._sessions.forget_closed(running_loop())
-        session = self._session()
-        await session.open(self._settings.lock, session.connect_limit(None))
-        if (outage := session.quorum.outage()) is not None:
-            raise outage
+        await enter(self._session())
         return self
 
     async def __aexit__(
@@ -347,12 +337,6 @@ class Redlock:
             self._unread = False
         self._stores = self._stores or stores_of(os.environ)
         return Session(self._settings, self._stores, self._observers)
-
-
-async def _ping(ping: Any) -> float:
-    async with asyncio.timeout(1.0):
-        latency: float = await ping
-        return latency
 
 
 redlock = Redlock()

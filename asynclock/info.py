@@ -16,10 +16,12 @@ class NodeHealth:
     node: str
     """Its address, without a password."""
     ok: bool
+    """Whether it would vote now: a hold was taken and given back there."""
     latency: float | None
-    """Seconds for one round trip; None if the node did not answer."""
+    """Seconds that this took; None if the node would not vote."""
     error: str
-    """What is wrong; "" if nothing is."""
+    """Why it would not vote; for a node that votes, what does not work beside that (no notices); "" if nothing is
+    wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,9 @@ class Health:
     """All nodes of a client."""
 
     ok: bool
-    """Whether a majority answers."""
+    """Whether an acquire would be decided now: a majority would vote."""
+    reason: str
+    """Why not; "" if it would."""
     nodes: tuple[NodeHealth, ...]
 
 

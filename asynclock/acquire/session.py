@@ -13,9 +13,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM
-from asynclock._errors import ConfigError, brief
+from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock._loop import no_loop
-from asynclock._options import CONNECT_TIMEOUT, LockSettings, node_timeout
+from asynclock._options import LockSettings, node_timeout
 from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
@@ -80,14 +80,26 @@ class Session:
         self.forked = False
         self.closed = False  # nothing new begins
         self.hung_up = False  # until this is True, releases are still sent
-        self.ready = False
+        self.opened = False  # the first attempts to connect have ended
+        self.ready = False  # and no majority of the nodes refuses for a reason that only the user can solve
         length = 0.0 if settings.trust_restarts else settings.max_lease + 1.0
         quarantine = None if len(stores) == 1 else Quarantine(length, self.clock)
         until = None if quarantine is None else quarantine.until
         servers: dict[str, str] = {}
         self.quorum = Quorum(
             [
-                store.open(NodeConfig(index, settings.prefix, self.clock, self, servers, until, tell=self._reported))
+                store.open(
+                    NodeConfig(
+                        index,
+                        settings.prefix,
+                        self.clock,
+                        self,
+                        servers,
+                        until,
+                        settings.connect_timeout,
+                        tell=self._reported,
+                    )
+                )
                 for index, store in enumerate(stores)
             ],
             self.clock,
@@ -96,7 +108,7 @@ class Session:
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session and draws its own
         self._usual = 0.0  # the node timeout of a lock without options of its own; 0.0: not computed yet
-        self._opening: asyncio.Task[None] | None = None
+        self._opening: asyncio.Task[ConfigError | QuorumUnavailable | None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
         self._quarantines: dict[str, Event] = {}  # node -> told while the session opens
@@ -120,7 +132,8 @@ class Session:
 
     def connect_limit(self, wait: float | None) -> float:
         """Seconds for which a first use waits for connections. With a timeout or a patience of 0 it tries once, too."""
-        return wait or max(self.settings.patience, CONNECT_TIMEOUT)
+        connect = self.settings.connect_timeout
+        return connect if wait == 0 else wait or max(self.settings.patience, connect)
 
     def check_open(self) -> None:
         """Raise ConfigError once the client was closed."""
@@ -210,8 +223,9 @@ class Session:
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
-    async def open(self, settings: LockSettings, limit: float) -> None:
-        """Connect at first use, and wait for that at most `limit` seconds. Raises ConfigError."""
+    async def open(self, settings: LockSettings, limit: float, *, check: bool = True) -> QuorumUnavailable | None:
+        """Connect at first use, and check whether a majority would vote; wait for that at most `limit` seconds. Returns
+        the error of an outage. Raises ConfigError; without `check`, not for what a node refuses."""
         self.within(settings)  # raises for a lease that is too short, before anything is sent
         self.check_open()
         if self._opening is None:
@@ -222,18 +236,26 @@ class Session:
             if self._opening is opening:
                 self._opening = None
             self.check_open()
-            if not opening.cancelled():
-                opening.result()
+            error = None if opening.cancelled() else opening.result()
+            if check and isinstance(error, ConfigError):
+                raise error
+            if isinstance(error, QuorumUnavailable):
+                return error
+        return None
 
-    async def _open(self) -> None:
+    async def _open(self) -> ConfigError | QuorumUnavailable | None:
         if self._closer is None:
             self._closer = self._close_with_loop()
             await anext(self._closer)
-        await self.quorum.open()
-        self.ready = True
+        if not self.opened:
+            await self.quorum.open()
+            self.opened = True
+        error = await self.quorum.check(self.within(self.settings.lock))
+        self.ready = not isinstance(error, ConfigError)
         quarantines, self._quarantines = self._quarantines, {}
         for event in quarantines.values():
             self.tell(event)
+        return error
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         """asyncio.run closes all async generators at its end. Then this one closes a client that the program has not
@@ -310,7 +332,7 @@ class Session:
         still held are lost ("closed")."""
         if self._closing is None or self._closing.cancelled():
             self.closed = True
-            self.ready = False
+            self.ready = self.opened = False
             self.local_queues.close()
             self._closing = self.loop.create_task(self._close(), name="asynclock close")
         await asyncio.shield(self._closing)  # a cancel of the caller does not stop it

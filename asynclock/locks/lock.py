@@ -191,8 +191,8 @@ class Lock:
     async def _probe(self) -> Ballot:
         """Ask all nodes for the holders."""
         session = self._session_of(None)
-        if not session.ready:
-            await session.open(self._settings, session.connect_limit(None))
+        if not session.opened:
+            await session.open(self._settings, session.connect_limit(None), check=False)
         op = Op(Verb.EXTEND, self._kind, self._name, "", 0.0)
         ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
         if await ballot.settled(session.loop) is Outcome.UNREACHABLE:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock.quorum.ballot import Ballot
+from asynclock.quorum.checks import check_votes
 from asynclock.quorum.quarantine import NO_QUARANTINE
 from asynclock.rules.model import RELEASE, Op, Queueing, Serve
 from asynclock.stores.port import Buffered, Restartable, SameServer, WrongKind
@@ -36,9 +37,9 @@ class Quorum:
         # What a release does for the next waiter: over N nodes no single node can grant it the hold.
         self.serve = Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
 
-    async def open(self) -> None:
-        """Connect to all nodes, and decide which restarted servers may vote. A node that is down is not an error
-        here."""
+    async def open(self, *, again: bool = False) -> None:
+        """Connect to all nodes, and decide which restarted servers may vote. A node that is down is not an error here.
+        `again`: servers may have come up since the last call; other clients may have set marks there meanwhile."""
         majority = len(self.nodes) // 2 + 1
         opening = {asyncio.ensure_future(node.open()) for node in self.nodes}
         pending = opening
@@ -56,6 +57,8 @@ class Quorum:
         for node in self.nodes:
             if isinstance(node.error, SameServer):
                 raise node.error
+        if again:
+            await self._read_marks()
         await self._judge_restarts()
 
     async def _judge_restarts(self) -> None:
@@ -69,7 +72,10 @@ class Quorum:
                 return
             # Another client may be setting the marks of a new deployment. It sets them all within a short time.
             await asyncio.sleep(pause)
-            await asyncio.gather(*(node.read_mark() for node in self._restartable), return_exceptions=True)
+            await self._read_marks()
+
+    async def _read_marks(self) -> None:
+        await asyncio.gather(*(node.read_mark() for node in self._restartable), return_exceptions=True)
 
     def _judge(self) -> Ruling:
         facts = [node.facts for node in self._restartable]
@@ -145,10 +151,13 @@ class Quorum:
         found = {self.nodes[i].label: e if isinstance(e, Exception) else Exception(repr(e)) for i, e in errors.items()}
         return self._outage(found, name)
 
-    def outage(self) -> ConfigError | QuorumUnavailable | None:
-        """The error if no majority of the nodes can be asked now; None: it can."""
-        errors = {node.label: node.error for node in self.nodes if node.error is not None}
-        return self._outage(errors, "") if len(self.nodes) - len(errors) <= len(self.nodes) // 2 else None
+    async def check(self, within: float) -> ConfigError | QuorumUnavailable | None:
+        """Ask each node whether it would vote now, for at most `within` seconds. The error if no majority would; None:
+        a majority would."""
+        found = await check_votes(self.nodes, within, everyone=False)
+        errors = {i: each for i, each in enumerate(found) if isinstance(each, Exception)}
+        refusals = len(self.nodes) - len(self.nodes) // 2
+        return self.unavailable_nodes(errors, "") if len(errors) >= refusals else None
 
     def _outage(self, errors: dict[str, Exception], name: str) -> ConfigError | QuorumUnavailable:
         """The error to raise: a ConfigError if a majority has errors that only the user can solve."""
@@ -156,7 +165,7 @@ class Quorum:
         if len(hopeless) > len(self.nodes) // 2:
             raised = WrongKind if isinstance(hopeless[0], WrongKind) else ConfigError
             return raised(str(hopeless[0]), name=name)
-        reasons = "; ".join(str(error) or repr(error) for error in errors.values())
+        reasons = "; ".join(_reason(label, error) for label, error in errors.items())
         about = f"{brief(name)}: " if name else ""
         return QuorumUnavailable(
             f"{about}{len(errors)} of {len(self.nodes)} nodes cast no vote: {reasons}", name=name, errors=errors
@@ -164,3 +173,9 @@ class Quorum:
 
 
 def _nothing() -> None: ...
+
+
+def _reason(label: str, error: Exception) -> str:
+    """The reason of one node, with its name."""
+    reason = str(error) or repr(error)
+    return reason if label in reason else f"{label}: {reason}"

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from asynclock._errors import ConfigError
+from asynclock._options import RESERVED
 from asynclock.rules.model import Notice, Slots
 
 if TYPE_CHECKING:
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Op
 
 __all__ = [
+    "PROBE",
     "UNDONE",
     "Buffered",
+    "Checked",
     "Facts",
     "Grant",
     "Node",
@@ -96,6 +99,17 @@ class NodeView(NamedTuple):
     waiters: tuple[tuple[int, str], ...]  # (order key, id), the first in the queue first
 
 
+PROBE = f"{RESERVED}probe"
+"""The name of the hold that `Node.check_vote` takes. No user can lock it."""
+
+
+class Checked(NamedTuple):
+    """A node would vote now."""
+
+    latency: float  # the seconds that the check took
+    note: str = ""  # what does not work although the node votes; "" if nothing
+
+
 class SameServer(ConfigError):
     """Two nodes of the client are the same server: its vote would count twice."""
 
@@ -132,8 +146,9 @@ class Node(Protocol):
         """Send an op; never awaits and never raises. By its deadline the handler gets either the answer or a failure.
         Ops are carried out in the order in which they are sent. A revoked op is not sent again."""
 
-    async def ping(self) -> float:
-        """The seconds that one round trip takes. Raises the error of the node."""
+    async def check_vote(self) -> Checked:
+        """Take a hold of the name PROBE and give it back, as an acquire and its release do; nothing is left. Raises the
+        reason for which the node would cast no vote now."""
 
     async def probe(self, name: str) -> NodeView:
         """The state of a name at this node. Raises the error of the node."""
@@ -181,6 +196,7 @@ class NodeConfig(NamedTuple):
     servers: dict[str, str]  # run_id -> label, of all nodes of this client
     # When the quarantine of a server with these facts ends, on the client's clock. None: a single node, which has none.
     quarantine: Callable[[Facts], float] | None
+    connect_timeout: float = 1.0  # the longest time to connect, in seconds
     tell: Callable[[Event], object] = lambda event: None  # tell an event of the node to the client
 
 

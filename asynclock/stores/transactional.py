@@ -24,21 +24,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from asynclock._errors import brief
 from asynclock.rules.decide import decide
-from asynclock.rules.model import Notice, Slots, State, Verb, Verdict, parts_of
+from asynclock.rules.model import ID_LENGTH, Notice, Op, Slots, State, Verb, Verdict, parts_of
+from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
-from asynclock.stores.port import UNDONE, NodeView, Refused, WrongKind
+from asynclock.stores.port import PROBE, UNDONE, Checked, NodeView, Refused, WrongKind
 from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
     from asynclock._clock import Clock
-    from asynclock.rules.model import Kind, Op, Reply
+    from asynclock.rules.model import Kind, Reply
     from asynclock.stores.port import Grant, NodeConfig, ReplyHandler, Undone
 
 __all__ = ["Change", "Notice", "State", "Step", "TransactionalNode", "TransactionalStore", "decided", "vote_of"]
 
 _MARGIN = 0.001
 """Seconds added to the remaining time of a hold, so that the name is free in every store when a waiter asks again."""
+
+
+_PROBE_LEASE = 1.0
+"""Seconds for which a check may leave its hold, if its second transaction fails."""
 
 
 class Change(NamedTuple):
@@ -284,10 +289,20 @@ class TransactionalNode:
 
     # -- the rest ------------------------------------------------------------------------------------------------
 
-    async def ping(self) -> float:
+    async def check_vote(self) -> Checked:
+        if self.error is not None:
+            raise self.error
         began = self._clock.now()
-        await self._in_turn((), lambda states, now: Change(states))
-        return self._clock.now() - began
+        random = self._listener.tag.ljust(ID_LENGTH, "0")
+
+        def step(verb: Verb, states: Sequence[State], now: float) -> Change:
+            op = Op(verb, MUTEX, PROBE, f"{random}|", _PROBE_LEASE, memory=_PROBE_LEASE)
+            state = decide(MUTEX, states[0], op, now, self._store.has_listener).state
+            return Change([state if state.holds else State()])
+
+        for verb in (Verb.ACQUIRE, Verb.RELEASE):  # two transactions: the first one writes
+            await self._in_turn([self._prefix + PROBE], partial(step, verb))
+        return Checked(self._clock.now() - began)
 
     async def probe(self, name: str) -> NodeView:
         views: list[NodeView] = []

@@ -12,6 +12,7 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.rules.model import Op, Verb
+from asynclock.stores.redis import delivery as _delivery
 from asynclock.stores.redis import node as _node
 from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
@@ -46,7 +47,7 @@ async def test_a_node_that_closes_waits_for_the_answer(
     servers: Servers, name: str, nodes: int, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply is on its way as the nodes close: they wait for it, and it counts."""
-    monkeypatch.setattr(_node, "_LAST_WORDS", 0.0)  # else the test would have to wait for so long
+    monkeypatch.setattr(_delivery, "_LAST_WORDS", 0.0)  # else the test would have to wait for so long
     some = [servers.start() for _ in range(nodes)]
     async with AsyncExitStack() as stack:
         proxies = await proxies_to(stack, some)

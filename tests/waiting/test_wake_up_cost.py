@@ -93,7 +93,7 @@ async def handed_over(servers: list[Server], name: str, clients: int, each: int)
         got = await crowd.served.get()
         assert got.held
         for client in made:  # what they have sent is carried out by now
-            await asyncio.gather(*(node.ping() for node in nodes_of(client)))
+            await asyncio.gather(*(node.check_vote() for node in nodes_of(client)))
         assert crowd.waiting == clients * each - 1
         cost = counted(servers) - before
         return cost, received.notices

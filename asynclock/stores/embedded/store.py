@@ -29,9 +29,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
-from asynclock._options import CONNECT_TIMEOUT
 from asynclock.stores.embedded import server as valkey
 from asynclock.stores.redis.node import RedisNode
+from asynclock.stores.redis.stages import followed
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -75,9 +75,7 @@ class EmbeddedStore:
 
     async def dial(self) -> AbstractConnection:
         path = await asyncio.get_running_loop().run_in_executor(None, running, self._name)
-        return UnixDomainSocketConnection(
-            path=str(path), protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=CONNECT_TIMEOUT
-        )
+        return followed(UnixDomainSocketConnection)(path=str(path), protocol=2, retry=Retry(NoBackoff(), 0))
 
 
 def running(name: str) -> Path:

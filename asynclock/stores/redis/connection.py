@@ -165,6 +165,21 @@ class Connection(asyncio.Protocol):
                 await asyncio.sleep(0)
         return until
 
+    @property
+    def time_limit(self) -> float:
+        """The seconds that the server has for its oldest command. An op counts before other commands, which have more
+        time."""
+        ops = (each for each in self.waiting if not isinstance(each, CommandReply))
+        oldest = next(ops, self.waiting[0])
+        return oldest.deadline - oldest.sent
+
+    def fail_all(self, error: Exception) -> None:
+        """No reply will come any more."""
+        handlers = list(self.waiting)
+        self.waiting.clear()
+        for handler in handlers:
+            handler.fail(self._index, error, maybe=True)
+
     def hang_up(self) -> None:
         self.flush()
         self.transport.close()

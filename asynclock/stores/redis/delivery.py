@@ -8,7 +8,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from asynclock._options import CONNECT_TIMEOUT
+from asynclock._options import ANSWER_TIMEOUT
 from asynclock.stores.redis.connection import IgnoredReply
 from asynclock.stores.redis.encoding import encode
 from asynclock.stores.redis.replies import ServerError
@@ -16,13 +16,15 @@ from asynclock.stores.redis.replies import ServerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asynclock.stores.redis.connection import Connection
+    from asynclock.stores.redis.connection import CommandReply, Connection
     from asynclock.stores.redis.pending import PendingReleases
 
 log = logging.getLogger("asynclock")
 
 SLICE = 256
 """The number of pending releases in one slice. Sending a slice takes the loop 1 ms."""
+
+_LAST_WORDS = 0.1  # seconds for which a client that closes waits for the answers that no task awaits
 
 BUSY_PAUSE = 0.1
 """Seconds after which a release that a busy server refused is sent again."""
@@ -50,7 +52,7 @@ class Delivery:
         """Send the next slice. If the connection is lost, its releases become pending again."""
         now = self._now()
         for op in self._pending.drain(now, SLICE):
-            connection.send(encode(op, self._prefix), IgnoredReply(op, now, now + CONNECT_TIMEOUT))
+            connection.send(encode(op, self._prefix), IgnoredReply(op, now, now + ANSWER_TIMEOUT))
 
     async def send_all_but_a_slice(self, connection: Connection) -> None:
         """Send the slices but the last on a new connection, before any other op. Raises ConnectionError,
@@ -67,7 +69,7 @@ class Delivery:
         self._refused = False
         while len(self._pending) > keep and not self._refused and not connection.transport.is_closing():
             self.send_slice(connection)
-            async with asyncio.timeout(CONNECT_TIMEOUT):
+            async with asyncio.timeout(ANSWER_TIMEOUT):
                 with contextlib.suppress(ServerError):  # an error reply is an answer, too
                     await self._ping(connection)
 
@@ -103,3 +105,22 @@ class Delivery:
         if (again := self._again) is not None:
             again.cancel()
             await asyncio.wait([again])
+
+
+async def last_words(connection: Connection, ask: Callable[..., CommandReply], now: Callable[[], float]) -> None:
+    """Rule 7 of `node.py`. Each round awaits the commands in flight. Then a release may need one more round
+    (`RedisNode.not_native`). A lost connection has no commands in flight."""
+    until = now() + _LAST_WORDS
+    while connection.waiting:
+        until = max(until, await connection.awaited_until())
+        left = until - now()
+        if left <= 0:
+            return
+        try:
+            async with asyncio.timeout(left):
+                await ask("PING", within=left).answer_of()
+        except TimeoutError:
+            if await connection.awaited_until() <= until:
+                return
+        except Exception:  # noqa: S112 - an error reply is an answer, too
+            continue

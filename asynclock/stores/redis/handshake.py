@@ -7,10 +7,11 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from asynclock.stores.redis.checks import Mode, mode_of
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
 from asynclock.stores.redis.keys import channel, mark
 from asynclock.stores.redis.replies import ServerError
-from asynclock.stores.redis.scripts import SCRIPTS
+from asynclock.stores.redis.scripts import PROBE_SCRIPT, SCRIPTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,15 +25,20 @@ log = logging.getLogger("asynclock")
 
 async def handshake(
     ask: Callable[..., CommandReply], config: NodeConfig, restarts: Restarts, label: str
-) -> tuple[tuple[str, ...], bool]:
+) -> tuple[tuple[str, ...], bool, Mode]:
     """Load the scripts, subscribe, and give the facts about the server to `restarts`. Returns the server's own
-    compare-and-delete command, () if it has none or forbids it, and whether the server sends notices."""
+    compare-and-delete command, () if it has none or forbids it; whether the server sends notices; and what it is.
+    Raises ConfigError for a Sentinel."""
+    hello = ask("HELLO")  # without a version: the later replies of the handshake keep their form
     natives = ask("COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
-    asked = [ask("SCRIPT", "LOAD", script) for script in dict.fromkeys(SCRIPTS.values())]
+    asked = [ask("SCRIPT", "LOAD", script) for script in dict.fromkeys([*SCRIPTS.values(), PROBE_SCRIPT])]
     if config.quarantine is not None:
         asked += [ask("INFO", "server"), ask("GET", mark(config.prefix))]
     answers = await asyncio.gather(*(reply.answer_of() for reply in asked), return_exceptions=True)
     native: tuple[str, ...] = ()
+    mode = Mode.UNKNOWN
+    with contextlib.suppress(ServerError):  # the server is older, or HELLO is forbidden
+        mode = mode_of(await hello.answer_of(), label)
     with contextlib.suppress(ServerError):  # COMMAND is forbidden: each release is a script
         there = await natives.answer_of()
         native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
@@ -43,7 +49,7 @@ async def handshake(
             raise answer
     if config.quarantine is not None:
         restarts.learn(*answers[-2:])
-    return native, await _listen(ask, config, label)
+    return native, await _listen(ask, config, label), mode
 
 
 async def _listen(ask: Callable[..., CommandReply], config: NodeConfig, label: str) -> bool:

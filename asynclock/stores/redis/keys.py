@@ -72,6 +72,11 @@ def _between(prefix: str, length: int) -> tuple[bytes, ...]:
     return (b"$%d\r\n" % length, before[0], *map(bytes.__add__, ends, before[1:]), ends[-1])
 
 
+def key_in_slot(prefix: str, slot: int) -> str:
+    """A key of asynclock in that slot, for a prefix without braces. It is never set."""
+    return f"{prefix}{RESERVED}{{{_tag_for(slot)}}}probe"
+
+
 def mark(prefix: str) -> str:
     """The key of the mark of first use. It has no expiry."""
     return f"{prefix}{RESERVED}used"

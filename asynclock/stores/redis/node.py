@@ -33,12 +33,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError
-from asynclock._options import CONNECT_TIMEOUT
+from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
-from asynclock.stores.port import UNDONE
+from asynclock.stores.port import UNDONE, Checked
 from asynclock.stores.redis import replies
+from asynclock.stores.redis.checks import Mode, check_vote
 from asynclock.stores.redis.connection import CommandReply, Connection, IgnoredReply, is_overdue, patience, take_over
-from asynclock.stores.redis.delivery import Delivery
+from asynclock.stores.redis.delivery import Delivery, last_words
 from asynclock.stores.redis.encoding import encode, encode_native, encode_whole, pack
 from asynclock.stores.redis.handshake import handshake
 from asynclock.stores.redis.keys import mark
@@ -46,6 +47,7 @@ from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff
 from asynclock.stores.redis.restarts import Dialer, Restarts
+from asynclock.stores.redis.stages import Stage, follow
 from asynclock.stores.redis.views import names, view
 from asynclock.stores.reports import Reports
 
@@ -56,7 +58,6 @@ log = logging.getLogger("asynclock")
 
 _LATE = 0.01  # seconds; a timer that fires later than this shows that the event loop was blocked
 _GRANT = Serve.GRANT
-_LAST_WORDS = 0.1  # seconds for which a client that closes waits for the answers that no task awaits
 _FAREWELL = 1.0  # seconds for which a client that closes tries to deliver pending releases
 
 
@@ -76,8 +77,10 @@ class RedisNode:
         self.label = store.label
         self.index = config.position
         self.state = NodeState.NEW
-        self.listens = self._listened = False
-        self.error: Exception | None = ConnectionError(f"{self.label} is not connected yet")
+        self.listens: bool = False
+        self._listened = False
+        self.error: Exception | None = None
+        self._reached(Stage.CONNECT)
         self._store = store
         self._config = config
         self.clock = config.clock
@@ -85,6 +88,7 @@ class RedisNode:
         self.pushed = Channel(config, self.label).pushed
         self._restarts = Restarts(store, config)
         self._quarantined = False
+        self._mode = Mode.UNKNOWN
         self._native: tuple[str, ...] = ()  # the server's own compare-and-delete; (): it has none, or forbids it
         self._timer: Any = None
         self._timer_at = 0.0
@@ -171,10 +175,13 @@ class RedisNode:
                     self._delivery.refused(connection)
                 handler.fail(self.index, error, maybe=replies.is_half_done(error))
                 if fault is replies.Fault.RECONNECT:
-                    self._backoff.rebuffed(self.clock.now())
-                    self.lost(connection, ConnectionError(f"{self.label}: {error}"))
+                    self._no_master(connection, error)
 
-    def _ask(self, connection: Connection, *command: str, within: float = CONNECT_TIMEOUT) -> CommandReply:
+    def _no_master(self, connection: Connection, error: replies.ServerError) -> None:
+        self._backoff.rebuffed(self.clock.now())
+        self.lost(connection, ConnectionError(f"{self.label}: {error}"))
+
+    def _ask(self, connection: Connection, *command: str, within: float = ANSWER_TIMEOUT) -> CommandReply:
         """Send a command that is not part of a ballot."""
         now = self.clock.now()
         reply = CommandReply(now, now + within)
@@ -200,10 +207,7 @@ class RedisNode:
             self._arm(now + 0.001)
             return
         self._second_look = False
-        oldest = next(
-            (handler for handler in connection.waiting if not isinstance(handler, CommandReply)), connection.waiting[0]
-        )
-        limit = oldest.deadline - oldest.sent  # of an op if there is one, because a ping has more time
+        limit = connection.time_limit
         if now - connection.moved_at >= patience(limit):
             self.lost(connection, TimeoutError(f"{self.label} has been silent for {now - connection.moved_at:.3g} s"))
             return
@@ -228,7 +232,7 @@ class RedisNode:
         connection.abort()
         self._pending.cut_off(connection.waiting, self.clock.now())
         if self._connection is not connection:
-            self._fail_all(connection, error)  # it was lost during its handshake
+            connection.fail_all(error)  # it was lost during its handshake
             return
         self._connection = None
         self._lost_at = self.clock.now()
@@ -237,14 +241,8 @@ class RedisNode:
         if self.state is not NodeState.CLOSED:
             self.state = NodeState.DOWN
             self._reports.down(error)
-        self._fail_all(connection, error)
+        connection.fail_all(error)
         self._reconnect()
-
-    def _fail_all(self, connection: Connection, error: Exception) -> None:
-        handlers = list(connection.waiting)
-        connection.waiting.clear()
-        for handler in handlers:
-            handler.fail(self.index, error, maybe=True)
 
     def _reconnect(self) -> None:
         if self._connection is None and self.state is not NodeState.CLOSED and self._connecting is None:
@@ -263,7 +261,7 @@ class RedisNode:
             try:
                 await self._open_connection()
             except Exception as error:  # any failure: `error` keeps it for messages, and the next attempt follows
-                self.error = error if isinstance(error, ConfigError) else replies.connect_error(self.label, error)
+                self.error = replies.connect_error(self.label, error, self.stage)
                 self._pending.prune(self.clock.now())
                 self.state = NodeState.DOWN if self.state is NodeState.NEW else self.state
                 self._reports.down(self.error)
@@ -276,12 +274,15 @@ class RedisNode:
     async def _open_connection(self) -> None:
         redis = await self._store.dial()
         connection: Connection | None = None
+        limit = self._config.connect_timeout
+        follow(redis, self._reached)
         try:
-            async with asyncio.timeout(min(redis.socket_connect_timeout or CONNECT_TIMEOUT, CONNECT_TIMEOUT)):
+            async with asyncio.timeout(min(redis.socket_connect_timeout or limit, limit)):
                 await redis.connect()  # type: ignore[no-untyped-call]
+                self._reached(Stage.HELLO)
                 connection = take_over(self, redis)
                 ask = partial(self._ask, connection)
-                native, listens = await handshake(ask, self._config, self._restarts, self.label)
+                native, listens, self._mode = await handshake(ask, self._config, self._restarts, self.label)
             await self._delivery.send_all_but_a_slice(connection)
         except BaseException:
             if connection is not None:
@@ -293,7 +294,7 @@ class RedisNode:
         self._quarantined = self._restarts.left > 0
         self._delivery.send_slice(connection)
         if connection.waiting and self._timer is None:
-            self._arm(self.clock.now() + CONNECT_TIMEOUT)
+            self._arm(self.clock.now() + ANSWER_TIMEOUT)
         if self.state is not NodeState.CLOSED:
             self.state, self.error = NodeState.UP, None
             self._reports.up()
@@ -302,6 +303,11 @@ class RedisNode:
         if self.listens or self._listened:
             self._config.listener.connected(self.index)
         self._listened = self.listens
+
+    def _reached(self, stage: Stage) -> None:
+        self.stage = stage
+        if self.state is NodeState.NEW:
+            self.error = ConnectionError(f"{self.label} is not connected yet: {stage.value}")
 
     async def _drain_at_close(self) -> None:
         """Rule 7: deliver the pending releases to a server that is busy or lost its connection just now. A server that
@@ -326,8 +332,7 @@ class RedisNode:
         if op.verb is EXTEND and self._connection is not None:  # the server may have the key, and must keep it
             wire = op.packed or encode(op, self._config.prefix)
             self._connection.send(wire, IgnoredReply(op, handler.sent, handler.deadline))
-        why = f"{self.label} restarted a short while ago and casts no vote for another {self._restarts.left:.0f} s"
-        handler.fail(self.index, ConnectionError(why), maybe=False)
+        handler.fail(self.index, self._restarts.no_vote(), maybe=False)
         return True
 
     def end_quarantine(self) -> None:
@@ -350,10 +355,22 @@ class RedisNode:
     async def _answered(self, connection: Connection) -> Any:
         return await self._ask(connection, "PING").answer_of()
 
-    async def ping(self) -> float:
-        began = self.clock.now()
-        await self._run("PING")
-        return self.clock.now() - began
+    async def check_vote(self) -> Checked:
+        began, connection = self.clock.now(), self._connection
+        if connection is None:
+            self._reconnect()
+            raise self.error or ConnectionError(f"{self.label} is not connected")
+        if self._quarantined and self._restarts.left:
+            raise self._restarts.no_vote()
+        ask = partial(self._ask, connection)
+        try:
+            refusal = await check_vote(ask, self._config.prefix, self._config.listener.tag, self._mode, self.label)
+        except replies.ServerError as error:
+            if replies.fault_of(error) is replies.Fault.RECONNECT:
+                self._no_master(connection, error)
+            raise
+        note = f"{self.label} sends no notices, so waiters poll it" if refusal or not self.listens else ""
+        return Checked(self.clock.now() - began, f"{note}: {refusal}" if refusal else note)
 
     async def probe(self, name: str) -> NodeView:
         return await view(self._run, self._config.prefix, name)
@@ -371,30 +388,14 @@ class RedisNode:
             await asyncio.wait([self._connecting])
         self.error = ConnectionError(f"{self.label} was closed")
         self._met.set()
-        await self._last_words()
+        if self._connection is not None:
+            await last_words(self._connection, partial(self._ask, self._connection), self.clock.now)
         if self._pending:
             await self._drain_at_close()
         if (connection := self._connection) is not None:
-            self._fail_all(connection, self.error)  # a handler that fails here may send an undo; `hang_up` sends it
+            connection.fail_all(self.error)  # a handler that fails here may send an undo; `hang_up` sends it
             self._connection = None
             connection.hang_up()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    async def _last_words(self) -> None:
-        """Rule 7. Each round awaits the commands in flight. Then a release may need one more round (`not_native`)."""
-        until = self.clock.now() + _LAST_WORDS
-        while (connection := self._connection) is not None and connection.waiting:
-            until = max(until, await connection.awaited_until())
-            now = self.clock.now()
-            if now >= until:
-                return
-            try:
-                async with asyncio.timeout(until - now):
-                    await self._ask(connection, "PING", within=until - now).answer_of()
-            except TimeoutError:
-                if await connection.awaited_until() <= until:
-                    return
-            except Exception:  # noqa: S112 - an error reply is an answer, too; and a lost connection ends the loop
-                continue

@@ -7,6 +7,7 @@ import math
 import re
 import ssl
 from enum import Enum
+from errno import ECONNREFUSED
 from typing import TYPE_CHECKING, Any
 
 from hiredis import ProtocolError
@@ -18,6 +19,7 @@ from asynclock.rules.model import Verb
 from asynclock.stores.port import Refused, Slots, WrongKind
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
 from asynclock.stores.redis.scripts import SCRIPTS
+from asynclock.stores.redis.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -195,20 +197,38 @@ async def clear(label: str, answer: Awaitable[Any], command: tuple[str, ...]) ->
         raise
 
 
-def connect_error(label: str, error: Exception) -> Exception:
-    """The error to report for a failed attempt to connect: a ConfigError if only the user can solve the problem."""
+_NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
+"""The reasons of an SSLError if the server answers without TLS."""
+
+
+def connect_error(label: str, error: Exception, stage: Stage) -> Exception:
+    """The error to report for an attempt to connect that failed in that stage: a ConfigError if only the user can solve
+    the problem."""
+    if isinstance(error, ConfigError):
+        return error
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             why = cause.verify_message
             return ConfigError(f"{label}: its certificate does not verify ({why}): check the CA and the host name")
+        if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:
+            return ConfigError(f"{label} does not speak TLS: turn it on at the server, or write redis:// for rediss://")
         if isinstance(cause, InvalidResponse):
-            return ConfigError(f"{label} does not answer as a Redis server does: check host and port")
+            return ConfigError(
+                f"{label} does not answer as a Redis server does: check host and port, and write rediss:// if the "
+                "server expects TLS"
+            )
         if isinstance(cause, (AuthenticationError, NoPermissionError)):
             return config_error(label, cause)
+        if isinstance(cause, OSError) and (cause.errno == ECONNREFUSED or f"Errno {ECONNREFUSED}" in str(cause)):
+            return ConnectionError(f"{label} refused the connection: no server listens there, or it is full")
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, RedisError) and fault_of(ServerError(str(error))) is Fault.CONFIG:
         return config_error(label, error)
     if isinstance(error, TimeoutError):
-        return TimeoutError(f"{label} did not answer the connection attempt in time")
+        return TimeoutError(f"{label} did not answer the connection attempt in time: {stage.value}")
+    if stage in (Stage.LOGIN, Stage.HELLO) and not isinstance(error, ServerError):
+        return ConnectionError(
+            f"{label} is out of reach: {error} ({stage.value}; write rediss:// if the server expects TLS)"
+        )
     return ConnectionError(f"{label} is out of reach: {error}")

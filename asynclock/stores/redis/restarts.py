@@ -47,6 +47,11 @@ class Restarts:
         """The seconds of quarantine that are left."""
         return max(0.0, self._until - self._now())
 
+    def no_vote(self) -> ConnectionError:
+        """The error of an op that a server in quarantine gets."""
+        label = self._dialer.label
+        return ConnectionError(f"{label} restarted a short while ago and casts no vote for another {self.left:.0f} s")
+
     def learn(self, info: Any, mark: Any) -> None:
         """Read the answers to INFO and to GET of the mark, on a new connection. Raises SameServer."""
         said = dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}

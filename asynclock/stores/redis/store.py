@@ -11,8 +11,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
-from asynclock._options import CONNECT_TIMEOUT
 from asynclock.stores.redis.node import RedisNode
+from asynclock.stores.redis.stages import followed
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -76,8 +76,7 @@ class RedisStore:
         ours = {key: value for key, value in theirs.items() if not key.startswith(("maint_", "orig_"))}
         ours |= {key: value for key, value in _SPEAK.items() if key in theirs or value is not None}
         ours["retry"] = Retry(NoBackoff(), 0)
-        ours["socket_timeout"] = theirs.get("socket_timeout") or CONNECT_TIMEOUT
-        connection: AbstractConnection = self._pool.connection_class(**ours)
+        connection: AbstractConnection = followed(self._pool.connection_class)(**ours)
         return connection
 
 

@@ -50,4 +50,7 @@ def joined_multi(own: str, scripts: dict[str, str]) -> str:
 SCRIPTS = {letter: joined(read(name)) for letter, name in _OWN.items()}
 """By a kind's letter, the script that a server runs for it."""
 
+PROBE_SCRIPT = read("probe")
+"""The script that checks whether a server votes."""
+
 SCRIPTS["multi"] = joined_multi(read("multi"), SCRIPTS)

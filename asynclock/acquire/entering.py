@@ -1,0 +1,31 @@
+"""What entering a client waits for."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from asynclock._errors import ConfigError
+from asynclock.acquire.attempt import Pause
+from asynclock.acquire.backoff import Pace
+
+if TYPE_CHECKING:
+    from asynclock.acquire.session import Session
+
+
+async def enter(session: Session) -> None:
+    """Connect, and wait until a majority of the nodes would vote. Raises QuorumUnavailable after `patience` seconds of
+    an outage, and ConfigError at once."""
+    settings, pace, pause = session.settings.lock, Pace(session.settings.patience), Pause(session)
+    within = session.within(settings)
+    error: Exception | None = await session.open(settings, session.connect_limit(None))
+    if error is None and not session.ready:  # the attempts to connect still go on
+        error = await session.quorum.check(within)
+    while error is not None:
+        again = pace.after_outage(session.clock.now(), math.inf)
+        if again is None or isinstance(error, ConfigError):
+            raise error
+        await pause.wait(again.at)
+        session.check_open()
+        await session.quorum.open(again=True)
+        error = await session.quorum.check(within)

@@ -1,0 +1,74 @@
+"""Checks whether a server would vote: it takes a hold of a reserved name and gives it back (`scripts/probe.lua`)."""
+
+from __future__ import annotations
+
+from enum import Enum
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any
+
+from asynclock._errors import ConfigError
+from asynclock.rules.model import ID_LENGTH
+from asynclock.stores.port import PROBE
+from asynclock.stores.redis.keys import channel, key_in_slot, keys
+from asynclock.stores.redis.replies import Fault, ServerError, config_error, fault_of
+from asynclock.stores.redis.scripts import PROBE_SCRIPT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asynclock.stores.redis.connection import CommandReply
+
+_SHA = sha1(PROBE_SCRIPT.encode()).hexdigest()  # noqa: S324 - Redis identifies scripts by their SHA-1
+_LEASE = "1000"  # ms for which a probe that is cut off half-way may leave a key
+_SLOTS = (0, 16383)  # the first and the last slot: no node of a cluster with several shards serves both
+
+SILENT = "sends no notices"
+
+
+class Mode(Enum):
+    """What a server is, by its reply to HELLO."""
+
+    UNKNOWN = "unknown"  # before Redis 6.2, and where HELLO is forbidden
+    STANDALONE = "standalone"
+    CLUSTER = "cluster"
+    SENTINEL = "sentinel"
+
+
+def mode_of(hello: Any, label: str) -> Mode:
+    """The mode in the reply to HELLO, in the form of RESP2 or RESP3. Raises ConfigError for a Sentinel, which keeps no
+    locks. Pure."""
+    said = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else hello
+    mode = said.get(b"mode") if isinstance(said, dict) else None
+    found = next((each for each in Mode if each.value.encode() == mode), Mode.UNKNOWN)
+    if found is Mode.SENTINEL:
+        raise ConfigError(
+            f"{label} is a Sentinel, which keeps no locks: pass the client of its master, "
+            "Sentinel(...).master_for(name) of redis.asyncio.sentinel"
+        )
+    return found
+
+
+async def check_vote(ask: Callable[..., CommandReply], prefix: str, id: str, mode: Mode, label: str) -> str:
+    """Take and give back a hold. Returns the server's refusal of PUBLISH, "" if it publishes. Raises ConfigError for
+    an error that only the user can solve, else ServerError."""
+    at = keys(prefix, PROBE)
+    words = ("5", *at[:-1], at.undone + id[:ID_LENGTH], id, _LEASE, channel(""))
+    slots = _SLOTS if mode is Mode.CLUSTER and "{" not in prefix else ()  # a prefix with a tag has one slot
+    try:
+        for each in [ask("EXISTS", key_in_slot(prefix, slot)) for slot in slots]:
+            await each.answer_of()
+        return await _run(ask, words)
+    except ServerError as error:
+        if fault_of(error) is Fault.CONFIG:
+            raise config_error(label, error, PROBE_SCRIPT) from None
+        raise
+
+
+async def _run(ask: Callable[..., CommandReply], words: Sequence[str]) -> str:
+    try:
+        refusal: bytes = await ask("EVALSHA", _SHA, *words).answer_of()
+    except ServerError as error:
+        if fault_of(error) is not Fault.RESEND:
+            raise
+        refusal = await ask("EVAL", PROBE_SCRIPT, *words).answer_of()  # the server forgot its scripts
+    return refusal.decode(errors="replace")
