@@ -12,7 +12,7 @@ from asynclock.stores.redis.replies import Fault, ServerError, fault_of, unknown
 from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.default_keys import key_of
 from tests.support.servers import Server, Servers
-from tests.support.waiters import LONG, until, urls_of
+from tests.support.waiters import LONG, until
 
 DEL_AT = next(at for at, line in enumerate(SCRIPTS[""].splitlines(), 1) if line.endswith("redis.call('DEL', hold)"))
 
@@ -71,12 +71,38 @@ def unreleased(caplog: pytest.LogCaptureFixture) -> int:
     return sum(each.levelno == logging.ERROR and "not released" in each.message for each in caplog.records)
 
 
-def no_release(servers: Servers, nodes: int) -> list[str]:
-    """Urls of servers that know none of these commands."""
-    known = servers.start()
-    with known.cli() as cli:
-        here = {each.decode().upper() for each in cli.command_list()}
-    return [without(servers, *(each for each in RELEASE if each in here)).url for _ in range(nodes)]
+class Forbidding:
+    """Servers that take commands away from a user that has connected: the first use of a client finds a command that
+    was missing from the start."""
+
+    def __init__(self, servers: Servers, nodes: int) -> None:
+        self.servers = [servers.start() for _ in range(nodes)]
+        self.urls = [each.url.replace("unix://", "unix://worker:secret@") for each in self.servers]
+        self._acl("+@all")
+
+    def forbid(self, *commands: str) -> None:
+        with self.servers[0].cli() as cli:
+            here = {each.decode().upper() for each in cli.command_list()}
+        self._acl(*(f"-{each}" for each in commands if each in here))
+
+    def _acl(self, *rules: str) -> None:
+        for server in self.servers:
+            with server.cli() as cli:
+                cli.execute_command("ACL", "SETUSER", "worker", "on", ">secret", "~*", "&*", *rules)
+
+
+@pytest.mark.parametrize("command", ["DEL", "PEXPIRE", "ZADD"])
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c13_a_missing_command_is_told_at_the_start(
+    servers: Servers, nodes: int, name: str, command: str
+) -> None:
+    """Before anything is held: at the first acquire, and where the client is entered."""
+    urls = [without(servers, command).url for _ in range(nodes)]
+    async with aclosing(Redlock(*urls)) as redlock:
+        with pytest.raises(ConfigError, match=f"does not know .*{command}"):
+            await redlock(name).acquire(timeout=0)
+        with pytest.raises(ConfigError, match=f"does not know .*{command}"):
+            await redlock.__aenter__()
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -84,11 +110,13 @@ async def test_c13_a_release_that_the_server_cannot_do_fails(
     servers: Servers, nodes: int, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It raises and is logged: no caller takes the name for free while the key stays."""
-    async with aclosing(Redlock(*no_release(servers, nodes))) as redlock:
+    some = Forbidding(servers, nodes)
+    async with aclosing(Redlock(*some.urls)) as redlock:
         lease = await redlock(name).acquire(timeout=None)
-        with pytest.raises(ConfigError, match=r"does not know .*\bDEL\b"):
+        some.forbid(*RELEASE)
+        with pytest.raises(ConfigError, match=r"permission.*'del'"):
             await lease.release()
-        with pytest.raises(ConfigError, match=r"does not know .*\bDEL\b"):
+        with pytest.raises(ConfigError, match=r"permission.*'del'"):
             async with redlock(f"{name}:block"):
                 pass
         await until(lambda: unreleased(caplog) == 2 * nodes)  # the last node's answer may come after the majority's
@@ -97,11 +125,13 @@ async def test_c13_a_release_that_the_server_cannot_do_fails(
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_c13_the_bodys_own_exception_is_raised(servers: Servers, nodes: int, name: str) -> None:
     """The failed release is a note on it."""
-    async with aclosing(Redlock(*no_release(servers, nodes))) as redlock:
+    some = Forbidding(servers, nodes)
+    async with aclosing(Redlock(*some.urls)) as redlock:
         with pytest.raises(KeyError) as caught:
             async with redlock(name):
+                some.forbid(*RELEASE)
                 raise KeyError("body")
-        assert "does not know" in caught.value.__notes__[0]
+        assert "permission" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -109,8 +139,10 @@ async def test_c13_a_close_that_cannot_release_logs_it(
     servers: Servers, nodes: int, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its releases have no caller, so they are logged."""
-    redlock = Redlock(*no_release(servers, nodes))
+    some = Forbidding(servers, nodes)
+    redlock = Redlock(*some.urls)
     lease = await redlock(name).acquire(timeout=None)
+    some.forbid(*RELEASE)
     await redlock.aclose()
     assert not lease.held
     assert unreleased(caplog) == nodes
@@ -130,12 +162,13 @@ async def test_c13_inspect_and_holders_name_the_command(servers: Servers, nodes:
 @pytest.mark.parametrize("timeout", [0, 1])
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_a_script_that_fails_half_way_is_undone(servers: Servers, name: str, nodes: int, timeout: int) -> None:
-    """PEXPIRE is unknown, and a semaphore's script calls it after it has added the permit: no permit is left."""
-    some = [servers.start("--rename-command", "PEXPIRE", "") for _ in range(nodes)]
-    async with Redlock(*urls_of(some), lease=LONG) as client:
-        with pytest.raises(ConfigError, match="PEXPIRE"):
+    """PEXPIRE is forbidden, and a semaphore's script calls it after it has added the permit: no permit is left."""
+    some = Forbidding(servers, nodes)
+    async with Redlock(*some.urls, lease=LONG) as client:
+        some.forbid("PEXPIRE")
+        with pytest.raises(ConfigError, match="pexpire"):
             await client.semaphore(name, 1).acquire(timeout=timeout)
         await client.aclose()
-    for server in some:
+    for server in some.servers:
         with server.cli() as cli:
             assert not cli.exists(key_of(name))
