@@ -51,7 +51,7 @@ async def known(redlock: Redlock, name: str) -> list[Any]:
 async def sent(clients: Iterable[Redlock]) -> None:
     """Return once the servers have carried out, and answered, all that these clients have sent."""
     for client in clients:
-        await asyncio.gather(*(node.check_vote() for node in nodes_of(client)))
+        await asyncio.gather(*(node.probe("any") for node in nodes_of(client)))
     for _ in range(3):  # a memory store answers in the next turn
         await asyncio.sleep(0)
 

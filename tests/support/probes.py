@@ -191,6 +191,11 @@ def nodes_of(client: Redlock) -> tuple[Any, ...]:
     return tuple(session_of(client).quorum.nodes)
 
 
+async def ping(node: Any) -> None:
+    """Wait until the server has answered a PING behind all that the node sent."""
+    await node._run("PING")
+
+
 def connection_of(node: Any) -> Any:
     """The connection of a node; None while it has none."""
     return node._connection

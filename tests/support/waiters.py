@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import uvloop
 from asynclock import Redlock
 from asynclock.stores.embedded import server as valkey
 from tests.support.default_keys import key_of, keys_of
+from tests.support.probes import nodes_of
 from tests.support.servers import Server
 
 LIMIT = 20.0
@@ -188,9 +189,14 @@ async def is_free(client: Redlock, name: str) -> bool:
 
 
 async def back(client: Redlock) -> None:
-    """Return once the client's nodes all answer again."""
-    while not all(node.ok for node in (await client.health()).nodes):
-        await asyncio.sleep(0.01)
+    """Return once the client's nodes all answer again, also in quarantine."""
+    for node in nodes_of(client):
+        while True:
+            with suppress(Exception):
+                async with asyncio.timeout(1.0):
+                    await node.probe("any")
+                    break
+            await asyncio.sleep(0.01)
 
 
 async def works(redlock: Redlock, name: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from asynclock import Lease, Redlock
 from asynclock.stores.port import Notice
-from tests.support.probes import contended, intercept_notices, nodes_of
+from tests.support.probes import contended, intercept_notices, nodes_of, ping
 from tests.support.servers import Server
 from tests.support.still_clock import Still, idle, numbers, turns
 from tests.support.waiters import LIMIT, LONG, calls, in_queue, rise, until, urls_of
@@ -93,7 +93,7 @@ async def handed_over(servers: list[Server], name: str, clients: int, each: int)
         got = await crowd.served.get()
         assert got.held
         for client in made:  # what they have sent is carried out by now
-            await asyncio.gather(*(node.check_vote() for node in nodes_of(client)))
+            await asyncio.gather(*(ping(node) for node in nodes_of(client)))
         assert crowd.waiting == clients * each - 1
         cost = counted(servers) - before
         return cost, received.notices
