@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from asynclock._errors import ConfigError
-from asynclock.cli import demo as show
+from asynclock.cli.demo import show
 
 app = typer.Typer(
     name="asynclock",

@@ -16,9 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from asynclock.cli import app
-from asynclock.cli._chaos import Step, plan
-from asynclock.cli._ledger import Ledger
-from asynclock.cli._records import Blow, Hold, Run, Struck, Write, verdict
+from asynclock.cli.demo.chaos import Step, plan
+from asynclock.cli.demo.ledger import Ledger
+from asynclock.cli.demo.records import Blow, Hold, Run, Struck, Write, verdict
 
 ROOT = Path(__file__).parents[2]
 

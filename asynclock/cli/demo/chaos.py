@@ -7,12 +7,12 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from asynclock._clock import now
-from asynclock.cli._records import Blow
-from asynclock.cli._stage import LEASE, State
+from asynclock.cli.demo.records import Blow
+from asynclock.cli.demo.stage import LEASE, State
 
 if TYPE_CHECKING:
-    from asynclock.cli._records import Hold
-    from asynclock.cli._stage import Server, Stage, Worker
+    from asynclock.cli.demo.records import Hold
+    from asynclock.cli.demo.stage import Server, Stage, Worker
 
 
 class Step(Enum):

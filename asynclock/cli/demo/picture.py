@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from asynclock._clock import now
-from asynclock.cli._stage import LEASE, Note, State
+from asynclock.cli.demo.stage import LEASE, Note, State
 
 if TYPE_CHECKING:
-    from asynclock.cli._records import Hold
-    from asynclock.cli._stage import Actor, Stage, Worker
+    from asynclock.cli.demo.records import Hold
+    from asynclock.cli.demo.stage import Actor, Stage, Worker
 
 _LOOKS: dict[State, tuple[str, str]] = {
     State.STARTING: (" ", "dim"),

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from asynclock._clock import now
 from asynclock._errors import ConfigError
-from asynclock.cli._chaos import Chaos
-from asynclock.cli._ledger import LedgerServer
-from asynclock.cli._picture import Picture, print_line
-from asynclock.cli._records import figures, verdict
-from asynclock.cli._stage import LEASE, Stage, State
+from asynclock.cli.demo.chaos import Chaos
+from asynclock.cli.demo.ledger import LedgerServer
+from asynclock.cli.demo.picture import Picture, print_line
+from asynclock.cli.demo.records import figures, verdict
+from asynclock.cli.demo.stage import LEASE, Stage, State
 from asynclock.stores.embedded import server as valkey
 
 if TYPE_CHECKING:
-    from asynclock.cli._records import Run
+    from asynclock.cli.demo.records import Run
 
 SHORTEST = 6.0
 LONGEST = 15.0

@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any, Self
 
 from asynclock._clock import now
 from asynclock._errors import ConfigError
-from asynclock.cli._ledger import Ledger
-from asynclock.cli._records import Blow, Hold, Run, Struck, Write
+from asynclock.cli.demo.ledger import Ledger
+from asynclock.cli.demo.records import Blow, Hold, Run, Struck, Write
 from asynclock.stores.embedded import server as valkey
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Worker(Actor):
     def start(self, command: list[str], log: IO[bytes]) -> None:
         self.become(State.STARTING)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "asynclock.cli.worker", str(self.number), *command],
+            [sys.executable, "-m", "asynclock.cli.demo.worker", str(self.number), *command],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,6 +1,6 @@
 """One worker process of the demo. Until SIGTERM it takes the lock, reads the ledger, works, and writes back.
 
-Started as `python -m asynclock.cli.worker NUMBER LEDGER_SOCKET LEASE MAX_LEASE URL...`.
+Started as `python -m asynclock.cli.demo.worker NUMBER LEDGER_SOCKET LEASE MAX_LEASE URL...`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 
 from asynclock import Lease, LockError, LockLost, Redlock
 from asynclock._clock import now
-from asynclock.cli._ledger import LedgerClient
+from asynclock.cli.demo.ledger import LedgerClient
 
 INVOICE = "invoice:42"
 WORK = (0.3, 0.75)
