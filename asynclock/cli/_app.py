@@ -10,20 +10,39 @@ from typing import Annotated
 import typer
 
 from asynclock._errors import ConfigError
+from asynclock.cli import look
 from asynclock.cli.demo import show
+from asynclock.cli.program import Program, complain, version
 
 app = typer.Typer(
     name="asynclock",
+    cls=Program,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"asynclock {version()}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    number: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
     """Distributed locks for asyncio: leases over one Redis or a quorum of them."""
-    # Without a callback typer would make `demo`, the only command, the program itself.
+
+
+app.command()(look.ls)
+app.command()(look.inspect)
+app.command(name="break")(look.break_)
+app.command()(look.health)
 
 
 def _finite(value: float) -> float:
@@ -54,6 +73,6 @@ def demo(
     try:
         code = show.perform(nodes, workers, seconds, lively)
     except ConfigError as error:
-        typer.echo(f"asynclock demo: {error}", err=True)
+        complain(str(error), "demo")
         code = 1
     raise typer.Exit(code)

@@ -136,7 +136,7 @@ def test_killed_demo_leaves_no_process(start: Callable[..., subprocess.Popen[str
 def test_bad_options_are_refused(option: str, value: str) -> None:
     """The error comes before anything is started."""
     result = CliRunner().invoke(app, ["demo", option, value], env={"COLUMNS": "200", "TERM": "dumb"})
-    assert result.exit_code == 2
+    assert result.exit_code == 64
     assert f"Invalid value for '{option}'" in result.output
 
 

@@ -1,0 +1,138 @@
+"""The commands that look at locks, and `break`: ls, inspect, health."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from asynclock.cli.options import AsJson, Prefix, Urls, client, is_terminal, named_urls
+from asynclock.cli.output import age, length, plain, print_json, printable, table
+from asynclock.cli.program import Code, complain
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from asynclock.client import Redlock
+    from asynclock.info import Health, Holder, LockInfo
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the lock.")]
+
+
+def answer(
+    url: Sequence[str] | None, prefix: str | None, question: Callable[[Redlock], Awaitable[Any]], *, enter: bool = True
+) -> Any:
+    """Ask with a client of its own. With `enter` it connects first, and raises where no majority is there."""
+
+    async def ask() -> Any:
+        redlock = client(named_urls(url), prefix)
+        if not enter:
+            try:
+                return await question(redlock)
+            finally:
+                await redlock.aclose()
+        async with redlock:
+            return await question(redlock)
+
+    return asyncio.run(ask())
+
+
+def ls(
+    prefix_of_names: Annotated[
+        str, typer.Argument(metavar="PREFIX", help="Only names that begin so.", show_default=False)
+    ] = "",
+    url: Urls = None,
+    prefix: Prefix = None,
+    as_json: AsJson = False,
+) -> None:
+    """List all holds: who holds which name, for how long."""
+
+    async def question(redlock: Redlock) -> list[Holder]:
+        return [holder async for holder in redlock.holders(prefix_of_names)]
+
+    found: list[Holder] = sorted(answer(url, prefix, question), key=lambda holder: (holder.name, holder.since))
+    if as_json:
+        print_json(found)
+    else:
+        rows = [(each.name, who(each.host, each.pid), age(each.since), left(each), each.metadata) for each in found]
+        print(table(("NAME", "HOLDER", "SINCE", "LEFT", "NOTE"), rows))
+
+
+def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> None:
+    """Show a lock: its holders, its waiters, and what each server says of it."""
+    info: LockInfo = answer(url, prefix, lambda redlock: redlock.inspect(name))
+    if as_json:
+        print_json(info)
+        return
+    print(f"{printable(name)}: {info.kind or 'free'}, last fencing token {info.fence or 'unknown'}")
+    if info.holders:
+        rows = [(who(each.host, each.pid), age(each.since), left(each), each.metadata) for each in info.holders]
+        print("\n" + table(("HOLDER", "SINCE", "LEFT", "NOTE"), rows))
+    if info.waiters:
+        print("\n" + table(("WAITER", "SINCE"), [(who(each.host, each.pid), age(each.since)) for each in info.waiters]))
+    print("\n" + table(("SERVER", "SAYS"), list(info.nodes.items())))
+
+
+def break_(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    url: Urls = None,
+    prefix: Prefix = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a lock away from its holder, which works on without it until it is told.
+
+    Exit code: 0 it is free now; 1 nobody held it, or you said no; 64 there is no terminal to ask on, and no --yes.
+    """
+    urls = named_urls(url)
+    if not yes:
+        if not is_terminal():
+            complain("there is no terminal to ask on: add --yes", "break")
+            raise typer.Exit(Code.USAGE)
+        info: LockInfo = answer(urls, prefix, lambda redlock: redlock.inspect(name))
+        held = ", ".join(who(each.host, each.pid) for each in info.holders) or "nobody"
+        if not typer.confirm(f"{printable(name)} is held by {printable(held)}. Break it?", err=True):
+            raise typer.Exit(Code.NO)
+    broken: bool = answer(urls, prefix, lambda redlock: redlock.break_lock(name))
+    if as_json:
+        print_json({"name": name, "broken": broken})
+    elif broken:
+        print(f"{printable(name)} is free")
+    else:
+        complain(f"nobody held {printable(name)}", "break")
+    raise typer.Exit(Code.OK if broken else Code.NO)
+
+
+def health(url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> None:
+    """Ask each server whether it would vote now.
+
+    Exit code: 0 a lock could be acquired; 69 it could not.
+    """
+    found: Health = answer(url, prefix, lambda redlock: redlock.health(), enter=False)
+    if as_json:
+        print_json(found)
+    else:
+        print(health_text(found))
+    raise typer.Exit(Code.OK if found.ok else Code.UNAVAILABLE)
+
+
+def health_text(found: Health) -> str:
+    """A line for each server, after the answer for all of them. Pure."""
+    reason = plain(found).get("reason", "")
+    rows = [
+        (each.node, "ok" if each.ok else "NOT OK", length(each.latency) if each.latency else "", each.error)
+        for each in found.nodes
+    ]
+    head = f"{'ok' if found.ok else 'NOT OK'}{': ' * bool(reason)}{printable(reason)}"
+    return f"{head}\n\n{table(('SERVER', 'STATE', 'LATENCY', 'WHY'), rows)}"
+
+
+def who(host: str, pid: int) -> str:
+    """The process of a holder or waiter."""
+    return f"{host}:{pid}" if host else "another program"
+
+
+def left(holder: Holder) -> str:
+    """How long a hold lives without a renewal."""
+    return "for ever" if holder.remaining is None else length(holder.remaining)

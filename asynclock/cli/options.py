@@ -1,0 +1,80 @@
+"""The options that several commands share, and the client that they make."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from asynclock._errors import ConfigError
+from asynclock.client import URLS, Redlock
+from asynclock.stores import urls_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asynclock._options import ClientOptions
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)")
+
+
+def duration(text: str | float) -> float:
+    """Seconds of a duration: 90, 90s, 5m, 1h, 1d, 250ms. Raises BadParameter. Pure."""
+    if isinstance(text, (int, float)):  # a default
+        return float(text)
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is not a duration: write 90, 90s, 5m, 1h or 1d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+Urls: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--url",
+        metavar="URL",
+        show_default=False,
+        help=f"A server. Repeat it, or separate urls by commas, for a quorum. Default: ${URLS}.",
+    ),
+]
+Prefix: TypeAlias = Annotated[
+    str | None,
+    typer.Option(envvar="ASYNCLOCK_PREFIX", show_default=False, help="The prefix of the keys, as in the program."),
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Seconds: TypeAlias = Annotated[float, typer.Option(parser=duration, metavar="DURATION")]
+MaxLease: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        parser=duration,
+        metavar="DURATION",
+        envvar="ASYNCLOCK_MAX_LEASE",
+        show_default=False,
+        help="The max_lease of the deployment, as in the program.",
+    ),
+]
+
+
+def named_urls(given: Sequence[str] | None) -> tuple[str, ...]:
+    """The urls of the command line, or else of the environment. Raises ConfigError."""
+    urls = tuple(url for each in given or () for url in urls_of(each)) or urls_of(os.environ.get(URLS, ""))
+    if not urls:
+        raise ConfigError(f"no servers are named: give --url redis://host:6379, or set {URLS}")
+    return urls
+
+
+def client(urls: Sequence[str], prefix: str | None, options: ClientOptions | None = None) -> Redlock:
+    """The client of a command. Raises ConfigError."""
+    own: ClientOptions = options or {}
+    if prefix is not None:
+        own["prefix"] = prefix
+    return Redlock(*urls, **own)
+
+
+def is_terminal() -> bool:
+    """Whether somebody sits before the command and can answer."""
+    return sys.stdin.isatty() and sys.stderr.isatty()

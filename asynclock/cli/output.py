@@ -1,0 +1,62 @@
+"""How commands print: JSON, durations, and tables whose cells cannot do anything to the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+def print_json(value: Any, *, error: bool = False) -> None:
+    """One line, on stdout or stderr."""
+    print(json.dumps(plain(value)), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can show it. Pure."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(each) for each in value]
+    return value
+
+
+def printable(text: str) -> str:
+    """The text without control characters, which other programs may have put into a name. Pure."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def length(seconds: float) -> str:
+    """A time as people read it: 0.25s, 41s, 3m05s, 2h10m, 4d. Pure."""
+    if seconds < 10:
+        return f"{seconds:.2g}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def age(since: float) -> str:
+    """The time since a Unix time; "?": unknown."""
+    return length(max(0.0, time.time() - since)) if since else "?"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines of aligned columns. No cell is cut, whatever the width of the terminal. Pure."""
+    cells = [[printable(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)

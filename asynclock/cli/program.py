@@ -1,0 +1,100 @@
+"""The program as scripts see it: its exit codes, and its errors, which are one line on stderr each."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import warnings
+from enum import IntEnum
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout, QuorumUnavailable, Unsupported
+
+_CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
+"""ClickException. Newer versions of typer have a copy of click of their own, older ones import click."""
+
+
+class Code(IntEnum):
+    """The exit codes, after sysexits.h. `asynclock run` passes on those of its command, and 128+n for a signal n."""
+
+    OK = 0
+    NO = 1
+    """Nothing was done: `break` found no holder, or was answered with no."""
+    USAGE = 64
+    """The command line, an option or the set-up of a server is wrong."""
+    UNAVAILABLE = 69
+    """A majority of the servers is out of reach."""
+    LOST = 70
+    """The lease was lost."""
+    HELD = 75
+    """Another owner held the name for the whole time."""
+    CANNOT_EXECUTE = 126
+    NOT_FOUND = 127
+
+
+def code_of(error: LockError) -> Code:
+    """The exit code for an error of the library. Pure."""
+    match error:
+        case LockTimeout():
+            return Code.HELD
+        case QuorumUnavailable():
+            return Code.UNAVAILABLE
+        case ConfigError() | Unsupported():
+            return Code.USAGE
+        case LockLost() | _:
+            return Code.LOST
+
+
+class Program(TyperGroup):
+    """Shows each error in one line, and gives it its exit code."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        extra |= {"prog_name": "asynclock", "standalone_mode": False}
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                code = super().main(*args, **extra)
+        except _CLICK_ERROR as error:
+            code = _refuse(error)
+        except typer.Abort:  # Ctrl-C at a question
+            code = 128 + signal.SIGINT
+        except LockError as error:
+            complain(str(error))
+            code = code_of(error)
+        if not standalone_mode:
+            return code
+        sys.exit(int(code) if isinstance(code, int) else Code.OK)
+
+
+def complain(text: str, command: str = "") -> None:
+    """Print one line on stderr."""
+    who = f"asynclock {command}".rstrip()
+    print(f"{who}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def _refuse(error: Any) -> Code:
+    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "asynclock"
+    text = error.format_message()
+    if text.lstrip().startswith("Usage:"):  # without any argument click shows the help
+        print(text, file=sys.stderr)
+    else:
+        complain(f"{text.rstrip('.')}: `{path} --help` shows how", path.removeprefix("asynclock").strip())
+    return Code.USAGE
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    complain(f"warning: {message}")
+
+
+def version() -> str:
+    """The version of the installed distribution."""
+    from importlib.metadata import PackageNotFoundError  # 5 ms of import, needed here only
+    from importlib.metadata import version as installed
+
+    try:
+        return installed("asynclock")
+    except PackageNotFoundError:  # from a source tree that is not installed
+        return "unknown"

@@ -1,0 +1,24 @@
+"""Commands that a test starts end with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.support.commands import Begin, Running, environment
+from tests.support.servers import Server
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Starts `asynclock ...` beside the test."""
+    started: list[Running] = []
+
+    def start(*args: str, on: Sequence[Server] | Server = (), **more: str) -> Running:
+        started.append(Running(args, environment(on, **more)))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()

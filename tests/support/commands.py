@@ -1,0 +1,94 @@
+"""The command line as processes of their own: what `asynclock ...` does to them, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from tests.support.programs import REPO
+from tests.support.servers import Server
+
+START = [sys.executable, "-m", "asynclock"]
+HOLDS = ["sh", "-c", "echo holds; cat"]
+"""A command that says when it runs, and ends with its stdin."""
+
+Begin: TypeAlias = Callable[..., "Running"]
+"""The fixture `begin`: starts `asynclock ...` and ends it after the test."""
+
+
+def environment(servers: Sequence[Server] | Server = (), **more: str) -> dict[str, str]:
+    """Of a machine on which the urls of these servers are set."""
+    known = [servers] if isinstance(servers, Server) else servers
+    own = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCLOCK_")}
+    own |= {"PYTHONPATH": str(REPO), "COLUMNS": "200", "TERM": "dumb"}
+    return own | {"ASYNCLOCK_URLS": ",".join(each.url for each in known)} | more
+
+
+def asynclock(*args: str, on: Sequence[Server] | Server = (), **more: str) -> subprocess.CompletedProcess[str]:
+    """Run it to its end. stdin is no terminal."""
+    return subprocess.run(
+        [*START, *args],
+        env=environment(on, **more),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def json_of(done: subprocess.CompletedProcess[str]) -> Any:
+    """What it printed with --json: one line."""
+    assert done.stdout.count("\n") == 1, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+class Running:
+    """A command that runs beside the test."""
+
+    def __init__(self, args: Sequence[str], env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [*START, *args], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def line(self) -> str:
+        """The next line of stdout; "": it was closed by all processes that had it."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def said(self) -> str:
+        """The next line of stderr."""
+        assert self.process.stderr is not None
+        return self.process.stderr.readline().strip()
+
+    def holds(self) -> Running:
+        """Return once its command, which must be HOLDS, runs."""
+        assert self.line() == "holds", self.process.communicate()[1]
+        return self
+
+    def let_go(self) -> None:
+        """The command of HOLDS ends."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def code(self) -> int:
+        """Wait for its exit code."""
+        return self.process.wait(timeout=50)
+
+    def end(self) -> None:
+        self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        self.process.wait()
+
+
+def python(program: str, *args: str) -> list[str]:
+    """A command that is a Python program. `say` prints a line at once."""
+    head = "import os, signal, sys, time\ndef say(*words): print(*words, flush=True)\n"
+    return [sys.executable, "-c", head + textwrap.dedent(program), *args]
