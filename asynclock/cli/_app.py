@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from asynclock._errors import ConfigError
-from asynclock.cli import look
+from asynclock.cli import look, run
 from asynclock.cli.demo import show
 from asynclock.cli.program import Program, complain, version
 
@@ -39,6 +39,7 @@ def main(
     """Distributed locks for asyncio: leases over one Redis or a quorum of them."""
 
 
+app.command(cls=run.RunCommand)(run.run)
 app.command()(look.ls)
 app.command()(look.inspect)
 app.command(name="break")(look.break_)

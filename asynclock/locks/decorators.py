@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+from contextvars import ContextVar
 from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -26,6 +27,10 @@ _R = TypeVar("_R")
 
 _AGAIN = (0.05, 0.5)
 """The shortest and the longest pause between two tries, in seconds, jittered, where no notice says when to try."""
+
+
+RUN: ContextVar[Lease] = ContextVar("asynclock.once")
+"""In a function that runs under `once`: the lease of this run. The command line reads it."""
 
 
 class Skipped(Enum):
@@ -73,9 +78,13 @@ def once(
             lease = await run.begin(patience)
             if isinstance(lease, Skipped):
                 return lease
-            async with lease:
-                result = await function(*args, **kwargs)
-                run.mark_done(within)
+            before = RUN.set(lease)
+            try:
+                async with lease:
+                    result = await function(*args, **kwargs)
+                    run.mark_done(within)
+            finally:
+                RUN.reset(before)
             return result
 
         return guarded

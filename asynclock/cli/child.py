@@ -1,0 +1,142 @@
+"""The command of `asynclock run`: a process group of its own, with the terminal where there is one.
+
+The group has what a job of a shell has. Where stdin is a terminal, the command gets it: Ctrl-C reaches the command
+alone. Ctrl-Z stops the command and then asynclock, so that the shell takes over; no renewal leaves meanwhile, so that
+others wait until the lease ends. `fg` goes on with the command only if the lease is still held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_LOOK = 0.02  # seconds between two looks whether the group is empty, which no signal tells
+_SUSPENDED = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+
+class Child:
+    """The command, from its start to its end. Raises OSError if it cannot be executed."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], *, tied: bool) -> None:
+        """`tied`: the group ends if this process dies, for any reason."""
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[int] = loop.create_future()
+        """Its return code, as `subprocess` gives it."""
+        terminal = self._terminal = _terminal()
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(env),
+            close_fds=False,  # what the caller handed down, such as /dev/fd/63 of a shell; our own are not inherited
+            process_group=0,
+            # The program must not read before it has the terminal.
+            preexec_fn=None if terminal is None else lambda: _give(terminal, os.getpgrp()),  # noqa: PLW1509 - two calls
+        )
+        self._guardian = _Guardian(self._process.pid) if tied else None
+        loop.add_signal_handler(signal.SIGCHLD, self._changed)
+        self._changed()  # it may have ended before the line above
+
+    def send(self, number: int) -> None:
+        """To the whole group; harmless once it has ended."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM; a group that is stopped goes on, to receive it."""
+        self.send(signal.SIGTERM)
+        self.send(signal.SIGCONT)
+
+    def resume(self) -> None:
+        """After SIGCONT: as the shell's `fg` and `bg` do."""
+        if self._terminal is not None and os.tcgetpgrp(self._terminal) == os.getpgrp():
+            _give(self._terminal, self._process.pid)
+        self.send(signal.SIGCONT)
+
+    async def group_ended(self) -> None:
+        """Wait until no process of the group is left."""
+        await asyncio.shield(self.ended)
+        while True:
+            try:
+                os.killpg(self._process.pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            await asyncio.sleep(_LOOK)
+
+    def close(self) -> None:
+        """It has ended: the terminal is ours again."""
+        if self._guardian is not None:
+            self._guardian.dismiss()
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        self._take_terminal()
+
+    def _changed(self) -> None:
+        """SIGCHLD: the command has ended, or was stopped."""
+        if self.ended.done():
+            return
+        pid, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED)
+        if not pid:
+            return
+        if os.WIFSTOPPED(status):
+            if os.WSTOPSIG(status) in _SUSPENDED:
+                self._take_terminal()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self.ended.set_result(self._process.returncode)
+
+    def _take_terminal(self) -> None:
+        if self._terminal is not None:
+            with contextlib.suppress(OSError):  # the terminal is gone, or another job's
+                if os.tcgetpgrp(self._terminal) == self._process.pid:
+                    _give(self._terminal, os.getpgrp())
+
+
+class _Guardian:
+    """A process that kills a group when this process dies without a word, as by kill -9: then nobody renews the lease.
+    Its stdin is a pipe that only this process writes to, and which ends with this process."""
+
+    _PROGRAM = 'read -r dismissed || kill -s KILL -- "-$1"'
+
+    def __init__(self, group: int) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):  # a machine without a shell: the group outlives this process
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", self._PROGRAM, "asynclock-guardian", str(group)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C must not reach it
+            )
+
+    def dismiss(self) -> None:
+        """The group is not its business any more."""
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._process.communicate(b"dismissed\n")
+
+
+def _terminal() -> int | None:
+    """The terminal to hand over: stdin, if this job is in the foreground. Not if stdout is a pipe: its reader, such as
+    `less`, is a part of this job and needs the terminal itself."""
+    with contextlib.suppress(OSError):
+        if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() and not stat.S_ISFIFO(os.fstat(1).st_mode):
+            return 0
+    return None
+
+
+def _give(terminal: int, group: int) -> None:
+    """Make a group the one in the foreground. A process in the background is stopped for that, unless it ignores
+    SIGTTOU."""
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        with contextlib.suppress(OSError):
+            os.tcsetpgrp(terminal, group)
+    finally:
+        signal.signal(signal.SIGTTOU, before)

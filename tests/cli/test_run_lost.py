@@ -1,0 +1,118 @@
+"""`asynclock run` when its lease cannot be kept: the command ends before another owner can begin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import Begin, asynclock, python
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
+
+STUBBORN = """
+signal.signal(signal.SIGTERM, lambda *_: say('SIGTERM'))
+say('holds')
+while True: signal.pause()
+"""
+TIDY = """
+def end(*_):
+    say('tidies up')
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+say('holds')
+while True: signal.pause()
+"""
+
+
+async def test_the_command_ends_before_its_lease(server: Server, name: str, begin: Begin, tmp_path: Path) -> None:
+    """No command reaches the server any more: SIGTERM, then SIGKILL, while the key of the hold still lives."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    program = f"sys.stdout = open({str(pipe)!r}, 'w')\n{STUBBORN}"
+    async with Proxy(server.path.with_suffix(".cut"), server.path) as proxy:
+        running = begin("run", name, "--lease", "6", "--", *python(program), ASYNCLOCK_URLS=proxy.url)
+        with await asyncio.to_thread(pipe.open) as said:
+            assert await asyncio.to_thread(said.readline) == "holds\n"
+            proxy.drop_requests = True
+            assert await asyncio.to_thread(said.readline) == "SIGTERM\n"
+            assert await asyncio.to_thread(said.readline) == ""  # it is dead
+            assert server.cli().exists(name, f"lock:{name}") == 1
+        assert await asyncio.to_thread(running.code) == 70
+    assert "SIGTERM" in running.said()
+
+
+def test_a_quorum_that_is_lost(five: list[Server], name: str, begin: Begin) -> None:
+    """Three of five servers die: 70, although the command itself exits 0 on SIGTERM."""
+    running = begin("run", name, "--lease", "2", "--", *python(TIDY), on=five).holds()
+    for server in five[:3]:
+        server.kill()
+    assert running.line() == "tidies up"
+    assert running.code() == 70
+
+
+def test_a_minority_that_is_lost(five: list[Server], name: str, begin: Begin) -> None:
+    """Two of five die: the command runs on, for longer than a lease."""
+    program = "say('holds'); sys.stdin.read(); say('done')"
+    running = begin("run", name, "--lease", "1", "--", *python(program), on=five).holds()
+    five[0].kill()
+    five[1].kill()
+    for server in five[2:]:
+        cli = server.cli()
+        key = name if cli.exists(name) else f"lock:{name}"
+        before: int = cli.pttl(key)
+        while (now := cli.pttl(key)) <= before:  # until it is renewed
+            assert now > 0
+            before = now
+    running.let_go()
+    assert running.line() == "done"
+    assert running.code() == 0
+
+
+def test_a_lock_that_is_broken(server: Server, name: str, begin: Begin) -> None:
+    """By an operator: the command is told at once, and gets a tenth of the lease to end."""
+    running = begin("run", name, "--lease", "20", "--", *python(TIDY), on=server).holds()
+    assert asynclock("break", name, "--yes", on=server).returncode == 0
+    assert running.line() == "tidies up"
+    assert running.code() == 70
+
+
+def test_what_the_command_started_ends_too(server: Server, name: str, begin: Begin) -> None:
+    """The command itself ends at SIGTERM; what it started does not, and gets SIGKILL."""
+    deaf = "sh -c 'trap \"\" TERM; echo holds; while :; do sleep 1; done' & wait"
+    running = begin("run", name, "--lease", "2", "--", "sh", "-c", deaf, on=server).holds()
+    server.freeze()
+    assert running.line() == ""
+    assert running.code() == 70
+
+
+def test_on_lost_kill(server: Server, name: str, begin: Begin) -> None:
+    """No SIGTERM."""
+    running = begin("run", name, "--lease", "2", "--on-lost", "kill", "--", *python(STUBBORN), on=server).holds()
+    server.freeze()
+    assert running.line() == ""
+    assert running.code() == 70
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_on_lost_ignore(server: Server, name: str, begin: Begin, code: int) -> None:
+    """The command runs on, and its own exit code counts; stderr says that the lease was lost."""
+    program = f"say('holds'); sys.stdin.read(); sys.exit({code})"
+    running = begin("run", name, "--on-lost", "ignore", "--", *python(program), on=server).holds()
+    assert asynclock("break", name, "--yes", on=server).returncode == 0
+    running.let_go()
+    assert running.code() == code
+    assert "lost the lock" in running.said()
+
+
+def test_a_holder_that_was_frozen(server: Server, name: str, begin: Begin) -> None:
+    """asynclock itself was stopped for longer than its lease: it ends the command as it wakes."""
+    running = begin("run", name, "--lease", "1", "--", *python(STUBBORN), on=server).holds()
+    running.process.send_signal(signal.SIGSTOP)
+    assert asynclock("run", name, "--", "true", on=server).returncode == 0
+    running.process.send_signal(signal.SIGCONT)
+    assert running.line() == "SIGTERM"
+    assert running.code() == 70

@@ -1,0 +1,140 @@
+"""`asynclock run` and signals: they reach the command, or end the wait; and a terminal is the command's."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import HOLDS, START, Begin, environment, python
+from tests.support.servers import Server
+
+FORWARDED = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+EXITS = """
+def received(number, frame):
+    say(signal.Signals(number).name)
+    sys.exit(30)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, received)
+say('holds')
+while True: signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", FORWARDED)
+def test_a_signal_reaches_the_command(server: Server, name: str, begin: Begin, number: signal.Signals) -> None:
+    """What the command makes of it counts."""
+    running = begin("run", name, "--", *python(EXITS), on=server).holds()
+    running.process.send_signal(number)
+    assert running.line() == number.name
+    assert running.code() == 30
+    assert server.cli().exists(name, f"lock:{name}") == 0
+
+
+def test_a_signal_reaches_the_whole_group(server: Server, name: str, begin: Begin) -> None:
+    """Also what the command started; the exit code is 128+n."""
+    both = "sh -c 'echo holds; exec sleep 1000' & wait"
+    running = begin("run", name, "--", "sh", "-c", both, on=server).holds()
+    running.process.send_signal(signal.SIGTERM)
+    assert running.code() == 128 + signal.SIGTERM
+    assert running.line() == ""  # `sleep` had this pipe, too
+
+
+@pytest.mark.parametrize("number", FORWARDED)
+def test_a_signal_ends_the_wait(server: Server, name: str, begin: Begin, number: signal.Signals) -> None:
+    """The command does not run; no ticket is left, so that others are not held up."""
+    begin("run", name, "--", *HOLDS, on=server).holds()
+    waiter = begin("run", name, "--", "echo", "ran", on=server)
+    while not server.cli().keys("*tickets"):
+        assert waiter.process.poll() is None
+        time.sleep(0.01)
+    waiter.process.send_signal(number)
+    assert waiter.code() == 128 + number
+    assert waiter.line() == ""
+    assert not server.cli().keys("*tickets")
+
+
+def test_kill_9_ends_the_command(server: Server, name: str, begin: Begin) -> None:
+    """At once, with all that it started; the lease ends by time."""
+    running = begin("run", name, "--", *HOLDS, on=server).holds()
+    running.process.kill()
+    assert running.line() == ""  # nobody has the pipe any more
+    assert server.cli().exists(name, f"lock:{name}") == 1
+
+
+class Terminal:
+    """A terminal with `asynclock` in its foreground, as a shell starts it."""
+
+    def __init__(self, server: Server, *args: str) -> None:
+        self.pid, self.screen = pty.fork()
+        if not self.pid:
+            os.execve(sys.executable, [*START, *args], environment(server))
+        self._read = b""
+
+    def types(self, text: str) -> None:
+        os.write(self.screen, text.encode())
+
+    def shows(self, text: str) -> None:
+        """Wait until it does."""
+        while text.encode() not in self._read:
+            try:
+                self._read += os.read(self.screen, 4096)
+            except OSError:  # Linux says so after the last process has ended
+                pytest.fail(f"it ended after {self._read!r}")
+
+    def state(self) -> int:
+        """Wait until it ends or is stopped."""
+        return os.waitpid(self.pid, os.WUNTRACED)[1]
+
+    def end(self) -> None:
+        os.close(self.screen)  # hangs up
+
+
+READS = """
+say('holds')
+while (line := sys.stdin.readline().strip()) != 'end': say('read', line)
+"""
+
+
+def test_the_command_has_the_terminal(server: Server, name: str) -> None:
+    """It reads from it, and Ctrl-C reaches it."""
+    terminal = Terminal(server, "run", name, "--", *python(READS))
+    terminal.shows("holds")
+    terminal.types("something\n")
+    terminal.shows("read something")
+    terminal.types("\x03")
+    assert os.waitstatus_to_exitcode(terminal.state()) == 128 + signal.SIGINT
+    terminal.end()
+
+
+def test_ctrl_z_stops_both(server: Server, name: str) -> None:
+    """The shell takes over; `fg` goes on with the command while the lease is held."""
+    terminal = Terminal(server, "run", name, "--", *python(READS))
+    terminal.shows("holds")
+    terminal.types("\x1a")
+    assert os.WIFSTOPPED(terminal.state())
+    os.kill(terminal.pid, signal.SIGCONT)
+    terminal.types("again\n")
+    terminal.shows("read again")
+    terminal.types("end\n")
+    assert os.waitstatus_to_exitcode(terminal.state()) == 0
+    terminal.end()
+
+
+def test_a_command_that_was_stopped_too_long_does_not_go_on(server: Server, name: str, tmp_path: Path) -> None:
+    """Another owner holds the name by then."""
+    went_on = tmp_path / "went on"
+    program = f"say('holds'); os.kill(0, signal.SIGTSTP); open({str(went_on)!r}, 'w'); signal.pause()"
+    terminal = Terminal(server, "run", name, "--lease", "1", "--", *python(program))
+    assert os.WIFSTOPPED(terminal.state())
+    while server.cli().exists(name, f"lock:{name}"):
+        time.sleep(0.01)
+    os.kill(terminal.pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(terminal.state()) == 70
+    assert not went_on.exists()
+    terminal.end()
