@@ -12,6 +12,7 @@ import typer
 from asynclock._errors import ConfigError
 from asynclock.cli import look, run
 from asynclock.cli.demo import show
+from asynclock.cli.doctor.command import doctor
 from asynclock.cli.program import Program, complain, version
 
 app = typer.Typer(
@@ -44,6 +45,7 @@ app.command()(look.ls)
 app.command()(look.inspect)
 app.command(name="break")(look.break_)
 app.command()(look.health)
+app.command()(doctor)
 
 
 def _finite(value: float) -> float:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from asynclock._options import ClientOptions
 
+PREFIX = "ASYNCLOCK_PREFIX"
+"""The environment variable with the prefix. An empty one is an empty prefix."""
+
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)")
 
@@ -43,7 +46,7 @@ Urls: TypeAlias = Annotated[
 ]
 Prefix: TypeAlias = Annotated[
     str | None,
-    typer.Option(envvar="ASYNCLOCK_PREFIX", show_default=False, help="The prefix of the keys, as in the program."),
+    typer.Option(show_default=False, help=f"The prefix of the keys, as in the program. Default: ${PREFIX}, if set."),
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Seconds: TypeAlias = Annotated[float, typer.Option(parser=duration, metavar="DURATION")]
@@ -67,11 +70,16 @@ def named_urls(given: Sequence[str] | None) -> tuple[str, ...]:
     return urls
 
 
+def prefix_of(given: str | None) -> str | None:
+    """The prefix of the command line, or else of the environment; None: the default of the library."""
+    return os.environ.get(PREFIX) if given is None else given
+
+
 def client(urls: Sequence[str], prefix: str | None, options: ClientOptions | None = None) -> Redlock:
     """The client of a command. Raises ConfigError."""
     own: ClientOptions = options or {}
-    if prefix is not None:
-        own["prefix"] = prefix
+    if (known := prefix_of(prefix)) is not None:
+        own["prefix"] = known
     return Redlock(*urls, **own)
 
 

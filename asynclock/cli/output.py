@@ -37,7 +37,9 @@ def printable(text: str) -> str:
 
 
 def length(seconds: float) -> str:
-    """A time as people read it: 0.25s, 41s, 3m05s, 2h10m, 4d. Pure."""
+    """A time as people read it: 0.21ms, 1.5s, 41s, 3m05s, 2h10m, 4d03h. Pure."""
+    if seconds < 1:
+        return f"{seconds * 1000:.2g}ms" if seconds < 0.1 else f"{seconds * 1000:.0f}ms"
     if seconds < 10:
         return f"{seconds:.2g}s"
     whole = int(seconds)

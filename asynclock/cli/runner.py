@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout
 from asynclock.cli.child import Child
 from asynclock.cli.guard import OnLost, cannot_run, due_in, exit_code, grace, look_again
+from asynclock.cli.options import PREFIX
 from asynclock.cli.output import age, length, print_json, printable
 from asynclock.cli.program import Code, complain
 from asynclock.client import URLS
@@ -275,7 +276,7 @@ class Runner:
             URLS: ",".join(plan.urls),
         }
         if plan.prefix is not None:
-            own["ASYNCLOCK_PREFIX"] = plan.prefix
+            own[PREFIX] = plan.prefix
         return {**os.environ, **own}
 
     # -- what it says --------------------------------------------------------------------------------------------

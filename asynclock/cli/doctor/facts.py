@@ -1,0 +1,305 @@
+"""What `asynclock doctor` asks each server, on a connection of its own with the settings of the url.
+
+It changes no key: the commands that could are sent in a form that does nothing, to a key that does not exist. A command
+that a server refuses leaves its fact unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
+
+from asynclock._options import CONNECT_TIMEOUT, RESERVED
+from asynclock.rules.model import MARK, RESTING_MARK, TIMED, is_made_by_asynclock
+from asynclock.stores.redis.keys import channel, mark
+from asynclock.stores.redis.replies import ACL_COMMANDS, connect_error
+
+if TYPE_CHECKING:
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock.stores.redis.restarts import Dialer
+
+PINGS = 20
+_CLOCK_SAMPLES = 5
+_ANSWER = 5.0  # seconds for all answers of one server to one question
+_PAGES = 10  # of SCAN
+_PAGE = "500"
+_SAMPLE = 100  # keys of which the type is read
+_LIBRARY = re.compile(r"lib-name=asynclock\(max_lease=([\d.e+]+)\)")
+
+
+@dataclass(slots=True)
+class NodeFacts:
+    """One server. Empty or None: unknown."""
+
+    node: str
+    error: str = ""
+    """Why it does not answer; "" if it does."""
+    run_id: str = ""
+    product: str = ""
+    version: str = ""
+    mode: str = ""
+    role: str = ""
+    replicas: int = 0
+    uptime: float | None = None
+    mark: str = ""
+    """The run_id that the server had at its first use; "" if it was never used."""
+    loading: bool = False
+    snapshots_fail: bool = False
+    """The last snapshot failed, and the server refuses writes after that."""
+    append_only: bool | None = None
+    fsync: str = ""
+    save: str | None = None
+    maxmemory: int | None = None
+    policy: str = ""
+    used_memory: int = 0
+    offset: float | None = None
+    """Its clock less the clock of this machine, in seconds."""
+    offset_error: float = 0.0
+    latencies: tuple[float, ...] = ()
+    """Of some PINGs, in seconds."""
+    max_leases: dict[float, int] = field(default_factory=dict)
+    """The max_lease of the clients that are connected now, and how many have it."""
+    user: str = ""
+    refused: tuple[str, ...] = ()
+    """The commands that the user may not send, or not for these keys and channels."""
+    unknown: tuple[str, ...] = ()
+    """The commands that the server does not know."""
+    keys: int = 0
+    """The keys with the prefix that were looked at."""
+    foreign: dict[str, int] = field(default_factory=dict)
+    """Those that are no locks of asynclock, by type; "string with expiry" may be locks of another library."""
+    example: str = ""
+
+
+async def facts_of(store: Dialer, prefix: str) -> NodeFacts:
+    """Ask one server. Never raises for what the server says or does."""
+    facts = NodeFacts(store.label)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            connection = await store.dial()
+            await connection.connect()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        facts.error = str(connect_error(store.label, error))
+        return facts
+    try:
+        await _Questions(connection, facts, prefix).ask_all()
+    except (OSError, RedisError, TimeoutError) as error:
+        facts.error = str(error) or f"{store.label} did not answer within {_ANSWER:g} s"
+    finally:
+        await connection.disconnect(nowait=True)
+    return facts
+
+
+class _Questions:
+    """The questions to one server."""
+
+    def __init__(self, connection: AbstractConnection, facts: NodeFacts, prefix: str) -> None:
+        self._connection = connection
+        self._facts = facts
+        self._prefix = prefix
+
+    async def ask_all(self) -> None:
+        """In this order: the measurements first, while the server has nothing else to do; SUBSCRIBE last, for after it
+        the connection can do nothing else."""
+        await self._ask("PING")
+        await self._latency()
+        await self._clock()
+        await self._server()
+        await self._clients()
+        await self._keys()
+        await self._permissions()
+
+    async def _many(self, *commands: tuple[str, ...]) -> list[Any]:
+        """The answers, in order; a refusal is an answer."""
+        answers: list[Any] = []
+        async with asyncio.timeout(_ANSWER):
+            packed = self._connection.pack_commands(commands)
+            await self._connection.send_packed_command(packed)
+            for _ in commands:
+                try:
+                    answers.append(await self._connection.read_response())
+                except ResponseError as error:
+                    answers.append(error)
+        return answers
+
+    async def _ask(self, *command: str) -> Any:
+        return (await self._many(command))[0]
+
+    # -- measurements --------------------------------------------------------------------------------------------
+
+    async def _latency(self) -> None:
+        taken = []
+        for _ in range(PINGS):
+            began = time.perf_counter()
+            await self._ask("PING")
+            taken.append(time.perf_counter() - began)
+        self._facts.latencies = tuple(taken)
+
+    async def _clock(self) -> None:
+        """The server read its clock between the sending of TIME and the answer: the shortest round trip says most."""
+        for _ in range(_CLOCK_SAMPLES):
+            sent = time.time()
+            answer = await self._ask("TIME")
+            received = time.time()
+            if isinstance(answer, ResponseError):
+                return
+            server = int(answer[0]) + int(answer[1]) / 1_000_000
+            error = (received - sent) / 2
+            if self._facts.offset is None or error < self._facts.offset_error:
+                self._facts.offset, self._facts.offset_error = server - (sent + received) / 2, error
+
+    # -- what it says of itself ----------------------------------------------------------------------------------
+
+    async def _server(self) -> None:
+        facts = self._facts
+        info, used, who, *settings = await self._many(
+            ("INFO",),
+            ("GET", mark(self._prefix)),
+            ("ACL", "WHOAMI"),
+            *(("CONFIG", "GET", each) for each in ("appendfsync", "save", "stop-writes-on-bgsave-error")),
+        )
+        said = fields_of(_text(info))
+        fsync, save, stops = map(_setting, settings)
+        facts.run_id = said.get("run_id", "")
+        facts.product = "valkey" if "valkey_version" in said else "redis" if said else ""
+        facts.version = said.get("valkey_version") or said.get("redis_version", "")
+        facts.mode = said.get("server_mode") or said.get("redis_mode", "")
+        facts.role = said.get("role", "")
+        facts.replicas = int(said.get("connected_slaves", 0))
+        facts.uptime = float(said["uptime_in_seconds"]) if "uptime_in_seconds" in said else None
+        facts.mark = _text(used)
+        facts.loading = said.get("loading") == "1"
+        facts.snapshots_fail = said.get("rdb_last_bgsave_status") == "err" and bool(save) and stops != "no"
+        facts.append_only = said["aof_enabled"] == "1" if "aof_enabled" in said else None
+        facts.fsync = fsync or ""
+        facts.save = save
+        facts.maxmemory = int(said["maxmemory"]) if "maxmemory" in said else None
+        facts.policy = said.get("maxmemory_policy", "")
+        facts.used_memory = int(said.get("used_memory", 0))
+        facts.user = _text(who)
+
+    async def _clients(self) -> None:
+        """asynclock tells servers from Redis 7.2 and Valkey on the max_lease of each client."""
+        for text in _LIBRARY.findall(_text(await self._ask("CLIENT", "LIST"))):
+            known = self._facts.max_leases
+            known[float(text)] = known.get(float(text), 0) + 1
+
+    async def _keys(self) -> None:
+        """Look at some of the keys with the prefix."""
+        facts, cursor, found = self._facts, "0", list[str]()
+        pattern = "".join(f"\\{each}" if each in "*?[]\\" else each for each in self._prefix)
+        for _ in range(_PAGES):
+            page = await self._ask("SCAN", cursor, "MATCH", f"{pattern}*", "COUNT", _PAGE)
+            if isinstance(page, ResponseError):
+                return
+            cursor = _text(page[0])
+            found += [name for key in page[1] if not is_derived(name := _text(key), self._prefix)]
+            if cursor == "0" or len(found) >= _SAMPLE:
+                break
+        found = found[:_SAMPLE]
+        facts.keys = len(found)
+        types = await self._many(*(("TYPE", key) for key in found)) if found else []
+        for key, its_type in zip(found, map(_text, types), strict=True):
+            if what := await self._foreign(key, its_type):
+                facts.foreign[what] = facts.foreign.get(what, 0) + 1
+                facts.example = facts.example or key
+
+    async def _foreign(self, key: str, type: str) -> str:
+        """What the key is; "": a lock of asynclock, or it is gone."""
+        if type == "string":
+            value, left = await self._many(("GETRANGE", key, "0", "63"), ("PTTL", key))
+            if left == -2 or is_hold(_text(value)):
+                return ""
+            return "string with expiry" if isinstance(left, int) and left >= 0 else "string"
+        if type == "zset":
+            first = await self._ask("ZRANGE", key, "0", "0")
+            if isinstance(first, list) and (not first or is_hold(_text(first[0]))):
+                return ""
+        return "" if type == "none" else type
+
+    async def _permissions(self) -> None:
+        """Send each command that locks need."""
+        facts, key = self._facts, f"{self._prefix}{RESERVED}doctor"
+        wanted = {each: _harmless(each, key) for each in ACL_COMMANDS}
+        asked = {each: command for each, command in wanted.items() if command}
+        answers = await self._many(*asked.values())
+        facts.refused = tuple(each for each, said in zip(asked, answers, strict=True) if is_refusal(said))
+        facts.unknown = tuple(each for each, said in zip(asked, answers, strict=True) if is_unknown(said))
+        if is_refusal(await self._ask("SUBSCRIBE", channel("doctor"))):
+            facts.refused += ("subscribe",)
+
+
+def _harmless(command: str, key: str) -> tuple[str, ...]:
+    """A form of the command that changes nothing where `key` does not exist; () if there is none, and for SUBSCRIBE,
+    which comes last."""
+    arguments: dict[str, tuple[str, ...]] = {
+        "command|info": ("get",),
+        "script|load": ("return 1",),
+        "info": ("server",),
+        "eval": ("return 1", "0"),
+        "evalsha": ("0" * 40, "0"),
+        "set": (key, "", "XX", "PX", "1000"),
+        "pexpire": (key, "1000"),
+        "publish": (channel("doctor"), ""),
+        "zadd": (key, "XX", "1", "m"),
+        "zrange": (key, "0", "0"),
+        "hset": (),
+        "zremrangebyscore": (key, "0", "0"),
+        "getrange": (key, "0", "0"),
+        "scan": ("0", "COUNT", "1"),
+    }
+    name = tuple(command.upper().split("|"))
+    if command in arguments:
+        return (*name, *arguments[command]) if arguments[command] else ()
+    if command in ("time", "ping"):
+        return name
+    if command in ("get", "mget", "del", "exists", "pttl", "zcard", "type"):
+        return (*name, key)
+    if command in ("zrem", "zrank", "zscore", "hget", "hdel"):
+        return (*name, key, "m")
+    return ()
+
+
+# -- reading the answers; pure -----------------------------------------------------------------------------------------
+
+
+def is_refusal(answer: Any) -> bool:
+    """Whether the user may not send the command."""
+    return isinstance(answer, NoPermissionError)
+
+
+def is_unknown(answer: Any) -> bool:
+    """Whether the server does not know the command: it is renamed, or disabled."""
+    return isinstance(answer, ResponseError) and "unknown command" in str(answer).lower()
+
+
+def is_hold(value: str) -> bool:
+    """Whether asynclock made this value."""
+    value = value.removeprefix(MARK)
+    return is_made_by_asynclock(value) or value in TIMED or value.startswith(RESTING_MARK)
+
+
+def is_derived(key: str, prefix: str) -> bool:
+    """Whether the key is one of asynclock's own beside the holds."""
+    return key.startswith((f"{prefix}{RESERVED}", RESERVED))
+
+
+def fields_of(info: str) -> dict[str, str]:
+    """The fields of an answer to INFO."""
+    return dict(line.split(":", 1) for line in info.splitlines() if ":" in line and not line.startswith("#"))
+
+
+def _setting(answer: Any) -> str | None:
+    """The answer to CONFIG GET; None: unknown."""
+    return _text(answer[1]) if isinstance(answer, list) and len(answer) == 2 else None
+
+
+def _text(answer: Any) -> str:
+    """ "" for a refusal and for a nil."""
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else ""

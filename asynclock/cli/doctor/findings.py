@@ -1,0 +1,350 @@
+"""What the facts of `asynclock doctor` mean. Pure: no server, no clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import groupby
+from statistics import median
+from typing import TYPE_CHECKING
+
+from asynclock._options import RESERVED
+from asynclock.cli.output import length, printable
+from asynclock.rules.model import CLOCK_SKEW
+from asynclock.stores.redis.replies import ACL_COMMANDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from asynclock.cli.doctor.facts import NodeFacts
+
+_DRIFT = 1.0  # seconds between clocks that the usual time services keep to by far
+_FULL = 0.9  # of maxmemory
+_OLDEST = (6, 2)
+_NOTICES = {"publish", "subscribe"}
+_OPERATORS = {"type", "getrange", "scan", "ping", "info", "command|info", "script|load"}
+"""Without these commands locks work; the look of operators at them does not, or each op takes longer."""
+
+
+class Severity(IntEnum):
+    """Its number is the exit code."""
+
+    OK = 0
+    WARNING = 1
+    ERROR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to know."""
+
+    severity: Severity
+    check: str
+    nodes: tuple[str, ...]
+    """The servers that it is about."""
+    what: str
+    risk: str
+    """What could happen."""
+    advice: str
+    """What to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The options of the clients, as the doctor knows them."""
+
+    prefix: str
+    lease: float
+    max_lease: float
+    node_timeout: float
+    trust_restarts: bool = False
+
+
+def findings(facts: Sequence[NodeFacts], terms: Terms) -> list[Finding]:
+    """All findings, the worst first."""
+    found = [finding for check in _CHECKS for finding in check(facts, terms)]
+    return sorted(found, key=lambda each: -each.severity)
+
+
+def _reachable(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    del terms
+    silent = [each for each in facts if each.error]
+    majority = len(facts) // 2 + 1
+    if not silent:
+        return
+    if len(facts) - len(silent) >= majority:
+        severity, risk = Severity.WARNING, "Fewer servers may fail before no lock can be acquired."
+    else:
+        severity, risk = Severity.ERROR, "No lock can be acquired: every acquire raises QuorumUnavailable."
+    for each in silent:
+        yield Finding(severity, "reachable", (each.node,), each.error, risk, "Start it, or correct its url.")
+
+
+def _quorum(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    del terms
+    for run_id, group in groupby(sorted(facts, key=lambda each: each.run_id), lambda each: each.run_id):
+        same = tuple(each.node for each in group)
+        if run_id and len(same) > 1:
+            yield Finding(
+                Severity.ERROR,
+                "same-server",
+                same,
+                f"{' and '.join(same)} are the same server.",
+                "It would have two votes: its failure would free locks that are held. Clients refuse to start.",
+                "Name each server once.",
+            )
+    if len(facts) > 1 and len(facts) % 2 == 0:
+        yield Finding(
+            Severity.WARNING,
+            "even",
+            (),
+            f"There are {len(facts)} servers.",
+            f"They survive no more failures than {len(facts) - 1} servers do.",
+            "Use an odd number.",
+        )
+
+
+def _role(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    del terms
+    for each in facts:
+        if each.mode in ("sentinel", "cluster"):
+            yield Finding(
+                Severity.ERROR,
+                "mode",
+                (each.node,),
+                f"{each.node} runs in {each.mode} mode.",
+                "It cannot keep locks by itself.",
+                "Name independent servers, or the master behind the Sentinels.",
+            )
+        elif each.role == "slave":
+            yield Finding(
+                Severity.ERROR,
+                "replica",
+                (each.node,),
+                f"{each.node} is a replica.",
+                "It refuses writes, so it casts no vote.",
+                "Name its master.",
+            )
+        elif each.replicas:
+            yield Finding(
+                Severity.WARNING,
+                "failover",
+                (each.node,),
+                f"{each.node} has {each.replicas} replica{'s' * (each.replicas > 1)}.",
+                "Replication is asynchronous: a replica that is promoted may not know a lock that is held, and grants "
+                "it again.",
+                "Fence what the lock protects, or use three or five independent servers without replicas.",
+            )
+
+
+def _restarts(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    known = [each for each in facts if not each.error]
+    if len(facts) > 1 and not terms.trust_restarts and any(each.mark for each in known):
+        for each in known:
+            left = terms.max_lease + 1.0 - (each.uptime if each.uptime is not None else float("inf"))
+            if left > 0 and each.mark != each.run_id:
+                yield Finding(
+                    Severity.WARNING,
+                    "quarantine",
+                    (each.node,),
+                    f"{each.node} restarted {length(each.uptime or 0.0)} ago.",
+                    f"It casts no vote for another {length(left)}, for locks of before may still be held.",
+                    "Wait, and restart the next server only after that.",
+                )
+    for each in known:
+        durable = each.append_only and each.fsync == "always"
+        if each.append_only is None or durable or (len(facts) > 1 and not terms.trust_restarts):
+            continue
+        how = f"appends to a file, fsync {each.fsync or 'unknown'}" if each.append_only else "does not append to a file"
+        how += "" if each.save is None else f", {'takes snapshots' if each.save else 'takes no snapshots'}"
+        yield Finding(
+            Severity.ERROR if terms.trust_restarts else Severity.WARNING,
+            "persistence",
+            (each.node,),
+            f"{each.node} {how}.",
+            f"A restart within the lease ({length(terms.lease)}) forgets locks that are held, and another owner gets "
+            "them. Fencing tokens may fall behind.",
+            "Set appendonly yes and appendfsync always, or use three or five servers"
+            + (" without trust_restarts." if terms.trust_restarts else "."),
+        )
+
+
+def _memory(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    del terms
+    for each in facts:
+        if each.maxmemory and each.policy not in ("", "noeviction"):
+            yield Finding(
+                Severity.ERROR,
+                "eviction",
+                (each.node,),
+                f"{each.node} has maxmemory-policy {each.policy}.",
+                "When its memory is full, it deletes locks that are held, for they have an expiry; another owner gets "
+                "them.",
+                "CONFIG SET maxmemory-policy noeviction, or keep locks and caches on different servers.",
+            )
+        elif each.maxmemory and each.used_memory > _FULL * each.maxmemory:
+            yield Finding(
+                Severity.WARNING,
+                "memory",
+                (each.node,),
+                f"{each.node} uses {each.used_memory / each.maxmemory:.0%} of maxmemory.",
+                "When it is full, it refuses to acquire locks. Those that are held can be renewed and released.",
+                "Raise maxmemory, or delete what is not needed.",
+            )
+        if each.loading or each.snapshots_fail:
+            why = "loads its data" if each.loading else "refuses writes, for its last snapshot failed (MISCONF)"
+            yield Finding(
+                Severity.ERROR,
+                "writes",
+                (each.node,),
+                f"{each.node} {why}.",
+                "It casts no vote.",
+                "Wait." if each.loading else "Free disk space, or see its log.",
+            )
+
+
+def _clocks(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    del terms
+    known = {each.node: (each.offset, each.offset_error) for each in facts if each.offset is not None}
+    known["this machine"] = 0.0, 0.0
+    lowest, highest = (pick(known, key=lambda node: known[node][0]) for pick in (min, max))
+    apart = known[highest][0] - known[lowest][0] - known[highest][1] - known[lowest][1]
+    if apart > _DRIFT:
+        yield Finding(
+            Severity.ERROR if apart > CLOCK_SKEW else Severity.WARNING,
+            "clock",
+            tuple(node for node in (lowest, highest) if node in {each.node for each in facts}),
+            f"The clocks of {lowest} and {highest} are {length(apart)} apart.",
+            "Validity does not depend on it, but waiters are served out of order; with more than "
+            f"{CLOCK_SKEW:g} s a fencing token can fall after its counter was forgotten.",
+            "Run a time service (chrony, ntpd) on all machines.",
+        )
+
+
+def _latency(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    for each in facts:
+        if not each.latencies:
+            continue
+        usual, worst = median(each.latencies), max(each.latencies)
+        if worst * 2 < terms.node_timeout:
+            continue
+        yield Finding(
+            Severity.ERROR if usual >= terms.node_timeout else Severity.WARNING,
+            "latency",
+            (each.node,),
+            f"{each.node} answers within {length(usual)}, at worst {length(worst)}; node_timeout is "
+            f"{length(terms.node_timeout)}.",
+            "An answer that is later is no vote: acquires fail or take several rounds, and renewals may fail.",
+            f"Set node_timeout to {length(worst * 4)} or more, with a lease of at least three times that, or use "
+            "servers that are nearer.",
+        )
+
+
+def _max_leases(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    counted: Counter[float] = Counter()
+    for each in facts:
+        for max_lease, clients in each.max_leases.items():
+            counted[max_lease] = max(counted[max_lease], clients)
+    if set(counted) <= {terms.max_lease}:
+        return
+    said = ", ".join(f"{count} with {length(max_lease)}" for max_lease, count in sorted(counted.items()))
+    alone = len(facts) == 1
+    yield Finding(
+        Severity.WARNING if alone else Severity.ERROR,
+        "max-lease",
+        (),
+        f"The connected clients have these max_lease: {said}; this command was told {length(terms.max_lease)}.",
+        "A restarted server votes again after the max_lease of the client that asks: where others have longer leases, "
+        "it may grant a lock that is held."
+        + (" One server alone has no quarantine, but a second may come." if alone else ""),
+        "Give all clients of the deployment the same max_lease, the longest; give it to this command as --max-lease.",
+    )
+
+
+def _versions(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    del terms
+    known = {each.node: f"{each.product} {each.version}" for each in facts if each.version}
+    if len(set(known.values())) > 1:
+        yield Finding(
+            Severity.WARNING,
+            "versions",
+            tuple(known),
+            "The servers have different versions: " + ", ".join(f"{node} {said}" for node, said in known.items()) + ".",
+            "Locks work; but the servers may differ in what they refuse.",
+            "Finish the upgrade.",
+        )
+    for each in facts:
+        if each.product == "redis" and each.version and _numbers(each.version) < _OLDEST:
+            yield Finding(
+                Severity.WARNING,
+                "version",
+                (each.node,),
+                f"{each.node} is Redis {each.version}.",
+                "asynclock is not tested with it; before Redis 6 it sends no notices, so that waiters poll.",
+                "Use Redis 6.2 or later, or Valkey.",
+            )
+
+
+def _permissions(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    for each in facts:
+        if each.refused:
+            refused = set(each.refused)
+            vital = refused - _NOTICES - _OPERATORS
+            risk = "Waiters are not notified, and poll." if refused & _NOTICES else "Some commands of operators fail."
+            yield Finding(
+                Severity.ERROR if vital else Severity.WARNING,
+                "acl",
+                (each.node,),
+                f"{each.node} forbids {_listed(each.refused)} to the user {printable(each.user) or 'of the url'}.",
+                "Locks cannot be acquired, or not waited for." if vital else risk,
+                acl_rule(each.user, terms.prefix),
+            )
+        if each.unknown:
+            yield Finding(
+                Severity.ERROR if set(each.unknown) - _NOTICES - _OPERATORS else Severity.WARNING,
+                "commands",
+                (each.node,),
+                f"{each.node} does not know {_listed(each.unknown)}.",
+                "What needs them fails.",
+                "Let the server have these commands under their own names (rename-command).",
+            )
+
+
+def acl_rule(user: str, prefix: str) -> str:
+    """The command that gives a user what locks need."""
+    keys = f"~{prefix}*" if "{" not in prefix else f"~{prefix}* ~{RESERVED}*"
+    who = f"{user} on" if user and user != "default" else "NAME on >PASSWORD"
+    return f"ACL SETUSER {who} {keys} &{RESERVED}* {' '.join(f'+{each}' for each in ACL_COMMANDS)}"
+
+
+def _prefix(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    for each in facts:
+        if not each.foreign:
+            continue
+        said = ", ".join(f"{count} {kind}" for kind, count in sorted(each.foreign.items()))
+        only_locks = set(each.foreign) == {"string with expiry"}
+        yield Finding(
+            Severity.OK if only_locks else Severity.WARNING,
+            "prefix",
+            (each.node,),
+            f"Of {each.keys} keys with the prefix {terms.prefix!r}, {sum(each.foreign.values())} are not of asynclock "
+            f"({said}), such as {printable(each.example[:80])!r}.",
+            "They may be locks of another library, which is fine with prefix=''."
+            if only_locks
+            else "A lock whose name is that of such a key is busy for ever, or a ConfigError.",
+            "Give locks a prefix of their own." if terms.prefix == "" else "Give locks a prefix that no other key has.",
+        )
+
+
+_CHECKS: tuple[Callable[[Sequence[NodeFacts], Terms], Iterator[Finding]], ...] = (
+    _reachable, _quorum, _role, _restarts, _memory, _clocks, _latency, _max_leases, _versions, _permissions, _prefix,
+)  # fmt: skip
+
+
+def _listed(commands: Sequence[str]) -> str:
+    return ", ".join(each.upper().replace("|", " ") for each in commands)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

@@ -1,0 +1,185 @@
+"""`asynclock doctor` before real servers that are set up wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import pytest
+
+from asynclock import Redlock
+from tests.support.commands import asynclock, json_of
+from tests.support.servers import Server, Servers
+
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+def examined(on: Sequence[Server] | Server, *options: str, **env: str) -> tuple[int, dict[str, Any]]:
+    """The exit code, and the findings by the name of their check."""
+    done = asynclock("doctor", "--json", *options, on=on, **env)
+    answer = json_of(done)
+    assert answer["severity"] == ("ok", "warning", "error")[done.returncode]
+    for each in answer["findings"]:
+        assert each["what"].endswith((".", "?")) or each["check"] == "reachable"
+        assert each["risk"]
+        assert each["advice"]
+    return done.returncode, {each["check"]: each for each in answer["findings"]}
+
+
+def test_a_good_quorum(five: list[Server]) -> None:
+    """Nothing is found; the text shows each server; no key is made."""
+    assert examined(five) == (0, {})
+    done = asynclock("doctor", on=five)
+    assert (done.returncode, done.stderr) == (0, "")
+    for server in five:
+        assert str(server.path) in done.stdout
+        assert server.cli().dbsize() == 0
+    assert done.stdout.endswith("0 errors, 0 warnings\n")
+
+
+def test_persistence_of_a_single_server(servers: Servers) -> None:
+    """A restart within a lease would free the locks, unless each command is on disk first."""
+    code, found = examined(servers.start())
+    assert (code, [*found]) == (1, ["persistence"])
+    assert examined(servers.start("--appendonly", "yes", "--appenddirname", "other"))[0] == 1
+    assert examined(servers.start(*DURABLE)) == (0, {})
+
+
+def test_persistence_with_trust_restarts(five: list[Server]) -> None:
+    """Then a quorum relies on it, too."""
+    code, found = examined(five[:3], "--trust-restarts")
+    assert (code, [*found]) == (2, ["persistence"])
+
+
+def test_d1_one_server_twice(servers: Servers) -> None:
+    """Under two names."""
+    server, other = servers.start(), servers.start()
+    link = server.path.with_suffix(".link")
+    link.symlink_to(server.path)
+    code, found = examined((), ASYNCLOCK_URLS=f"{server.url},{other.url},unix://{link}")
+    assert (code, [*found]) == (2, ["same-server"])
+    assert len(found["same-server"]["nodes"]) == 2
+
+
+def test_an_even_number(five: list[Server]) -> None:
+    """A fourth server survives no more failures than three do."""
+    code, found = examined(five[:4])
+    assert (code, [*found]) == (1, ["even"])
+
+
+def test_servers_that_do_not_answer(five: list[Server]) -> None:
+    """A minority is a warning, a majority an error."""
+    for server, code in zip(five[:3], (1, 1, 2), strict=True):
+        server.kill()
+        assert examined(five)[0] == code
+
+
+def test_a_replica(servers: Servers) -> None:
+    """It refuses writes."""
+    code, found = examined(servers.start("--replicaof", "127.0.0.1", "1"))
+    assert code == 2
+    assert "replica" in found
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lru"])
+def test_d6_an_eviction_policy(servers: Servers, policy: str) -> None:
+    """A full server would delete locks, for they have an expiry."""
+    server = servers.start(*DURABLE, "--maxmemory", "100mb", "--maxmemory-policy", policy)
+    code, found = examined(server)
+    assert (code, [*found]) == (2, ["eviction"])
+    assert policy in found["eviction"]["what"]
+
+
+def test_d6_no_eviction(servers: Servers) -> None:
+    """With noeviction a full server refuses new locks; and without a limit nothing is evicted."""
+    server = servers.start(*DURABLE, "--maxmemory-policy", "allkeys-lru")
+    assert examined(server) == (0, {})
+    cli = server.cli()
+    cli.config_set("maxmemory-policy", "noeviction")
+    used: Any = cli.info("memory")
+    cli.config_set("maxmemory", int(used["used_memory"] * 1.04))
+    code, found = examined(server)
+    assert (code, [*found]) == (1, ["memory"])
+
+
+def test_a_slow_server(five: list[Server]) -> None:
+    """Slower than node_timeout."""
+    code, found = examined(five[:3], "--node-timeout", "0.001ms")
+    assert (code, [*found]) == (2, ["latency"])
+    assert examined(five[:3], "--node-timeout", "5s", "--lease", "30s")[0] == 0
+
+
+def test_clients_of_unequal_max_lease(five: list[Server]) -> None:
+    """The quarantine of a restarted server would end too early."""
+    with ExitStack() as stack:
+        for max_lease in (60, 120):
+            cli = stack.enter_context(five[0].cli(single_connection_client=True))
+            cli.execute_command("CLIENT", "SETINFO", "LIB-NAME", f"asynclock(max_lease={max_lease})")
+        code, found = examined(five[:3])
+    assert (code, [*found]) == (2, ["max-lease"])
+    assert "1 with 1m00s, 1 with 2m00s" in found["max-lease"]["what"]
+
+
+async def test_a_restarted_server(five: list[Server], name: str) -> None:
+    """It casts no vote for max_lease + 1 s."""
+    async with Redlock(*(server.url for server in five[:3])) as redlock, redlock(name):
+        pass
+    five[1].restart()
+    code, found = examined(five[:3])
+    assert (code, [*found]) == (1, ["quarantine"])
+    assert found["quarantine"]["nodes"] == [f"unix://{five[1].path}"]
+
+
+@pytest.mark.parametrize("prefix", ["", "lock:"])
+def test_a_user_without_rights(server: Server, prefix: str) -> None:
+    """The advice is a line to copy: with it nothing is found."""
+    cli = server.cli()
+    cli.config_set("appendonly", "yes")
+    cli.config_set("appendfsync", "always")
+    cli.execute_command("ACL", "SETUSER", "worker", "on", ">secret", "+ping", "+info", "+acl|whoami", "+config|get")
+    url = f"unix://worker:secret@{server.path}"
+    code, found = examined((), "--prefix", prefix, ASYNCLOCK_URLS=url)
+    assert code == 2
+    advice = found["acl"]["advice"]
+    assert "secret" not in str(found)
+    cli.execute_command(*advice.split())
+    assert examined((), "--prefix", prefix, ASYNCLOCK_URLS=url) == (0, {})
+
+
+def test_a_renamed_command(servers: Servers) -> None:
+    """A release that keeps a fence would fail."""
+    code, found = examined(servers.start(*DURABLE, "--rename-command", "PEXPIRE", ""))
+    assert (code, [*found]) == (2, ["commands"])
+    assert "PEXPIRE" in found["commands"]["what"]
+
+
+async def nothing() -> None: ...
+
+
+async def test_the_prefix_of_other_keys(servers: Servers) -> None:
+    """Keys of the application; but not locks of any kind, whether held, resting or done."""
+    server = servers.start(*DURABLE)
+    async with Redlock(server.url, prefix="app:") as redlock, AsyncExitStack() as stack:
+        async with redlock("resting", min_hold=10):
+            pass
+        await redlock.once("done", within=10)(nothing)()
+        for lock in (redlock("a"), redlock.read("b"), redlock.semaphore("c", 3)):
+            await stack.enter_async_context(lock)
+        assert examined(server, "--prefix", "app:") == (0, {})
+    cli = server.cli()
+    cli.set("app:token", "of another library", ex=60)
+    assert examined(server, "--prefix", "app:")[0] == 0
+    cli.hset("app:order", "total", "42")
+    code, found = examined(server, "--prefix", "app:")
+    assert (code, [*found]) == (1, ["prefix"])
+    assert re.search("1 hash, 1 string with expiry", found["prefix"]["what"])
+    assert examined(server, "--prefix", "locks:")[0] == 0
+
+
+def test_a_store_that_is_no_server() -> None:
+    """64: there is nothing to examine."""
+    done = asynclock("doctor", "--url", "memory:")
+    assert done.returncode == 64
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,99 @@
+"""What `asynclock doctor` makes of facts that no server of a test shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynclock.cli.doctor.facts import NodeFacts, fields_of, is_derived, is_hold
+from asynclock.cli.doctor.findings import Severity, Terms, acl_rule, findings
+
+pytestmark = pytest.mark.one_loop("pure functions")
+TERMS = Terms(prefix="lock:", lease=30.0, max_lease=60.0, node_timeout=0.05)
+
+
+def node(**facts: Any) -> NodeFacts:
+    """A good master."""
+    good = {"product": "redis", "version": "7.2.0", "role": "master", "append_only": True, "fsync": "always"}
+    return NodeFacts(**({"node": "a:6379", "run_id": "1"} | good | facts))
+
+
+def found(*facts: NodeFacts) -> list[tuple[str, Severity]]:
+    return [(each.check, each.severity) for each in findings(facts, TERMS)]
+
+
+def test_a_good_server() -> None:
+    assert found(node()) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "check", "severity"),
+    [
+        ({"replicas": 2}, "failover", Severity.WARNING),
+        ({"mode": "cluster"}, "mode", Severity.ERROR),
+        ({"mode": "sentinel"}, "mode", Severity.ERROR),
+        ({"loading": True}, "writes", Severity.ERROR),
+        ({"snapshots_fail": True}, "writes", Severity.ERROR),
+        ({"offset": 3.0}, "clock", Severity.WARNING),
+        ({"offset": -11.0}, "clock", Severity.ERROR),
+        ({"version": "5.0.7"}, "version", Severity.WARNING),
+        ({"latencies": (2.0,) * 3}, "latency", Severity.ERROR),
+        ({"latencies": (0.001,) * 9 + (0.04,)}, "latency", Severity.WARNING),
+        ({"refused": ("publish",)}, "acl", Severity.WARNING),
+        ({"refused": ("scan",)}, "acl", Severity.WARNING),
+        ({"refused": ("set",)}, "acl", Severity.ERROR),
+    ],
+)
+def test_one_finding(facts: dict[str, Any], check: str, severity: Severity) -> None:
+    """Each fact gives its finding, and no other."""
+    assert found(node(**facts)) == [(check, severity)]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"offset": 3.0, "offset_error": 2.5},  # the round trip took 5 s: the clocks may agree
+        {"maxmemory": 0, "policy": "allkeys-lru"},
+        {"maxmemory": 100, "policy": "noeviction", "used_memory": 50},
+        {"append_only": None, "fsync": ""},  # the server does not say
+        {"max_leases": {60.0: 9}},
+        {"latencies": (0.001, 0.02)},
+    ],
+)
+def test_no_finding(facts: dict[str, Any]) -> None:
+    """What is good, or unknown."""
+    assert found(node(**facts)) == []
+
+
+def test_clocks_of_two_servers() -> None:
+    """Their difference counts, not only that to this machine."""
+    known = found(node(node="a", offset=0.8), node(node="b", run_id="2", offset=-0.8), node(node="c", run_id="3"))
+    assert known == [("clock", Severity.WARNING)]
+
+
+def test_different_versions() -> None:
+    """A warning while an upgrade is under way."""
+    known = found(node(), node(node="b", run_id="2", version="7.4.0"), node(node="c", run_id="3"))
+    assert known == [("versions", Severity.WARNING)]
+
+
+def test_the_worst_comes_first() -> None:
+    """And its number is the exit code."""
+    assert [severity for _, severity in found(node(replicas=1, loading=True))] == [2, 1]
+
+
+def test_the_acl_rule() -> None:
+    """For the user of the url, and the keys of the prefix; braces move the derived keys out of it."""
+    assert acl_rule("worker", "lock:").startswith("ACL SETUSER worker on ~lock:* &asynclock~* +command|info ")
+    assert "~{a}* ~asynclock~* &" in acl_rule("worker", "{a}")
+    assert acl_rule("default", "").startswith("ACL SETUSER NAME on >PASSWORD ~* ")
+
+
+def test_reading() -> None:
+    """Of INFO, and of what a key holds."""
+    assert fields_of("# Server\r\nrun_id:1\r\n\r\nos:Linux: x\r\n") == {"run_id": "1", "os": "Linux: x"}
+    one = "0123456789abcdef" * 2 + "|1|2|host|"
+    assert [is_hold(each) for each in (one, f"+{one}", f"~{one}", "asynclock~done", "token")] == [True] * 4 + [False]
+    assert is_derived("lock:asynclock~{lock:x}fence", "lock:")
+    assert not is_derived("lock:x", "lock:")
