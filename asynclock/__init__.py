@@ -52,3 +52,12 @@ __all__ = [
     "Waiter",
     "redlock",
 ]
+
+
+def __getattr__(name: str) -> str:
+    """`__version__`, read at first use: an import does not pay for it."""
+    if name == "__version__":
+        from asynclock._version import version
+
+        return version()
+    raise AttributeError(f"module 'asynclock' has no attribute {name!r}")
