@@ -97,6 +97,7 @@ class Session:
                         servers,
                         until,
                         settings.connect_timeout,
+                        settings.max_lease,
                         tell=self._reported,
                     )
                 )

@@ -197,6 +197,7 @@ class NodeConfig(NamedTuple):
     # When the quarantine of a server with these facts ends, on the client's clock. None: a single node, which has none.
     quarantine: Callable[[Facts], float] | None
     connect_timeout: float = 1.0  # the longest time to connect, in seconds
+    max_lease: float = 60.0  # of the client; a server shows it to operators, because it must be equal in all clients
     tell: Callable[[Event], object] = lambda event: None  # tell an event of the node to the client
 
 

@@ -32,8 +32,8 @@ KINDS: dict[str, Callable[..., Lock]] = {
 }
 RIVALS = {"read": "write", "plain": "mutex"}
 
-OPTIONAL = {"delifeq", "delex", "client|setinfo", "client"}
-"""Commands that a server may refuse: a release goes by its script then, and redis-py does without its own."""
+OPTIONAL = {"delifeq", "delex", "client|setname", "client|setinfo", "client"}
+"""Commands that a server may refuse: a release goes by its script then, and the connection has no name."""
 
 
 async def recommended(server: Server) -> str:

@@ -15,8 +15,6 @@ from asynclock.stores.redis.encoding import pack
 from asynclock.stores.redis.replies import PLAIN_YES, ServerError, refusal_of
 
 if TYPE_CHECKING:
-    from redis.asyncio.connection import AbstractConnection
-
     from asynclock.rules.model import Op
     from asynclock.stores.port import ReplyHandler
     from asynclock.stores.redis.node import RedisNode
@@ -252,14 +250,3 @@ def is_overdue(handler: ReplyHandler | CommandReply, moved_at: float, now: float
 def patience(limit: float) -> float:
     """Rule 3: for how many seconds a server may be silent if its oldest command has a time limit of `limit`. Pure."""
     return max(min(3 * limit, _LONG_SILENCE), limit, _SILENCE)
-
-
-def take_over(node: RedisNode, redis: AbstractConnection) -> Connection:
-    """Take the transport from redis-py once it has connected and logged in. With a protocol of its own a command costs
-    half the CPU, and needs no lock or timeout. redis-py has no public way to hand its transport over."""
-    writer, redis._writer, redis._reader = redis._writer, None, None  # noqa: SLF001
-    if writer is None:
-        raise ConnectionError(f"{node.label} hung up")
-    connection = Connection(node, writer)
-    connection.transport.set_protocol(connection)
-    return connection

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from asynclock._version import version
 from asynclock.stores.redis.checks import Mode, mode_of
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
 from asynclock.stores.redis.keys import channel, mark
@@ -24,12 +25,13 @@ log = logging.getLogger("asynclock")
 
 
 async def handshake(
-    ask: Callable[..., CommandReply], config: NodeConfig, restarts: Restarts, label: str
+    ask: Callable[..., CommandReply], config: NodeConfig, restarts: Restarts, label: str, client_name: str | None
 ) -> tuple[tuple[str, ...], bool, Mode]:
-    """Load the scripts, subscribe, and give the facts about the server to `restarts`. Returns the server's own
-    compare-and-delete command, () if it has none or forbids it; whether the server sends notices; and what it is.
-    Raises ConfigError for a Sentinel."""
+    """Introduce the client, load the scripts, subscribe, and give the facts about the server to `restarts`. Returns the
+    server's own compare-and-delete command, () if it has none or forbids it; whether the server sends notices; and what
+    it is. Raises ConfigError for a Sentinel."""
     hello = ask("HELLO")  # without a version: the later replies of the handshake keep their form
+    _introduce(ask, config, client_name)
     natives = ask("COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
     asked = [ask("SCRIPT", "LOAD", script) for script in dict.fromkeys([*SCRIPTS.values(), PROBE_SCRIPT])]
     if config.quarantine is not None:
@@ -50,6 +52,15 @@ async def handshake(
     if config.quarantine is not None:
         restarts.learn(*answers[-2:])
     return native, await _listen(ask, config, label), mode
+
+
+def _introduce(ask: Callable[..., CommandReply], config: NodeConfig, client_name: str | None) -> None:
+    """Tell the server what it shows in CLIENT LIST. The name that the user's client has is kept. Nothing depends on the
+    answers, because a server may forbid these commands, or not know them."""
+    if not client_name:
+        ask("CLIENT", "SETNAME", "asynclock")
+    ask("CLIENT", "SETINFO", "LIB-NAME", f"asynclock(max_lease={config.max_lease:g})")
+    ask("CLIENT", "SETINFO", "LIB-VER", version())
 
 
 async def _listen(ask: Callable[..., CommandReply], config: NodeConfig, label: str) -> bool:

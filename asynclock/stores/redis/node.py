@@ -38,11 +38,12 @@ from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
 from asynclock.stores.port import UNDONE, Checked
 from asynclock.stores.redis import replies
 from asynclock.stores.redis.checks import Mode, check_vote
-from asynclock.stores.redis.connection import CommandReply, Connection, IgnoredReply, is_overdue, patience, take_over
+from asynclock.stores.redis.connection import CommandReply, Connection, IgnoredReply, is_overdue, patience
 from asynclock.stores.redis.delivery import Delivery, last_words
 from asynclock.stores.redis.encoding import encode, encode_native, encode_whole, pack
 from asynclock.stores.redis.handshake import handshake
 from asynclock.stores.redis.keys import mark
+from asynclock.stores.redis.login import take_over
 from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff
@@ -282,7 +283,8 @@ class RedisNode:
                 self._reached(Stage.HELLO)
                 connection = take_over(self, redis)
                 ask = partial(self._ask, connection)
-                native, listens, self._mode = await handshake(ask, self._config, self._restarts, self.label)
+                name = redis.client_name
+                native, listens, self._mode = await handshake(ask, self._config, self._restarts, self.label, name)
             await self._delivery.send_all_but_a_slice(connection)
         except BaseException:
             if connection is not None:

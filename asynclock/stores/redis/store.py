@@ -11,6 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
+from asynclock.stores.redis.login import stream_of
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.stages import followed
 
@@ -46,6 +47,7 @@ class RedisStore:
         self.run_id = ""
         self.replaced = "", 0.0
         self._pool = server.connection_pool if isinstance(server, Redis) else _pool(server)
+        self._tokens = stream_of(self._pool)  # a reference, so that it lives as long as this store
         self.label = _label(self._pool)
         unknown = ""
         try:
