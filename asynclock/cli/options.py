@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from asynclock._errors import ConfigError
-from asynclock.client import URLS, Redlock
-from asynclock.stores import urls_of
+from asynclock.client import Redlock
+from asynclock.stores import URLS, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

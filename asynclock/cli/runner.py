@@ -18,8 +18,8 @@ from asynclock.cli.guard import OnLost, cannot_run, due_in, exit_code, grace, lo
 from asynclock.cli.options import PREFIX
 from asynclock.cli.output import age, length, print_json, printable
 from asynclock.cli.program import Code, complain
-from asynclock.client import URLS
 from asynclock.locks.decorators import RUN, Skipped
+from asynclock.stores import URLS
 
 if TYPE_CHECKING:
     from asynclock.client import Redlock

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
-from asynclock._options import CONNECT_TIMEOUT, RESERVED
+from asynclock._options import RESERVED, ClientSettings
 from asynclock.rules.model import MARK, RESTING_MARK, TIMED, is_made_by_asynclock
 from asynclock.stores.redis.keys import channel, mark
 from asynclock.stores.redis.replies import ACL_COMMANDS, connect_error
+from asynclock.stores.redis.stages import Stage, follow
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from asynclock.stores.redis.restarts import Dialer
 
 PINGS = 20
+_CONNECT = ClientSettings().connect_timeout
 _CLOCK_SAMPLES = 5
 _ANSWER = 5.0  # seconds for all answers of one server to one question
 _PAGES = 10  # of SCAN
@@ -79,13 +81,14 @@ class NodeFacts:
 
 async def facts_of(store: Dialer, prefix: str) -> NodeFacts:
     """Ask one server. Never raises for what the server says or does."""
-    facts = NodeFacts(store.label)
+    facts, stages = NodeFacts(store.label), [Stage.CONNECT]
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT):
+        async with asyncio.timeout(_CONNECT):
             connection = await store.dial()
+            follow(connection, stages.append)
             await connection.connect()  # type: ignore[no-untyped-call]
     except Exception as error:
-        facts.error = str(connect_error(store.label, error))
+        facts.error = str(connect_error(store.label, error, stages[-1]))
         return facts
     try:
         await _Questions(connection, facts, prefix).ask_all()
