@@ -322,8 +322,10 @@ LEFT_HELD = """
     print("done")
 """
 OUT_OF_REACH = """
-    import asyncio
+    import asyncio, logging
     from asynclock import QuorumUnavailable, Redlock
+
+    logging.getLogger("asynclock").setLevel("ERROR")  # it warns of the nodes that are down
 
     async def main():
         try:
@@ -334,9 +336,10 @@ OUT_OF_REACH = """
     asyncio.run(main())
 """
 DOUBLED = """
-    import asyncio, os
+    import asyncio, logging, os
     from asynclock import ConfigError, Redlock
 
+    logging.getLogger("asynclock").setLevel("ERROR")  # it warns of the nodes that are down
     url = os.environ["ASYNCLOCK_URLS"]
     os.symlink(url.removeprefix("unix://"), os.environ["ALIAS"])
 
