@@ -1,0 +1,378 @@
+"""What `subscribe` tells of locks: each acquire, release, loss and renewal, on every deployment and of every kind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
+from asynclock.events import (
+    Acquired,
+    Broken,
+    Detached,
+    Event,
+    Lost,
+    Released,
+    ReleaseFailed,
+    Renewed,
+    TimedOut,
+    Unavailable,
+)
+from tests.support.probes import intercept_notices, renew_now
+from tests.support.servers import Server
+from tests.support.told import KINDS, Told, told
+from tests.support.waiters import LIMIT, LONG, until
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@each_kind
+async def test_an_acquire_and_its_release_are_told(make: Callable[..., Redlock], name: str, kind: str) -> None:
+    """With the name, the kind, the label and the times; in the order in which they happen."""
+    client, (called, lock_of) = make(), KINDS[kind]
+    lock = lock_of(client, name, label="orders")
+    with told(client) as seen:
+        async with lock:
+            assert seen.named() == ["Acquired"]
+        assert seen.named() == ["Acquired", "Released"]
+    (acquired,), (released,) = seen.of(Acquired), seen.of(Released)
+    assert (acquired.name, acquired.kind, acquired.label) == (lock.name, called, "orders")
+    assert (released.name, released.kind, released.label) == (lock.name, called, "orders")
+    assert 0 <= acquired.waited < LIMIT
+    assert 0 <= released.held_for < LIMIT
+
+
+@each_kind
+@pytest.mark.parametrize("timeout", [0, 0.05])
+async def test_an_acquire_in_vain_is_told(make: Callable[..., Redlock], name: str, kind: str, timeout: float) -> None:
+    """Whether another client holds the name or another task of this one; with the time that it took."""
+    client, (called, lock_of) = make(), KINDS[kind]
+    for holder in (make(), client):
+        async with lock_of(holder, name):
+            with told(client) as seen:
+                assert await asyncio.create_task(_acquire(lock_of(client, name, label="x"), timeout)) is None
+            assert seen.named() == ["TimedOut"]
+            (event,) = seen.of(TimedOut)
+            assert (event.kind, event.label) == (called, "x")
+            assert timeout * 0.9 <= event.waited < LIMIT
+
+
+async def _acquire(lock: Any, timeout: float) -> Any:
+    return await lock.acquire(timeout=timeout)
+
+
+async def test_a_reader_is_a_kind_of_its_own(redlock: Redlock, name: str) -> None:
+    """Readers and writers of one name are told apart."""
+    with told(redlock) as seen:
+        async with redlock.read(name):
+            pass
+        async with redlock.write(name):
+            pass
+    assert [event.kind for event in seen.of(Acquired)] == ["read", "write"]
+
+
+async def test_each_entry_of_a_reentrant_lock_is_told(redlock: Redlock, name: str) -> None:
+    """An inner entry asks no server, and is told as the outer one is."""
+    lock = redlock(name, reentrant=True)
+    with told(redlock) as seen:
+        async with lock, lock:
+            pass
+    assert seen.named() == ["Acquired", "Acquired", "Released", "Released"]
+
+
+async def test_tasks_of_one_process_are_told_each(redlock: Redlock, name: str) -> None:
+    """A hold that is passed on within the process is a release and an acquire, as any other."""
+    lock = redlock(name)
+
+    async def work() -> None:
+        async with lock:
+            await asyncio.sleep(0)
+
+    with told(redlock) as seen:
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*(work() for _ in range(5)))
+    assert len(seen.of(Acquired)) == len(seen.of(Released)) == 5
+
+
+async def test_tasks_with_different_labels_wait_in_one_queue(redlock: Redlock, name: str) -> None:
+    """The label is not sent: a hold is passed on to a task with another label, and told with the label of each."""
+    labels = [f"label {number}" for number in range(5)]
+
+    async def work(label: str) -> int:
+        async with redlock(name, label=label) as lease:
+            await asyncio.sleep(0)
+            return lease.fence
+
+    with told(redlock) as seen:
+        async with asyncio.timeout(LIMIT):
+            fences = await asyncio.gather(*map(work, labels))
+    assert sorted(event.label for event in seen.of(Acquired)) == labels
+    assert sorted(event.label for event in seen.of(Released)) == labels
+    assert len(set(fences)) == 5
+
+
+async def test_a_detached_and_adopted_lease_is_told(make: Callable[..., Redlock], name: str) -> None:
+    """By the client that detaches and by the one that adopts."""
+    first, second = make(), make()
+    with told(first) as before, told(second) as after:
+        lease = await first(name).acquire(timeout=None)
+        adopted = await second.adopt(await lease.detach(), label="taken over")
+        await adopted.release()
+    assert before.named() == ["Acquired", "Renewed", "Detached"]
+    assert before.of(Detached)[0].name == name
+    assert after.named() == ["Acquired", "Released"]
+    assert after.of(Acquired)[0].label == "taken over"
+
+
+@each_kind
+async def test_a_renewal_is_told(make: Callable[..., Redlock], name: str, kind: str) -> None:
+    """With its outcome."""
+    client, (called, lock_of) = make(), KINDS[kind]
+    async with lock_of(client, name, lease=LONG, label="long") as lease:
+        with told(client) as seen:
+            renew_now(lease)
+            await until(lambda: seen.of(Renewed))
+    (event,) = seen.of(Renewed)
+    assert (event.kind, event.label, event.outcome) == (called, "long", "ok")
+
+
+async def test_a_failed_renewal_and_a_failed_release_are_told(server: Server, name: str) -> None:
+    """The server is stopped: the renewal fails, and the release has no majority."""
+    async with Redlock(server.url, lease=LONG, node_timeout=0.05, patience=0) as client:
+        lease = await client(name, label="x").acquire(timeout=None)
+        server.freeze()
+        with told(client) as seen:
+            renew_now(lease)
+            await until(lambda: seen.of(Renewed))
+            await lease.release()
+        server.thaw()
+    assert [event.outcome for event in seen.of(Renewed)] == ["failed"]
+    assert seen.named() == ["Renewed", "Released", "ReleaseFailed"]
+    (failed,) = seen.of(ReleaseFailed)
+    assert (failed.name, failed.label) == (name, "x")
+    assert str(server.path) in failed.error
+
+
+@each_kind
+async def test_a_lost_lease_is_told(redlock: Redlock, name: str, kind: str) -> None:
+    """With the reason of its LockLost; it is not told as released."""
+    called, lock_of = KINDS[kind]
+    with told(redlock) as seen, pytest.raises(LockLost):
+        async with lock_of(redlock, name, max_hold=0.05, label="x"):
+            await asyncio.Event().wait()
+    assert seen.named() == ["Acquired", "Lost"]
+    (event,) = seen.of(Lost)
+    assert (event.kind, event.label, event.reason) == (called, "x", "max_hold")
+    assert event.held_for >= 0.05
+
+
+async def test_a_broken_lock_is_told_by_both(make: Callable[..., Redlock], name: str) -> None:
+    """The operator's client tells Broken, the holder's client Lost."""
+    operator, client = make(), make()
+    with told(operator) as broke, told(client) as lost:
+        with pytest.raises(LockLost):
+            async with client(name):
+                breaking = asyncio.create_task(operator.break_lock(name))
+                await asyncio.Event().wait()
+        assert await breaking
+        assert not await operator.break_lock(name)
+    assert broke.of(Broken) == [Broken(name)]
+    assert [event.reason for event in lost.of(Lost)] == ["broken"]
+
+
+async def test_an_outage_is_told(server: Server, name: str) -> None:
+    """An acquire that raises QuorumUnavailable tells Unavailable, not TimedOut."""
+    async with aclosing(Redlock(server.url, patience=0.1, node_timeout=0.05)) as client:
+        async with client(name):
+            pass
+        server.freeze()
+        with told(client) as seen, pytest.raises(QuorumUnavailable):
+            await client(name, label="x").acquire()
+        server.thaw()
+    assert seen.named() == ["Unavailable"]
+    (event,) = seen.of(Unavailable)
+    assert (event.name, event.kind, event.label) == (name, "mutex", "x")
+    assert event.waited >= 0.05
+
+
+async def test_a_release_that_finds_the_lock_taken_tells_the_loss(make: Callable[..., Redlock], name: str) -> None:
+    """The client learns of the loss only from its release: LockLost, and Lost after Released."""
+    client = make()
+    lease = await client(name, lease=LONG, label="x").acquire(timeout=None)
+    intercept_notices(client, lambda index, notice: None)  # it does not learn of the break
+    assert await make().break_lock(name)
+    with told(client) as seen, pytest.raises(LockLost) as caught:
+        await lease.release()
+    assert caught.value.reason == "broken"
+    assert seen.named() == ["Released", "Lost"]
+    (event,) = seen.of(Lost)
+    assert (event.name, event.label, event.reason) == (name, "x", "broken")
+
+
+async def test_a_client_that_closes_tells_what_it_loses(make: Callable[..., Redlock], name: str) -> None:
+    """Reason "closed"."""
+    client = make()
+    with told(client) as seen:
+        lease = await client(name).acquire(timeout=None)
+        await client.aclose()
+    assert not lease.held
+    assert [event.reason for event in seen.of(Lost)] == ["closed"]
+
+
+# -- listeners -------------------------------------------------------------------------------------------------------
+
+
+async def test_unsubscribe_ends_it(redlock: Redlock, name: str) -> None:
+    """A second call of it has no effect, and other listeners go on."""
+    first, second = Told(), Told()
+    unsubscribe = redlock.subscribe(first.all.append)
+    redlock.subscribe(second.all.append)
+    for _ in range(2):
+        async with redlock(name):
+            pass
+        unsubscribe()
+    assert len(first.of(Acquired)) == 1
+    assert len(second.of(Acquired)) == 2
+
+
+async def test_a_listener_may_unsubscribe_within_its_call(redlock: Redlock, name: str) -> None:
+    """And is not called again; the listener after it is."""
+    calls: list[Event] = []
+    after = Told()
+
+    def listener(event: Event) -> None:
+        calls.append(event)
+        unsubscribe()
+
+    async with redlock(name):  # connected
+        pass
+    unsubscribe = redlock.subscribe(listener)
+    redlock.subscribe(after.all.append)
+    async with redlock(name):
+        pass
+    assert len(calls) == 1
+    assert after.named() == ["Acquired", "Released"]
+
+
+async def test_a_listener_that_raises_is_logged_once(
+    redlock: Redlock, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lock works, and the other listeners are called."""
+    after = Told()
+
+    def listener(event: Event) -> None:
+        raise RuntimeError("a fault in the listener")
+
+    redlock.subscribe(listener)
+    redlock.subscribe(after.all.append)
+    for _ in range(3):
+        async with redlock(name) as lease:
+            assert lease.held
+    faults = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(faults) == 1
+    assert "listener" in faults[0].getMessage()
+    assert faults[0].exc_info is not None
+    assert after.named() == ["Acquired", "Released"] * 3
+
+
+@pytest.mark.one_loop("no loop runs")
+def test_a_listener_is_a_plain_function() -> None:
+    """A coroutine function would never be awaited, and something that is no function never called."""
+    client = Redlock("memory:")
+
+    async def listener(event: Event) -> None: ...
+
+    with pytest.raises(ConfigError, match="not awaited"):
+        client.subscribe(listener)
+    with pytest.raises(ConfigError, match="a function of one event, not list"):
+        client.subscribe([])  # type: ignore[arg-type]
+
+
+async def test_without_a_listener_no_event_is_made(
+    redlock: Redlock, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an acquire, a refusal and a release; with one, each makes an event."""
+    made: list[str] = []
+    for event in (Acquired, TimedOut, Released):
+
+        def counted(self: Event, *values: Any, init: Callable[..., None] = event.__init__) -> None:
+            made.append(type(self).__name__)
+            init(self, *values)
+
+        monkeypatch.setattr(event, "__init__", counted)
+
+    async def cycle() -> None:
+        async with redlock(name):
+            assert await asyncio.create_task(_acquire(redlock(name), 0)) is None
+
+    await cycle()
+    assert made == []
+    redlock.subscribe(lambda event: None)
+    await cycle()
+    assert made == ["Acquired", "TimedOut", "Released"]
+
+
+async def test_a_listener_that_comes_late_hears_the_release(redlock: Redlock, name: str) -> None:
+    """Of a lease that was acquired before it subscribed."""
+    async with redlock(name):
+        listening = told(redlock)
+        seen = listening.__enter__()
+    assert seen.named() == ["Released"]
+    listening.__exit__(None, None, None)
+
+
+async def test_an_exception_in_the_body_is_told_as_a_release(redlock: Redlock, name: str) -> None:
+    """The lease was given back; what the body did is not the lock's to tell."""
+    with told(redlock) as seen, pytest.raises(KeyError):
+        async with redlock(name):
+            raise KeyError
+    assert seen.named() == ["Acquired", "Released"]
+
+
+# -- labels ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_decorator_labels_with_its_template(redlock: Redlock, name: str) -> None:
+    """All names of a template have one label, unless the user gives another; `once` does the same."""
+
+    @redlock.synchronized(name + ":{order}")
+    async def charge(order: int) -> None: ...
+
+    @redlock.synchronized(name + ":{order}", label="mine")
+    async def refund(order: int) -> None: ...
+
+    @redlock.once(name + ":mail:{order}", within=60)
+    async def mail(order: int) -> None: ...
+
+    @redlock.synchronized(lambda order: f"{name}:{order}")
+    async def ship(order: int) -> None: ...
+
+    with told(redlock) as seen:
+        for function in (charge, refund, mail, ship):
+            for order in (1, 2):
+                await function(order)
+    labels = [name + ":{order}"] * 2 + ["mine"] * 2 + [name + ":mail:{order}"] * 2 + [""] * 2
+    assert [event.label for event in seen.of(Acquired)] == labels
+
+
+async def test_a_clients_label_is_the_default_of_its_locks(make: Callable[..., Redlock], name: str) -> None:
+    """As of any other option of a lock."""
+    client = make(label="checkout")
+    with told(client) as seen:
+        async with client(name):
+            pass
+        async with client(name, label="order"):
+            pass
+    assert [event.label for event in seen.of(Released)] == ["checkout", "order"]
+
+
+@pytest.mark.one_loop("no loop runs")
+def test_a_label_is_a_str() -> None:
+    """Anything else is refused at once."""
+    with pytest.raises(ConfigError, match="label is a str, not int"):
+        Redlock("memory:")("k", label=3)  # type: ignore[arg-type]
