@@ -36,7 +36,6 @@ from asynclock.acquire.planner import Planner
 from asynclock.acquire.tenure import Tenure
 from asynclock.acquire.transitions import Next, State, after_notice
 from asynclock.quorum.ballot import UNREACHABLE, WON
-from asynclock.quorum.denials import most_named
 from asynclock.rules.model import ACQUIRE
 
 if TYPE_CHECKING:
@@ -220,8 +219,6 @@ class Acquisition:
         refusal = (asker.refused_by(now) if asker is not None else NoLease())._replace(waited=now - began)
         if ballot is not None and not refusal.holder:
             refusal = refusal._replace(free=ballot.free() > ballot.nodes // 2)
-            named = most_named(ballot.denials()) if self.terms.kind.shared else None
-            refusal = refusal if named is None else refusal._replace(holder=named.holder, left=named.left)
         return refusal
 
     def refused_by(self, now: float) -> NoLease:

@@ -10,7 +10,7 @@ from asynclock.acquire.backoff import COLLISIONS, Pace, Plan, after_notice_to_an
 from asynclock.acquire.causes import NoLease
 from asynclock.acquire.obstacles import Obstacles, notifies
 from asynclock.acquire.transitions import Next, Refusal, after_refusal
-from asynclock.quorum.denials import is_held, soonest
+from asynclock.quorum.denials import is_held, most_named, soonest
 from asynclock.rules.model import WAIT
 from asynclock.stores.port import Refused
 
@@ -66,7 +66,8 @@ class Planner:
 
     def after_refusal(self, ballot: Ballot, now: float, give_up: float) -> Next:
         """The next step after a refusal by a majority."""
-        self.refused, self._refused_at = ballot.holder() or NO_HOLDER, now
+        if ballot.no > ballot.nodes // 2 or self.refused is None:  # not a round that the end of the time cut short
+            self.refused, self._refused_at = ballot.holder() or self._one_of(ballot) or NO_HOLDER, now
         self._pace.reached()
         nodes, kind = ballot.nodes, self._terms.kind
         one_try, time_up = self._terms.timeout == 0, now >= give_up
@@ -91,6 +92,10 @@ class Planner:
                 in_order=kind.respects_queue(ballot.op.id),
             )
         )
+
+    def _one_of(self, ballot: Ballot) -> Refused | None:
+        """One of the holders, of a kind that several may hold: the nodes may name different ones."""
+        return most_named(ballot.denials()) if self._terms.kind.shared else None
 
     def refused_by(self, now: float) -> NoLease:
         """The hold in the way, as a majority named it last."""
