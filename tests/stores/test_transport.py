@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -20,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from tests.support.default_keys import key_of
-from tests.support.servers import Server, Servers
+from tests.support.servers import Server, Servers, free_port
 
 PASSWORD = "sword/fish#@:%é 1"
 
@@ -33,12 +32,6 @@ async def serves(node: str | Redis, name: str = "order:42", **options: Any) -> N
             await lease.extend()
             assert lease.held
         assert not await other(name).locked()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

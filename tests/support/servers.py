@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,13 @@ from typing import Any
 import redis
 
 from asynclock.stores.embedded import server as valkey
+
+
+def free_port() -> int:
+    """A TCP port that nobody uses now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 class Server:

@@ -197,6 +197,8 @@ async def clear(label: str, answer: Awaitable[Any], command: tuple[str, ...]) ->
         raise
 
 
+_AGREE = "check host and port, and whether both sides use TLS (rediss://) or neither (redis://)"
+
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
 """The reasons of an SSLError if the server answers without TLS."""
 
@@ -212,12 +214,9 @@ def connect_error(label: str, error: Exception, stage: Stage) -> Exception:
             why = cause.verify_message
             return ConfigError(f"{label}: its certificate does not verify ({why}): check the CA and the host name")
         if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:
-            return ConfigError(f"{label} does not speak TLS: turn it on at the server, or write redis:// for rediss://")
+            return ConfigError(f"{label} answers without TLS: turn it on at the server, or write redis:// in the url")
         if isinstance(cause, InvalidResponse):
-            return ConfigError(
-                f"{label} does not answer as a Redis server does: check host and port, and write rediss:// if the "
-                "server expects TLS"
-            )
+            return ConfigError(f"{label} does not answer as a Redis server does: {_AGREE}")
         if isinstance(cause, (AuthenticationError, NoPermissionError)):
             return config_error(label, cause)
         if isinstance(cause, OSError) and (cause.errno == ECONNREFUSED or f"Errno {ECONNREFUSED}" in str(cause)):
@@ -225,10 +224,9 @@ def connect_error(label: str, error: Exception, stage: Stage) -> Exception:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, RedisError) and fault_of(ServerError(str(error))) is Fault.CONFIG:
         return config_error(label, error)
+    advice = "" if label.startswith(("unix:", "embedded:")) else f"; {_AGREE}"
     if isinstance(error, TimeoutError):
-        return TimeoutError(f"{label} did not answer the connection attempt in time: {stage.value}")
-    if stage in (Stage.LOGIN, Stage.HELLO) and not isinstance(error, ServerError):
-        return ConnectionError(
-            f"{label} is out of reach: {error} ({stage.value}; write rediss:// if the server expects TLS)"
-        )
-    return ConnectionError(f"{label} is out of reach: {error}")
+        return TimeoutError(f"{label} did not answer the connection attempt in time: {stage.value}{advice}")
+    if stage is Stage.CONNECT or str(error).startswith(label):  # refused; or an error that the handshake explains
+        return ConnectionError(f"{label} is out of reach: {error}")
+    return ConnectionError(f"{label} is out of reach: {error} ({stage.value}){advice}")

@@ -15,7 +15,7 @@ class Stage(Enum):
     """What an attempt to connect waits for. The value is the part of its error that says so."""
 
     CONNECT = "no connection"
-    TLS = "no TLS connection (a server without TLS needs redis:// in its url)"
+    TLS = "no TLS connection"
     LOGIN = "no reply to AUTH"
     HELLO = "no reply to HELLO"
 

@@ -1,0 +1,468 @@
+"""health() takes a hold on each node and gives it back, so it is not ok where PING succeeds and no lock can be acquired
+(HAZARDS D12)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from asynclock import ConfigError, Health, NodeHealth, QuorumUnavailable, Redlock
+from asynclock.rules.model import State
+from asynclock.stores.embedded import server as valkey
+from asynclock.stores.memory import MemoryStore
+from asynclock.stores.port import PROBE
+from asynclock.stores.redis.checks import Mode, mode_of
+from tests.support.probes import listens, nodes_of
+from tests.support.servers import Server, Servers, free_port
+from tests.support.user_store import DictStore, state_of
+from tests.support.waiters import until, urls_of
+
+same_on_both = pytest.mark.one_loop("what a server answers is the same on both")
+
+
+async def checked(*nodes: object, **options: object) -> Health:
+    """The health in the eyes of a new client."""
+    async with aclosing(Redlock(*nodes, **options)) as client:  # type: ignore[arg-type]
+        return await client.health()
+
+
+async def one(*nodes: object, **options: object) -> NodeHealth:
+    """The health of the only node. That of the client says the same."""
+    health = await checked(*nodes, **options)
+    (node,) = health.nodes
+    assert health.ok is node.ok
+    assert (health.reason == "") is node.ok
+    assert node.error in health.reason or node.ok
+    assert (node.latency is not None) is node.ok
+    return node
+
+
+def user(server: Server, *rules: str) -> str:
+    """The url of a user with all rights, changed by these rules."""
+    with server.cli() as cli:
+        cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&*", "+@all", *rules)
+    return server.url.replace("unix://", "unix://worker:secret@")
+
+
+# -- what a check does -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["", "lock:", "{app}:", "a}b"])
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_d12_a_check_leaves_no_key(servers: Servers, prefix: str, nodes: int) -> None:
+    """A hold, a ticket, a fence and a tombstone are written and deleted in one step."""
+    some = [servers.start() for _ in range(nodes)]
+    health = await checked(*urls_of(some), prefix=prefix, trust_restarts=True)
+    assert health == Health(True, "", tuple(NodeHealth(each.node, True, each.latency, "") for each in health.nodes))
+    for server in some:
+        with server.cli() as cli:
+            assert [key for key in cli.scan_iter() if b"used" not in key] == []
+            stats = cli.info("commandstats")
+            assert stats["cmdstat_set"]["calls"] >= 3
+            assert stats["cmdstat_publish"]["calls"] >= 1
+
+
+@same_on_both
+@pytest.mark.parametrize("command", ["zadd", "pexpire", "del", "hset", "hdel", "publish"])
+async def test_d12_a_check_that_is_cut_off_leaves_no_key_for_long(server: Server, command: str) -> None:
+    """Wherever the script ends, what it wrote expires."""
+    await one(user(server, f"-{command}"))
+    with server.cli() as cli:
+        assert all(0 < cli.pttl(key) <= 1000 for key in cli.scan_iter())
+
+
+async def test_d12_many_checks_at_once(server: Server) -> None:
+    """They do not exclude each other."""
+    async with aclosing(Redlock(server.url)) as client:
+        assert all(each.ok for each in await asyncio.gather(*(client.health() for _ in range(50))))
+
+
+@pytest.mark.parametrize("make", [MemoryStore, DictStore])
+async def test_d12_a_check_of_a_store_without_a_server(make: type[MemoryStore | DictStore]) -> None:
+    """It takes and gives back a hold, too, and leaves nothing."""
+    store = make()
+    async with aclosing(Redlock(store, prefix="p:")) as client:
+        assert all(each.ok for each in await asyncio.gather(*(client.health() for _ in range(9))))
+        assert (await client.health()).ok
+    assert state_of(store, f"p:{PROBE}") == State()
+
+
+class ReadOnlyStore(DictStore):
+    """As a database that lost its master: it can be read."""
+
+    async def transact(self, keys: object, step: object) -> None:
+        before = dict(self.states)
+        await super().transact(keys, step)  # type: ignore[arg-type]
+        if self.states != before:
+            self.states = before
+            raise ConnectionError("read-only")
+
+
+async def test_d12_a_store_that_can_only_be_read() -> None:
+    """Its error is the reason."""
+    assert await one(ReadOnlyStore()) == NodeHealth("dict", False, None, "read-only")
+
+
+# -- servers that do not vote ------------------------------------------------------------------------------------------
+
+
+async def test_d12_quarantine(servers: Servers, name: str) -> None:
+    """A majority restarted: the health says so, and for how long."""
+    some = [servers.start() for _ in range(3)]
+    async with Redlock(*urls_of(some)) as client, client(name):
+        pass
+    for each in some[:2]:
+        each.restart()
+    health = await checked(*urls_of(some))
+    assert not health.ok
+    assert [node.ok for node in health.nodes] == [False, False, True]
+    for node in health.nodes[:2]:
+        assert "restarted a short while ago" in node.error
+        assert "for another " in node.error
+        assert node.error in health.reason
+
+
+@same_on_both
+async def test_d12_a_replica(servers: Servers) -> None:
+    """It answers PING and each script that only reads."""
+    port = free_port()
+    servers.start("--port", str(port), "--bind", "127.0.0.1")
+    replica = servers.start("--replicaof", "127.0.0.1", str(port))
+    with replica.cli() as cli:
+        assert cli.ping()
+    assert "READONLY" in (await one(replica.url)).error
+
+
+@same_on_both
+async def test_d12_a_replica_without_its_master(server: Server) -> None:
+    """It serves no data at all."""
+    with server.cli() as cli:
+        cli.config_set("replica-serve-stale-data", "no")
+        cli.replicaof("127.0.0.1", free_port())
+    assert "MASTERDOWN" in (await one(server.url)).error
+
+
+@same_on_both
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--maxmemory", "1"], "OOM"),
+        (["--min-replicas-to-write", "1"], "NOREPLICAS"),
+        (["--rename-command", "EVALSHA", ""], "does not know EVALSHA"),
+        (["--rename-command", "ZADD", ""], "does not know ZADD"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_d12_a_server_that_refuses_to_write(servers: Servers, options: list[str], says: str) -> None:
+    """It answers PING and its error."""
+    server = servers.start(*options)
+    assert says in (await one(server.url)).error
+
+
+@same_on_both
+async def test_d12_a_server_that_loads_its_data(servers: Servers) -> None:
+    """The health is not ok, and says LOADING; it is ok once the data is there."""
+    server = servers.start("--dbfilename", "loads.rdb")
+    with server.cli() as cli, cli.pipeline() as pipe:
+        for number in range(2000):
+            pipe.set(f"key{number}", "x" * 1000)
+        pipe.execute()
+        cli.save()
+    server.kill()
+    slow = ("--key-load-delay", "300", "--loading-process-events-interval-bytes", "1024")
+    loads = Server(server.path.parent, "loads", "--dbfilename", "loads.rdb", *slow)
+    try:
+        await until(lambda: b"LOADING" in _ping(loads))
+        assert "LOADING" in (await one(loads.url)).error
+        loads.ready()
+        assert (await one(loads.url)).ok
+    finally:
+        loads.kill()
+
+
+def _ping(server: Server) -> bytes:
+    with socket.socket(socket.AF_UNIX) as plain:
+        plain.settimeout(1.0)
+        try:
+            plain.connect(str(server.path))
+            plain.sendall(b"PING\r\n")
+            return plain.recv(64)
+        except OSError:
+            return b""
+
+
+@same_on_both
+@pytest.mark.parametrize(
+    "rules",
+    ["-evalsha", "-set", "-zadd", "-zrank", "-hget", "resetkeys ~asynclock~probe", "resetkeys ~asynclock~{*"],
+)
+async def test_d12_missing_rights(server: Server, rules: str) -> None:
+    """Of a command or of a key that an acquire needs: the error contains the rule to paste."""
+    node = await one(user(server, *rules.split()))
+    assert not node.ok
+    assert "ACL SETUSER" in node.error
+    assert "secret" not in node.error
+
+
+@same_on_both
+@pytest.mark.parametrize("rules", ["-publish", "-subscribe", "resetchannels"])
+async def test_d12_a_server_that_sends_no_notices_votes(
+    server: Server, name: str, rules: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Locks work there, and waiters poll: it is ok, and the error of the node says what is missing."""
+    async with aclosing(Redlock(user(server, *rules.split()))) as client:
+        health = await client.health()
+        assert health.ok
+        assert health.reason == ""
+        assert health.nodes[0].ok
+        assert "no notices" in health.nodes[0].error
+        async with client(name) as lease:
+            assert lease.held
+        assert not listens(client)
+    assert "no notices" in caplog.text
+
+
+@same_on_both
+async def test_d12_publish_is_forbidden_later(server: Server) -> None:
+    """The check publishes by the same path as a release, so it sees that."""
+    async with aclosing(Redlock(user(server))) as client:
+        assert (await client.health()).nodes[0].error == ""
+        user(server, "-publish")
+        (node,) = (await client.health()).nodes
+        assert node.ok
+        assert "publish" in node.error
+
+
+# -- what is no independent server -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sentinel(servers: Servers) -> Iterator[str]:
+    """The url of a Sentinel."""
+    conf = servers.folder / "sentinel.conf"
+    path = servers.folder / "sentinel.sock"
+    conf.write_text(f"port {free_port()}\nunixsocket {path}\n")
+    process = subprocess.Popen([valkey.binary(), str(conf), "--sentinel"], stdout=subprocess.DEVNULL)
+    valkey.wait_ready(path, process)
+    yield f"unix://{path}"
+    valkey.stop([process])
+
+
+async def test_d12_a_sentinel(sentinel: str, name: str) -> None:
+    """It keeps no locks; the advice says what to pass instead."""
+    assert "is a Sentinel" in (await one(sentinel)).error
+    async with aclosing(Redlock(sentinel)) as client:
+        with pytest.raises(ConfigError, match="master_for"):
+            await client(name).acquire(timeout=0)
+
+
+@pytest.mark.parametrize(
+    ("hello", "mode"),
+    [
+        ([b"server", b"redis", b"mode", b"standalone", b"modules", []], Mode.STANDALONE),
+        ({b"server": b"redis", b"mode": b"cluster"}, Mode.CLUSTER),
+        ([b"server", b"redis"], Mode.UNKNOWN),
+        ({b"mode": b"other"}, Mode.UNKNOWN),
+        (None, Mode.UNKNOWN),
+    ],
+)
+def test_the_mode_of_a_server(hello: object, mode: Mode) -> None:
+    """By its reply to HELLO, in both protocols."""
+    assert mode_of(hello, "a:6379") is mode
+
+
+@asynccontextmanager
+async def _cluster(servers: Servers, shares: list[tuple[int, int]]) -> AsyncIterator[list[Server]]:
+    """Nodes of one cluster, with these slots."""
+    nodes = []
+    for number in range(len(shares)):
+        port = free_port()
+        options = ["--port", str(port), "--bind", "127.0.0.1", "--cluster-port", str(free_port())]
+        options += ["--cluster-enabled", "yes", "--cluster-config-file", f"nodes{number}.conf"]
+        nodes.append((servers.start(*options), options))
+    for (node, _), (first, last) in zip(nodes, shares, strict=True):
+        with node.cli() as cli:
+            cli.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+            for _, options in nodes[1:] if len(nodes) > 1 else []:
+                cli.execute_command("CLUSTER", "MEET", "127.0.0.1", options[1], options[5])
+
+    def is_up() -> bool:
+        return all(b"cluster_state:ok" in node.cli().execute_command("CLUSTER", "INFO") for node, _ in nodes)
+
+    async with asyncio.timeout(20):
+        while not is_up():
+            await asyncio.sleep(0.05)
+    yield [node for node, _ in nodes]
+
+
+@same_on_both
+@pytest.mark.parametrize("prefix", ["", "lock:"])
+async def test_d12_one_node_of_a_cluster(servers: Servers, prefix: str) -> None:
+    """It keeps the names of its own slots only, so it is not ok, whichever share it has."""
+    async with _cluster(servers, [(0, 8191), (8192, 16383)]) as nodes:
+        for node in nodes:
+            assert "one node of a cluster" in (await one(node.url, prefix=prefix)).error
+
+
+@same_on_both
+async def test_d12_a_cluster_of_one_node(servers: Servers) -> None:
+    """It keeps each name, so it votes."""
+    async with _cluster(servers, [(0, 16383)]) as (node,):
+        assert (await one(node.url)).ok
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+async def test_d12_a_silent_server(five: list[Server], name: str) -> None:
+    """Before the first use and after it, it costs about a second, and its error names it."""
+    some = five[:3]
+    async with aclosing(Redlock(*urls_of(some))) as client:
+        async with client(name):
+            pass
+        some[0].freeze()
+        for each in (client, Redlock(*urls_of(some))):
+            async with asyncio.timeout(4):
+                health = await each.health()
+            assert health.ok
+            assert [node.ok for node in health.nodes] == [False, True, True]
+            assert some[0].url in health.nodes[0].error
+            await each.aclose()
+        some[0].thaw()
+
+
+async def test_d12_health_never_raises(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not without nodes, not with the same server twice, and not after the client was closed."""
+    monkeypatch.delenv("ASYNCLOCK_URLS", raising=False)
+    without = await checked()
+    assert not without.ok
+    assert "ASYNCLOCK_URLS" in without.reason
+    same = [f"unix://{server.path.parent}/{way}{server.path.name}" for way in ("", "./", "././")]
+    twice = await checked(*same)
+    assert not twice.ok
+    assert "same server" in twice.reason
+    closed = Redlock(server.url)
+    assert (await closed.health()).ok
+    await closed.aclose()
+    after = await closed.health()
+    assert not after.ok
+    assert "closed" in after.reason
+    assert [(node.node, node.ok) for node in after.nodes] == [(server.url, False)]
+
+
+async def test_d12_an_error_of_the_users_store() -> None:
+    """Whatever it raises."""
+
+    class Broken(DictStore):
+        def listen(self, tag: object, receive: object) -> None:
+            raise ZeroDivisionError("broken")
+
+    assert await one(Broken()) == NodeHealth("dict", False, None, "broken")
+
+
+def test_no_user_can_lock_the_name_of_the_check() -> None:
+    """It is reserved."""
+    with pytest.raises(ConfigError, match="reserved"):
+        Redlock("redis://a")(PROBE)
+
+
+# -- entering, and the first acquire -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_d12_a_misconfigured_server_is_told_at_the_start(servers: Servers, name: str, nodes: int) -> None:
+    """The first acquire finds what it does not need yet: here the rights of a waiter. One node of three costs nothing.
+    Once it is mended, the same client works."""
+    some = [servers.start() for _ in range(3)]
+    urls = [user(each, "-zadd") for each in some[:nodes]]
+    for use in ("acquire", "enter"):
+        async with aclosing(Redlock(*urls)) as client:
+            async with asyncio.timeout(4):  # no patience: waiting does not help
+                with pytest.raises(ConfigError, match="zadd"):
+                    await (client(name).acquire() if use == "acquire" else client.__aenter__())
+            for each in some[:nodes]:
+                user(each)
+            async with client(name, timeout=5) as lease:
+                assert lease.held
+            for each in some[:nodes]:
+                user(each, "-zadd")
+    if nodes == 3:
+        user(some[0])
+        user(some[1])
+        async with Redlock(*urls) as client, client(name) as lease:
+            assert lease.held
+
+
+async def test_d12_a_monitor_needs_no_right_to_lock(server: Server, name: str) -> None:
+    """inspect, holders and locked do not check for votes."""
+    async with Redlock(server.url) as holder, holder(name):
+        async with aclosing(Redlock(user(server, "-set", "-del", "-zadd"))) as monitor:
+            assert (await monitor.inspect(name)).holders
+            assert await monitor(name).locked()
+            assert [each.name async for each in monitor.holders()] == [name]
+            assert not (await monitor.health()).ok
+
+
+async def test_d12_entering_waits_for_the_end_of_an_outage(servers: Servers, name: str) -> None:
+    """The server has no memory left as the program starts; entering goes on as soon as it has."""
+    server = servers.start("--maxmemory", "1")
+    client = Redlock(server.url, patience=20)
+    entering = asyncio.create_task(client.__aenter__())
+    with server.cli() as cli:
+        await until(lambda: "errorstat_OOM" in cli.info("errorstats"))
+        assert not entering.done()
+        cli.config_set("maxmemory", 0)
+    async with asyncio.timeout(10):
+        await entering
+    async with client, client(name) as lease:
+        assert lease.held
+
+
+async def test_d12_entering_waits_for_servers_that_start_later(servers: Servers, name: str) -> None:
+    """A program and its three servers start together: the servers are new, so they vote at once."""
+    some = [servers.start() for _ in range(3)]
+    for each in some:
+        each.kill()
+    client = Redlock(*urls_of(some), patience=20)
+    entering = asyncio.create_task(client.__aenter__())
+    await asyncio.sleep(0)
+    await until(lambda: _reason(client).count("refused") == 3)
+    for each in some:
+        each.restart()
+    async with asyncio.timeout(10):
+        await entering
+    async with client, client(name, timeout=0) as lease:
+        assert lease.held
+
+
+def _reason(client: Redlock) -> str:
+    return " ".join(str(node.error) for node in nodes_of(client))
+
+
+@pytest.mark.parametrize("patience", [0, 0.3])
+async def test_d12_entering_ends_with_patience(servers: Servers, patience: float) -> None:
+    """With the reason of the node."""
+    server = servers.start("--maxmemory", "1")
+    client = Redlock(server.url, patience=patience)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(QuorumUnavailable, match="OOM"):
+        await client.__aenter__()
+    assert loop.time() - began >= patience - 0.01
+    await client.aclose()
+
+
+async def test_d12_a_server_without_memory_still_gets_releases(server: Server, name: str) -> None:
+    """It casts no vote, and stays connected: what is held there is released."""
+    async with Redlock(server.url) as client:
+        async with client(name):
+            with server.cli() as cli:
+                cli.config_set("maxmemory", 1)
+            assert not (await client.health()).ok
+        with server.cli() as cli:
+            assert not cli.exists(name)
