@@ -14,6 +14,7 @@ from asynclock.cli import look, run
 from asynclock.cli.demo import show
 from asynclock.cli.doctor.command import doctor
 from asynclock.cli.program import Program, complain, version
+from asynclock.cli.top import top
 
 app = typer.Typer(
     name="asynclock",
@@ -45,6 +46,7 @@ app.command()(look.ls)
 app.command()(look.inspect)
 app.command(name="break")(look.break_)
 app.command()(look.health)
+app.command()(top)
 app.command()(doctor)
 
 

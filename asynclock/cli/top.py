@@ -1,0 +1,97 @@
+"""`asynclock top`: who holds, who waits, for how long, and which leases were lost, as it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from asynclock.cli.options import AsJson, Prefix, Urls, client, duration, named_urls
+from asynclock.cli.output import plain, print_json
+from asynclock.cli.program import Code
+from asynclock.cli.watching import look, lost, screen
+
+if TYPE_CHECKING:
+    from asynclock.cli.watching import Moment
+    from asynclock.client import Redlock
+    from asynclock.info import Holder
+
+
+def top(
+    prefix_of_names: Annotated[
+        str, typer.Argument(metavar="PREFIX", help="Only names that begin so.", show_default=False)
+    ] = "",
+    interval: Annotated[float, typer.Option(parser=duration, metavar="DURATION", help="Between two looks.")] = 1.0,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, show_default=False, help="Stop after so many looks. Default: at Ctrl-C.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Look at so many names at most.")] = 200,
+    url: Urls = None,
+    prefix: Prefix = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show holders and waiters as they change. A lease counts as lost if it ended by time.
+
+    With --json each look is a line. Exit code: 0; 69 if no majority of the servers answered at the last look.
+    """
+    redlock = client(named_urls(url), prefix)
+    try:
+        last = asyncio.run(_watch(redlock, prefix_of_names, interval, iterations, limit, as_json))
+    except KeyboardInterrupt:
+        return
+    raise typer.Exit(Code.UNAVAILABLE if last.error else Code.OK)
+
+
+async def _watch(
+    redlock: Redlock, begin: str, interval: float, iterations: int | None, limit: int, as_json: bool
+) -> Moment:
+    """Look again and again. Returns what the last look saw."""
+    losses, before = 0, None
+    lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json
+    console = Console(highlight=False)
+    live = Live(console=console, auto_refresh=False, screen=iterations is None) if lively else None
+    try:
+        if live is not None:
+            live.start()
+        while True:
+            moment = await look(redlock, begin, limit)
+            gone: list[Holder] = [] if before is None else lost(before, moment)
+            losses += len(gone)
+            if as_json:
+                print_json(line(moment, gone, losses))
+            elif live is None:
+                print(screen(moment, losses), flush=True)
+            else:
+                live.update(Text(screen(moment, losses, console.height - 6), no_wrap=True), refresh=True)
+            if iterations is not None:
+                iterations -= 1
+                if not iterations:
+                    return moment
+            before = before if moment.error else moment
+            await asyncio.sleep(interval)
+    finally:
+        if live is not None:
+            live.stop()
+        await redlock.aclose()
+
+
+def line(moment: Moment, gone: list[Holder], losses: int) -> dict[str, Any]:
+    """One look as JSON. Pure."""
+    return {
+        "time": moment.at,
+        "ok": moment.health.ok and not moment.error,
+        "error": moment.error,
+        "nodes": plain(moment.health.nodes),
+        "holders": len(moment.holders),
+        "waiters": moment.waiters,
+        "lost": plain(gone),
+        "lost_total": losses,
+        "more": moment.more,
+        "locks": plain(moment.locks),
+    }

@@ -1,0 +1,133 @@
+"""What `asynclock top` sees at one moment, and what happened between two moments. Pure, but for `look`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asynclock._errors import LockError
+from asynclock.cli.output import length, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from asynclock.client import Redlock
+    from asynclock.info import Health, Holder, LockInfo
+
+_AT_ONCE = 50  # names that are inspected at the same time
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The locks at one moment."""
+
+    at: float
+    """Unix time."""
+    health: Health
+    locks: tuple[LockInfo, ...]
+    """Those that are held, the most contended first."""
+    more: bool = False
+    """Whether there are more than were asked for."""
+    error: str = ""
+    """Why the locks are unknown; "" if they are not."""
+
+    @property
+    def holders(self) -> list[Holder]:
+        """All holds."""
+        return [holder for lock in self.locks for holder in lock.holders]
+
+    @property
+    def waiters(self) -> int:
+        """How many wait."""
+        return sum(len(lock.waiters) for lock in self.locks)
+
+
+async def look(redlock: Redlock, begin: str, most: int) -> Moment:
+    """Ask the servers; at most for so many names."""
+    health = await redlock.health()
+    names: dict[str, None] = {}
+    locks: list[LockInfo] = []
+    try:
+        async for holder in redlock.holders(begin):
+            names[holder.name] = None
+            if len(names) > most:
+                break
+        for some in _batches(list(names)[:most]):
+            locks += await asyncio.gather(*map(redlock.inspect, some))
+    except LockError as error:
+        return Moment(time.time(), health, (), error=str(error))
+    held = sorted((lock for lock in locks if lock.holders), key=contention)
+    return Moment(time.time(), health, tuple(held), len(names) > most)
+
+
+def contention(lock: LockInfo) -> tuple[int, float, str]:
+    """The order of the rows: many waiters first, then the oldest hold."""
+    return -len(lock.waiters), min(holder.since for holder in lock.holders), lock.name
+
+
+def lost(before: Moment, after: Moment) -> list[Holder]:
+    """The holds that ended by time between the two moments. A holder that lives renews its hold when two thirds are
+    left, and one that releases it does not leave it to expire: so their holders died, hang, or do not reach the
+    servers. Marks without a holder, such as those of min_hold and `once`, do not count."""
+    if after.error:
+        return []
+    known = {_identity(each) for each in after.holders}
+    return [
+        each
+        for each in before.holders
+        if each.host
+        and each.remaining is not None
+        and before.at + each.remaining <= after.at
+        and _identity(each) not in known
+    ]
+
+
+def rows(moment: Moment) -> list[tuple[str, ...]]:
+    """A row for each hold: its name, holder, age and rest, the waiters of the name, and how long the first waits."""
+    found: list[tuple[str, ...]] = []
+    for lock in moment.locks:
+        for number, holder in enumerate(lock.holders):
+            since = min((waiter.since for waiter in lock.waiters if waiter.since), default=None)
+            found.append(
+                (
+                    lock.name,
+                    lock.kind,
+                    f"{holder.host}:{holder.pid}" if holder.host else holder.metadata or "another program",
+                    length(max(0.0, moment.at - holder.since)) if holder.since else "?",
+                    "for ever" if holder.remaining is None else length(holder.remaining),
+                    str(len(lock.waiters)) if not number else "",
+                    length(max(0.0, moment.at - since)) if since and not number else "",
+                )
+            )
+    return found
+
+
+def summary(moment: Moment, losses: int) -> str:
+    """The line above the rows."""
+    up = sum(node.ok for node in moment.health.nodes)
+    state = "ok" if moment.health.ok else "NOT OK"
+    more = " (and more)" if moment.more else ""
+    return (
+        f"{state}: {up} of {len(moment.health.nodes)} servers; {len(moment.holders)} holds{more}, "
+        f"{moment.waiters} waiters, {losses} lost"
+    )
+
+
+def screen(moment: Moment, losses: int, most: int | None = None) -> str:
+    """All that is shown; at most so many rows."""
+    lines = [summary(moment, losses)]
+    lines += [f"{node.node}: {node.error}" for node in moment.health.nodes if not node.ok]
+    if moment.error:
+        return "\n".join([*lines, moment.error])
+    head = ("NAME", "KIND", "HOLDER", "AGE", "LEFT", "WAITERS", "LONGEST WAIT")
+    return "\n".join([*lines, "", table(head, rows(moment)[:most])])
+
+
+def _identity(holder: Holder) -> tuple[str, str, int, float]:
+    return holder.name, holder.host, holder.pid, holder.since
+
+
+def _batches(names: list[str]) -> Iterable[list[str]]:
+    return (names[at : at + _AT_ONCE] for at in range(0, len(names), _AT_ONCE))

@@ -1,0 +1,193 @@
+"""The commands that look at locks, and `break`, in real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from asynclock import Redlock
+from tests.support.commands import HOLDS, Begin, asynclock, json_of
+from tests.support.servers import Server
+
+
+def wait_for_waiters(servers: list[Server], count: int) -> None:
+    """Until so many tickets are at the first server."""
+    cli = servers[0].cli()
+    while sum(cli.zcard(key) for key in cli.keys("*queue")) < count:
+        time.sleep(0.01)
+
+
+def test_version() -> None:
+    """Of the package."""
+    done = asynclock("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"asynclock \d+\.\d+.*\n", done.stdout)
+
+
+def test_ls(five: list[Server], name: str, begin: Begin) -> None:
+    """All holds, or those with a prefix; as text and as JSON."""
+    holder = begin("run", name, "--", *HOLDS, on=five).holds()
+    begin("run", f"other{name}", "--permits", "3", "--", *HOLDS, on=five).holds()
+    listed = json_of(asynclock("ls", "--json", on=five))
+    assert {each["name"] for each in listed} == {name, f"other{name}"}
+    (mine,) = json_of(asynclock("ls", name, "--json", on=five))
+    assert (mine["name"], mine["pid"], mine["metadata"]) == (name, holder.process.pid, "sh")
+    assert 0 < mine["remaining"] <= 30
+    done = asynclock("ls", name, on=five)
+    assert done.returncode == 0
+    head, row = done.stdout.splitlines()
+    assert head.split() == ["NAME", "HOLDER", "SINCE", "LEFT", "NOTE"]
+    assert f":{holder.process.pid}" in row
+
+
+def test_ls_of_nothing(server: Server) -> None:
+    """An empty list is no error."""
+    assert json_of(asynclock("ls", "--json", on=server)) == []
+
+
+def test_inspect(five: list[Server], name: str, begin: Begin) -> None:
+    """Holders, waiters, and what each server says."""
+    holder = begin("run", name, "--", *HOLDS, on=five).holds()
+    waiter = begin("run", name, "--", *HOLDS, on=five)
+    wait_for_waiters(five, 1)
+    info = json_of(asynclock("inspect", name, "--json", on=five))
+    assert info["kind"] == "mutex"
+    assert [each["pid"] for each in info["holders"]] == [holder.process.pid]
+    assert [each["pid"] for each in info["waiters"]] == [waiter.process.pid]
+    assert len(info["nodes"]) == 5
+    text = asynclock("inspect", name, on=five).stdout
+    assert f":{holder.process.pid}" in text
+    assert f":{waiter.process.pid}" in text
+    assert json_of(asynclock("inspect", "free", "--json", on=five))["holders"] == []
+
+
+async def test_a_name_cannot_do_anything_to_the_terminal(server: Server, name: str) -> None:
+    """Control characters are shown, not sent."""
+    async with Redlock(server.url) as redlock, redlock(f"{name}\x1b[31m\n", metadata="\x07"):
+        done = asynclock("ls", on=server)
+        assert "\x1b" not in done.stdout
+        assert "\x07" not in done.stdout
+        assert done.stdout.count("\n") == 2
+        assert "\\x1b[31m\\n" in done.stdout
+
+
+def test_break(server: Server, name: str, begin: Begin) -> None:
+    """0: it is free; 1: nobody held it."""
+    begin("run", name, "--on-lost", "ignore", "--", *HOLDS, on=server).holds()
+    done = asynclock("break", name, "--yes", "--json", on=server)
+    assert (done.returncode, json_of(done)) == (0, {"name": name, "broken": True})
+    done = asynclock("break", name, "--yes", on=server)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nobody held" in done.stderr
+
+
+def test_break_asks(server: Server, name: str, begin: Begin) -> None:
+    """Without a terminal it refuses; the lock is still held."""
+    begin("run", name, "--", *HOLDS, on=server).holds()
+    done = asynclock("break", name, on=server)
+    assert done.returncode == 64
+    assert "--yes" in done.stderr
+    assert asynclock("run", name, "--wait", "0", "--", "true", on=server).returncode == 75
+
+
+def test_health(five: list[Server]) -> None:
+    """0 while a majority would vote, 69 after that."""
+    done = asynclock("health", "--json", on=five)
+    assert (done.returncode, json_of(done)["ok"]) == (0, True)
+    for server in five[:3]:
+        server.kill()
+    done = asynclock("health", "--json", on=five)
+    assert (done.returncode, json_of(done)["ok"]) == (69, False)
+    text = asynclock("health", on=five)
+    assert text.returncode == 69
+    assert text.stdout.startswith("NOT OK")
+    assert "Traceback" not in text.stderr
+
+
+@pytest.mark.parametrize("command", [["ls"], ["inspect", "x"], ["break", "x", "--yes"]])
+def test_no_quorum(server: Server, command: list[str]) -> None:
+    """69, and one line."""
+    server.kill()
+    done = asynclock(*command, on=server)
+    assert (done.returncode, done.stdout) == (69, "")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["ls"], ["health"], ["doctor"], ["top"], ["run", "x", "--", "true"]])
+def test_no_servers_are_named(command: list[str]) -> None:
+    """64, and the line says what to do."""
+    done = asynclock(*command, ASYNCLOCK_URLS="")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "--url" in done.stderr
+
+
+def test_urls_are_repeated_or_separated(five: list[Server]) -> None:
+    """Both name a quorum, and win over the environment."""
+    first, *others = (server.url for server in five)
+    done = asynclock("health", "--json", "--url", first, "--url", ",".join(others), ASYNCLOCK_URLS="redis://nowhere")
+    assert len(json_of(done)["nodes"]) == 5
+
+
+def test_the_prefix(server: Server, name: str, begin: Begin) -> None:
+    """By option or by environment."""
+    begin("run", name, "--prefix", "app:", "--", *HOLDS, on=server).holds()
+    assert server.cli().exists(f"app:{name}")
+    assert len(json_of(asynclock("ls", "--json", on=server, ASYNCLOCK_PREFIX="app:"))) == 1
+    assert json_of(asynclock("ls", "--json", "--prefix", "other:", on=server, ASYNCLOCK_PREFIX="app:")) == []
+
+
+# -- top -------------------------------------------------------------------------------------------------------------
+
+
+def test_top(five: list[Server], name: str, begin: Begin) -> None:
+    """A line for each look with --json, and a table without."""
+    holder = begin("run", name, "--", *HOLDS, on=five).holds()
+    waiter = begin("run", name, "--", *HOLDS, on=five)
+    wait_for_waiters(five, 1)
+    done = asynclock("top", "--json", "--iterations", "2", "--interval", "10ms", on=five)
+    looks: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, len(looks)) == (0, 2)
+    for each in looks:
+        assert (each["ok"], each["holders"], each["waiters"], each["lost_total"]) == (True, 1, 1, 0)
+        assert each["locks"][0]["holders"][0]["pid"] == holder.process.pid
+        assert each["locks"][0]["waiters"][0]["pid"] == waiter.process.pid
+    text = asynclock("top", "--iterations", "1", on=five)
+    assert text.stdout.startswith("ok: 5 of 5 servers; 1 holds, 1 waiters, 0 lost\n")
+    assert f":{holder.process.pid}" in text.stdout
+
+
+def test_top_counts_losses(server: Server, name: str, begin: Begin) -> None:
+    """Of a holder that was killed; not of one that releases."""
+    dies = begin("run", name, "--lease", "1", "--", *HOLDS, on=server).holds()
+    ends = begin("run", f"{name}2", "--lease", "1", "--", *HOLDS, on=server).holds()
+    top = begin("top", "--json", "--interval", "100ms", on=server)
+    assert json.loads(top.line())["holders"] == 2
+    ends.let_go()
+    dies.process.kill()
+    while not (look := json.loads(top.line()))["lost_total"]:
+        pass
+    assert [each["name"] for each in look["lost"]] == [name]
+    while (look := json.loads(top.line()))["holders"]:
+        pass
+    assert look["lost_total"] == 1
+
+
+def test_top_in_an_outage(server: Server, begin: Begin) -> None:
+    """It goes on; the last look decides the exit code. Ctrl-C is its usual end."""
+    top = begin("top", "--json", "--interval", "10ms", on=server)
+    assert json.loads(top.line())["ok"]
+    server.kill()
+    while json.loads(top.line())["ok"]:
+        pass
+    server.restart()
+    while not json.loads(top.line())["ok"]:
+        pass
+    top.process.send_signal(signal.SIGINT)
+    assert top.code() == 0
+    server.kill()
+    assert asynclock("top", "--iterations", "1", on=server).returncode == 69

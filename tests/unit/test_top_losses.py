@@ -1,0 +1,60 @@
+"""Which holds `asynclock top` counts as lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynclock import Holder, LockInfo
+from asynclock.cli.output import length, printable, table
+from asynclock.cli.watching import Moment, contention, lost
+
+pytestmark = pytest.mark.one_loop("pure functions")
+
+
+def holder(**fields: Any) -> Holder:
+    known: dict[str, Any] = {"name": "x", "host": "a", "pid": 1, "since": 50.0, "remaining": 10.0, "metadata": ""}
+    return Holder(**(known | fields))
+
+
+def moment(at: float, *holders: Holder, error: str = "") -> Moment:
+    health: Any = None  # not read
+    locks = tuple(LockInfo(each.name, "mutex", 1, (each,), (), {}) for each in holders)
+    return Moment(at, health, locks, error=error)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (moment(100.0, holder(remaining=0.5)), moment(101.0), 1),
+        (moment(100.0, holder(remaining=20.0)), moment(101.0), 0),  # it was released
+        (moment(100.0, holder(remaining=0.5)), moment(101.0, holder(remaining=30.0)), 0),  # it was renewed
+        (moment(100.0, holder(remaining=0.5)), moment(101.0, holder(pid=2)), 1),  # another one has it now
+        (moment(100.0, holder(remaining=0.5, host="")), moment(101.0), 0),  # the mark of min_hold, or of `once`
+        (moment(100.0, holder(remaining=None)), moment(200.0), 0),  # a key without expiry was deleted
+        (moment(100.0, holder(remaining=0.5)), moment(101.0, error="no quorum"), 0),  # nobody knows
+    ],
+)
+def test_losses(before: Moment, after: Moment, expected: int) -> None:
+    """Only a hold that ended by time was lost."""
+    assert len(lost(before, after)) == expected
+
+
+def test_the_most_contended_comes_first() -> None:
+    """Then the oldest."""
+    (young,) = moment(0.0, holder(since=9.0)).locks
+    (old,) = moment(0.0, holder(since=1.0)).locks
+    assert sorted([young, old], key=contention) == [old, young]
+
+
+def test_times() -> None:
+    """Short enough for a column."""
+    known = (0.00021, 0.0456, 0.25, 1.5, 41.0, 185.0, 7800.0, 270000.0)
+    assert [length(each) for each in known] == ["0.21ms", "46ms", "250ms", "1.5s", "41s", "3m05s", "2h10m", "3d03h"]
+
+
+def test_tables() -> None:
+    """Aligned, not cut, and harmless."""
+    assert table(("A", "B"), [("long name", "x"), ("\x1b[2J", "y")]) == "A          B\nlong name  x\n\\x1b[2J    y"
+    assert printable("größe 1") == "größe 1"
