@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from asynclock._errors import ConfigError
+from asynclock._version import version
 from asynclock.cli import look, run
 from asynclock.cli.demo import show
 from asynclock.cli.doctor.command import doctor
-from asynclock.cli.program import Program, complain, version
+from asynclock.cli.program import Program, complain
 from asynclock.cli.top import top
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asynclock.cli.options import AsJson, Prefix, Urls, client, is_terminal, named_urls
-from asynclock.cli.output import age, length, plain, print_json, printable, table
+from asynclock.cli.output import age, length, print_json, printable, table
 from asynclock.cli.program import Code, complain
 
 if TYPE_CHECKING:
@@ -119,12 +119,11 @@ def health(url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> 
 
 def health_text(found: Health) -> str:
     """A line for each server, after the answer for all of them. Pure."""
-    reason = plain(found).get("reason", "")
     rows = [
         (each.node, "ok" if each.ok else "NOT OK", length(each.latency) if each.latency else "", each.error)
         for each in found.nodes
     ]
-    head = f"{'ok' if found.ok else 'NOT OK'}{': ' * bool(reason)}{printable(reason)}"
+    head = "ok" if found.ok else f"NOT OK: {printable(found.reason)}"
     return f"{head}\n\n{table(('SERVER', 'STATE', 'LATENCY', 'WHY'), rows)}"
 
 

@@ -87,14 +87,3 @@ def _refuse(error: Any) -> Code:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     complain(f"warning: {message}")
-
-
-def version() -> str:
-    """The version of the installed distribution."""
-    from importlib.metadata import PackageNotFoundError  # 5 ms of import, needed here only
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("asynclock")
-    except PackageNotFoundError:  # from a source tree that is not installed
-        return "unknown"
