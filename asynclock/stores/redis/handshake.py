@@ -33,6 +33,7 @@ async def handshake(
     hello = ask("HELLO")  # without a version: the later replies of the handshake keep their form
     _introduce(ask, config, client_name)
     natives = ask("COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
+    memory = ask("INFO", "memory")
     asked = [ask("SCRIPT", "LOAD", script) for script in dict.fromkeys([*SCRIPTS.values(), PROBE_SCRIPT])]
     if config.quarantine is not None:
         asked += [ask("INFO", "server"), ask("GET", mark(config.prefix))]
@@ -44,6 +45,8 @@ async def handshake(
     with contextlib.suppress(ServerError):  # COMMAND is forbidden: each release is a script
         there = await natives.answer_of()
         native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
+    with contextlib.suppress(ServerError):  # INFO is forbidden
+        restarts.check_memory(await memory.answer_of())
     for answer in answers:
         if isinstance(answer, ServerError):
             restarts.cannot_check(answer)

@@ -1,9 +1,10 @@
 """Reads the facts about a server: for the quarantine of servers that restarted (`quorum/quarantine.py` has the rules),
-and to check that each server has only one vote.
+to check that each server has only one vote, and to warn of servers that may delete locks.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.stores.port import NodeConfig
+
+log = logging.getLogger("asynclock")
 
 
 class Dialer(Protocol):
@@ -40,6 +43,7 @@ class Restarts:
         self._now = config.clock.now
         self._until = -math.inf
         self._warned = False
+        self._warned_of_eviction = False
         self._reports = Reports(dialer.label, config.tell)
 
     @property
@@ -54,7 +58,7 @@ class Restarts:
 
     def learn(self, info: Any, mark: Any) -> None:
         """Read the answers to INFO and to GET of the mark, on a new connection. Raises SameServer."""
-        said = dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
+        said = _fields(info)
         run_id = said.get("run_id", "")
         self._refuse_double(run_id)
         if self.facts is not None and self.facts.run_id == run_id:
@@ -71,6 +75,20 @@ class Restarts:
                 replaced=since if run_id and replacement == run_id else None,
             )
         )
+
+    def check_memory(self, info: Any) -> None:
+        """Read the answer to INFO memory. A full server must refuse new keys, not delete others: a lock that it deletes
+        gets a second holder. Logs a warning once."""
+        said = _fields(info)
+        policy, limit = said.get("maxmemory_policy", "noeviction"), said.get("maxmemory", "0")
+        if policy != "noeviction" and limit != "0" and not self._warned_of_eviction:
+            self._warned_of_eviction = True
+            log.warning(
+                "asynclock: %s has maxmemory-policy %s: when its memory is full, it deletes locks that are held, and "
+                "another owner gets them; set noeviction, or keep locks and caches on different servers",
+                self._dialer.label,
+                policy,
+            )
 
     def learn_mark(self, mark: Any) -> None:
         """Read the answer to a later GET of the mark: another client may have found the deployment new."""
@@ -115,3 +133,8 @@ class Restarts:
             raise SameServer(f"{other} and {label} are the same server: name each server once")
         for known in [known for known, whose in self._servers.items() if whose == label and known != run_id]:
             del self._servers[known]
+
+
+def _fields(info: Any) -> dict[str, str]:
+    """The fields of an answer to INFO. Pure."""
+    return dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
