@@ -21,6 +21,7 @@ from asynclock._options import (
     node_timeout,
     seconds,
 )
+from asynclock.acquire.counts import counts
 from asynclock.acquire.entering import enter
 from asynclock.acquire.handover import parse_handle
 from asynclock.acquire.observers import Observers
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from asynclock._options import Seconds
+    from asynclock.acquire.counts import Counts
     from asynclock.events import Event
     from asynclock.info import Health, Holder, LockInfo
     from asynclock.locks.decorators import Skipped
@@ -248,6 +250,10 @@ class Redlock:
         the event happens. A listener is not awaited and must not block. Its first exception is logged, and none reaches
         the caller of a lock. Returns a function that ends the subscription. Raises ConfigError."""
         return self._observers.add(listener)
+
+    def __counts__(self) -> list[Counts]:
+        """For `asynclock.otel`: the counts of each open session. Any thread may call it."""
+        return [counts(session) for session in self._sessions.open()]
 
     async def health(self) -> Health:
         """Whether an acquire would be decided now, and why not: each node takes a hold of a reserved name and gives it

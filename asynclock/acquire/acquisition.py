@@ -152,6 +152,7 @@ class Acquisition:
             waiter = self._waiter = LocalWaiter(self, session.clock.now(), session.loop)
             queue.join(waiter)
             self.state, timer = State.QUEUED_LOCALLY, None
+            self.terms.wait()
             if self._give_up != math.inf:
                 timer = session.clock.call_at(self._give_up, partial(waiter.notify, Turn.TIME_UP))
             try:
@@ -313,6 +314,7 @@ class Acquisition:
             at, self._probes = min(at, self._after_notices()), False
         if at > session.clock.now() and not (ticket is not None and ticket.granted):
             self._pause = self._pause or Pause(session)
+            self.terms.wait()
             self.state = State.BACKING_OFF if ticket is None else State.WAITING
             try:
                 await self._pause.wait(at)

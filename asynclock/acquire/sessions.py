@@ -34,7 +34,11 @@ class Sessions:
             return self._by_loop[loop]
 
     def in_use(self) -> bool:
-        return any(not (session.closed or loop.is_closed()) for loop, session in list(self._by_loop.items()))
+        return bool(self.open())
+
+    def open(self) -> list[Session]:
+        """The sessions in use. Any thread may call it."""
+        return [each for loop, each in list(self._by_loop.items()) if not (each.closed or loop.is_closed())]
 
     def forget_closed(self, loop: asyncio.AbstractEventLoop) -> None:
         """Forget the session of that loop if it is closed. The next use then makes a new one."""

@@ -57,7 +57,9 @@ class Loss(StrEnum):
 class Terms:
     """The request of one caller: a kind of lock of that name, under these settings, within `timeout` seconds."""
 
-    __slots__ = ("kind", "name", "owner", "settings", "task", "timeout")
+    __slots__ = ("_waits", "kind", "name", "owner", "settings", "task", "timeout")
+
+    _waits: bool  # without a value until it waits: most do not
 
     def __init__(
         self,
@@ -74,6 +76,15 @@ class Terms:
         self.task = task  # the task that asks
         self.timeout = timeout  # None: as long as it takes; 0: one try
         self.owner = owner  # the owner that may enter again, of a reentrant lock
+
+    def wait(self) -> None:
+        """It was not granted at once: it waits in the local queue, at the servers, or for a pause."""
+        self._waits = True
+
+    @property
+    def had_to_wait(self) -> bool:
+        """Whether it waits, or did so before its end."""
+        return getattr(self, "_waits", False)
 
     @property
     def described(self) -> tuple[str, str, str]:

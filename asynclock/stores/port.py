@@ -24,6 +24,7 @@ __all__ = [
     "Checked",
     "Facts",
     "Grant",
+    "Measured",
     "Node",
     "NodeConfig",
     "NodeView",
@@ -184,6 +185,15 @@ class Restartable(Protocol):
 
     async def read_mark(self) -> None:
         """Read the mark again: another client may have found the deployment new."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """Optional: a Node that measures how long its server takes to answer."""
+
+    def rtt(self) -> float | None:
+        """Seconds from an op to its answer, of the last op that was measured; None: none was. Any thread may call
+        it."""
 
 
 class NodeConfig(NamedTuple):

@@ -171,6 +171,14 @@ class Connection(asyncio.Protocol):
         oldest = next(ops, self.waiting[0])
         return oldest.deadline - oldest.sent
 
+    def fail_overdue(self, now: float) -> bool:
+        """Rule 2: fail the overdue commands. Returns whether there were any."""
+        overdue = [handler for handler in self.waiting if is_overdue(handler, self.moved_at, now)]
+        for handler in overdue:
+            error = TimeoutError(f"{self._node.label} did not answer within {now - handler.sent:.3g} s")
+            handler.fail(self._index, error, maybe=True)
+        return bool(overdue)
+
     def fail_all(self, error: Exception) -> None:
         """No reply will come any more."""
         handlers = list(self.waiting)

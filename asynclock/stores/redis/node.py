@@ -38,7 +38,7 @@ from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
 from asynclock.stores.port import UNDONE, Checked
 from asynclock.stores.redis import replies
 from asynclock.stores.redis.checks import Mode, check_vote
-from asynclock.stores.redis.connection import CommandReply, Connection, IgnoredReply, is_overdue, patience
+from asynclock.stores.redis.connection import CommandReply, Connection, IgnoredReply, patience
 from asynclock.stores.redis.delivery import Delivery, last_words
 from asynclock.stores.redis.encoding import encode, encode_native, encode_whole, pack
 from asynclock.stores.redis.handshake import handshake
@@ -49,6 +49,7 @@ from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff
 from asynclock.stores.redis.restarts import Dialer, Restarts
 from asynclock.stores.redis.stages import Stage, follow
+from asynclock.stores.redis.stopwatch import Stopwatch
 from asynclock.stores.redis.views import names, view
 from asynclock.stores.reports import Reports
 
@@ -86,6 +87,7 @@ class RedisNode:
         self._config = config
         self.clock = config.clock
         self._connection: Connection | None = None
+        self.rtt = Stopwatch(config.clock.now)
         self.pushed = Channel(config, self.label).pushed
         self._restarts = Restarts(store, config)
         self._quarantined = False
@@ -130,6 +132,7 @@ class RedisNode:
         send(wire or encode(op, self._config.prefix), handler)
         if self._timer is None or handler.deadline < self._timer_at:
             self._arm(handler.deadline)
+            self.rtt.time_last(connection.waiting, handler)
 
     def flush(self) -> None:
         if self._connection is not None:
@@ -212,11 +215,8 @@ class RedisNode:
         if now - connection.moved_at >= patience(limit):
             self.lost(connection, TimeoutError(f"{self.label} has been silent for {now - connection.moved_at:.3g} s"))
             return
-        overdue = [handler for handler in waiting if is_overdue(handler, connection.moved_at, now)]
         later = min((handler.deadline for handler in waiting if handler.deadline > now), default=math.inf)
-        for handler in overdue:
-            error = TimeoutError(f"{self.label} did not answer within {now - handler.sent:.3g} s")
-            handler.fail(self.index, error, maybe=True)
+        overdue = connection.fail_overdue(now)
         again = max(min(later, connection.moved_at + (patience(limit) if overdue else limit)), now + 0.001)
         # A handler that failed may have sent a command, which armed the timer.
         if self._connection is connection and (self._timer is None or again < self._timer_at):
@@ -282,8 +282,7 @@ class RedisNode:
                 await redis.connect()  # type: ignore[no-untyped-call]
                 self._reached(Stage.HELLO)
                 connection = take_over(self, redis)
-                ask = partial(self._ask, connection)
-                name = redis.client_name
+                ask, name = partial(self._ask, connection), redis.client_name
                 native, listens, self._mode = await handshake(ask, self._config, self._restarts, self.label, name)
             await self._delivery.send_all_but_a_slice(connection)
         except BaseException:
@@ -291,8 +290,7 @@ class RedisNode:
                 connection.abort()
             await redis.disconnect(nowait=True)
             raise
-        self._connection = connection
-        self._native, self.listens = native, listens
+        self._connection, self._native, self.listens = connection, native, listens
         self._quarantined = self._restarts.left > 0
         self._delivery.send_slice(connection)
         if connection.waiting and self._timer is None:
@@ -339,8 +337,7 @@ class RedisNode:
 
     def end_quarantine(self) -> None:
         self._quarantined = False
-        used = self._restarts.end_quarantine()
-        if used and self._connection is not None:
+        if (used := self._restarts.end_quarantine()) and self._connection is not None:
             self._ask(self._connection, "SET", mark(self._config.prefix), used)
 
     async def read_mark(self) -> None:
