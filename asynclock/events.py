@@ -28,6 +28,8 @@ class Acquired(LockEvent):
 
     waited: float
     """Seconds from the call to the lease."""
+    had_to_wait: bool = False
+    """Whether the first request was not enough: it waited for another owner, for its turn, or for the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class TimedOut(LockEvent):
 
     waited: float
     """Seconds from the call to its end."""
+    had_to_wait: bool = False
+    """Whether the first request was not enough: it waited for another owner, for its turn, or for the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Unavailable(LockEvent):
 
     waited: float
     """Seconds from the call to its end."""
+    had_to_wait: bool = False
+    """Whether the first request was not enough: it waited for another owner, for its turn, or for the nodes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class Lock:
             raise
         finally:
             if event is not None:
-                session.observers.tell(event(*terms.described, session.clock.now() - began))
+                session.observers.tell(event(*terms.described, session.clock.now() - began, terms.had_to_wait))
         return taken
 
     def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:

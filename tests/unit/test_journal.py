@@ -16,7 +16,14 @@ from tests.support.fake_clock import FakeClock
 pytestmark = pytest.mark.one_loop("pure")
 
 VALUES = {"name": "order:42", "kind": "mutex", "label": "order:{id}", "node": "redis://a", "reason": "expired"}
-VALUES |= {"outcome": "failed", "error": "no answer", "seconds": 2.5, "waited": 1.5, "held_for": 7.5}
+VALUES |= {
+    "outcome": "failed",
+    "error": "no answer",
+    "seconds": 2.5,
+    "waited": 1.5,
+    "held_for": 7.5,
+    "had_to_wait": True,
+}
 LEVELS = {
     WARNING: {"NodeDown", "Lost", "ReleaseFailed", "LoopLagged"},
     INFO: {"NodeUp", "Quarantined", "QuarantineEnded", "Broken"},
