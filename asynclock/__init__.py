@@ -7,8 +7,8 @@ redlock = Redlock("redis://a", "redis://b", "redis://c")
 async with redlock("order:42") as lease:
     await charge(fence=lease.fence)
 
-The public modules are this one, `asynclock.stores`, `asynclock.events` and `asynclock.info`. All other modules are
-private, whatever their names.
+The public modules are this one, `asynclock.stores`, `asynclock.events`, `asynclock.info` and `asynclock.otel`. All
+other modules are private, whatever their names.
 """
 
 from asynclock._errors import (
