@@ -216,7 +216,7 @@ async def test_max_hold_and_close(make: Make, name: str, caplog: pytest.LogCaptu
 
 async def test_no_loss_shows_an_id(server: Server, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Neither its own nor that of the new owner, in the error and in the log."""
-    async with Redlock(server.url, lease=LONG, prefix="") as client, Redlock(server.url, prefix="") as other:
+    async with Redlock(server.url, lease=LONG) as client, Redlock(server.url) as other:
         secrets: list[str] = []
         with pytest.raises(LockLost) as caught:
             async with asyncio.timeout(LIMIT), client(name) as lease:
