@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 import random
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,7 @@ class Acquisition:
         while True:
             session.check_kind(name, self.terms.kind)
             queue = self._queue = session.local_queues.of(name)
-            waiter = self._waiter = LocalWaiter(self, session.clock.now(), session.loop)
+            waiter = self._waiter = LocalWaiter(self, queue, session.loop)
             queue.join(waiter)
             self.state, timer = State.QUEUED_LOCALLY, None
             self.terms.wait()
@@ -175,17 +176,27 @@ class Acquisition:
                 return given if isinstance(given, Turn) or given.held else Turn.ASK
 
     def _leave_local_queue(self, queue: LocalQueue, waiter: LocalWaiter) -> None:
-        """Its time is up. If no majority has answered the asker since this task joined, it is unknown whether the name
+        """Its time is up. If no majority has answered an asker since this task joined, it is unknown whether the name
         is held: raises QuorumUnavailable."""
         queue.leave(waiter)
-        ballot = queue.asker.unanswered_round if queue.asker is not None else None
-        if ballot is not None and ballot.sent <= waiter.joined_at:
-            raise self._session.quorum.unavailable(ballot, self.terms.name)
+        asker = queue.asker
+        ballot = asker.unanswered_round if asker is not None else None
+        if not waiter.knows_nothing(queue):
+            return
+        if asker is not None and ballot is not None:
+            raise self._session.quorum.unavailable(ballot, self.terms.name, asker.reasons)
+        if queue.outage is not None:  # its time was up in the turn of the loop in which the asker found that out
+            raise copy(queue.outage)
 
     @property
     def unanswered_round(self) -> Ballot | None:
         """The round under way, if no majority has answered before."""
         return self._attempt.ballot if self._attempt is not None and not self._is_refused else None
+
+    @property
+    def reasons(self) -> dict[int, Exception]:
+        """The last error of each node in this outage."""
+        return self._planner.reasons if self._planner is not None else {}
 
     def ask_ahead(self) -> None:
         """Its turn has come. The round is sent now, since its task wakes only in the next turn of the loop."""
@@ -262,8 +273,11 @@ class Acquisition:
         return attempt
 
     def _outcome(self, ballot: Ballot) -> Awaitable[Outcome]:
-        """An awaitable of the outcome. It ends at the latest when the caller's time is up."""
+        """An awaitable of the outcome. It ends at the latest when the caller's time is up, or the patience."""
         self._round = ballot
+        patience_ends = math.inf if self._planner is None else self._planner.patience_ends
+        if patience_ends < self._give_up:
+            return outcome_by(ballot, self._session, patience_ends, ballot.expire)
         if self._give_up == math.inf:
             return ballot.waiter(self._session.loop)
         return outcome_by(ballot, self._session, self._give_up, self._time_up)
@@ -286,7 +300,7 @@ class Acquisition:
             if self._session.local_queues.is_alone(self):  # later tasks find a queue that is broken
                 self._session.local_queues.of(self.terms.name)
             if self._queue is not None:
-                self._queue.dissolve()
+                self._queue.dissolve(error)
             return planner.after_outage(error, now, self._give_up)
         step = planner.after_refusal(ballot, now, self._give_up)
         if self._queue is not None:

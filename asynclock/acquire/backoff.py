@@ -91,6 +91,11 @@ class Pace:
         self._pause = _PAUSE[0]
         self._outage_pause = _OUTAGE_PAUSE[0]
 
+    @property
+    def ends(self) -> float:
+        """When the patience for this outage ends; math.inf: there is no outage."""
+        return math.inf if self._patience_ends is None else self._patience_ends
+
     def after_refusal(self, now: float, soonest: float = math.inf) -> Plan:
         """When to try again after a refusal: after a pause, or in `soonest` seconds if that is less, since a holder's
         lease may end then."""

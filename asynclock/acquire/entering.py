@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
+from asynclock._options import QUORUM_TIMEOUT
 from asynclock.acquire.attempt import Pause
 from asynclock.acquire.backoff import Pace
 
@@ -28,4 +29,4 @@ async def enter(session: Session) -> None:
         await pause.wait(again.at)
         session.check_open()
         await session.quorum.open(again=True)
-        error = await session.quorum.check(within)
+        error = await session.quorum.check(min(within, max(pace.ends - session.clock.now(), QUORUM_TIMEOUT)))

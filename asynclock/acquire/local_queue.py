@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
+    from asynclock._errors import LockError
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.tenure import Tenure
@@ -46,12 +47,16 @@ class Turn(Enum):
 class LocalWaiter:
     """An acquisition in the queue."""
 
-    __slots__ = ("acquisition", "joined_at", "turn")
+    __slots__ = ("_answers", "acquisition", "turn")
 
-    def __init__(self, acquisition: Acquisition, joined_at: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, acquisition: Acquisition, queue: LocalQueue, loop: asyncio.AbstractEventLoop) -> None:
         self.acquisition = acquisition
-        self.joined_at = joined_at
+        self._answers = queue.answers
         self.turn: asyncio.Future[Tenure | Turn] = loop.create_future()  # the hold, or its turn to ask
+
+    def knows_nothing(self, queue: LocalQueue) -> bool:
+        """Whether no majority has answered an asker, and no task of this process had the hold, since it joined."""
+        return queue.answers == self._answers
 
     @property
     def waits(self) -> bool:
@@ -82,13 +87,15 @@ class LocalWaiter:
 class LocalQueue:
     """The queue of one name. It exists while a task waits, or asks after others have waited."""
 
-    __slots__ = ("_queues", "_waiters", "asker", "broken", "name")
+    __slots__ = ("_queues", "_waiters", "answers", "asker", "broken", "name", "outage")
 
     def __init__(self, queues: LocalQueues, name: str, asker: Acquisition | None) -> None:
         self._queues = queues
         self.name = name
         self.asker = asker  # the acquisition that asks the servers; None: a task of this process holds the name
+        self.answers = 0  # how often a majority has answered an asker, or a task of this process had the hold
         self.broken = False  # a majority is out of reach: each task asks for itself
+        self.outage: LockError | None = None  # its error
         self._waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
 
     @property
@@ -119,7 +126,8 @@ class LocalQueue:
 
     def answered(self) -> None:
         """A majority has answered the asker: the tasks wait here again."""
-        self.broken = False
+        self.answers += 1
+        self.broken, self.outage = False, None
 
     def end_asking(self, has_it: bool) -> None:
         """The asker has got the hold (`has_it`), or has given up."""
@@ -132,6 +140,11 @@ class LocalQueue:
             self._end()
         else:
             self.asker = None
+
+    def hold_ended(self) -> None:
+        """A task of this process had the hold."""
+        self.answers += 1
+        self.next_turn()
 
     def next_turn(self) -> None:
         """No task of this process asks or holds the name: the first waiter asks."""
@@ -160,9 +173,9 @@ class LocalQueue:
         waiter.take(hold.begin(waiter.acquisition.terms))
         return True
 
-    def dissolve(self) -> None:
+    def dissolve(self, outage: LockError) -> None:
         """A majority is out of reach: each task asks for itself, within its own timeout."""
-        self.broken = True
+        self.broken, self.outage = True, outage
         waiters, self._waiters = self._waiters or (), None
         for waiter in waiters:
             waiter.notify(Turn.ASK)
@@ -230,7 +243,7 @@ class LocalQueues:
             for name in names:
                 queue = self._by_name.get(name)
                 if queue is not None and queue.asker is None:
-                    queue.next_turn()
+                    queue.hold_ended()
 
 
 class YieldedNames:

@@ -46,6 +46,16 @@ class Planner:
         if self._pace.outage is not None and now >= self._pace.outage_limit(now, give_up):
             raise self._pace.outage
 
+    @property
+    def reasons(self) -> dict[int, Exception]:
+        """The last error of each node in this outage."""
+        return self._pace.reasons
+
+    @property
+    def patience_ends(self) -> float:
+        """When the patience for this outage ends; math.inf: there is no outage."""
+        return self._pace.ends
+
     def error(self, ballot: Ballot) -> ConfigError | QuorumUnavailable:
         """The error of a round without a majority. For a node that was silent in it, this is its last error in this
         outage."""

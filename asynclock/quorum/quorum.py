@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from asynclock.quorum.quarantine import Quarantine, Ruling
     from asynclock.stores.port import Node
 
+_TROUBLED = 1.0
+"""Seconds for which an error explains the silence of its node in later rounds of other acquires."""
+
 _SERVING = {serve: Queueing(serve) for serve in Serve}
 
 
@@ -34,6 +37,7 @@ class Quorum:
         self._quarantine = quarantine
         self._restartable = [node for node in nodes if isinstance(node, Restartable)]
         self._flushes = [node.flush if isinstance(node, Buffered) else _nothing for node in nodes]
+        self._troubled: dict[int, tuple[float, Exception]] = {}  # the last error of a node, and until when it counts
         # What a release does for the next waiter: over N nodes no single node can grant it the hold.
         self.serve = Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
 
@@ -139,11 +143,18 @@ class Quorum:
     def unavailable(
         self, ballot: Ballot, name: str, before: Mapping[int, Exception] | None = None
     ) -> ConfigError | QuorumUnavailable:
-        """The error for a ballot that was UNREACHABLE. A node that is silent in this round is reported with its error
-        of `before`."""
-        errors = dict(ballot.errors())
-        for i in ballot.silent():
-            errors[i] = (before or {}).get(i) or TimeoutError(f"{self.nodes[i].label} has not answered yet")
+        """The error for a ballot that was UNREACHABLE, or is still open. A node that is silent in this round is
+        reported with its error of `before`. If these errors decide, the other silent nodes are not reported: the round
+        may have been sent a moment ago."""
+        errors, silent, now = dict(ballot.errors()), ballot.silent(), self.clock.now()
+        for i in [i for i in self._troubled if ballot.votes[i] is not None and i not in errors]:  # it has answered
+            del self._troubled[i]
+        before = {i: error for i, (until, error) in self._troubled.items() if now < until} | dict(before or {})
+        self._troubled.update((i, (now + _TROUBLED, error)) for i, error in errors.items())
+        errors |= {i: before[i] for i in silent if i in before}
+        if len(errors) < len(self.nodes) - len(self.nodes) // 2:
+            unknown = (i for i in silent if i not in before)
+            errors |= {i: TimeoutError(f"{self.nodes[i].label} has not answered yet") for i in unknown}
         return self._outage({self.nodes[i].label: errors[i] for i in sorted(errors)}, name)
 
     def unavailable_nodes(self, errors: Mapping[int, BaseException], name: str) -> ConfigError | QuorumUnavailable:
