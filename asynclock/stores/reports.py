@@ -1,25 +1,33 @@
-"""What a node tells its client about itself: down, up, in quarantine. Each change is told once."""
+"""What a node tells its client about itself: down, up, in quarantine. Each change is told once. And the log lines for
+releases that its server refuses."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
+from asynclock._errors import brief
+from asynclock._flood import Flood
 from asynclock.events import NodeDown, NodeUp, Quarantined, QuarantineEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asynclock._clock import Clock
     from asynclock.events import Event
+
+log = logging.getLogger("asynclock")
 
 
 class Reports:
     """The reports of one node."""
 
-    __slots__ = ("_label", "_quarantined", "_tell", "_up")
+    __slots__ = ("_flood", "_label", "_quarantined", "_tell", "_up")
 
-    def __init__(self, label: str, tell: Callable[[Event], object]) -> None:
+    def __init__(self, label: str, tell: Callable[[Event], object], clock: Clock) -> None:
         self._label = label
         self._tell = tell
+        self._flood = Flood(clock, self._more_unreleased)
         self._up: bool | None = None  # None: nothing is known yet
         self._quarantined = False
 
@@ -43,3 +51,18 @@ class Reports:
         elif left <= 0 and self._quarantined:
             self._quarantined = False
             self._tell(QuarantineEnded(self._label))
+
+    def unreleased(self, name: str, error: Exception) -> None:
+        """Its server refuses the release of a lock."""
+        if self._flood.admits(None):
+            fields = {"asynclock_node": self._label, "asynclock_lock": name, "asynclock_error": str(error)}
+            log.error("asynclock: %s was not released: %s", brief(name), error, extra=fields)
+
+    def _more_unreleased(self, kind: None, count: int) -> None:
+        del kind
+        fields = {"asynclock_node": self._label, "asynclock_more": count}
+        log.error("asynclock: and %s more locks that were not released at %s", f"{count:,}", self._label, extra=fields)
+
+    def stop(self) -> None:
+        """The node closes."""
+        self._flood.stop()

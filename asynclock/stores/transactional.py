@@ -173,7 +173,7 @@ class TransactionalNode:
         self._prefix = config.prefix
         self._listener = config.listener
         self._clock = config.clock
-        self._reports = Reports(store.label, config.tell)
+        self._reports = Reports(store.label, config.tell, config.clock)
         self._due = 0  # the number of replies that are scheduled
         self._notices: deque[Notice] = deque()  # received while a transaction ran or a reply was scheduled
         self._queue: deque[tuple[Coroutine[Any, Any, None], Callable[[Exception | None], object]]] = deque()

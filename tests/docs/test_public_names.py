@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import asynclock
 from asynclock import (
     ConfigError,
+    Holder,
     LockError,
     LockLost,
     LockNotHeld,
@@ -29,6 +30,7 @@ from asynclock import (
     SelfDeadlock,
     Unsupported,
     _errors,
+    events,
 )
 from tests.support.default_keys import key_of
 from tests.support.servers import Server
@@ -39,7 +41,9 @@ MAX_LINES = 400
 ERRORS: list[LockError] = [
     LockError("no", name="order:42"),
     LockTimeout("late", name="order:42"),
+    LockTimeout("late", name="order:42", holder=Holder("order:42", "web-3", 812, 1.0, None, "note"), waited=2.5),
     LockLost("order:42", "max_hold"),
+    LockLost("order:42", "expired", why="no majority", errors={"a:6379": TimeoutError("no answer")}),
     LockNotHeld("gone", name="order:42"),
     SelfDeadlock("me", name="order:42"),
     QuorumUnavailable("away", name="order:42", errors={"a:6379": TimeoutError("no answer"), "b:1": OSError(111, "x")}),
@@ -125,6 +129,29 @@ def test_lost_pickles_its_reason() -> None:
     assert pickle.loads(pickle.dumps(LockLost("order:42", "taken"))).reason == "taken"
 
 
+def test_lost_pickles_its_errors() -> None:
+    """`.errors` survives, and the message that tells them."""
+    error = LockLost("order:42", "expired", why="nobody renewed it", errors={"a:6379": TimeoutError("no answer")})
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == "lost the lock 'order:42': nobody renewed it"
+    assert {node: str(said) for node, said in again.errors.items()} == {"a:6379": "no answer"}
+
+
+def test_timeout_pickles_its_holder() -> None:
+    """`.holder` and `.waited` survive."""
+    holder = Holder("order:42", "web-3", 812, 1.0, 20.0, "note")
+    again = pickle.loads(pickle.dumps(LockTimeout("late", name="order:42", holder=holder, waited=2.5)))
+    assert (again.holder, again.waited) == (holder, 2.5)
+
+
+def test_every_event_is_documented() -> None:
+    """What it tells, and each field whose name does not say it."""
+    for event in vars(events).values():
+        if inspect.isclass(event) and issubclass(event, events.Event):
+            assert inspect.getdoc(event), event.__name__
+            assert not (inspect.getdoc(event) or "").startswith(f"{event.__name__}("), "the docstring of dataclasses"
+
+
 def test_unavailable_pickles_its_errors() -> None:
     """`.errors` survives, node by node."""
     error = QuorumUnavailable("away", errors={"a:6379": TimeoutError("no answer")})
@@ -161,6 +188,8 @@ def test_defaults_of_errors() -> None:
     """`.name` is "" where no single lock is meant, `.errors` empty where there are none."""
     assert ConfigError("x").name == ""
     assert QuorumUnavailable("x").errors == {}
+    assert LockLost("x", "taken").errors == {}
+    assert (LockTimeout("x").holder, LockTimeout("x").waited) == (None, 0.0)
 
 
 # -- secrets ---------------------------------------------------------------------------------------------------------

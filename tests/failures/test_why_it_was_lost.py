@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from asynclock import LockLost, Redlock
-from asynclock.acquire.journal import BURST
+from asynclock._flood import BURST
 from asynclock.rules.model import Verb
 from tests.support.probes import intercept_notices, renew_now
 from tests.support.servers import Server

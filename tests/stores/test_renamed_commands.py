@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from asynclock import ConfigError, Redlock
+from asynclock._flood import BURST
 from asynclock.stores.redis.replies import Fault, ServerError, fault_of, unknown_command
 from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.default_keys import key_of
@@ -120,6 +121,19 @@ async def test_c13_a_release_that_the_server_cannot_do_fails(
             async with redlock(f"{name}:block"):
                 pass
         await until(lambda: unreleased(caplog) == 2 * nodes)  # the last node's answer may come after the majority's
+
+
+async def test_many_releases_that_a_server_refuses_are_counted(
+    servers: Servers, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some lines, and one with the number of the others."""
+    async with aclosing(Redlock(*no_release(servers, 1))) as redlock:
+        for number in range(BURST + 20):
+            lease = await redlock(f"{name}:{number}").acquire(timeout=None)
+            with pytest.raises(ConfigError):
+                await lease.release()
+    assert unreleased(caplog) == BURST + 1
+    assert "and 20 more locks that were not released" in caplog.records[-1].getMessage()
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

@@ -9,7 +9,8 @@ from logging import DEBUG, INFO, WARNING
 import pytest
 
 from asynclock import events
-from asynclock.acquire.journal import BURST, LINES, WINDOW, Flood, Journal, write
+from asynclock._flood import BURST, WINDOW, Flood
+from asynclock.acquire.journal import LINES, Journal, write
 from asynclock.events import Event, Lost, NodeDown
 from tests.support.fake_clock import FakeClock
 

@@ -102,7 +102,7 @@ class RedisNode:
         self._delivery = Delivery(self._pending, config.prefix, self.clock.now, self._answered)
         self._lost_at = -math.inf  # when the last connection was lost
         self._backoff = Backoff()
-        self._reports = Reports(self.label, config.tell)
+        self._reports = Reports(self.label, config.tell, self.clock)
 
     def __repr__(self) -> str:
         return f"<RedisNode {self.label} {self.state.value}>"
@@ -171,7 +171,7 @@ class RedisNode:
                 self._native = ()
                 connection.send(encode(handler.op, self._config.prefix), handler)
             case replies.Fault.CONFIG:
-                refusal = replies.refusal(self.label, error, handler.op)
+                refusal = replies.refusal(self.label, error, handler.op, self._reports)
                 handler.fail(self.index, refusal, maybe=replies.is_half_done(error))
             case fault:
                 if handler.op.verb is RELEASE:  # BUSY, for example: the server did nothing, and may do it later
@@ -261,13 +261,12 @@ class RedisNode:
         while self.state is not NodeState.CLOSED:
             try:
                 await self._open_connection()
+                return
             except Exception as error:  # any failure: `error` keeps it for messages, and the next attempt follows
                 self.error = replies.connect_error(self.label, error, self.stage)
                 self._pending.prune(self.clock.now())
                 self.state = NodeState.DOWN if self.state is NodeState.NEW else self.state
                 self._reports.down(self.error)
-            else:
-                return
             finally:
                 self._met.set()
             await asyncio.sleep(self._backoff.failed(hopeless=isinstance(self.error, ConfigError)))
@@ -382,6 +381,7 @@ class RedisNode:
     async def aclose(self) -> None:
         self.state = NodeState.CLOSED
         await self._delivery.stop()
+        self._reports.stop()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import ssl
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hiredis import ProtocolError
 from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
 
-from asynclock._errors import ConfigError, brief
+from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
 from asynclock.rules.model import Verb
 from asynclock.stores.port import Refused, Slots, WrongKind
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Op
     from asynclock.stores.port import Grant
-
-log = logging.getLogger("asynclock")
+    from asynclock.stores.reports import Reports
 
 
 PLAIN_YES: Grant = 0, False
@@ -162,12 +160,12 @@ def unknown_command(text: str, script: str = "") -> str:
     return " or ".join(dict.fromkeys(re.findall(r"redis\.p?call\('(\w+)'", "".join(line)))) or "a command of its script"
 
 
-def refusal(label: str, error: ServerError, op: Op) -> ConfigError:
+def refusal(label: str, error: ServerError, op: Op, reports: Reports) -> ConfigError:
     """The error of an op that a server refuses. A release is logged as well, because many are sent in the background:
     the key stays on that server until its lease ends."""
     refused = config_error(label, error, SCRIPTS[op.kind.letter])
     if op.verb is Verb.RELEASE and not isinstance(refused, WrongKind):  # a key of another type is not a lock
-        log.error("asynclock: %s was not released: %s", brief(op.name), refused)
+        reports.unreleased(op.name, refused)
     return refused
 
 

@@ -44,7 +44,7 @@ class Restarts:
         self._until = -math.inf
         self._warned = False
         self._warned_of_eviction = False
-        self._reports = Reports(dialer.label, config.tell)
+        self._reports = Reports(dialer.label, config.tell, config.clock)
 
     @property
     def left(self) -> float:
