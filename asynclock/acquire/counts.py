@@ -30,8 +30,12 @@ class Counts(NamedTuple):
 
 def counts(session: Session) -> Counts:
     """The counts of a session now."""
-    found = [tuple(each) if isinstance(each, dict) else (each,) for each in session.holds.all()]
-    holds = {id(hold) for each in found for hold in each}
+    holds: set[int] = set()
+    for found in session.holds.all():
+        if isinstance(found, dict):
+            holds.update(map(id, tuple(found)))
+        else:
+            holds.add(id(found))
     waiting = sum(isinstance(each, Acquisition) and each.terms.had_to_wait for each in list(session.under_way))
     nodes = tuple(
         NodeCounts(node.label, node.error is None, node.rtt() if isinstance(node, Measured) else None)
