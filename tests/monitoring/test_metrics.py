@@ -66,7 +66,7 @@ async def test_the_wait_of_an_acquire_that_waited_is_recorded(make: Make, meters
     lock = client(name, label="a")
     async with other(name):
         assert await lock.acquire(timeout=0) is None
-        assert await lock.acquire(timeout=0.05) is None
+        assert await lock.acquire(timeout=0.2) is None
         waiter = asyncio.create_task(lock.acquire())
         await waits(client)
     await (await waiter).release()
@@ -76,7 +76,7 @@ async def test_the_wait_of_an_acquire_that_waited_is_recorded(make: Make, meters
     (timed_out,) = [
         point for point in meters.points("asynclock.wait.duration") if point.attributes["outcome"] == "timeout"
     ]
-    assert timed_out.sum >= 0.045  # a timer of uvloop may be early by some ms
+    assert timed_out.sum >= 0.19  # a timer of uvloop may be early by some ms
     assert tuple(timed_out.explicit_bounds) == WAIT_BUCKETS
 
 
@@ -151,18 +151,18 @@ async def test_losses_count_by_reason(make: Make, meters: Meters, name: str) -> 
 
 async def test_an_expired_lease_counts_and_so_do_its_renewals(server: Server, meters: Meters, name: str) -> None:
     """A renewal that no majority answers fails, and the next one is sent. So does the release of the lost lease."""
-    async with Redlock(server.url, lease=0.6, node_timeout=0.05) as client:
+    async with Redlock(server.url, lease=6, node_timeout=0.1) as client:
         instrument(client, meter_provider=meters.provider)
         async with client(name) as lease:
             renew_now(lease)
-            await until(lambda: meters.by("asynclock.renewals", "outcome") == {"ok": 1})
+            await until(lambda: meters.value("asynclock.renewals", outcome="ok"))
         async with client(f"{name}:open") as lease:
             server.freeze()
             renew_now(lease)
             await until(lambda: meters.value("asynclock.renewals", outcome="failed"))
         assert meters.value("asynclock.release.failures") == 1
         server.thaw()
-        await lost(client(name), lambda: asyncio.sleep(0, server.freeze()))
+        await lost(client(name, lease=0.6), lambda: asyncio.sleep(0, server.freeze()))
         assert meters.by("asynclock.lost", "reason") == {"expired": 1}
         server.thaw()
 

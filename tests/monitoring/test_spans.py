@@ -81,11 +81,11 @@ async def test_a_timeout_is_an_error(make: Make, name: str) -> None:
     client, other = make(), make()
     traces = traced(client, spans=True)
     async with other(name):
-        assert await client(name).acquire(timeout=0.05) is None
+        assert await client(name).acquire(timeout=0.2) is None
     (span,) = traces.spans()
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "timeout")
     assert attributes_of(span)["asynclock.outcome"] == "timeout"
-    assert seconds(span) >= 0.045  # a timer of uvloop may be early by some ms
+    assert seconds(span) >= 0.19  # a timer of uvloop may be early by some ms
 
 
 async def test_an_outage_is_an_error(server: Server, name: str) -> None:
