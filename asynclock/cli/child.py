@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _LOOK = 0.02  # seconds between two looks whether the group is empty, which no signal tells
-_SUSPENDED = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_SUSPENDED = tuple(getattr(signal, each, None) for each in ("SIGTSTP", "SIGTTIN", "SIGTTOU"))
 
 
 class Child:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from asynclock._errors import ConfigError
 from asynclock.cli.guard import OnLost
 from asynclock.cli.options import AsJson, MaxLease, Prefix, Urls, client, duration, named_urls
 from asynclock.cli.program import Code
@@ -83,6 +85,8 @@ def run(
     majority of the servers is out of reach; 70 the lease was lost; 64 wrong usage; 126, 127 the command cannot be run,
     or was not found.
     """
+    if not hasattr(os, "fork"):
+        raise ConfigError("asynclock run needs Linux or macOS: it ends its command with signals")
     if command[0].startswith("-"):
         raise typer.BadParameter("give the command after --: asynclock run NAME [OPTIONS] -- COMMAND...")
     plan = Plan(

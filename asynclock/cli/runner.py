@@ -26,7 +26,11 @@ if TYPE_CHECKING:
     from asynclock.locks.lease import Lease
     from asynclock.locks.lock import Lock
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_FORWARDED = tuple(
+    getattr(signal, each)
+    for each in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, each)  # Windows has not all of them, and imports this module as well
+)
 _POLL = (0.05, 0.5)
 """The shortest and the longest pause between two looks at another run, in seconds, where no notice can come."""
 _EITHER = {"mutex", "read-write lock"}

