@@ -127,9 +127,11 @@ async def test_many_releases_that_a_server_refuses_are_counted(
     servers: Servers, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Some lines, and one with the number of the others."""
-    async with aclosing(Redlock(*no_release(servers, 1))) as redlock:
-        for number in range(BURST + 20):
-            lease = await redlock(f"{name}:{number}").acquire(timeout=None)
+    some = Forbidding(servers, 1)
+    async with aclosing(Redlock(*some.urls)) as redlock:
+        leases = [await redlock(f"{name}:{number}").acquire(timeout=None) for number in range(BURST + 20)]
+        some.forbid(*RELEASE)
+        for lease in leases:
             with pytest.raises(ConfigError):
                 await lease.release()
     assert unreleased(caplog) == BURST + 1
