@@ -10,12 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import asynclock
 from asynclock import Redlock
 from asynclock._options import ClientSettings, LockSettings
 from tests.support.programs import QUIET
+from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,7 +46,9 @@ def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path) -> None:
     assert not done.stderr
 
 
-@pytest.mark.parametrize("snippet", [each for each in SNIPPETS if "asyncio.run(" not in each.values[0]])
+@pytest.mark.parametrize(
+    "snippet", [each for each in SNIPPETS if not re.search(r"asyncio\.run\(|FastAPI", each.values[0])]
+)
 async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: str) -> None:
     """Each coroutine function that it shows is called, with a real client, and calls the function that it guards."""
     called: list[str] = []
@@ -66,6 +70,25 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
         await function(*[f"{name}:{each}" for each in inspect.signature(function).parameters])
         assert len(called) == before + 1
     assert mine or "Redlock(" in snippet
+
+
+async def test_the_readiness_probe_of_the_docs(server: Server) -> None:
+    """It runs as it stands: ready while a lock can be acquired, and not while the server only answers PING."""
+    (snippet,) = (each.values[0] for each in SNIPPETS if "FastAPI" in str(each.values[0]))
+    world: dict[str, Any] = {"__name__": "snippet"}
+    exec(compile(str(snippet), "snippet", "exec"), world)
+    world["redlock"] = Redlock(server.url)
+    transport = httpx.ASGITransport(app=world["app"])
+    async with world["lifespan"](world["app"]), httpx.AsyncClient(transport=transport, base_url="http://app") as http:
+        for memory, status, reason in ((0, 200, ""), (1, 503, "OOM"), (0, 200, "")):
+            with server.cli() as cli:
+                cli.config_set("maxmemory", memory)
+                assert cli.ping()
+            answer = await http.get("/ready")
+            assert answer.status_code == status
+            assert reason in answer.json()["reason"]
+            assert (reason == "") is (answer.json()["reason"] == "")
+            assert answer.json()["nodes"].keys() == {server.url}
 
 
 @pytest.mark.parametrize("kind", ["mutex", "rwlock", "semaphore", "multi"])

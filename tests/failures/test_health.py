@@ -11,13 +11,13 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from asynclock import ConfigError, Health, NodeHealth, QuorumUnavailable, Redlock
+from asynclock import ConfigError, Health, NodeHealth, Redlock
 from asynclock.rules.model import State
 from asynclock.stores.embedded import server as valkey
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import PROBE
 from asynclock.stores.redis.checks import Mode, mode_of
-from tests.support.probes import listens, nodes_of
+from tests.support.probes import listens
 from tests.support.servers import Server, Servers, free_port
 from tests.support.user_store import DictStore, state_of
 from tests.support.waiters import until, urls_of
@@ -42,13 +42,6 @@ async def one(*nodes: object, **options: object) -> NodeHealth:
     return node
 
 
-def user(server: Server, *rules: str) -> str:
-    """The url of a user with all rights, changed by these rules."""
-    with server.cli() as cli:
-        cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&*", "+@all", *rules)
-    return server.url.replace("unix://", "unix://worker:secret@")
-
-
 # -- what a check does -------------------------------------------------------------------------------------------------
 
 
@@ -71,7 +64,7 @@ async def test_d12_a_check_leaves_no_key(servers: Servers, prefix: str, nodes: i
 @pytest.mark.parametrize("command", ["zadd", "pexpire", "del", "hset", "hdel", "publish"])
 async def test_d12_a_check_that_is_cut_off_leaves_no_key_for_long(server: Server, command: str) -> None:
     """Wherever the script ends, what it wrote expires."""
-    await one(user(server, f"-{command}"))
+    await one(server.user(f"-{command}"))
     with server.cli() as cli:
         assert all(0 < cli.pttl(key) <= 1000 for key in cli.scan_iter())
 
@@ -203,7 +196,7 @@ def _ping(server: Server) -> bytes:
 )
 async def test_d12_missing_rights(server: Server, rules: str) -> None:
     """Of a command or of a key that an acquire needs: the error contains the rule to paste."""
-    node = await one(user(server, *rules.split()))
+    node = await one(server.user(*rules.split()))
     assert not node.ok
     assert "ACL SETUSER" in node.error
     assert "secret" not in node.error
@@ -215,7 +208,7 @@ async def test_d12_a_server_that_sends_no_notices_votes(
     server: Server, name: str, rules: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Locks work there, and waiters poll: it is ok, and the error of the node says what is missing."""
-    async with aclosing(Redlock(user(server, *rules.split()))) as client:
+    async with aclosing(Redlock(server.user(*rules.split()))) as client:
         health = await client.health()
         assert health.ok
         assert health.reason == ""
@@ -230,9 +223,9 @@ async def test_d12_a_server_that_sends_no_notices_votes(
 @same_on_both
 async def test_d12_publish_is_forbidden_later(server: Server) -> None:
     """The check publishes by the same path as a release, so it sees that."""
-    async with aclosing(Redlock(user(server))) as client:
+    async with aclosing(Redlock(server.user())) as client:
         assert (await client.health()).nodes[0].error == ""
-        user(server, "-publish")
+        server.user("-publish")
         (node,) = (await client.health()).nodes
         assert node.ok
         assert "publish" in node.error
@@ -369,100 +362,3 @@ def test_no_user_can_lock_the_name_of_the_check() -> None:
     """It is reserved."""
     with pytest.raises(ConfigError, match="reserved"):
         Redlock("redis://a")(PROBE)
-
-
-# -- entering, and the first acquire -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nodes", [1, 3])
-async def test_d12_a_misconfigured_server_is_told_at_the_start(servers: Servers, name: str, nodes: int) -> None:
-    """The first acquire finds what it does not need yet: here the rights of a waiter. One node of three costs nothing.
-    Once it is mended, the same client works."""
-    some = [servers.start() for _ in range(3)]
-    urls = [user(each, "-zadd") for each in some[:nodes]]
-    for use in ("acquire", "enter"):
-        async with aclosing(Redlock(*urls)) as client:
-            async with asyncio.timeout(4):  # no patience: waiting does not help
-                with pytest.raises(ConfigError, match="zadd"):
-                    await (client(name).acquire() if use == "acquire" else client.__aenter__())
-            for each in some[:nodes]:
-                user(each)
-            async with client(name, timeout=5) as lease:
-                assert lease.held
-            for each in some[:nodes]:
-                user(each, "-zadd")
-    if nodes == 3:
-        user(some[0])
-        user(some[1])
-        async with Redlock(*urls) as client, client(name) as lease:
-            assert lease.held
-
-
-async def test_d12_a_monitor_needs_no_right_to_lock(server: Server, name: str) -> None:
-    """inspect, holders and locked do not check for votes."""
-    async with Redlock(server.url) as holder, holder(name):
-        async with aclosing(Redlock(user(server, "-set", "-del", "-zadd"))) as monitor:
-            assert (await monitor.inspect(name)).holders
-            assert await monitor(name).locked()
-            assert [each.name async for each in monitor.holders()] == [name]
-            assert not (await monitor.health()).ok
-
-
-async def test_d12_entering_waits_for_the_end_of_an_outage(servers: Servers, name: str) -> None:
-    """The server has no memory left as the program starts; entering goes on as soon as it has."""
-    server = servers.start("--maxmemory", "1")
-    client = Redlock(server.url, patience=20)
-    entering = asyncio.create_task(client.__aenter__())
-    with server.cli() as cli:
-        await until(lambda: "errorstat_OOM" in cli.info("errorstats"))
-        assert not entering.done()
-        cli.config_set("maxmemory", 0)
-    async with asyncio.timeout(10):
-        await entering
-    async with client, client(name) as lease:
-        assert lease.held
-
-
-async def test_d12_entering_waits_for_servers_that_start_later(servers: Servers, name: str) -> None:
-    """A program and its three servers start together: the servers are new, so they vote at once."""
-    some = [servers.start() for _ in range(3)]
-    for each in some:
-        each.kill()
-    client = Redlock(*urls_of(some), patience=20)
-    entering = asyncio.create_task(client.__aenter__())
-    await asyncio.sleep(0)
-    await until(lambda: _reason(client).count("refused") == 3)
-    for each in some:
-        each.restart()
-    async with asyncio.timeout(10):
-        await entering
-    async with client, client(name, timeout=0) as lease:
-        assert lease.held
-
-
-def _reason(client: Redlock) -> str:
-    return " ".join(str(node.error) for node in nodes_of(client))
-
-
-@pytest.mark.parametrize("patience", [0, 0.3])
-async def test_d12_entering_ends_with_patience(servers: Servers, patience: float) -> None:
-    """With the reason of the node."""
-    server = servers.start("--maxmemory", "1")
-    client = Redlock(server.url, patience=patience)
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    with pytest.raises(QuorumUnavailable, match="OOM"):
-        await client.__aenter__()
-    assert loop.time() - began >= patience - 0.01
-    await client.aclose()
-
-
-async def test_d12_a_server_without_memory_still_gets_releases(server: Server, name: str) -> None:
-    """It casts no vote, and stays connected: what is held there is released."""
-    async with Redlock(server.url) as client:
-        async with client(name):
-            with server.cli() as cli:
-                cli.config_set("maxmemory", 1)
-            assert not (await client.health()).ok
-        with server.cli() as cli:
-            assert not cli.exists(name)

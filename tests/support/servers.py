@@ -49,6 +49,12 @@ class Server:
         """A blocking client for the test's own commands to the server."""
         return redis.Redis(unix_socket_path=str(self.path), **kwargs)
 
+    def user(self, *rules: str) -> str:
+        """The url of a user with all rights, changed by these ACL rules."""
+        with self.cli() as cli:
+            cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&*", "+@all", *rules)
+        return f"unix://worker:secret@{self.path}"
+
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # it may run on for a moment

@@ -68,7 +68,7 @@ def test_b8_a_time_is_a_number_or_a_timedelta(option: str, value: Any) -> None:
         client_settings({option: value})
 
 
-@pytest.mark.parametrize("option", ["lease", "max_hold", "max_lease", "node_timeout"])
+@pytest.mark.parametrize("option", ["lease", "max_hold", "max_lease", "node_timeout", "connect_timeout"])
 @pytest.mark.parametrize("zero", [0, 0.0, -0.0, timedelta()])
 def test_b8_zero_where_it_means_nothing(option: str, zero: Any) -> None:
     """A lease of no length is refused."""
@@ -88,7 +88,7 @@ def test_none_where_it_means_something(option: str) -> None:
     client_settings({option: None})
 
 
-@pytest.mark.parametrize("option", ["lease", "min_hold", "max_lease", "patience", "fence_memory"])
+@pytest.mark.parametrize("option", ["lease", "min_hold", "max_lease", "patience", "connect_timeout", "fence_memory"])
 def test_b8_none_where_it_means_nothing(option: str) -> None:
     """A lease has a length."""
     with pytest.raises(ConfigError, match=option):

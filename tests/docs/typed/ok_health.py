@@ -10,4 +10,4 @@ def line(node: NodeHealth) -> str:
 
 async def ready(redlock: Redlock) -> tuple[int, str]:
     health: Health = await redlock.health()
-    return (200 if health.ok else 503), "\n".join(map(line, health.nodes))
+    return (200 if health.ok else 503), "\n".join([health.reason, *map(line, health.nodes)])
