@@ -7,12 +7,13 @@ import os
 import sys
 from typing import Annotated
 
+import rich  # noqa: F401 - its absence is told at once, although only some commands need it
 import typer
 
 from asynclock._errors import ConfigError
 from asynclock._version import version
 from asynclock.cli import look, run
-from asynclock.cli.demo import show
+from asynclock.cli.demo import LONGEST, SHORTEST
 from asynclock.cli.doctor.command import doctor
 from asynclock.cli.program import Program, complain
 from asynclock.cli.top import top
@@ -35,7 +36,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    number: Annotated[
+    version_wanted: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
@@ -64,7 +65,7 @@ def demo(
     ] = 5,
     workers: Annotated[int, typer.Option(min=2, max=8, help="Processes that compete for the lock.")] = 4,
     seconds: Annotated[
-        float, typer.Option(min=show.SHORTEST, max=show.LONGEST, callback=_finite, help="How long they work.")
+        float, typer.Option(min=SHORTEST, max=LONGEST, callback=_finite, help="How long they work.")
     ] = 12.0,
     plain: Annotated[
         bool,
@@ -75,9 +76,11 @@ def demo(
 
     Exit code 0: the records show that the lock kept its promises; 1: they do not, or the demo could not run.
     """
+    from asynclock.cli.demo.show import perform  # its imports would cost each other command 0.1 s
+
     lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not plain
     try:
-        code = show.perform(nodes, workers, seconds, lively)
+        code = perform(nodes, workers, seconds, lively)
     except ConfigError as error:
         complain(str(error), "demo")
         code = 1

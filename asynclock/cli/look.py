@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asynclock.cli.options import AsJson, Prefix, Urls, client, is_terminal, named_urls
-from asynclock.cli.output import age, length, print_json, printable, table
+from asynclock.cli.output import age, is_mark, length, print_json, printable, table, who
 from asynclock.cli.program import Code, complain
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def ls(
     if as_json:
         print_json(found)
     else:
-        rows = [(each.name, who(each.host, each.pid), age(each.since), left(each), each.metadata) for each in found]
+        rows = [(each.name, holder_of(each), age(each.since), left(each), each.metadata) for each in found]
         print(table(("NAME", "HOLDER", "SINCE", "LEFT", "NOTE"), rows))
 
 
@@ -67,7 +67,7 @@ def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson
         return
     print(f"{printable(name)}: {info.kind or 'free'}, last fencing token {info.fence or 'unknown'}")
     if info.holders:
-        rows = [(who(each.host, each.pid), age(each.since), left(each), each.metadata) for each in info.holders]
+        rows = [(holder_of(each), age(each.since), left(each), each.metadata) for each in info.holders]
         print("\n" + table(("HOLDER", "SINCE", "LEFT", "NOTE"), rows))
     if info.waiters:
         print("\n" + table(("WAITER", "SINCE"), [(who(each.host, each.pid), age(each.since)) for each in info.waiters]))
@@ -91,7 +91,7 @@ def break_(
             complain("there is no terminal to ask on: add --yes", "break")
             raise typer.Exit(Code.USAGE)
         info: LockInfo = answer(urls, prefix, lambda redlock: redlock.inspect(name))
-        held = ", ".join(who(each.host, each.pid) for each in info.holders) or "nobody"
+        held = ", ".join(map(holder_of, info.holders)) or "nobody"
         if not typer.confirm(f"{printable(name)} is held by {printable(held)}. Break it?", err=True):
             raise typer.Exit(Code.NO)
     broken: bool = answer(urls, prefix, lambda redlock: redlock.break_lock(name))
@@ -127,9 +127,9 @@ def health_text(found: Health) -> str:
     return f"{head}\n\n{table(('SERVER', 'STATE', 'LATENCY', 'WHY'), rows)}"
 
 
-def who(host: str, pid: int) -> str:
-    """The process of a holder or waiter."""
-    return f"{host}:{pid}" if host else "another program"
+def holder_of(holder: Holder) -> str:
+    """The process of a holder; "nobody" for the marks after a release with min_hold and after a run of `once`."""
+    return "nobody" if is_mark(holder) else who(holder.host, holder.pid)
 
 
 def left(holder: Holder) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from asynclock.info import Holder
+
 
 def print_json(value: Any, *, error: bool = False) -> None:
     """One line, on stdout or stderr."""
@@ -52,9 +54,24 @@ def length(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
 
 
+def count(number: int, what: str) -> str:
+    """1 hold, 2 holds. Pure."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def age(since: float) -> str:
     """The time since a Unix time; "?": unknown."""
     return length(max(0.0, time.time() - since)) if since else "?"
+
+
+def who(host: str, pid: int) -> str:
+    """The process of a holder or waiter."""
+    return f"{host}:{pid}" if host else "another program"
+
+
+def is_mark(holder: Holder) -> bool:
+    """Whether nobody holds it: the name stays taken after a release with min_hold, or after a run of `once`. Pure."""
+    return not holder.host and holder.metadata in ("(resting)", "(done)")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -8,9 +8,6 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from asynclock.cli.options import AsJson, Prefix, Urls, client, duration, named_urls
 from asynclock.cli.output import plain, print_json
@@ -54,21 +51,18 @@ async def _watch(
     """Look again and again. Returns what the last look saw."""
     losses, before = 0, None
     lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json
-    console = Console(highlight=False)
-    live = Live(console=console, auto_refresh=False, screen=iterations is None) if lively else None
+    picture = Picture(whole=iterations is None) if lively else None
     try:
-        if live is not None:
-            live.start()
         while True:
             moment = await look(redlock, begin, limit)
             gone: list[Holder] = [] if before is None else lost(before, moment)
             losses += len(gone)
             if as_json:
                 print_json(line(moment, gone, losses))
-            elif live is None:
-                print(screen(moment, losses), flush=True)
+            elif picture is not None:
+                picture.show(moment, losses)
             else:
-                live.update(Text(screen(moment, losses, console.height - 6), no_wrap=True), refresh=True)
+                print(screen(moment, losses), flush=True)
             if iterations is not None:
                 iterations -= 1
                 if not iterations:
@@ -76,9 +70,30 @@ async def _watch(
             before = before if moment.error else moment
             await asyncio.sleep(interval)
     finally:
-        if live is not None:
-            live.stop()
+        if picture is not None:
+            picture.close()
         await redlock.aclose()
+
+
+class Picture:
+    """A terminal on which each look takes the place of the one before."""
+
+    def __init__(self, *, whole: bool) -> None:
+        """`whole`: it takes the whole screen, and leaves nothing behind."""
+        from rich.console import Console  # 0.1 s of import, needed here only
+        from rich.live import Live
+
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, screen=whole)
+        self._live.start()
+
+    def show(self, moment: Moment, losses: int) -> None:
+        from rich.text import Text
+
+        self._live.update(Text(screen(moment, losses, self._console.height - 6), no_wrap=True), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
 
 
 def line(moment: Moment, gone: list[Holder], losses: int) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from asynclock._errors import LockError
-from asynclock.cli.output import length, table
+from asynclock.cli.output import count, is_mark, length, table, who
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,8 +58,13 @@ async def look(redlock: Redlock, begin: str, most: int) -> Moment:
             locks += await asyncio.gather(*map(redlock.inspect, some))
     except LockError as error:
         return Moment(time.time(), health, (), error=str(error))
-    held = sorted((lock for lock in locks if lock.holders), key=contention)
+    held = sorted((lock for lock in map(without_marks, locks) if lock.holders), key=contention)
     return Moment(time.time(), health, tuple(held), len(names) > most)
+
+
+def without_marks(lock: LockInfo) -> LockInfo:
+    """The lock with the holders that can hold it. Pure."""
+    return replace(lock, holders=tuple(holder for holder in lock.holders if not is_mark(holder)))
 
 
 def contention(lock: LockInfo) -> tuple[int, float, str]:
@@ -70,7 +75,7 @@ def contention(lock: LockInfo) -> tuple[int, float, str]:
 def lost(before: Moment, after: Moment) -> list[Holder]:
     """The holds that ended by time between the two moments. A holder that lives renews its hold when two thirds are
     left, and one that releases it does not leave it to expire: so their holders died, hang, or do not reach the
-    servers. Marks without a holder, such as those of min_hold and `once`, do not count."""
+    servers. Holds of other programs do not count: these may not renew them."""
     if after.error:
         return []
     known = {_identity(each) for each in after.holders}
@@ -94,7 +99,7 @@ def rows(moment: Moment) -> list[tuple[str, ...]]:
                 (
                     lock.name,
                     lock.kind,
-                    f"{holder.host}:{holder.pid}" if holder.host else holder.metadata or "another program",
+                    who(holder.host, holder.pid),
                     length(max(0.0, moment.at - holder.since)) if holder.since else "?",
                     "for ever" if holder.remaining is None else length(holder.remaining),
                     str(len(lock.waiters)) if not number else "",
@@ -110,8 +115,8 @@ def summary(moment: Moment, losses: int) -> str:
     state = "ok" if moment.health.ok else "NOT OK"
     more = " (and more)" if moment.more else ""
     return (
-        f"{state}: {up} of {len(moment.health.nodes)} servers; {len(moment.holders)} holds{more}, "
-        f"{moment.waiters} waiters, {losses} lost"
+        f"{state}: {up} of {count(len(moment.health.nodes), 'server')}; {count(len(moment.holders), 'hold')}{more}, "
+        f"{count(moment.waiters, 'waiter')}, {losses} lost"
     )
 
 

@@ -157,7 +157,7 @@ def test_top(five: list[Server], name: str, begin: Begin) -> None:
         assert each["locks"][0]["holders"][0]["pid"] == holder.process.pid
         assert each["locks"][0]["waiters"][0]["pid"] == waiter.process.pid
     text = asynclock("top", "--iterations", "1", on=five)
-    assert text.stdout.startswith("ok: 5 of 5 servers; 1 holds, 1 waiters, 0 lost\n")
+    assert text.stdout.startswith("ok: 5 of 5 servers; 1 hold, 1 waiter, 0 lost\n")
     assert f":{holder.process.pid}" in text.stdout
 
 

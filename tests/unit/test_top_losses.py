@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from asynclock import Holder, LockInfo
 from asynclock.cli.output import length, printable, table
-from asynclock.cli.watching import Moment, contention, lost
+from asynclock.cli.watching import Moment, contention, lost, without_marks
 
 pytestmark = pytest.mark.one_loop("pure functions")
 
@@ -31,7 +32,7 @@ def moment(at: float, *holders: Holder, error: str = "") -> Moment:
         (moment(100.0, holder(remaining=20.0)), moment(101.0), 0),  # it was released
         (moment(100.0, holder(remaining=0.5)), moment(101.0, holder(remaining=30.0)), 0),  # it was renewed
         (moment(100.0, holder(remaining=0.5)), moment(101.0, holder(pid=2)), 1),  # another one has it now
-        (moment(100.0, holder(remaining=0.5, host="")), moment(101.0), 0),  # the mark of min_hold, or of `once`
+        (moment(100.0, holder(remaining=0.5, host="")), moment(101.0), 0),  # another program does not renew
         (moment(100.0, holder(remaining=None)), moment(200.0), 0),  # a key without expiry was deleted
         (moment(100.0, holder(remaining=0.5)), moment(101.0, error="no quorum"), 0),  # nobody knows
     ],
@@ -39,6 +40,13 @@ def moment(at: float, *holders: Holder, error: str = "") -> Moment:
 def test_losses(before: Moment, after: Moment, expected: int) -> None:
     """Only a hold that ended by time was lost."""
     assert len(lost(before, after)) == expected
+
+
+def test_marks_are_no_holds() -> None:
+    """Nobody holds a name that stays taken after min_hold, or after a run of `once`."""
+    held, mark = holder(), holder(host="", metadata="(done)")
+    (lock,) = moment(0.0, held).locks
+    assert without_marks(replace(lock, holders=(mark, held))).holders == (held,)
 
 
 def test_the_most_contended_comes_first() -> None:

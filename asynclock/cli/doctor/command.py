@@ -13,7 +13,7 @@ from asynclock._options import ClientSettings, client_settings, node_timeout
 from asynclock.cli.doctor.facts import facts_of
 from asynclock.cli.doctor.findings import Severity, Terms, findings
 from asynclock.cli.options import AsJson, MaxLease, Prefix, Urls, duration, named_urls, prefix_of
-from asynclock.cli.output import length, plain, print_json, printable, table
+from asynclock.cli.output import count, length, plain, print_json, printable, table
 from asynclock.stores import store_for
 
 if TYPE_CHECKING:
@@ -104,6 +104,6 @@ def report(facts: list[NodeFacts], found: list[Finding]) -> str:
             f"  could happen: {printable(each.risk)}",
             f"  what to do:   {printable(each.advice)}",
         ]
-    counts = {severity: sum(each.severity is severity for each in found) for severity in Severity}
-    lines += ["", f"{counts[Severity.ERROR]} errors, {counts[Severity.WARNING]} warnings"]
+    errors, warnings = (sum(each.severity is of for each in found) for of in (Severity.ERROR, Severity.WARNING))
+    lines += ["", f"{count(errors, 'error')}, {count(warnings, 'warning')}"]
     return "\n".join(lines)
