@@ -239,11 +239,13 @@ class Redlock:
         settings = self._lock_settings(known.name, options)
         return await AdoptedLock(known, rule_of(known.mode), settings, self._session).acquire(timeout=None)
 
-    async def break_lock(self, name: str, /) -> bool:
+    async def break_lock(self, name: str, /, *, foreign: bool = False) -> bool:
         """Take `name` away from its holders, and notify them. Until the notice arrives, a holder works on without
-        protection. Returns whether the name was held. Raises QuorumUnavailable, ConfigError."""
+        protection. Returns whether the name was held. A key that asynclock did not make is deleted only with
+        `foreign=True`, then whatever its type. Raises QuorumUnavailable, ConfigError (it is another program's)."""
+        check_flag("foreign", foreign)
         session = await self._opened()
-        return await admin.break_lock(session, check_name(name))
+        return await admin.break_lock(session, check_name(name), foreign)
 
     def subscribe(self, listener: Callable[[Event], object], /) -> Callable[[], None]:
         """Call `listener` with each event of this client from now on (`asynclock.events`), in the event loop in which
@@ -270,8 +272,9 @@ class Redlock:
         return await admin.inspect(session, check_name(name))
 
     async def holders(self, prefix: str = "", /) -> AsyncIterator[Holder]:
-        """All holds of the names that begin with `prefix`, found by SCAN. On a database with keys of other programs
-        give a prefix, or these keys are listed, too. Raises QuorumUnavailable, ConfigError."""
+        """All holds of the names that begin with `prefix`, found by SCAN. Keys without the client's own prefix are not
+        seen. For a client without one, a string of another program counts as a hold if it expires and looks like the
+        token of a lock library. Raises QuorumUnavailable, ConfigError."""
         session = await self._opened()
         async for holder in admin.holders(session, prefix):
             yield holder

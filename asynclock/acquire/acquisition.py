@@ -268,7 +268,7 @@ class Acquisition:
             refused, slot = refused or planner.refused is not None, planner.take_slot()
             self._notified, self._free_at, self.state = 0, math.inf, State.ASKING
         self._probes = False
-        behind = queue is not None and queue.has_waiters
+        behind = queue.waiting if queue is not None else 0
         attempt.send(self._give_up, refused, probe, behind, slot)
         return attempt
 

@@ -61,9 +61,10 @@ class Attempt:
         self.ballot = self._session.quorum.ask(op, self._session.within(self._terms.settings))
         return self.ballot
 
-    def send(self, give_up: float, refused: bool, probe: bool, behind: bool, slot: int | None) -> Ballot:
+    def send(self, give_up: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
         """Ask for the hold, or with `probe` renew the ticket and see. `refused`: a majority has refused before;
-        `behind`: tasks of this process wait behind this one; `slot`: the one to ask for, of a kind that has slots."""
+        `behind`: so many tasks of this process wait behind this one; `slot`: the one to ask for, of a kind that has
+        slots."""
         session, terms, quorum, alone = self._session, self._terms, self._session.quorum, self._alone
         settings, kind, op = terms.settings, terms.kind, self.op
         seed = int(session.clock.wall() * 1_000_000)
@@ -77,7 +78,7 @@ class Attempt:
             op_id = op.id
         plain = not settings.fencing and not refused
         if terms.timeout != 0 and (alone or refused) and not plain and quorum.listens:
-            queueing = self._next_ticket(op_id, seed, give_up)
+            queueing = self._next_ticket(op_id, seed, give_up, behind)
         elif self.ticket is not None and self.ticket.own:  # not renewed without notices, but the nodes may have it
             queueing = Queueing(quorum.serve, kind.fair, self._span, self.ticket.id)
         else:
@@ -107,11 +108,11 @@ class Attempt:
         kind = self._terms.kind
         return kind.at(random.randrange(kind.slots) if slot is None else slot)  # noqa: S311 - no secret
 
-    def _next_ticket(self, id: str, seed: int, give_up: float) -> Queueing:
+    def _next_ticket(self, id: str, seed: int, give_up: float, behind: int) -> Queueing:
         """The ticket to send with the next round, which has that id."""
         session, terms, alone = self._session, self._terms, self._alone
         serve, fair, lease = session.quorum.serve, terms.kind.fair, terms.settings.lease
-        if self.ticket is None and alone and not self._order and self._span == 1:
+        if self.ticket is None and alone and not self._order and not behind:
             return first_ticket(serve, fair, min(lease * FRESH, terms.timeout or math.inf))
         if self.ticket is None and alone:
             self.ticket = Ticket(id, own=False, order=self._order)
@@ -121,7 +122,8 @@ class Attempt:
             own_id = session.new_id(self._order, terms.settings.metadata, terms.kind.mode)
             self.ticket = Ticket(own_id, own=True, order=self._order)
             self._register(own_id)
-        return self.ticket.send(serve, fair, self._span, fresh_for(lease, give_up - session.clock.now()))
+        fresh = fresh_for(lease, give_up - session.clock.now())
+        return self.ticket.send(serve, fair, self._span, fresh, tasks=1 + behind)
 
     def _on_ticket_stored(self, ballot: Ballot) -> None:
         """A round at a single node has its reply. If it was refused, it left a ticket. The ticket is registered here,

@@ -99,9 +99,9 @@ class LocalQueue:
         self._waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
 
     @property
-    def has_waiters(self) -> bool:
-        """Whether a task waits here."""
-        return self._waiters is not None and self.next_waiter() is not None
+    def waiting(self) -> int:
+        """The number of tasks that wait here."""
+        return len(self._waiters) if self._waiters and self.next_waiter() is not None else 0
 
     def join(self, waiter: LocalWaiter) -> None:
         if self._waiters is None:

@@ -64,11 +64,11 @@ class Ticket:
         self._sent_at: dict[int, float] = {}  # at a single node: number -> when
         self._granted: tuple[int, int] | None = None
 
-    def send(self, serve: Serve, fair: bool, span: int, fresh: float) -> Queueing:
-        """The next sending."""
+    def send(self, serve: Serve, fair: bool, span: int, fresh: float, tasks: int) -> Queueing:
+        """The next sending. `tasks` of this process wait for the name."""
         self.number += 1
         waiter = self.id if self.own else ""
-        return self.replace(Queueing(serve, fair, span, waiter, self.number, fresh, self.order))
+        return self.replace(Queueing(serve, fair, span, waiter, self.number, fresh, self.order, tasks=tasks))
 
     def replace(self, sending: Queueing) -> Queueing:
         """This sending takes the place of the one before (rule 3)."""
@@ -80,7 +80,12 @@ class Ticket:
         """The sending that puts the ticket back, where an attempt over N nodes is undone that took its place."""
         return self.replace(
             Queueing(
-                span=undone.span, waiter=undone.waiter, number=undone.number, fresh=undone.fresh, order=undone.order
+                span=undone.span,
+                waiter=undone.waiter,
+                number=undone.number,
+                fresh=undone.fresh,
+                order=undone.order,
+                tasks=undone.tasks,
             )
         )
 

@@ -70,13 +70,15 @@ def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson
         rows = [(holder_of(each), age(each.since), left(each), each.metadata) for each in info.holders]
         print("\n" + table(("HOLDER", "SINCE", "LEFT", "NOTE"), rows))
     if info.waiters:
-        print("\n" + table(("WAITER", "SINCE"), [(who(each.host, each.pid), age(each.since)) for each in info.waiters]))
+        waiters = [(who(each.host, each.pid), age(each.since), str(each.tasks)) for each in info.waiters]
+        print("\n" + table(("WAITER", "SINCE", "TASKS"), waiters))
     print("\n" + table(("SERVER", "SAYS"), list(info.nodes.items())))
 
 
 def break_(
     name: Name,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    foreign: Annotated[bool, typer.Option("--foreign", help="Delete the key of another program, too.")] = False,
     url: Urls = None,
     prefix: Prefix = None,
     as_json: AsJson = False,
@@ -94,7 +96,7 @@ def break_(
         held = ", ".join(map(holder_of, info.holders)) or "nobody"
         if not typer.confirm(f"{printable(name)} is held by {printable(held)}. Break it?", err=True):
             raise typer.Exit(Code.NO)
-    broken: bool = answer(urls, prefix, lambda redlock: redlock.break_lock(name))
+    broken: bool = answer(urls, prefix, lambda redlock: redlock.break_lock(name, foreign=foreign))
     if as_json:
         print_json({"name": name, "broken": broken})
     elif broken:

@@ -40,8 +40,13 @@ class Moment:
 
     @property
     def waiters(self) -> int:
-        """How many wait."""
-        return sum(len(lock.waiters) for lock in self.locks)
+        """The number of tasks that wait."""
+        return sum(map(waiting, self.locks))
+
+
+def waiting(lock: LockInfo) -> int:
+    """The number of tasks that wait for a name."""
+    return sum(waiter.tasks for waiter in lock.waiters)
 
 
 async def look(redlock: Redlock, begin: str, most: int) -> Moment:
@@ -69,7 +74,7 @@ def without_marks(lock: LockInfo) -> LockInfo:
 
 def contention(lock: LockInfo) -> tuple[int, float, str]:
     """The order of the rows: many waiters first, then the oldest hold."""
-    return -len(lock.waiters), min(holder.since for holder in lock.holders), lock.name
+    return -waiting(lock), min(holder.since for holder in lock.holders), lock.name
 
 
 def lost(before: Moment, after: Moment) -> list[Holder]:
@@ -102,7 +107,7 @@ def rows(moment: Moment) -> list[tuple[str, ...]]:
                     who(holder.host, holder.pid),
                     length(max(0.0, moment.at - holder.since)) if holder.since else "?",
                     "for ever" if holder.remaining is None else length(holder.remaining),
-                    str(len(lock.waiters)) if not number else "",
+                    str(waiting(lock)) if not number else "",
                     length(max(0.0, moment.at - since)) if since and not number else "",
                 )
             )

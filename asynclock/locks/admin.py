@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError, brief
+from asynclock._options import RESERVED
 from asynclock.acquire.tags import holder_of_id, tag_of
 from asynclock.events import Broken
 from asynclock.info import LockInfo, Waiter
 from asynclock.quorum.ballot import Outcome
-from asynclock.rules.model import Op, Queueing, Verb
-from asynclock.rules.registry import FAMILIES, RULES_BY_FAMILY, family_of
-from asynclock.stores.port import NodeView
+from asynclock.quorum.denials import is_held
+from asynclock.rules.model import ANY, ID_LENGTH, TAG_LENGTH, Op, Queueing, Verb, is_made_by_asynclock
+from asynclock.rules.mutex import MUTEX
+from asynclock.rules.registry import FAMILIES, RULES_BY_FAMILY, family_of, rule_of
+from asynclock.stores.port import NodeView, WaiterView, WrongKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from asynclock.acquire.session import Session
     from asynclock.info import Holder
+    from asynclock.quorum.ballot import Ballot
     from asynclock.rules.model import Kind, Part
     from asynclock.stores.port import Node
 
 
 async def inspect(session: Session, name: str) -> LockInfo:
     """Ask all nodes, for at most 1 s. Raises QuorumUnavailable, ConfigError."""
-    nodes = session.quorum.nodes
     views = await _views(session, name)
-    known = [view for view in views if isinstance(view, NodeView)]
-    majority = len(nodes) // 2 + 1
-    if len(known) < majority:
-        session.check_open()  # a closed client raises ConfigError: its nodes are silent because it closed
-        raise session.quorum.unavailable_nodes({i: v for i, v in enumerate(views) if not isinstance(v, NodeView)}, name)
+    known, majority = _known(session, name, views), len(views) // 2 + 1
     kinds = Counter(_kind(view) for view in known)
     return LockInfo(
         name,
@@ -41,8 +42,18 @@ async def inspect(session: Session, name: str) -> LockInfo:
         max(view.fence for view in known),
         merged_holders(name, known, majority),
         merged_waiters(known),
-        {node.label: _describe(view) for node, view in zip(nodes, views, strict=True)},
+        free_permits(_merged(known, majority)),
+        {node.label: _describe(view) for node, view in zip(session.quorum.nodes, views, strict=True)},
     )
+
+
+def _known(session: Session, name: str, views: Sequence[NodeView | BaseException]) -> list[NodeView]:
+    """The views of the nodes that answered. Raises QuorumUnavailable, ConfigError if they are no majority."""
+    known = [view for view in views if isinstance(view, NodeView)]
+    if len(known) <= len(views) // 2:
+        session.check_open()  # a closed client raises ConfigError: its nodes are silent because it closed
+        raise session.quorum.unavailable_nodes({i: v for i, v in enumerate(views) if not isinstance(v, NodeView)}, name)
+    return known
 
 
 async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
@@ -51,11 +62,9 @@ async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
     for part in parts:
         views = await _views(session, part.name)
         asked = FAMILIES[part.kind.letter]
-        found = sorted({kind for view in views if isinstance(view, NodeView) and (kind := _kind(view))} - {asked})
-        if found:
-            known = " and ".join(
-                f"a {kind}" if kind in FAMILIES.values() else f"no lock, but a {kind}" for kind in found
-            )
+        others = [view for view in views if isinstance(view, NodeView) and _kind(view) not in ("", asked)]
+        if others:
+            known = " and ".join(sorted({_use(view) for view in others}))
             return ConfigError(
                 f"{brief(part.name)} is in use as {known}, and was asked for as a {asked}: "
                 "give each kind of lock names of its own",
@@ -65,8 +74,8 @@ async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
 
 
 async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
-    """Each hold of each name that begins with `begin`, once. A name that is acquired or released meanwhile may be
-    missing. Raises QuorumUnavailable, ConfigError."""
+    """Each hold of each name that begins with `begin`, once, if it `is_listed`. A name that is acquired or released
+    meanwhile may be missing. Raises QuorumUnavailable, ConfigError."""
     seen: set[str] = set()
     errors: dict[int, BaseException] = {}
     nodes = session.quorum.nodes
@@ -81,7 +90,7 @@ async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
             for name in found:
                 if name not in seen:
                     seen.add(name)
-                    for holder in (await inspect(session, name)).holders:
+                    for holder in await _listed(session, name):
                         yield holder
             if cursor == "0":
                 break
@@ -89,54 +98,129 @@ async def holders(session: Session, begin: str) -> AsyncIterator[Holder]:
         raise session.quorum.unavailable_nodes(errors, "")
 
 
-def merged_holders(name: str, views: Sequence[NodeView], majority: int) -> tuple[Holder, ...]:
-    """The holders on a majority of the nodes; the hold ends at the majority-th latest of its ends. Pure."""
-    ends: dict[str, list[float | None]] = {}
+async def _listed(session: Session, name: str) -> tuple[Holder, ...]:
+    """The holders of a name that are shown in a list."""
+    views = await _views(session, name)
+    prefix = session.settings.prefix
+    known = [
+        view._replace(holds=tuple(hold for hold in view.holds if is_listed(prefix, name, *hold)))
+        for view in _known(session, name, views)
+    ]
+    return merged_holders(name, known, len(views) // 2 + 1)
+
+
+def is_listed(prefix: str, name: str, id: str, left: float | None) -> bool:
+    """Whether `holders` shows this value of a key as a hold. Pure.
+
+    All holds that asynclock made are shown. Under a prefix, other strings are shown, too: they keep the names taken.
+    Without a prefix, the database may have strings of the application. Then another program's string is shown only if
+    it expires and looks like the token of a lock library.
+    """
+    if is_made_by_asynclock(id):
+        return True
+    if RESERVED in name:  # a counter or a tombstone of a client whose prefix is longer
+        return False
+    return bool(prefix) or (left is not None and _TOKEN.fullmatch(id) is not None)
+
+
+_TOKEN = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9+/=_-]{16,64}")
+"""A token of redis-py (32 hexadecimal digits), redsync (base64), redis-semaphore (a UUID) and others."""
+
+
+def _merged(views: Sequence[NodeView], majority: int) -> dict[str, float | None]:
+    """The ids that hold a majority of the nodes, each with the seconds that it has left: the majority-th longest time
+    that a node names (None: it never ends). Pure."""
+    ends: dict[str, list[float]] = {}
     for view in views:
         for hold_id, left in view.holds:
-            ends.setdefault(hold_id, []).append(left)
-    found: list[Holder] = []
+            ends.setdefault(hold_id, []).append(math.inf if left is None else left)
+    merged: dict[str, float | None] = {}
     for hold_id, lefts in ends.items():
         if len(lefts) >= majority:
-            left = sorted((math.inf if left is None else left for left in lefts), reverse=True)[majority - 1]
-            until = None if left == math.inf else left
-            found.append(holder_of_id(name, hold_id, until))
+            left = sorted(lefts, reverse=True)[majority - 1]
+            merged[hold_id] = None if left == math.inf else left
+    return merged
+
+
+def merged_holders(name: str, views: Sequence[NodeView], majority: int) -> tuple[Holder, ...]:
+    """The holders on a majority of the nodes, the first one first. Pure."""
+    found = [holder_of_id(name, hold_id, left) for hold_id, left in _merged(views, majority).items()]
     return tuple(sorted(found, key=lambda holder: holder.since))
 
 
+def free_permits(ids: Iterable[str]) -> int | None:
+    """The largest permits of these holders, less the holders; None unless they hold a semaphore. Pure."""
+    permits = [size for each in ids if (size := rule_of(each[ID_LENGTH + 1 :]).slots)]
+    return max(0, max(permits) - len(permits)) if permits else None
+
+
 def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
-    """Each ticket once, in the order in which it is served. Pure."""
-    tickets = sorted({ticket for view in views for ticket in view.waiters})
-    tags = [tag_of(ticket_id) for _, ticket_id in tickets]
-    return tuple(Waiter(tag.host, tag.pid, tag.since) for tag in tags)
+    """Each client once, in the order in which its first ticket is served. Of each ticket the last sending that a node
+    has counts. Pure."""
+    tickets: dict[str, WaiterView] = {}
+    for each in sorted((each for view in views for each in view.waiters), key=lambda each: each.number):
+        tickets[each.id] = each
+    clients: dict[str, Waiter] = {}
+    for each in sorted(tickets.values()):
+        tag, client = tag_of(each.id), each.id[:TAG_LENGTH]
+        first = clients.get(client, Waiter(tag.host, tag.pid, tag.since, 0))
+        clients[client] = replace(first, tasks=first.tasks + each.tasks, since=min(first.since, tag.since))
+    return tuple(clients.values())
 
 
-async def break_lock(session: Session, name: str) -> bool:
-    """Delete the hold on each node that can be reached. Each node notifies the holder and serves the next waiter.
-    Returns whether there was a hold. Raises QuorumUnavailable, ConfigError."""
+async def break_lock(session: Session, name: str, foreign: bool) -> bool:
+    """Delete the hold on each node that can be reached. Each node notifies the holder and serves the next waiter. A key
+    of another program is deleted only if `foreign`, whatever its type. Returns whether there was a hold. Raises
+    QuorumUnavailable, ConfigError."""
     views = await _views(session, name)
     session.check_open()
     found = {_kind(view) for view in views if isinstance(view, NodeView)} & RULES_BY_FAMILY.keys() or {"mutex"}
-    broken = any([await _break(session, name, RULES_BY_FAMILY[kind]) for kind in found])
+    broken = refused = False
+    for kind in sorted(found):
+        try:
+            ballot = await _break(session, name, RULES_BY_FAMILY[kind], "")
+        except WrongKind:
+            refused = True
+        else:
+            broken = broken or ballot.yes > 0
+            refused = refused or is_held(ballot.denials(), ballot.nodes)
+    if foreign:
+        broken = (await _break(session, name, MUTEX, ANY)).yes > 0 or broken
+    elif refused and not broken:
+        uses = {_use(view) for view in views if isinstance(view, NodeView)} - {""}
+        raise ConfigError(
+            f"{brief(name)} is no hold of asynclock, but {' and '.join(sorted(uses)) or 'a key of another program'}: "
+            "if nothing else needs it, break_lock(name, foreign=True) deletes it",
+            name=name,
+        )
     if broken:
         session.tell(Broken(name))
     return broken
 
 
-async def _break(session: Session, name: str, kind: Kind) -> bool:
+async def _break(session: Session, name: str, kind: Kind, id: str) -> Ballot:
     memory = session.settings.lock.lease + session.settings.fence_memory
-    op = Op(Verb.BREAK, kind, name, "", 0.0, memory=memory, queueing=Queueing(session.quorum.serve))
+    op = Op(Verb.BREAK, kind, name, id, 0.0, memory=memory, queueing=Queueing(session.quorum.serve))
     ballot = session.quorum.ask(op, session.within(session.settings.lock), everyone=True)
     if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
         session.check_open()
         raise session.quorum.unavailable(ballot, name)
-    return ballot.yes > 0
+    return ballot
 
 
 def _kind(view: NodeView) -> str:
-    if view.type not in ("string", "zset"):
-        return "" if view.type == "none" else view.type
-    return family_of(view.holds[0][0]) or view.type if view.holds else ""
+    """The family of a hold; "" if there is none; the type of a key that is no lock."""
+    if view.holds:
+        return family_of(view.holds[0][0]) or view.type
+    return "" if view.type == "none" else view.type
+
+
+def _use(view: NodeView) -> str:
+    """What the key is used as, for a message; "" if there is none."""
+    kind = _kind(view)
+    if not kind or kind not in FAMILIES.values() or not is_made_by_asynclock(view.holds[0][0]):
+        return kind and f"a {view.type} of another program"
+    return f"a {kind}"
 
 
 async def _views(session: Session, name: str) -> list[NodeView | BaseException]:
@@ -151,11 +235,11 @@ def _describe(view: NodeView | BaseException) -> str:
     if isinstance(view, BaseException):
         return str(view) or repr(view)
     if not view.holds:
-        held = "free"
+        held = f"in use as {_use(view)}" if _kind(view) else "free"
     else:
         found = [_describe_hold(*hold) for hold in view.holds]
         held = "held by " + ", ".join(found)
-    return f"{held}; {len(view.waiters)} wait; fence {view.fence}"
+    return f"{held}; {sum(each.tasks for each in view.waiters)} wait; fence {view.fence}"
 
 
 def _describe_hold(id: str, left: float | None) -> str:

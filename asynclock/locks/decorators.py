@@ -107,7 +107,7 @@ class OnceLock(Lock):
             if isinstance(tenure, Tenure):
                 self._tenure = tenure
                 return Lease(tenure, self._kept)
-            holder = (await self._probe()).holder()
+            holder = (await self._peek()).holder()
             if holder is not None:
                 return Skipped.DONE if holder.holder == DONE else Skipped.RUNNING
             if loop.time() >= deadline:

@@ -14,14 +14,15 @@ from asynclock.acquire.causes import NoLease, timed_out
 from asynclock.acquire.handover import adopt
 from asynclock.acquire.tags import tag_of
 from asynclock.acquire.tenure import Tenure, Terms
+from asynclock.acquire.ticket import no_ticket
 from asynclock.events import Acquired, TimedOut, Unavailable
 from asynclock.info import Holder
 from asynclock.locks.admin import wrong_kind
 from asynclock.locks.lease import Lease, guard, leave, release
 from asynclock.locks.tenures import TenuresByTask
 from asynclock.quorum.ballot import Outcome
-from asynclock.quorum.denials import is_held
-from asynclock.rules.model import Op, Part, Verb
+from asynclock.quorum.denials import would_refuse
+from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve
 from asynclock.stores.port import WrongKind
 
 if TYPE_CHECKING:
@@ -123,12 +124,16 @@ class Lock:
                 tenure = await self._take_observed(session, terms, opened_in)
             else:
                 tenure = await self._take(session, terms)
+            if isinstance(tenure, Tenure):
+                self._kept.add(tenure)
+                return tenure
+            tenure = tenure._replace(waited=opened_in + tenure.waited)
+            if wait == 0 and not self._settings.fencing:  # a plain SET does not say who holds the key, or what it is
+                found = (await self._peek()).holder()
+                tenure = tenure if found is None else tenure._replace(holder=found.holder, left=found.left)
         except WrongKind:
             raise (await wrong_kind(session, self._parts)) from None
-        if isinstance(tenure, Tenure):
-            self._kept.add(tenure)
-            return tenure
-        return tenure._replace(waited=opened_in + tenure.waited)
+        return tenure
 
     async def _take_observed(self, session: Session, terms: Terms, opened_in: float) -> Tenure | NoLease:
         """As `_take`, and tells the outcome. `opened_in`: seconds for which the caller has waited for connections."""
@@ -183,20 +188,22 @@ class Lock:
         await release(self._kept.taken(self._name), self._kept)
 
     async def locked(self) -> bool:
-        """Whether a majority of the nodes names a holder, the same one or different ones. Raises QuorumUnavailable,
-        ConfigError."""
-        ballot = await self._probe()
-        return is_held(ballot.denials(), ballot.nodes)
+        """Whether another owner's `acquire(timeout=0)` would be refused now: the holders leave no room, or a waiter
+        goes first (of a fair lock, or a writer before readers). Raises QuorumUnavailable, ConfigError."""
+        ballot = await self._peek()
+        return would_refuse(ballot.denials(), ballot.nodes, self._kind)
 
-    async def _probe(self) -> Ballot:
-        """Ask all nodes for the holders."""
+    async def _peek(self) -> Ballot:
+        """Ask all nodes whether an attempt would enter, and for the holders."""
         session = self._session_of(None)
         if not session.opened:
             await session.open(self._settings, session.connect_limit(None), check=False)
-        op = Op(Verb.EXTEND, self._kind, self._name, "", 0.0)
+        kind = self._kind
+        op = Op(PEEK, kind, self._name, PEEK_ID + kind.mode, 0.0, queueing=no_ticket(Serve.NOBODY, kind.fair, 1))
         ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
         if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
-            raise session.quorum.unavailable(ballot, self._name)
+            error: Exception = session.quorum.unavailable(ballot, self._name)
+            raise (await wrong_kind(session, self._parts)) if isinstance(error, WrongKind) else error
         return ballot
 
     async def __aenter__(self) -> Lease:

@@ -93,6 +93,13 @@ class MultiLock(Lock):
         del session, terms
         return True  # of its names some may be
 
+    async def locked(self) -> bool:
+        if await super().locked():
+            return True
+        # Over N nodes the slots of each name need a majority of their own.
+        slotted = (part for part in self._parts if part.kind.slots)
+        return any([await Lock(each.name, each.kind, self._settings, self._session_of).locked() for each in slotted])
+
 
 def parts_of(
     locks: Sequence[object], mutex: Rule, session_of: object, check_name: Callable[[object], str]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from asynclock._errors import Reason
+    from asynclock.rules.model import Kind
 
 
 def holder_of(denials: Collection[Refused], nodes: int) -> Refused | None:
@@ -34,6 +35,18 @@ def most_named(denials: Collection[Refused]) -> Refused | None:
 def is_held(denials: Collection[Refused], nodes: int) -> bool:
     """Whether a majority of the nodes refuses because of a hold. They may name different holds."""
     return sum(each.left is not None for each in denials) > nodes // 2
+
+
+def would_refuse(replies: Collection[Refused], nodes: int, kind: Kind) -> bool:
+    """Whether an attempt would be refused now, from the replies of the nodes to a peek. Over N nodes each hold of a
+    kind with slots needs one slot that a majority grants."""
+    entering = [each for each in replies if each.rank < 0]
+    spare = len(entering) - (nodes // 2 + 1)
+    if spare < 0:
+        return True
+    if nodes == 1 or not kind.slots or kind.parts:
+        return False
+    return kind.choose([each.slots for each in entering if each.slots is not None], spare) is None
 
 
 def first_free(denials: Collection[Refused], nodes: int) -> float:

@@ -13,7 +13,8 @@
    fences that it gave.
 4. An extend is for the holder alone. It never creates a key.
 5. A release removes the hold and the ticket of its id, and no others. An adopt gives the hold of a known id to another
-   id, with new fences. A break frees the name, notifies the holder, and serves the queue.
+   id, with new fences. A break removes the holds that asynclock made, notifies their holders, and serves the queue. It
+   removes the hold of another program only with the id ANY.
 6. An extend and a release raise F to the token that they carry, whether or not the id holds. So a node that missed the
    token catches up.
 7. A refused attempt that waits leaves a ticket, which expires like a lease. The queue is in the order of the tickets'
@@ -25,6 +26,8 @@
    of them continue the batch. A waiter for several names (span 0) is woken and never becomes the holder.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
+10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
+   clients listen, so it takes each fresh ticket for one that is served.
 
 Times are in seconds; `now` is the Unix time of the node. A store converts them to its own units.
 """
@@ -36,6 +39,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asynclock.rules.model import (
+    ANY,
     CLOCK_SKEW,
     DONE,
     ID_LENGTH,
@@ -52,6 +56,7 @@ from asynclock.rules.model import (
     Ticket,
     Verb,
     Verdict,
+    is_made_by_asynclock,
     is_ours,
 )
 
@@ -76,6 +81,8 @@ def decide(kind: Rule, state: State, op: Op, now: float, has_listener: HasListen
             return decision.adopt()
         case Verb.BREAK:
             return decision.break_()
+        case Verb.PEEK:
+            return decision.peek()
     return decision.wait()
 
 
@@ -171,12 +178,13 @@ class Decision:
         return self._yes()
 
     def break_(self) -> Reply:
-        if not self.state.holds:
+        broken = [hold for hold in self.state.holds if self.op.id == ANY or is_made_by_asynclock(hold.id)]
+        if not broken:
             return self._no()
-        for hold in self.state.holds:
+        for hold in broken:
             if is_ours(hold.id):
                 self._notify(hold.id, 0, broken=True)
-        self._put(holds=(), marked=False)
+        self._put(holds=tuple(hold for hold in self.state.holds if hold not in broken), marked=False)
         fence = self.state.fence
         self._serve()
         return Reply(Verdict.YES, self.state, fence, notices=tuple(self.notices))
@@ -187,6 +195,17 @@ class Decision:
         self._enqueue()
         turn = self._may_serve() and self._serve(until=self.waiter)
         return self._no(free=turn)  # free: the waiter will send an acquire
+
+    def peek(self) -> Reply:
+        op, queue = self.op, self.state.queue
+        if self._is_undone():
+            return Reply(Verdict.UNDONE, self.state)
+        enters = self.kind.admits(self.state.holds, op.id)
+        if enters and (op.queueing.fair or self.kind.respects_queue(op.id)):
+            fresh = [each for each in queue[:SERVED] if each.fresh > self.now]
+            beside = all(self.kind.admits((Entry(each.id, each.ends),), op.id) for each in fresh)
+            enters = beside and len(queue) < SERVED
+        return replace(self._no(free=enters), rank=-1 if enters else 0)
 
     # -- the queue -----------------------------------------------------------------------------------------------
 
@@ -200,7 +219,8 @@ class Decision:
             order = _clamped(order, self.now)
         ends = self.now + op.lease
         others = [each for each in self.state.queue if each.id != self.waiter]
-        mine = Ticket(order, self.waiter, queueing.number, self.now + queueing.fresh, ends, queueing.span)
+        fresh = self.now + queueing.fresh
+        mine = Ticket(order, self.waiter, queueing.number, fresh, ends, queueing.span, queueing.tasks)
         self._put(queue=tuple(sorted([*others, mine])), queue_ends=max(self.state.queue_ends, ends))
         self.order = order
         if self.kind.shared or not self.state.holds:

@@ -19,7 +19,7 @@ ID_LENGTH = 32
 
 TAG_LENGTH = 12
 
-_MADE = re.compile(r"[0-9a-fA-F]{32}[|!]")
+_MADE = re.compile(r"[0-9a-fA-F~][0-9a-fA-F]{31}[|!]")  # with RESTING_MARK
 _OURS = re.compile(r"[0-9a-fA-F]{32}\|")
 
 
@@ -47,6 +47,7 @@ class Ticket(NamedTuple):
     fresh: float  # until when it is served
     ends: float  # when it expires, and when the hold ends that it becomes
     span: int  # the number of fences that it takes; 0: it is woken, and never becomes the holder
+    tasks: int = 1  # of its client that waited for the name when it was sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,8 @@ def is_ours(id: str) -> bool:
 
 
 def is_made_by_asynclock(id: str) -> bool:
-    """Whether asynclock made this id. Its client may be unable to receive notices."""
-    return _MADE.match(id) is not None
+    """Whether asynclock made this hold: the hold of a client, with notices or without, or a name that rests."""
+    return _MADE.match(id) is not None or id in TIMED
 
 
 def _alive(entries: Sequence[Entry], now: float) -> tuple[Entry, ...]:
@@ -171,11 +172,18 @@ class Verb(StrEnum):
     RELEASE = "release"  # release a hold, undo an attempt, or withdraw a ticket
     WAIT = "wait"  # renew a ticket, and reply whether it can enter
     ADOPT = "adopt"  # take over the hold of another id, which the handle of `detach` contains
-    BREAK = "break"  # remove the hold of any holder
+    BREAK = "break"  # remove the holds of asynclock; with the id ANY also the holds of other programs
+    PEEK = "peek"  # reply whether an acquire would enter, and change nothing
 
 
-ACQUIRE, EXTEND, RELEASE, WAIT, ADOPT, BREAK = Verb
+ACQUIRE, EXTEND, RELEASE, WAIT, ADOPT, BREAK, PEEK = Verb
 """Module constants for code that runs often: on CPython 3.11 reading a member from its class takes 70 to 120 ns."""
+
+
+ANY = "*" * ID_LENGTH
+"""The id of a break that also removes the key of another program, of any type."""
+
+PEEK_ID = f"{'0' * ID_LENGTH}|"  # the id of a peek, before the mode of its kind
 
 
 class Serve(IntEnum):
@@ -199,6 +207,7 @@ class Queueing:
     fresh: float = 0.0  # seconds for which the ticket may be served
     order: int = 0  # its order key, in us; 0: the node uses its own clock
     contended: bool = False  # release: this client knows of waiters in other clients
+    tasks: int = 1  # of a ticket: the tasks of this client that wait for the name, in its local queue, too
     packed: Any = field(default=None, init=False)  # a store's encoding of it
 
     def revoke(self) -> None:

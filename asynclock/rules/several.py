@@ -9,8 +9,8 @@
    span 0: it is woken and never becomes the holder, because that name alone is of no use. Its order key is that of the
    first try at any of the names.
 3. The fences of all names are raised to the greatest of them: one token above all fences that any of the names gave.
-4. Extend and release are for all names. The refusal is that of the first name that another id holds, else of the first
-   name that nobody holds.
+4. Extend, release and peek are for all names. The refusal is that of the first name that another id holds, or where a
+   peek finds that a ticket goes first; else of the last name, which nobody holds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Decision:
         raise AssertionError("the second round answers")
 
     def each(self) -> tuple[Reply, int]:
-        """Extend or release all names."""
+        """Extend, release or peek at all names."""
         op = self._op
         alone = Queueing(op.queueing.serve, waiter=op.queueing.waiter, contended=op.queueing.contended)
         refused: tuple[Reply, int] | None = None
@@ -84,7 +84,7 @@ class Decision:
             reply = self._ask(index, op.verb, fence=op.fence, ticket=alone if index else op.queueing)
             if reply.verdict is Verdict.YES:
                 least.append(reply.fence)
-            elif refused is None or refused[0].holder is None:
+            elif refused is None or (refused[0].holder is None and refused[0].rank < 0):
                 refused = reply, index
         return refused or self._yes(min(least))
 

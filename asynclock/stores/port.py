@@ -38,6 +38,7 @@ __all__ = [
     "Store",
     "Undone",
     "Vote",
+    "WaiterView",
     "WrongKind",
 ]
 
@@ -51,7 +52,8 @@ class Refused(NamedTuple):
 
     left: float | None  # seconds until the blocking hold ends; math.inf: never, or unknown; None: nobody holds the name
     holder: str = ""  # the id of the blocking hold; "" if the node names none
-    rank: int = -1  # the number of tickets before the ticket of this op; -1: the node keeps no ticket of it
+    rank: int = -1  # the number of tickets before the ticket of this op; -1: the node keeps no ticket of it, or, to a
+    # peek: an acquire would enter
     order: int = 0  # the order key of the ticket of this op
     slots: Slots | None = None  # the slots in use, for a kind that has slots
 
@@ -91,13 +93,23 @@ class Facts(NamedTuple):
     replaced: float | None = None  # when this client found it in place of another server, on the client's clock
 
 
+class WaiterView(NamedTuple):
+    """A ticket at one node."""
+
+    order: int  # its order key
+    id: str
+    number: int = 1  # how often its owner has sent it
+    tasks: int = 1  # of its client that waited for the name when it was sent
+
+
 class NodeView(NamedTuple):
     """The state of one name at one node, for `inspect` and `holders`."""
 
-    type: str  # the Redis type of the hold: "string", "zset" or "none"; a key of another program may have any type
+    type: str  # the Redis type of the hold: "string", "zset" or "none"; a key of another program may have any type, and
+    # a zset of another program has no holds here
     holds: tuple[tuple[str, float | None], ...]  # (id, seconds left); None: the hold never ends
     fence: int
-    waiters: tuple[tuple[int, str], ...]  # (order key, id), the first in the queue first
+    waiters: tuple[WaiterView, ...]  # the first in the queue first
 
 
 PROBE = f"{RESERVED}probe"

@@ -28,7 +28,7 @@ from asynclock.rules.model import ID_LENGTH, Notice, Op, Slots, State, Verb, Ver
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
-from asynclock.stores.port import PROBE, UNDONE, Checked, NodeView, Refused, WrongKind
+from asynclock.stores.port import PROBE, UNDONE, Checked, NodeView, Refused, WaiterView, WrongKind
 from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
@@ -337,5 +337,5 @@ def _view_of(state: State, now: float) -> NodeView:
         "string" if state.holds else "none",
         tuple((each.id, None if each.ends is None else each.ends - now) for each in state.holds),
         state.fence,
-        tuple((each.order, each.id) for each in state.queue),
+        tuple(WaiterView(each.order, each.id, each.number, each.tasks) for each in state.queue),
     )

@@ -16,6 +16,7 @@ from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
 from tests.support.agreement import Live, Stalled, Still
 from tests.support.directed import DIRECTED, acquire, tries
+from tests.support.directed_operators import OPERATORS
 from tests.support.histories import LIVE, STILL, YOUNGER, Step, native_release
 from tests.support.stage import Stage, playing
 
@@ -43,7 +44,7 @@ def test_decide_and_script_agree_in_real_time(stage: Stage, kind: Kind, steps: S
 
 
 @KINDS
-@pytest.mark.parametrize("steps", DIRECTED.values(), ids=DIRECTED.keys())
+@pytest.mark.parametrize("steps", (DIRECTED | OPERATORS).values(), ids=(DIRECTED | OPERATORS).keys())
 def test_decide_and_script_agree_on(stage: Stage, kind: Kind, steps: list[Step]) -> None:
     """The named histories."""
     Still(stage, kind).play(steps)

@@ -63,6 +63,16 @@ NUMBERS = {
     ("string.format('%.0f', now + lease)", "string.format('%.3f', now + lease)"),
 }
 SHARED = NUMBERS | {
+    # a break and a peek have no ticket, and all tickets after the 64th are left out in any case
+    ("id ~= ''", "waiter ~= ''"),
+    ("'ZRANGE', queue, 0, 63)", "'ZRANGE', queue, 0, -1)"),
+    # of a mutex alone the value says that it rests
+    ("if made or rests or id", "if made or id"),
+    ("if made or rests or id ~= '' then", "if  made  or  id ~= ''  then"),
+    # a name that rests begins with a character that counts as a digit
+    ("'^~', '0'", "'^~', '1'"),
+    # of a ticket that is lost, that it is not fresh is enough
+    ("'0 0', '%S+", "'0 1', '%S+"),
     # holds of one name are of one family, and the first alone is used
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, -1, -1)[1]"),
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, 0, 1)[1]"),
@@ -102,7 +112,8 @@ MUTEX = (
     "if not shared and holder and not marked",
     "redis.call('SET', hold, '+' .. holder, 'KEEPTTL')",
     "notify(holder, '0', '0', '-1')",
-    "local found = shared and",
+    "for _, each in ipairs(shared and redis.call('ZRANGE', hold",
+    "local rests = each ==",
     "for nth = 1, serving ~= '0' and (shared or",
     "shared and nth > 56",
     "not (shared and redis.call('ZSCORE', hold, head))",
@@ -121,6 +132,7 @@ EQUIVALENT = {
         ("not reply and admits(id)", "not false and admits(id)"),
         # an attempt has the mode of its waiter
         ("admits(id)", "admits(waiter)"),
+        ("string.sub(id, 34, 34) == 'r' then", "string.sub(waiter, 34, 34) == 'r' then"),
     },
     "semaphore": SHARED
     | {
@@ -128,6 +140,9 @@ EQUIVALENT = {
         # an acquire that can enter does, so each acquire that comes to the queue is refused
         ("verb == 'acquire' and not admits(id)", " verb == 'acquire' "),
         ("not admits(id) then", "not admits(waiter) then"),
+        # a peek has no ticket
+        ("no(admits(id) and", "no(admits(waiter) and"),
+        ("0, admits(id))", "0, admits(waiter))"),
         # it is their number that counts
         ("+ 1, head", "+ 1, id"),
         # no op asks it to be fair

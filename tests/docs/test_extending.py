@@ -33,7 +33,7 @@ async def main(url):
         preparing = await opener.acquire()
         assert await redlock.latch("schema").acquire(timeout=0) is None
         passing = [group.create_task(passes(redlock)) for _ in range(3)]
-        while len((await redlock.inspect("schema")).waiters) < 3:
+        while sum(waiter.tasks for waiter in (await redlock.inspect("schema")).waiters) < 3:
             await asyncio.sleep(0.01)
         assert (await redlock.inspect("schema")).kind == "latch"
         await preparing.release()

@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
-from asynclock import ConfigError, Holder, QuorumUnavailable, Redlock
+from asynclock import ConfigError, Holder, Lock, QuorumUnavailable, Redlock, Waiter
 from asynclock.acquire.tags import tag_of
+from asynclock.locks.admin import merged_waiters
 from asynclock.rules.model import DONE, RESTING
+from asynclock.stores.port import NodeView, WaiterView
 from tests.support.default_keys import key_of
 from tests.support.servers import Server
 
@@ -25,8 +27,14 @@ async def names_of(client: Redlock, prefix: str) -> list[str]:
 async def waiting(client: Redlock, name: str, count: int) -> None:
     """Until so many wait."""
     async with asyncio.timeout(20):
-        while len((await client.inspect(name)).waiters) != count:
+        while sum(waiter.tasks for waiter in (await client.inspect(name)).waiters) != count:
             await asyncio.sleep(0.005)
+
+
+async def once(lock: Lock) -> None:
+    """Hold it for a moment."""
+    async with lock:
+        pass
 
 
 async def test_inspect_shows_holder_and_waiters(make: Callable[..., Redlock], name: str) -> None:
@@ -102,6 +110,61 @@ async def test_a_key_without_expiry_is_shown(server: Server, name: str) -> None:
     assert info.holders == (Holder(name, "", 0, 0.0, None, ""),)
     assert "no expiry" in info.nodes[next(iter(info.nodes))]
     assert "token" not in repr(info)
+
+
+async def test_each_client_that_waits_has_one_entry_with_its_tasks(make: Callable[..., Redlock], name: str) -> None:
+    """The tasks in its local queue count when it sends its ticket: here at the second round, after the first was
+    refused."""
+    client, other = make(lease=1.0), make(lease=1.0)
+    async with make()(name):
+        tasks = [asyncio.create_task(once(each(name))) for each in (client, client, client, other)]
+        async with asyncio.timeout(20):
+            while sorted(waiter.tasks for waiter in (await other.inspect(name)).waiters) != [1, 3]:
+                await asyncio.sleep(0.01)
+        info = await other.inspect(name)
+        assert [waiter.pid for waiter in info.waiters] == [os.getpid()] * 2
+        assert all("4 wait" in said for said in info.nodes.values())
+    await asyncio.gather(*tasks)
+
+
+async def test_the_tasks_of_a_shared_kind_have_one_entry(make: Callable[..., Redlock], name: str) -> None:
+    """Each of them has a ticket of its own, and the entry counts them."""
+    client = make()
+    async with make().write(name):
+        tasks = [asyncio.create_task(once(client.read(name))) for _ in range(3)]
+        await waiting(client, name, 3)
+        (waiter,) = (await client.inspect(name)).waiters
+        assert (waiter.pid, waiter.tasks) == (os.getpid(), 3)
+    await asyncio.gather(*tasks)
+
+
+async def test_inspect_counts_the_free_permits(make: Callable[..., Redlock], name: str) -> None:
+    """Of the largest number of permits among the holders. None while nobody holds it, and of other kinds."""
+    client = make()
+    assert (await client.inspect(name)).free is None
+    async with client.semaphore(name, 2):
+        assert (await client.inspect(name)).free == 1
+        async with client.semaphore(name, 5):
+            assert (await client.inspect(name)).free == 3
+        async with client.semaphore(name, 2):
+            assert (await client.inspect(name)).free == 0
+    assert (await client.inspect(name)).free is None
+    async with client(f"{name}:mutex"), client.read(f"{name}:read"):
+        assert (await client.inspect(f"{name}:mutex")).free is None
+        assert (await client.inspect(f"{name}:read")).free is None
+
+
+def view(*tickets: WaiterView) -> NodeView:
+    return NodeView("none", (), 0, tickets)
+
+
+@pytest.mark.one_loop("no loop takes part")
+def test_the_last_sending_of_a_ticket_counts() -> None:
+    """A node that missed the last one shows an older number of tasks."""
+    early, late = f"{'a' * 32}|5000000|17|host|", f"{'b' * 32}|4000000|18|host|"
+    old, new = WaiterView(7, early, 1, 1), WaiterView(7, early, 3, 9)
+    views = [view(old), view(new, WaiterView(8, late)), view(old)]
+    assert merged_waiters(views) == (Waiter("host", 17, 5.0, 9), Waiter("host", 18, 4.0, 1))
 
 
 async def test_inspect_lives_with_a_dead_minority(five: list[Server], name: str) -> None:

@@ -33,7 +33,7 @@ async def test_multis_of_the_same_locks_wait_in_one_queue(make: Make, name: str)
             tasks.append(asyncio.create_task(waits(client, number)))
             while not idle(client):
                 await asyncio.sleep(0)
-        assert [len((await holder.inspect(each)).waiters) for each in (a, b, c)] == [3, 0, 0]
+        assert [sum(waiter.tasks for waiter in (await holder.inspect(each)).waiters) for each in (a, b, c)] == [3, 0, 0]
         await lease.release()
         await asyncio.gather(*tasks)
     assert came == [0, 1, 2]

@@ -15,7 +15,7 @@ from tests.support.servers import Server
 async def waiting(client: Redlock, name: str, count: int) -> None:
     """Until so many wait."""
     async with asyncio.timeout(20):
-        while len((await client.inspect(name)).waiters) != count:
+        while sum(waiter.tasks for waiter in (await client.inspect(name)).waiters) != count:
             await asyncio.sleep(0.005)
 
 

@@ -91,7 +91,7 @@ async def new(urls: list[str], options: dict[str, Any]) -> AsyncIterator[Redlock
 async def queued(client: Redlock, name: str, count: int = 1) -> None:
     """Return once so many waiters have tickets at a majority of the nodes."""
     async with asyncio.timeout(LIMIT):
-        while len((await client.inspect(name)).waiters) != count:
+        while sum(waiter.tasks for waiter in (await client.inspect(name)).waiters) != count:
             await asyncio.sleep(0.005)
 
 

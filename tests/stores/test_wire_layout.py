@@ -133,7 +133,7 @@ async def test_a_mutex(wire: Wire, client: Redlock, other: Redlock) -> None:
     assert wire.keys() == table("""
         string  p:asynclock~{p:n}fence       US  px
         zset    p:asynclock~{p:n}queue       ID|US|PID|HOST|note = US  px
-        hash    p:asynclock~{p:n}tickets     ID = 1 MS MS 1  px
+        hash    p:asynclock~{p:n}tickets     ID = 1 MS MS 1 1  px
         string  p:n                          +ID|US|PID|HOST|note  px
     """)
     await lease.release()
@@ -177,7 +177,7 @@ async def test_a_waiter_of_a_shared_kind(wire: Wire, client: Redlock, other: Red
     assert wire.keys() == table("""
         string  p:asynclock~{p:n}fence       US  px
         zset    p:asynclock~{p:n}queue       ID|w.US|PID|HOST|note = US  px
-        hash    p:asynclock~{p:n}tickets     ID = 1 MS MS 1  px
+        hash    p:asynclock~{p:n}tickets     ID = 1 MS MS 1 1  px
         zset    p:n                          ID|r.US|PID|HOST|note = MS  px
     """)
     await lease.release()

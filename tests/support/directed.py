@@ -67,7 +67,7 @@ HANDED_OVER: dict[str, list[Step]] = {
     "broken with waiters": [acquire(), tries(YOUNGER), tries(THIRD), breaks(), breaks(), breaks()],
     "broken, and a waiter is notified": [acquire(), tries(YOUNGER), breaks(serve=Serve.WAKE), breaks()],
     "broken, and nobody is served": [acquire(), tries(YOUNGER), breaks(serve=Serve.NOBODY), looks(YOUNGER)],
-    "a stranger's is broken": [take("another's", 0), breaks(), acquire(MUTE), breaks(), acquire()],
+    "a stranger's is not broken": [take("another's", 0), breaks(), acquire(MUTE), breaks(), acquire()],
     "the broken one does not listen": [take(IDS[ELDER].replace("|", "!"), 0), breaks(), acquire()],
     "a rest is broken": [acquire(), release(rest=5_000), breaks(), acquire(YOUNGER)],
     "a done name is broken": [acquire(), release(rest=5_000, done=True), breaks(), acquire(YOUNGER)],

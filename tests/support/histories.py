@@ -14,6 +14,7 @@ from functools import partial
 from hypothesis import strategies as st
 
 from asynclock.rules.model import (
+    ANY,
     DONE,
     ID_LENGTH,
     MARK,
@@ -45,10 +46,13 @@ OWNER = -1
 """Instead of an index of IDS: the one that holds the name."""
 
 NOBODY = -2
-"""The empty id, under which `Lock.locked` looks."""
+"""The empty id."""
 
 HEAD = -3
 """The first in the queue."""
+
+ANYBODY = -5
+"""The id of a break that removes foreign holds, too."""
 
 AT = keys("", NAME)
 
@@ -76,6 +80,7 @@ class Ask:
     keeps: bool = False  # the order of its ticket, where there is one
     contended: bool = False
     done: bool = False
+    tasks: int = 1
 
     def op(self, kind: Kind, state: State, now_us: int) -> Op:
         fence = now_us + self.clock if self.verb in (Verb.ACQUIRE, Verb.ADOPT) else self._token(state)
@@ -90,7 +95,7 @@ class Ask:
         orders = {ticket.id: ticket.order for ticket in state.queue} if self.keeps else {}
         order = orders.get(waiter or _id(self.who, state), 0 if self.order is None else now_us + self.order)
         fresh, fair = min(self.fresh, self.lease) / 1000, self.fair or kind.fair
-        return Queueing(self.serve, fair, self.span, waiter, self.number, fresh, order, self.contended)
+        return Queueing(self.serve, fair, self.span, waiter, self.number, fresh, order, self.contended, self.tasks)
 
     def _token(self, state: State) -> int:
         return 0 if self.token is None else max(1, state.fence + self.token)
@@ -102,7 +107,7 @@ def _id(who: int, state: State) -> str:
         return holder if holder in IDS else IDS[0]
     if who == HEAD:
         return state.queue[0].id if state.queue else IDS[0]
-    return "" if who == NOBODY else IDS[who]
+    return "" if who == NOBODY else ANY if who == ANYBODY else IDS[who]
 
 
 @dataclass(frozen=True)
@@ -238,6 +243,7 @@ def histories(
         "order": st.one_of(st.none(), orders),
         "keeps": st.booleans(),
         "contended": st.booleans(),
+        "tasks": st.integers(1, 100),
     }
     ask = partial(st.builds, Ask, memory=memories, lease=lengths, who=any_id, **queueing)
     numbers = st.sampled_from([0, 1, 1, 2, 3])
@@ -251,7 +257,9 @@ def histories(
     )
     looks = st.just(Ask(Verb.EXTEND, NOBODY, lease=0))
     adopts = st.builds(Ask, st.just(Verb.ADOPT), any_id, lengths, clock=clocks, memory=memories, waiter=any_id)
-    breaks = st.builds(Ask, st.just(Verb.BREAK), st.just(NOBODY), memory=memories, serve=st.sampled_from(Serve))
+    breakers = st.sampled_from([NOBODY, ANYBODY])
+    breaks = st.builds(Ask, st.just(Verb.BREAK), breakers, memory=memories, serve=st.sampled_from(Serve))
+    peeks = st.builds(Ask, st.just(Verb.PEEK), any_id, st.just(0), fair=st.booleans())
     foreign = st.one_of(
         st.builds(take, st.sampled_from(STRANGERS), or_none),
         st.builds(set_fence, fences, or_none),
@@ -261,7 +269,7 @@ def histories(
         st.builds(Listen, st.integers(0, len(IDS) - 1), st.booleans()),
         st.builds(Permit, st.booleans()),
     )
-    asks = acquires, acquires, acquires, waits, waits, extends, releases, releases, looks, adopts, breaks
+    asks = acquires, acquires, acquires, waits, waits, extends, releases, releases, looks, adopts, breaks, peeks
     steps = st.one_of(*asks, foreign, listening, st.builds(Pass, passes))
     return st.lists(steps, min_size=1, max_size=most)
 

@@ -10,7 +10,7 @@ import redis
 
 from asynclock.rules.model import ALONE, DONE, ID_LENGTH, RESTING, Kind, Op, Queueing, Serve, Verb
 from tests.support.agreement import KEYS, command_of
-from tests.support.histories import AT, ELDER, IDS, NAME, THIRD, YOUNGER
+from tests.support.histories import AT, ELDER, IDS, NAME, NOBODY, THIRD, YOUNGER
 from tests.support.stage import Stage
 
 TICKET = Queueing(Serve.GRANT, number=1, fresh=10.0)
@@ -40,7 +40,7 @@ class Odd:
     ) -> list[object]:
         """One of the ids asks."""
         op = Op(
-            verb, self.kind, NAME, IDS[who], 20.0, fence, 60.0, rest,
+            verb, self.kind, NAME, "" if who == NOBODY else IDS[who], 20.0, fence, 60.0, rest,
             tombstone=tombstone, queueing=queueing, done=done,
         )  # fmt: skip
         command = command_of(op)
@@ -227,6 +227,32 @@ def wrong_type_is_reported(odd: Odd) -> None:
     assert (odd.published(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
 
 
+def any_type_is_broken_when_asked(odd: Odd) -> None:
+    """A list goes only with the id of an operator who says so; then the waiter gets the name."""
+    odd.cli.lpush(AT.hold, "somebody's")
+    odd.cli.set(AT.fence, 5, px=10_000)
+    odd.waits()
+    for verb in Verb.BREAK, Verb.PEEK:
+        with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+            odd.ask(verb, who=NOBODY)
+    assert odd.cli.lrange(AT.hold, 0, -1) == [b"somebody's"]
+    assert odd.ask(Verb.BREAK, queueing=Queueing(Serve.GRANT)) == [1, 5]
+    assert odd.cli.get(AT.hold) == b"+" + IDS[YOUNGER].encode()
+
+
+def nothing_is_broken(odd: Odd) -> None:
+    """Where there is no key, an operator who says so breaks none."""
+    assert odd.ask(Verb.BREAK)[:2] == [0, -2]
+
+
+def a_peek_changes_nothing(odd: Odd) -> None:
+    """Also where a waiter could be served."""
+    odd.waits()
+    assert odd.ask(Verb.PEEK, who=THIRD, queueing=Queueing(Serve.GRANT)) == [0, -2, b"", -1, 0]
+    assert odd.ask(Verb.PEEK, who=THIRD, queueing=Queueing(Serve.GRANT, fair=True)) == [0, -2, b"", 0, 0]
+    assert (odd.published(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
+
+
 def a_grant_without_end_is_none(odd: Odd) -> None:
     """A ticket that is fresh beyond its own end stops no release, and gets nothing."""
     odd.holds(mark="+")
@@ -236,4 +262,10 @@ def a_grant_without_end_is_none(odd: Odd) -> None:
     assert (odd.published(), odd.ranks()) == ([], [IDS[YOUNGER].encode()])
 
 
-FOREIGN: list[Callable[[Odd], None]] = [wrong_type_is_reported, a_grant_without_end_is_none]
+FOREIGN: list[Callable[[Odd], None]] = [
+    wrong_type_is_reported,
+    any_type_is_broken_when_asked,
+    nothing_is_broken,
+    a_peek_changes_nothing,
+    a_grant_without_end_is_none,
+]

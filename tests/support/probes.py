@@ -368,7 +368,7 @@ def tenures_of(lock: Lock) -> int:
 
 def probe_nodes(lock: Lock) -> Coroutine[Any, Any, Any]:
     """The nodes' views of the name, as `locked` asks for them."""
-    return lock._probe()
+    return lock._peek()
 
 
 # -- stores, and functions of modules ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from hypothesis import Phase, given, settings
 
 from asynclock.rules.model import SERVED, Serve, Verb
 from tests.support.directed import DIRECTED, acquire, breaks, calls, extend, grants, looks, release, tries
+from tests.support.directed_operators import OPERATORS, breaks_any, peek
 from tests.support.histories import FOURTH, MUTE, NOBODY, SKEW, THIRD, YOUNGER, Ask, Foreign, Listen, Pass
 from tests.support.shared_histories import (
     FIFTH,
@@ -23,6 +24,7 @@ from tests.support.shared_histories import (
     lose,
     one_clients_crowd,
     plays,
+    take,
     world,
 )
 
@@ -55,7 +57,7 @@ def borrowed(family: str) -> dict[str, Sequence[Step]]:
     """The named histories of the mutex without a write of another program; for several names, each op of these for
     two."""
     found: dict[str, Sequence[Step]] = {}
-    for name, steps in DIRECTED.items():
+    for name, steps in (DIRECTED | OPERATORS).items():
         ours = [step for step in steps if not isinstance(step, Foreign)]
         if len(ours) == len(steps) and not any(isinstance(step, Ask) and step.plain for step in ours):
             found[name] = [together(step) for step in ours] if family == "multi" else ours
@@ -93,6 +95,12 @@ SHARED: dict[str, list[Step]] = {
 }
 
 
+def stranger(mode: str) -> list[Step]:
+    """A hold that asynclock did not make is broken only when asked, and others beside it are broken without it."""
+    token = "0f" * 15 + f"zz|{mode}17|"
+    return [take(token, 5_000), acquire(), breaks(), breaks(), peek(YOUNGER), breaks_any(), breaks_any(), acquire()]
+
+
 def crowds(mode: str) -> dict[str, list[Step]]:
     """More waiters than can be served at once."""
     return {
@@ -109,6 +117,8 @@ def crowds(mode: str) -> dict[str, list[Step]]:
             looks(YOUNGER, lease=61_000),
             looks(YOUNGER),
         ],
+        "a peek of the server behind one fewer": [acquire(), crowd(mode, SERVED - 1), peek(FIFTH)],
+        "a peek of the server behind so many": [acquire(), crowd(mode, SERVED), peek(FIFTH), release(), peek(FIFTH)],
         "as many as allowed are granted": [acquire(), one_clients_crowd(mode, SERVED + 1), grants(), looks(YOUNGER)],
         "as many as allowed are notified": [acquire(), one_clients_crowd(mode, SERVED + 1), calls(), looks(YOUNGER)],
         "one fewer": [acquire(), one_clients_crowd(mode, SERVED - 1), calls(), grants(YOUNGER)],
@@ -119,9 +129,23 @@ OWN: dict[str, dict[str, Play]] = {
     "read-write": {
         **{name: (READERS, steps) for name, steps in (SHARED | crowds("r.")).items()},
         **{f"{name}, of writers": (WRITERS, steps) for name, steps in (SHARED | crowds("w.")).items()},
+        "a stranger is broken only when asked": (READERS, stranger("r.")),
         "a writer that waits holds back readers": (
             MIXED,
             [acquire(), tries(YOUNGER), tries(THIRD), grants(), grants(YOUNGER), acquire(FIFTH), grants(THIRD)],
+        ),
+        "a peek of readers and of a writer": (
+            MIXED,
+            [
+                *(acquire(), peek(THIRD), peek(YOUNGER), tries(YOUNGER, fresh=500), peek(THIRD), peek(FOURTH)),
+                *(Pass(499), peek(THIRD), Pass(1), peek(THIRD), release(), peek(YOUNGER), acquire(YOUNGER)),
+                *(peek(THIRD), peek(SECOND_TRY), tries(THIRD, fresh=500), release(YOUNGER), peek(FOURTH)),
+                *(peek(YOUNGER), tries(SECOND_TRY, serve=Serve.NOBODY), peek(FOURTH)),
+            ],
+        ),
+        "a peek of a reader finds a writer behind readers": (
+            MIXED,
+            [acquire(YOUNGER), tries(THIRD), tries(SECOND_TRY), release(YOUNGER), peek(FOURTH), peek(YOUNGER)],
         ),
         "a writer is woken alone": (
             MIXED,
@@ -139,6 +163,7 @@ OWN: dict[str, dict[str, Play]] = {
         **{name: (world("s1/."), steps) for name, steps in SHARED.items()},
         **{f"{name}, of three": (THREE, steps) for name, steps in SHARED.items()},
         **{name: (world("s100/."), steps) for name, steps in crowds("s100/.").items()},
+        "a stranger is broken only when asked": (THREE, stranger("s3/.")),
         "a slot is taken once": (
             THREE,
             [acquire(SECOND_TRY), acquire(YOUNGER_TRY), acquire(THIRD_TRY), acquire(YOUNGER_TRY), extend(NOBODY)],
@@ -166,6 +191,13 @@ OWN: dict[str, dict[str, Play]] = {
                 *(looks(THIRD, serve=Serve.WAKE), lose("hold"), looks(YOUNGER, serve=Serve.WAKE)),
             ],
         ),
+        "a peek counts the holders by its own permits": (
+            world("s3/. s1/. s3/. s2/."),
+            [
+                *(peek(YOUNGER), acquire(), peek(YOUNGER), peek(THIRD), acquire(THIRD), peek(FOURTH)),
+                *(peek(MUTE), tries(MUTE), acquire(MUTE), peek(THIRD), release(THIRD), peek(FOURTH), breaks()),
+            ],
+        ),
         "fewer permits than are in": (
             world("s3/. s1/. s3/. s2/."),
             [acquire(), acquire(THIRD), tries(YOUNGER), tries(FOURTH), grants(), grants(THIRD), grants(FOURTH)],
@@ -185,6 +217,14 @@ OWN: dict[str, dict[str, Play]] = {
             [
                 *(acquire(), tries(YOUNGER), Act(Verb.ACQUIRE, YOUNGER, name=1), both(THIRD, names=(0, 1))),
                 *(grants(), both(FIFTH), Act(Verb.RELEASE, YOUNGER, name=1, serve=Serve.GRANT), both(FIFTH)),
+            ],
+        ),
+        "a peek of several names": (
+            world("f", "f", "s1/."),
+            [
+                *(both(FIFTH, verb=Verb.PEEK), acquire(), both(FIFTH, verb=Verb.PEEK), tries(YOUNGER), release()),
+                *(both(FIFTH, verb=Verb.PEEK), both(FIFTH, verb=Verb.PEEK, names=(1, 2)), Act(Verb.ACQUIRE, name=2)),
+                *(both(FIFTH, verb=Verb.PEEK, names=(0, 2)), both(FIFTH, verb=Verb.PEEK, names=(1, 2))),
             ],
         ),
         "its place in the queue was what it lacked": (

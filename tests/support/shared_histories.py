@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from asynclock.locks.multi import Multi
 from asynclock.rules.model import (
+    ANY,
     ID_LENGTH,
     MARK,
     RESTING_MARK,
@@ -33,6 +34,7 @@ from asynclock.rules.semaphore import Semaphore, wants
 from asynclock.stores.redis.keys import Keys, keys
 from tests.support import histories
 from tests.support.histories import (
+    ANYBODY,
     HEAD,
     MUTE,
     NOBODY,
@@ -139,7 +141,9 @@ def op_of(ask: Ask, world: World, states: Sequence[State], us: int) -> tuple[Op,
     queueing = _queueing(ask, world, parts, met, who, us)
     rest = 0 if any(_rests(each, who) for each in met) else ask.rest
     kind = Multi(parts) if several else parts[0].kind
-    whole = "" if who == NOBODY else IDS[who] if several else parts[0].named(IDS[who])
+    whole = {NOBODY: "", ANYBODY: ANY}.get(who)
+    if whole is None:
+        whole = IDS[who] if several else parts[0].named(IDS[who])
     name, lease, memory = "several" if several else parts[0].name, ask.lease / 1000, ask.memory / 1000
     op = Op(ask.verb, kind, name, whole, lease, fence, memory, rest / 1000, False, ask.tombstone, queueing)
     return op, tuple(sorted(names))
@@ -165,7 +169,7 @@ def _queueing(ask: Ask, world: World, parts: Sequence[Part], met: Sequence[State
         order = next((each.order for state in met for each in state.queue if each.id.startswith(random)), order)
     fair = not several and (kind.fair or (ask.fair and kind.mode in ("", "r.")))  # no other op asks to be fair
     fresh = min(ask.fresh, ask.lease) / 1000
-    return Queueing(ask.serve, fair, ask.span, waiter, number, fresh, order, ask.contended)
+    return Queueing(ask.serve, fair, ask.span, waiter, number, fresh, order, ask.contended, ask.tasks)
 
 
 def _kind_at(ask: Ask, world: World, who: int) -> Rule:
@@ -248,7 +252,7 @@ def one_clients_crowd(mode: str, size: int, name: int = 0) -> Write:
         until = (ends + 0.1) / 1000
         tickets = [Ticket(us + n, f"{each}|{mode}17|", 1, until, until, 1) for n, each in enumerate(randoms)]
         pairs = [word for each in tickets for word in (str(each.order), each.id)]
-        told = [word for each in randoms for word in (each, f"1 {ends} {ends} 1")]
+        told = [word for each in randoms for word in (each, f"1 {ends} {ends} 1 1")]
         queues = [["PEXPIRE", key, "60000"] for key in (at.queue, at.tickets)]
         after = replace(state, queue=(*state.queue, *tickets), queue_ends=now + 60)
         return [["ZADD", at.queue, *pairs], ["HSET", at.tickets, *told], *queues], after
@@ -317,6 +321,7 @@ queueing = {
     "fresh": lengths,
     "order": st.one_of(st.none(), clocks),
     "keeps": st.booleans(),
+    "tasks": st.integers(1, 100),
 }
 
 
@@ -333,7 +338,8 @@ def steps(count: int) -> st.SearchStrategy[Step]:
     extends = brief(st.just(Verb.EXTEND), any_id, or_none, tokens)
     looks = brief(st.just(Verb.EXTEND), st.just(NOBODY), st.just(0))
     adopts = brief(st.just(Verb.ADOPT), any_id, lengths, clock=clocks, waiter=any_id)
-    breaks = brief(st.just(Verb.BREAK), st.just(NOBODY), serve=st.sampled_from(Serve))
+    breaks = brief(st.just(Verb.BREAK), st.sampled_from([NOBODY, ANYBODY]), serve=st.sampled_from(Serve))
+    peeks = brief(st.just(Verb.PEEK), any_id, st.just(0), fair=st.booleans())
     writes = st.one_of(
         st.builds(take, st.sampled_from(STRANGERS), or_none, name),
         st.builds(set_fence, histories.fences, or_none, name),
@@ -342,7 +348,7 @@ def steps(count: int) -> st.SearchStrategy[Step]:
     listening = st.one_of(
         st.builds(Listen, st.integers(0, len(IDS) - 1), st.booleans()), st.builds(Permit, st.booleans())
     )
-    asks = acquires, acquires, acquires, waits, waits, extends, releases, releases, looks, adopts, breaks
+    asks = acquires, acquires, acquires, waits, waits, extends, releases, releases, looks, adopts, breaks, peeks
     return st.one_of(*asks, writes, listening, st.builds(Pass, passes))
 
 
@@ -356,7 +362,8 @@ def several(count: int) -> st.SearchStrategy[Step]:
     releases = ask(st.just(Verb.RELEASE), token=tokens, rest=rest, tombstone=st.booleans(), number=back)
     extends = st.builds(Act, st.just(Verb.EXTEND), any_id, or_none, tokens, memory=memories, names=names)
     looks = st.builds(Act, st.just(Verb.EXTEND), st.just(NOBODY), st.just(0), names=names)
-    return st.one_of(acquires, acquires, releases, extends, looks)
+    peeks = st.builds(Act, st.just(Verb.PEEK), any_id, st.just(0), names=names)
+    return st.one_of(acquires, acquires, releases, extends, looks, peeks)
 
 
 Play = tuple[World, list[Step]]

@@ -204,7 +204,7 @@ def full_probe_grants_nothing(odd: Odd) -> None:
 def another_type_is_reported(odd: Odd) -> None:
     """A name that is in use as a mutex is neither taken nor freed."""
     odd.cli.set(AT[0].hold, "somebody's")
-    for verb in Verb.ACQUIRE, Verb.EXTEND, Verb.RELEASE, Verb.WAIT, Verb.ADOPT, Verb.BREAK:
+    for verb in Verb.ACQUIRE, Verb.EXTEND, Verb.RELEASE, Verb.WAIT, Verb.ADOPT, Verb.BREAK, Verb.PEEK:
         with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
             odd.ask(verb)
     assert odd.cli.get(AT[0].hold) == b"somebody's"
@@ -214,7 +214,7 @@ def another_kind_is_reported(odd: Odd) -> None:
     """Nor one that is in use as another kind whose holds are kept in the same way, though they may have ended."""
     other = {"s": "r", "r": "s2/", "w": "s2/"}[odd.id(ELDER)[33]]
     odd.cli.zadd(AT[0].hold, {f"{IDS[who][:33]}{other}.17|rws:1|": ends for who, ends in ((ELDER, 1), (YOUNGER, FAR))})
-    for verb in Verb.ACQUIRE, Verb.EXTEND, Verb.RELEASE, Verb.WAIT, Verb.ADOPT, Verb.BREAK:
+    for verb in Verb.ACQUIRE, Verb.EXTEND, Verb.RELEASE, Verb.WAIT, Verb.ADOPT, Verb.BREAK, Verb.PEEK:
         with pytest.raises(redis.ResponseError, match="WRONGTYPE another kind"):
             odd.ask(verb)
     assert odd.cli.zcard(AT[0].hold) == 2

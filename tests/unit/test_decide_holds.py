@@ -181,7 +181,8 @@ def test_rule_5_a_run_that_returned_leaves_a_mark_of_its_own(rest: float, left: 
 def test_rule_5_a_resting_name_admits_nobody(verb: Verb, holder: str) -> None:
     """Not even the client that released it."""
     state = State((Entry(holder, NOW + 3),))
-    assert reply_on_wire(asked(state, ask(verb, fence=NOW_US)), NOW) == [0, 3_000, holder.encode(), -1, 0]
+    rank = 0 if verb is Verb.PEEK else -1  # its refusal
+    assert reply_on_wire(asked(state, ask(verb, fence=NOW_US)), NOW) == [0, 3_000, holder.encode(), rank, 0]
 
 
 @pytest.mark.parametrize("state", [FREE, HELD, OTHERS], ids=["free", "held", "another's"])

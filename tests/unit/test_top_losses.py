@@ -21,7 +21,7 @@ def holder(**fields: Any) -> Holder:
 
 def moment(at: float, *holders: Holder, error: str = "") -> Moment:
     health: Any = None  # not read
-    locks = tuple(LockInfo(each.name, "mutex", 1, (each,), (), {}) for each in holders)
+    locks = tuple(LockInfo(each.name, "mutex", 1, (each,), (), None, {}) for each in holders)
     return Moment(at, health, locks, error=error)
 
 

@@ -53,7 +53,7 @@ def _pack_queueing(queueing: Queueing) -> bytes:
 
 def _words(queueing: Queueing) -> tuple[str | int, ...]:
     number, fresh = queueing.number, max(1, _ms(queueing.fresh))
-    ticket = f"{number} {fresh} {queueing.order}" if number else ""
+    ticket = f"{number} {fresh} {queueing.order} {queueing.tasks}" if number else ""
     return f"{queueing.serve:d}{'f' * queueing.fair}", queueing.span, queueing.waiter, ticket
 
 

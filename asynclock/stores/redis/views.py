@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asynclock._options import RESERVED
-from asynclock.stores.port import NodeView
+from asynclock.stores.port import NodeView, WaiterView
 from asynclock.stores.redis.keys import keys
 from asynclock.stores.redis.scripts import read
 
@@ -24,13 +24,19 @@ _PAGE = "500"
 async def view(run: Command, prefix: str, name: str) -> NodeView:
     """The state of one name."""
     at = keys(prefix, name)
-    kind, holds, fence, waiters = await run("EVAL", _SCRIPT, "3", at.hold, at.fence, at.queue)
+    kind, holds, fence, waiters = await run("EVAL", _SCRIPT, "4", at.hold, at.fence, at.queue, at.tickets)
     return NodeView(
         kind.decode(),
         tuple((_text(holder), None if left < 0 else float(left) / 1000) for holder, left in _pairs(holds)),
         int(fence) if fence.isdigit() else 0,
-        tuple((int(float(order)), _text(waiter)) for waiter, order in _pairs(waiters)),
+        tuple(_waiter(*each) for each in zip(waiters[::3], waiters[1::3], waiters[2::3], strict=True)),
     )
+
+
+def _waiter(id: bytes, order: bytes, ticket: bytes) -> WaiterView:
+    """A ticket that an older client has sent does not say how many tasks wait."""
+    words = [int(word) for word in ticket.split()]
+    return WaiterView(int(float(order)), _text(id), words[0] if words else 0, words[4] if len(words) > 4 else 1)
 
 
 async def names(run: Command, prefix: str, begin: str, cursor: str) -> tuple[str, list[str]]:

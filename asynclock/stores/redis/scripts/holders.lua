@@ -31,8 +31,10 @@ local adopted = verb == 'adopt' and not held and redis.call('ZSCORE', hold, wait
 local enter = adopted or held and (verb == 'acquire' or verb == 'adopt')
 
 --@ part places
--- Before this part, the kind's own text defines no(rank, turn).
+-- Before this part, the kind's own text defines no(rank, turn). A kind whose attempts enter after
+-- the tickets of others answers a peek that a ticket keeps out.
 if verb == 'extend' or verb == 'adopt' then return no(-1) end
+if verb == 'peek' then return no(admits(id) and -1 or 0, admits(id)) end
 --@ join ticket
 
 local function grant(who, ends)

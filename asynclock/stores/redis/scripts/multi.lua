@@ -2,7 +2,7 @@
 -- function of KEYS and ARGV, by the kind's letter. Each name goes through the function of its own kind.
 --
 -- KEYS     the five keys of queue.lua for each name
--- ARGV     1 to 11 as in queue.lua; 1 verb: acquire, extend, release; 2 id and 10 waiter: without the mode of a kind
+-- ARGV     1 to 11 as in queue.lua; 1 verb: acquire, extend, release, peek; 2 id and 10 waiter: without the mode of a kind
 --          12...  for each name, the mode in its ids after their 33rd character; f: a mutex in order of arrival
 -- returns  {1, F}  yes; the fence of each name is at least F
 --          else the reply of the first name that refuses. A ticket is then in the queue of that name alone. The names
@@ -49,7 +49,7 @@ if verb ~= 'acquire' then
     local reply = ask(n, verb, id, ARGV[4], ARGV[9], n == 1 and ticket or '')
     if reply[1] == 1 then
       least = math.min(least, reply[2])
-    elseif not refused or refused[2] == -2 then
+    elseif not refused or refused[2] == -2 and refused[4] < 0 then
       refused = reply
     end
   end

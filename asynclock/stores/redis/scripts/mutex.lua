@@ -32,10 +32,15 @@ if not enter then
   local order = 0
   local function no(rank) return {0, redis.call('PTTL', hold), holder or '', rank, order} end
   if verb == 'extend' or verb == 'adopt' then return no(-1) end
+  if verb == 'break' and id ~= '' and not holder and redis.call('EXISTS', hold) == 1 then holder = '' end  -- any type
   if not holder then redis.call('GET', hold) end  -- a key of another type: WRONGTYPE
   --@ join clock
   local now, shared, woken, last = math.floor(us / 1000), false, 0, nil
   local function admits() return not holder end
+  if verb == 'peek' and #ARGV[8] > 1 then
+    --@ join goes_first
+  end
+  if verb == 'peek' then return no(holder and 0 or -1) end
   --@ join ticket
 
   local function grant(who, ends)

@@ -4,11 +4,12 @@
 -- KEYS  1 hold     a mutex: a string; other kinds: a sorted set (holders.lua). It expires when the last lease ends.
 --       2 fence    string: F, the highest fencing token that this node knows of for the name
 --       3 queue    sorted set: the ids of the waiters, by order key
---       4 tickets  hash: random part of a waiter's id -> number, fresh until, ends (Unix ms), span
+--       4 tickets  hash: random part of a waiter's id -> number, fresh until, ends (Unix ms), span, tasks
 --       5 undone   string: the tombstone of this id. While it exists, the id is not granted.
 -- ARGV  1 verb     acquire, extend, release; wait: renew a ticket and reply whether it can enter; adopt: take over the
---                  hold of another id; break: remove the hold of any holder
---       2 id       of the attempt, and of the hold once it is granted
+--                  hold of another id; break: remove the holds; peek: reply whether an acquire would enter
+--       2 id       of the attempt, and of the hold once it is granted; break: '' removes the holds of asynclock, any
+--                  other id also those of other programs, and a mutex a key of any type
 --       3 lease    ms; 0 in an extend: only read, and raise F
 --       4 fence    acquire: P, the client's clock in us; else the token T, or 0 before there is one
 --       5 memory   ms that F outlives its last write
@@ -19,11 +20,12 @@
 --                  enters only as the first of the queue
 --       9 span     the number of fences to take; 0, of a ticket: the waiter is woken, and never becomes the holder
 --      10 waiter   the id of the ticket, '' the same id; adopt: the id of the hold
---      11 ticket   '': none; else '<number> <fresh> <order>': how often it was sent, the ms for which it can be served,
---                  its order key in us (0: the server takes its own clock)
+--      11 ticket   '': none; else '<number> <fresh> <order> <tasks>': how often it was sent, the ms for which it can be
+--                  served, its order key in us (0: the server takes its own clock), the tasks that wait with it
 -- returns {1, F}                          yes; the fences of a span end at F. A mutex: {1, F, 1} if other clients wait
 --         {0, pttl, holder, rank, order}  no: another id holds it, for pttl ms (-1: no end); pttl -2: nobody holds it
 --         {-1}                            no: this id was undone
+-- To a peek: {0, -2, '', -1, 0} an acquire would enter; else {0, pttl, holder, 0, 0}.
 --
 -- No shebang: at its memory limit a server refuses a whole script with a shebang, and releases and extends must still
 -- work there. After the first write of a script the server refuses no more commands. So a script writes the fence first
@@ -49,6 +51,16 @@ local us = time[1] * 1000000 + time[2]
 f = math.max(f + 1, math.min(math.max(tonumber(ARGV[4]), us - 10000000), us + 10000000)) + (span - 1)
 redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 
+--@ part goes_first
+-- For a peek of a fair attempt or a reader, after the kind's own text has defined no(rank, turn) and now: a fresh ticket
+-- goes first. A reader enters beside other readers.
+local before = redis.call('ZRANGE', queue, 0, 63)
+if before[64] then return no(0) end
+for _, each in ipairs(before) do
+  local fresh = string.match(redis.call('HGET', tickets, string.sub(each, 1, 32)) or '0 0', '%S+ (%S+)')
+  if tonumber(fresh) > now and string.sub(each, 34, 34) ~= 'r' then return no(0) end
+end
+
 --@ part ticket
 -- Before this part, the kind's own text defines:
 --   shared           whether several ids can hold the name
@@ -60,7 +72,7 @@ redis.call('SET', fence, string.format('%.0f', f), 'PX', ARGV[5])
 --   woken, last      0 and nil; how many waiters this call has woken, and the id of the last one
 --   admits(id)       whether the id can enter beside the holders and the waiters that were woken
 --   no(rank, turn)   the reply of a refusal; turn: all tickets before the waiter are served, and it can enter
-local serving, number, fresh, asked = string.sub(ARGV[8], 1, 1), string.match(ARGV[11], '(%S+) (%S+) (%S+)')
+local serving, number, fresh, asked, tasks = string.sub(ARGV[8], 1, 1), string.match(ARGV[11], '(%S+) (%S+) (%S+) (%S+)')
 
 -- The number of clients that received the notice; false: no permission to publish. All arguments are strings, because
 -- `..` rounds numbers.
@@ -76,7 +88,7 @@ if number then
     order = tonumber(asked)
     if order == 0 then order = us end
     if number == '1' then order = math.min(math.max(order, us - 10000000), us + 10000000) end
-    local ticket = string.format('%s %.0f %.0f %s', number, now + fresh, now + lease, span)
+    local ticket = string.format('%s %.0f %.0f %s %s', number, now + fresh, now + lease, span, tasks)
     redis.call('ZADD', queue, string.format('%.0f', order), waiter)
     redis.call('HSET', tickets, string.sub(waiter, 1, 32), ticket)
     if redis.call('PTTL', queue) < lease then
@@ -118,13 +130,16 @@ if verb == 'release' then
     if ticket then notify(head, string.match(ticket, '%S+'), '0', rest) end
   end
 elseif verb == 'break' then
-  reply = {1, f}
-  local found = shared and redis.call('ZRANGE', hold, 0, -1) or {holder}
-  if not found[1] then return no(-1) end
-  for _, each in ipairs(found) do
-    leave(each)
-    if string.match(each, '^%x+()|') == 33 then notify(each, '0', '0', '-2') end
+  for _, each in ipairs(shared and redis.call('ZRANGE', hold, 0, -1) or {holder or nil}) do
+    local made = string.match(string.gsub(each, '^~', '0'), '^%x+()[|!]') == 33
+    local rests = each == 'asynclock~resting' or each == 'asynclock~done'
+    if made or rests or id ~= '' then
+      reply = {1, f}
+      leave(each)
+      if string.match(each, '^%x+()|') == 33 then notify(each, '0', '0', '-2') end
+    end
   end
+  if not reply then return no(-1) end
 elseif number then
   enqueue()
 end

@@ -23,6 +23,9 @@ if not enter then
     if turn or not held[1] then return {0, -2, '', rank, order} end
     return {0, held[2] - now, held[1], rank, order}
   end
+  if verb == 'peek' and string.sub(id, 34, 34) == 'r' then
+    --@ join goes_first
+  end
   --@ join places
 end
 --@ join enter
