@@ -240,6 +240,12 @@ def any_type_is_broken_when_asked(odd: Odd) -> None:
     assert odd.cli.get(AT.hold) == b"+" + IDS[YOUNGER].encode()
 
 
+def a_huge_value_is_cut(odd: Odd) -> None:
+    """Another program's value of megabytes is not sent to each waiter."""
+    odd.cli.set(AT.hold, "ab" * 1_000_000)
+    assert odd.ask(Verb.ACQUIRE) == [0, -1, b"ab" * 4_096, -1, 0]
+
+
 def nothing_is_broken(odd: Odd) -> None:
     """Where there is no key, an operator who says so breaks none."""
     assert odd.ask(Verb.BREAK)[:2] == [0, -2]
@@ -265,6 +271,7 @@ def a_grant_without_end_is_none(odd: Odd) -> None:
 FOREIGN: list[Callable[[Odd], None]] = [
     wrong_type_is_reported,
     any_type_is_broken_when_asked,
+    a_huge_value_is_cut,
     nothing_is_broken,
     a_peek_changes_nothing,
     a_grant_without_end_is_none,

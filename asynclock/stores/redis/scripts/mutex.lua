@@ -30,7 +30,9 @@ end
 
 if not enter then
   local order = 0
-  local function no(rank) return {0, redis.call('PTTL', hold), holder or '', rank, order} end
+  local function no(rank)  -- the value of another program may be huge, and ids are shorter than 8 KB
+    return {0, redis.call('PTTL', hold), string.sub(holder or '', 1, 8192), rank, order}
+  end
   if verb == 'extend' or verb == 'adopt' then return no(-1) end
   if verb == 'break' and id ~= '' and not holder and redis.call('EXISTS', hold) == 1 then holder = '' end  -- any type
   if not holder then redis.call('GET', hold) end  -- a key of another type: WRONGTYPE
