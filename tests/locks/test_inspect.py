@@ -154,6 +154,18 @@ async def test_inspect_counts_the_free_permits(make: Callable[..., Redlock], nam
         assert (await client.inspect(f"{name}:read")).free is None
 
 
+@pytest.mark.parametrize("kind", ["read", "semaphore"])
+async def test_a_name_whose_leases_have_all_ended_is_free(server: Server, name: str, kind: str) -> None:
+    """A reader that released a longer lease leaves the key, with holds in it that have ended."""
+    mode = {"read": "r.", "semaphore": "s2/."}[kind]
+    with server.cli() as cli:
+        cli.zadd(key_of(name), {f"{'a' * 32}|{mode}17|1|host|": 1_000})
+    async with Redlock(server.url) as client:
+        info = await client.inspect(name)
+        assert (info.kind, info.holders, info.free) == ("", (), None)
+        assert all(said.startswith("free") for said in info.nodes.values())
+
+
 def view(*tickets: WaiterView) -> NodeView:
     return NodeView("none", (), 0, tickets)
 

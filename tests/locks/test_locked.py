@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
+import redis
 
 from asynclock import Lock, QuorumUnavailable, Redlock
 from asynclock.quorum.denials import would_refuse
@@ -28,6 +30,8 @@ from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.port import Refused, Slots
+from tests.support.default_keys import key_of
+from tests.support.probes import id_of
 from tests.support.servers import Server
 from tests.support.still_clock import idle, turns
 from tests.support.waiters import LIMIT, urls_of
@@ -190,6 +194,22 @@ async def test_several_names_are_locked_while_one_of_them_is(make: Make, name: s
             await agrees(asked, locked)
     async with client.semaphore(f"{name}:c", 2), client.semaphore(f"{name}:c", 2):
         await agrees(asked, True)
+
+
+async def test_a_semaphore_is_locked_while_no_slot_is_free_on_a_majority(shared_urls: list[str], name: str) -> None:
+    """Two holders of two permits, each known to a majority only: at most nodes there is room for one more, but no slot
+    has a majority. So it is for a lock of several names."""
+    async with Redlock(*shared_urls, lease=60) as client, Redlock(*shared_urls) as other:
+        asked = other.semaphore(name, 2), other.multi(other.semaphore(name, 2), f"{name}:x")
+        first, second = [await client.semaphore(name, 2).acquire(timeout=None) for _ in range(2)]
+        for lease, urls in ((first, shared_urls[3:]), (second, shared_urls[:2])):
+            for url in urls:  # a minority has forgotten it
+                with closing(redis.Redis.from_url(url)) as cli:
+                    assert cli.zrem(key_of(name), id_of(lease)) == 1
+        assert [await lock.locked() for lock in asked] == [True, True]
+        await first.release()
+        assert [await lock.locked() for lock in asked] == [False, False]
+        await second.release()
 
 
 async def waiting(client: Redlock, lock: Lock) -> asyncio.Task[object]:

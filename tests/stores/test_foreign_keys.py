@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from asynclock import ConfigError, Holder, Lock, LockLost, Redlock
+from asynclock import ConfigError, Holder, Lock, LockLost, LockTimeout, Redlock
 from asynclock.locks.admin import is_listed
 from asynclock.rules.model import DONE, ID_LENGTH, RESTING
 from tests.support.default_keys import PREFIX, key_of, keys_of
@@ -116,6 +116,25 @@ async def test_d11_a_foreign_string_is_busy(five: list[Server], name: str, nodes
             cli.delete(key_of(name))
         async with asyncio.timeout(LIMIT), await waiting:
             pass
+
+
+@both
+@pytest.mark.parametrize("kind", ["mutex", "fair", "plain", "reentrant", "multi"])
+@pytest.mark.parametrize("timeout", [0, 0.05])
+async def test_d11_a_timeout_names_a_foreign_holder(
+    five: list[Server], name: str, nodes: int, kind: str, timeout: float
+) -> None:
+    """That it is a key of another program, and whether it expires."""
+    async with opened(five[:nodes], timeout=timeout) as (client, clis):
+        for px, says in ((None, "a key of another program, without an expiry"), (60_000, "which expires in")):
+            for cli in clis:
+                cli.set(key_of(name), "another's", px=px)
+            with pytest.raises(LockTimeout, match=says) as error:
+                async with KINDS[kind](client, name):
+                    pass
+            holder = error.value.holder
+            assert holder is not None
+            assert (holder.host, holder.remaining is None) == ("", px is None)
 
 
 # -- break_lock --------------------------------------------------------------------------------------------------------
