@@ -66,7 +66,7 @@ class Acquisition:
     _queue: LocalQueue | None = None
     _waiter: LocalWaiter | None = None  # its place in that queue
     _pause: Pause | None = None
-    _planner: Planner | None = None
+    planner: Planner | None = None
     _probes = False  # the next round renews the ticket only
     _notified = 0  # bit i: node i has sent a notice since the last round was sent
     _free_at = math.inf  # when the name will be free, by a notice
@@ -196,7 +196,7 @@ class Acquisition:
     @property
     def reasons(self) -> dict[int, Exception]:
         """The last error of each node in this outage."""
-        return self._planner.reasons if self._planner is not None else {}
+        return self.planner.reasons if self.planner is not None else {}
 
     def ask_ahead(self) -> None:
         """Its turn has come. The round is sent now, since its task wakes only in the next turn of the loop."""
@@ -223,19 +223,13 @@ class Acquisition:
         return self._refusal(ballot)
 
     def _refusal(self, ballot: Ballot | None = None) -> NoLease:
-        """Its time is up: what it knows of the holder. `ballot`: its last round; None: it waited in the local queue,
+        """Its time is up: what is known of the holder. `ballot`: its last round; None: it waited in the local queue,
         where the task that asks may know."""
-        now, timeout, planner = self._session.clock.now(), self.terms.timeout, self._planner
-        began = self._give_up - timeout if timeout else planner.began if planner is not None else now
-        asker = self._queue.asker if ballot is None and self._queue is not None else self
-        refusal = (asker.refused_by(now) if asker is not None else NoLease())._replace(waited=now - began)
-        if ballot is not None and not refusal.holder:
-            refusal = refusal._replace(free=ballot.free() > ballot.nodes // 2)
-        return refusal
-
-    def refused_by(self, now: float) -> NoLease:
-        """The hold in the way, as a majority of the nodes named it last."""
-        return self._planner.refused_by(now) if self._planner is not None else NoLease()
+        now, timeout, planner = self._session.clock.now(), self.terms.timeout or 0.0, self.planner
+        waited = now - (self._give_up - timeout if timeout or planner is None else planner.began)
+        if ballot is None and self._queue is not None:
+            planner = self._queue.asker.planner if self._queue.asker is not None else None
+        return planner.no_lease(now, waited, ballot) if planner is not None else NoLease(waited=waited)
 
     def _end_asking(self, attempt: Attempt, ballot: Ballot) -> None:
         """It has the tenure."""
@@ -247,11 +241,11 @@ class Acquisition:
     @property
     def _is_refused(self) -> bool:
         """Whether a majority has said that another owner holds it. An outage resets this."""
-        return self._planner is not None and self._planner.refused is not None
+        return self.planner is not None and self.planner.refused is not None
 
     def _is_time_up(self) -> bool:
         """Whether to stop without another try. Raises QuorumUnavailable if an outage is the reason."""
-        now, planner = self._session.clock.now(), self._planner
+        now, planner = self._session.clock.now(), self.planner
         if planner is None:
             return False
         planner.check_outage(now, self._give_up)
@@ -262,7 +256,7 @@ class Acquisition:
         attempt = self._attempt
         if attempt is None:
             attempt = self._attempt = Attempt(self._session, self.terms, self)
-        queue, planner, probe = self._queue, self._planner, self._probes
+        queue, planner, probe = self._queue, self.planner, self._probes
         refused, slot = self._yields, None
         if planner is not None:  # not the first round
             refused, slot = refused or planner.refused is not None, planner.take_slot()
@@ -275,7 +269,7 @@ class Acquisition:
     def _outcome(self, ballot: Ballot) -> Awaitable[Outcome]:
         """An awaitable of the outcome. It ends at the latest when the caller's time is up, or the patience."""
         self._round = ballot
-        patience_ends = math.inf if self._planner is None else self._planner.patience_ends
+        patience_ends = math.inf if self.planner is None else self.planner.patience_ends
         if patience_ends < self._give_up:
             return outcome_by(ballot, self._session, patience_ends, ballot.expire)
         if self._give_up == math.inf:
@@ -290,7 +284,7 @@ class Acquisition:
     def _plan(self, ballot: Ballot, outcome: Outcome) -> Plan | None:
         """When to ask next; None: not again. Raises QuorumUnavailable or ConfigError if an outage lasts too long."""
         now = self._session.clock.now()
-        planner = self._planner = self._planner or Planner(self._session, self.terms, ballot.sent)
+        planner = self.planner = self.planner or Planner(self._session, self.terms, ballot.sent)
         planner.rtt = now - ballot.sent
         held = planner.refused is not None or self._held_locally
         if outcome is UNREACHABLE and not (held and now >= self._give_up):
@@ -340,7 +334,7 @@ class Acquisition:
     def _after_notices(self) -> float:
         """When to try after notices of some nodes: at once after a majority, else a round trip later."""
         now = self._session.clock.now()
-        return now if self._majority_notified else now + round_trip(self._planner.rtt if self._planner else 0.0)
+        return now if self._majority_notified else now + round_trip(self.planner.rtt if self.planner else 0.0)
 
     @property
     def _majority_notified(self) -> bool:

@@ -107,12 +107,14 @@ class Planner:
         """One of the holders, of a kind that several may hold: the nodes may name different ones."""
         return most_named(ballot.denials()) if self._terms.kind.shared else None
 
-    def refused_by(self, now: float) -> NoLease:
-        """The hold in the way, as a majority named it last."""
+    def no_lease(self, now: float, waited: float, ballot: Ballot | None) -> NoLease:
+        """An acquire that ends without a lease after `waited` seconds: the hold in the way, as a majority named it
+        last. `ballot`: its last round; None: another task asked for it."""
+        free = ballot is not None and ballot.free() > ballot.nodes // 2
         if self.refused is None or self.refused.left is None:
-            return NoLease()
+            return NoLease(waited=waited, free=free)
         age = now - self._refused_at
-        return NoLease(self.refused.holder, max(0.0, self.refused.left - age), age)
+        return NoLease(self.refused.holder, max(0.0, self.refused.left - age), age, waited, free)
 
     def plan(self, step: Next, ballot: Ballot, now: float) -> Plan:
         """When to do that step."""

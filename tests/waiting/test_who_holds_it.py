@@ -156,7 +156,7 @@ async def test_a_name_that_rests_is_named(five: list[Server], name: str, nodes: 
 
 async def test_no_error_shows_an_id(server: Server, name: str) -> None:
     """The random part of an id is a secret: whoever knows it can release the lock."""
-    async with Redlock(server.url, prefix="") as client, Redlock(server.url, prefix="") as other:
+    async with Redlock(server.url) as client, Redlock(server.url) as other:
         async with client(name):
             secret = holder(server, name).decode().lstrip("+")[:32]
             error = await late(other(name, timeout=0.1))
