@@ -206,3 +206,19 @@ def test_the_keys_of_usual_names_are_cached_up_to_a_number() -> None:
     finally:
         tracemalloc.stop()
     assert kept < 7_000_000
+
+
+async def test_a_decorator_follows_configure(name: str) -> None:
+    """A function that is decorated at import runs under the options of the client that is configured later."""
+    client = Redlock("memory:")
+
+    @client.synchronized(name)
+    async def note() -> str:
+        (holder,) = (await client.inspect(name)).holders
+        return holder.metadata
+
+    assert await note() == ""
+    await client.aclose()
+    client.configure(metadata="configured later")
+    assert await note() == "configured later"
+    await client.aclose()

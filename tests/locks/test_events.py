@@ -25,6 +25,7 @@ from asynclock.events import (
 )
 from tests.support.probes import intercept_notices, renew_now
 from tests.support.servers import Server
+from tests.support.still_clock import Still
 from tests.support.told import KINDS, Told, told
 from tests.support.waiters import LIMIT, LONG, until
 
@@ -99,21 +100,27 @@ async def test_tasks_of_one_process_are_told_each(redlock: Redlock, name: str) -
     assert len(seen.of(Acquired)) == len(seen.of(Released)) == 5
 
 
-async def test_tasks_with_different_labels_wait_in_one_queue(redlock: Redlock, name: str) -> None:
-    """The label is not sent: a hold is passed on to a task with another label, and told with the label of each."""
-    labels = [f"label {number}" for number in range(5)]
+@pytest.mark.parametrize("nodes", [1, 5])
+async def test_tasks_with_different_labels_wait_in_one_queue(name: str, nodes: int) -> None:
+    """The label is not sent: a hold is passed on to a task with another label without a request, as to one with the
+    same label; and each task's own label is told."""
+    requests: list[int] = []
+    for labels in (["x"] * 5, [f"label {number}" for number in range(5)]):
+        still = Still(nodes, name)
+        async with still.client() as client, client(f"{name}:connected"):
+            still.asked()
 
-    async def work(label: str) -> int:
-        async with redlock(name, label=label) as lease:
-            await asyncio.sleep(0)
-            return lease.fence
+            async def work(label: str, client: Redlock = client) -> None:
+                async with client(name, label=label):
+                    await asyncio.sleep(0)
 
-    with told(redlock) as seen:
-        async with asyncio.timeout(LIMIT):
-            fences = await asyncio.gather(*map(work, labels))
-    assert sorted(event.label for event in seen.of(Acquired)) == labels
-    assert sorted(event.label for event in seen.of(Released)) == labels
-    assert len(set(fences)) == 5
+            with told(client) as seen:
+                async with asyncio.timeout(LIMIT):
+                    await asyncio.gather(*map(work, labels))
+            assert sorted(event.label for event in seen.of(Acquired)) == labels
+            assert sorted(event.label for event in seen.of(Released)) == labels
+            requests.append(len(still.asked()))
+    assert requests[0] == requests[1]
 
 
 async def test_a_detached_and_adopted_lease_is_told(make: Callable[..., Redlock], name: str) -> None:
