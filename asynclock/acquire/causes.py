@@ -71,7 +71,10 @@ def describe_holder(holder: Holder, now: float, here: bool = False) -> str:
     if holder.metadata in ("(done)", "(resting)"):
         return f"it is free{ends}"
     if holder.remaining is None:
-        return "the holder is a key of another program, without an expiry: if nothing uses it, delete it by hand"
+        return (
+            "the holder is a key of another program, without an expiry: if nothing uses it, delete it by hand, or with "
+            "break_lock(name, foreign=True)"
+        )
     return f"the holder is a key of another program, which expires{ends}"
 
 

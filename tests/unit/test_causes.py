@@ -30,6 +30,7 @@ OUTAGE = "its lease expired: no majority of the nodes renewed it for 29.7 s (sin
 BLOCK = "the event loop did not run for {} s or longer (blocked, or the process was stopped), so no renewal was sent"
 HELD = "'k' was held by another owner for the whole timeout ({} s)"
 ALIEN = "the holder is a key of another program"
+DELETE = "if nothing uses it, delete it by hand, or with break_lock(name, foreign=True)"
 HERE = Holder("k", "web-1", 99, NOW - 3.0, 20.0, "batch")
 
 
@@ -65,7 +66,7 @@ HERE = Holder("k", "web-1", 99, NOW - 3.0, 20.0, "batch")
             NoLease(FOREIGN, math.inf),
             None,
             0.5,
-            f"{HELD.format(0.5)}; {ALIEN}, without an expiry: if nothing uses it, delete it by hand",
+            f"{HELD.format(0.5)}; {ALIEN}, without an expiry: {DELETE}",
         ),
         (
             NoLease(FOREIGN, 8.0),
