@@ -42,8 +42,9 @@ class Quorum:
         self.serve = Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
 
     async def open(self, *, again: bool = False) -> None:
-        """Connect to all nodes, and decide which restarted servers may vote. A node that is down is not an error here.
-        `again`: servers may have come up since the last call; other clients may have set marks there meanwhile."""
+        """Connect to all nodes, and if a majority is up, decide which restarted servers may vote: without a majority
+        the nodes that are up would be marked, and those that come up later would not. A node that is down is not an
+        error here. `again`: servers may have come up since the last call, and other clients may have set marks."""
         majority = len(self.nodes) // 2 + 1
         opening = {asyncio.ensure_future(node.open()) for node in self.nodes}
         pending = opening
@@ -63,7 +64,8 @@ class Quorum:
                 raise node.error
         if again:
             await self._read_marks()
-        await self._judge_restarts()
+        if sum(node.error is None for node in self.nodes) >= majority:
+            await self._judge_restarts()
 
     async def _judge_restarts(self) -> None:
         """End the quarantine of all servers if the deployment is new."""

@@ -63,16 +63,17 @@ async def test_d12_entering_waits_for_the_end_of_an_outage(servers: Servers, nam
         assert lease.held
 
 
-async def test_d12_entering_waits_for_servers_that_start_later(servers: Servers, name: str) -> None:
-    """A program and its three servers start together: the servers are new, so they vote at once."""
+@pytest.mark.parametrize("first", [0, 1])
+async def test_d12_entering_waits_for_servers_that_start_later(servers: Servers, name: str, first: int) -> None:
+    """A program and its three servers start together, or one of the servers first: they are new, so they vote at
+    once."""
     some = [servers.start() for _ in range(3)]
-    for each in some:
+    for each in some[first:]:
         each.kill()
     client = Redlock(*urls_of(some), patience=20)
     entering = asyncio.create_task(client.__aenter__())
-    await asyncio.sleep(0)
-    await until(lambda: _reason(client).count("refused") == 3)
-    for each in some:
+    await until(lambda: sum("refused" in str(node.error) for node in nodes_of(client)) == 3 - first)
+    for each in some[first:]:
         each.restart()
     async with asyncio.timeout(10):
         await entering
@@ -80,8 +81,25 @@ async def test_d12_entering_waits_for_servers_that_start_later(servers: Servers,
         assert lease.held
 
 
-def _reason(client: Redlock) -> str:
-    return " ".join(str(node.error) for node in nodes_of(client))
+async def test_d12_entering_does_not_take_a_deployment_in_use_for_new(servers: Servers, name: str) -> None:
+    """While it waits, another client uses the servers, and two of them restart empty: they cast no vote, so there is no
+    second holder."""
+    some = [servers.start() for _ in range(3)]
+    hidden = [each.path.with_suffix(".link") for each in some[1:]]
+    client = Redlock(some[0].url, *(f"unix://{path}" for path in hidden), patience=3)
+    entering = asyncio.create_task(client.__aenter__())
+    await until(lambda: nodes_of(client)[0].error is None and all(node.error for node in nodes_of(client)[1:]))
+    async with Redlock(*urls_of(some)) as other:
+        lease = await other(name, renew=False).acquire(timeout=None)
+        for each, path in zip(some[1:], hidden, strict=True):
+            each.restart()
+            path.symlink_to(each.path)
+        with pytest.raises(QuorumUnavailable, match="casts no vote for another"):
+            await entering
+        with pytest.raises(QuorumUnavailable):
+            await client(name).acquire(timeout=0)
+        assert lease.held
+    await client.aclose()
 
 
 @pytest.mark.parametrize("patience", [0, 0.3])
