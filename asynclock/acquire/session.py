@@ -132,9 +132,9 @@ class Session:
         self.forked = True
 
     def connect_limit(self, wait: float | None) -> float:
-        """Seconds for which a first use waits for connections. With a timeout or a patience of 0 it tries once, too."""
-        connect = self.settings.connect_timeout
-        return connect if wait == 0 else wait or max(self.settings.patience, connect)
+        """Seconds for which a first use waits, at most. The first attempts to connect end after connect_timeout. With a
+        timeout or a patience of 0 it tries once, too."""
+        return wait or max(self.settings.patience, self.settings.connect_timeout)
 
     def check_open(self) -> None:
         """Raise ConfigError once the client was closed."""

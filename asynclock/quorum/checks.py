@@ -21,7 +21,7 @@ async def check_votes(nodes: Sequence[Node], within: float, *, everyone: bool) -
     loop = asyncio.get_running_loop()
     until = loop.time() + within
     try:
-        while pending and (everyone or not _is_decided(found)):
+        while pending and (everyone or not is_decided(found)):
             done, pending = await asyncio.wait(
                 pending, timeout=max(0.0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
             )
@@ -39,7 +39,7 @@ async def check_votes(nodes: Sequence[Node], within: float, *, everyone: bool) -
     return found
 
 
-def _is_decided(found: Sequence[Checked | Exception | None]) -> bool:
+def is_decided(found: Sequence[Checked | Exception | None]) -> bool:
     """Whether the open results cannot change the outcome. Pure."""
     failed = sum(isinstance(each, Exception) for each in found)
     votes = sum(each is not None for each in found) - failed

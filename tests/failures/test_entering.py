@@ -41,11 +41,13 @@ async def test_d12_a_misconfigured_server_is_told_at_the_start(servers: Servers,
 async def test_d12_a_monitor_needs_no_right_to_lock(server: Server, name: str) -> None:
     """inspect, holders and locked do not check for votes."""
     async with Redlock(server.url) as holder, holder(name):
-        async with aclosing(Redlock(server.user("-set", "-del", "-zadd"))) as monitor:
+        url = server.user("-set", "-del", "-zadd")
+        async with aclosing(Redlock(url)) as monitor:
             assert (await monitor.inspect(name)).holders
-            assert await monitor(name).locked()
             assert [each.name async for each in monitor.holders()] == [name]
             assert not (await monitor.health()).ok
+        async with aclosing(Redlock(url)) as monitor:
+            assert await monitor(name).locked()
 
 
 async def test_d12_entering_waits_for_the_end_of_an_outage(servers: Servers, name: str) -> None:
@@ -61,6 +63,21 @@ async def test_d12_entering_waits_for_the_end_of_an_outage(servers: Servers, nam
         await entering
     async with client, client(name) as lease:
         assert lease.held
+
+
+async def test_d12_entering_ends_when_waiting_does_not_help(servers: Servers) -> None:
+    """The outage is over, and the user has no rights: ConfigError, before the patience ends."""
+    server = servers.start("--maxmemory", "1")
+    client = Redlock(server.user(), patience=60)
+    entering = asyncio.create_task(client.__aenter__())
+    with server.cli() as cli:
+        await until(lambda: "errorstat_OOM" in cli.info("errorstats"))
+        server.user("-zadd")
+        cli.config_set("maxmemory", 0)
+    async with asyncio.timeout(10):
+        with pytest.raises(ConfigError, match="zadd"):
+            await entering
+    await client.aclose()
 
 
 @pytest.mark.parametrize("first", [0, 1])
