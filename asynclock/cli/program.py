@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import warnings
@@ -12,6 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout, QuorumUnavailable, Unsupported
+
+log = logging.getLogger("asynclock")
 
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
 """ClickException. Newer versions of typer have a copy of click of their own, older ones import click."""
@@ -53,6 +56,8 @@ class Program(TyperGroup):
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         extra |= {"prog_name": "asynclock", "standalone_mode": False}
+        quiet = logging.NullHandler()
+        log.addHandler(quiet)  # the error of a command says what the log said before; `run` has a handler of its own
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
@@ -64,6 +69,8 @@ class Program(TyperGroup):
         except LockError as error:
             complain(str(error))
             code = code_of(error)
+        finally:
+            log.removeHandler(quiet)
         if not standalone_mode:
             return code
         sys.exit(int(code) if isinstance(code, int) else Code.OK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import random
 import signal
@@ -17,11 +18,13 @@ from asynclock.cli.child import Child
 from asynclock.cli.guard import OnLost, cannot_run, due_in, exit_code, grace, look_again
 from asynclock.cli.options import PREFIX
 from asynclock.cli.output import age, length, print_json, printable
-from asynclock.cli.program import Code, complain
+from asynclock.cli.program import Code, complain, log
 from asynclock.locks.decorators import RUN, Skipped
 from asynclock.stores import URLS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asynclock.client import Redlock
     from asynclock.locks.lease import Lease
     from asynclock.locks.lock import Lock
@@ -70,6 +73,19 @@ class _Failed(Exception):
         self.code = code
 
 
+class _Messages(logging.Handler):
+    """Passes the warnings of the library on, once it speaks."""
+
+    def __init__(self, say: Callable[[str, str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self.speaks = False
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.speaks:
+            self._say("warning", record.getMessage().removeprefix("asynclock: "))
+
+
 class Runner:
     """One `asynclock run`."""
 
@@ -91,14 +107,19 @@ class Runner:
         for number in (*_FORWARDED, signal.SIGTSTP, signal.SIGCONT):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._received, number)
+        messages = _Messages(self._say)
+        log.addHandler(messages)
         try:
             async with self._redlock:
+                messages.speaks = True  # an error says what came before
                 code = await (self._once() if self._plan.mode is Mode.ONCE else self._locked())
         except asyncio.CancelledError:
             if not self._signal:
                 raise
             code = 128 + self._signal
             self._say("interrupted", f"{signal.Signals(self._signal).name} came before the command began")
+        finally:
+            log.removeHandler(messages)
         if self._json:
             self._tell("exit", code=int(code))
         return int(code)
@@ -211,8 +232,9 @@ class Runner:
         return self._plan.held_code
 
     def _lost(self, code: int, lost: LockLost) -> int:
-        """The lease ended before its release. With --on-lost ignore the command's own code counts."""
-        self._say("lost", str(lost))
+        """The lease ended before its release, as the log of the library says. With --on-lost ignore the command's own
+        code counts."""
+        self._tell("lost", reason=lost.reason)
         return code if self._plan.on_lost is OnLost.IGNORE else Code.LOST
 
     # -- the command ---------------------------------------------------------------------------------------------

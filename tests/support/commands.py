@@ -66,6 +66,11 @@ class Running:
         assert self.process.stderr is not None
         return self.process.stderr.readline().strip()
 
+    def all_said(self) -> str:
+        """All lines of stderr, after its end."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
     def holds(self) -> Running:
         """Return once its command, which must be HOLDS, runs."""
         assert self.line() == "holds", self.process.communicate()[1]
