@@ -15,6 +15,7 @@ from asynclock._version import version
 from asynclock.cli import look, run
 from asynclock.cli.demo import LONGEST, SHORTEST
 from asynclock.cli.doctor.command import doctor
+from asynclock.cli.options import AsJson  # noqa: TC001 - typer reads the annotations
 from asynclock.cli.program import Program, complain
 from asynclock.cli.top import top
 
@@ -71,6 +72,7 @@ def demo(
         bool,
         typer.Option("--plain", help="Print a line per event, no live picture; the default if stdout is no terminal."),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Processes compete for one invoice over real servers. The demo kills and freezes servers and holders, and checks.
 
@@ -78,9 +80,9 @@ def demo(
     """
     from asynclock.cli.demo.show import perform  # its imports would cost each other command 0.1 s
 
-    lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not plain
+    lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not plain and not as_json
     try:
-        code = perform(nodes, workers, seconds, lively)
+        code = perform(nodes, workers, seconds, lively, as_json)
     except ConfigError as error:
         complain(str(error), "demo")
         code = 1

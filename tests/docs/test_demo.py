@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -90,6 +91,16 @@ def test_demo_proves_it(start: Callable[..., subprocess.Popen[str]], folder: Pat
     assert said.rstrip().endswith("verdict: the lock held")
     assert processes(folder) == []
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.timeout(180)
+def test_demo_as_json(folder: Path) -> None:
+    """The verdict is one line on stdout."""
+    command = [sys.executable, "-m", "asynclock", "demo", "--json", "--seconds", "6", "--nodes", "3", "--workers", "2"]
+    env = {**os.environ, "TMPDIR": str(folder)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=30, check=False)
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["ok"], len(answer["checks"])) == (0, True, 8), done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from asynclock.cli.demo.ledger import LedgerServer
 from asynclock.cli.demo.picture import Picture, print_line
 from asynclock.cli.demo.records import figures, verdict
 from asynclock.cli.demo.stage import LEASE, Stage, State
+from asynclock.cli.output import print_json
 from asynclock.stores.embedded import server as valkey
 
 if TYPE_CHECKING:
@@ -29,22 +31,32 @@ _FRAME = 0.08  # seconds between two pictures
 _SIGNALS = tuple(getattr(signal, each) for each in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, each))
 
 
-def perform(nodes: int, workers: int, seconds: float, lively: bool) -> int:
-    """Run the demo, print the verdict, and return the exit code. Nothing is left behind. Raises ConfigError."""
+def perform(nodes: int, workers: int, seconds: float, lively: bool, as_json: bool = False) -> int:
+    """Run the demo, print the verdict, and return the exit code. Nothing is left behind. With `as_json` the verdict is
+    a line of JSON on stdout, and all else goes to stderr. Raises ConfigError."""
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        run, interrupted = _perform(nodes, workers, seconds, lively)
+        if run is None:
+            print_line(f"interrupted by {signal.Signals(interrupted).name}: no verdict, nothing is left behind", lively)
+            return 128 + interrupted
+        checks = verdict(run)
+        good = all(check.ok for check in checks)
+        print_line("\nchecks on the records of this run:", lively)
+        for check in checks:
+            print_line(f"  {'ok  ' if check.ok else 'FAIL'} {check.text}", lively, "green" if check.ok else "bold red")
+        print_line(f"figures: {figures(run)}", lively)
+        said = "the lock held" if good else "NOT PROVEN"
+        print_line(f"verdict: {said}", lively, "bold green" if good else "bold red")
+    if as_json:
+        print_json({"ok": good, "checks": checks, "figures": figures(run)})
+    return 0 if good else 1
+
+
+def _perform(nodes: int, workers: int, seconds: float, lively: bool) -> tuple[Run | None, int]:
+    """The records, or the signal that ended the run early."""
     valkey.binary()
     with asyncio.Runner() as runner:
-        run, interrupted = runner.run(_until_signal(nodes, workers, seconds, lively))
-    if run is None:
-        print_line(f"interrupted by {signal.Signals(interrupted).name}: no verdict, nothing is left behind", lively)
-        return 128 + interrupted
-    checks = verdict(run)
-    good = all(check.ok for check in checks)
-    print_line("\nchecks on the records of this run:", lively)
-    for check in checks:
-        print_line(f"  {'ok  ' if check.ok else 'FAIL'} {check.text}", lively, "green" if check.ok else "bold red")
-    print_line(f"figures: {figures(run)}", lively)
-    print_line(f"verdict: {'the lock held' if good else 'NOT PROVEN'}", lively, "bold green" if good else "bold red")
-    return 0 if good else 1
+        return runner.run(_until_signal(nodes, workers, seconds, lively))
 
 
 async def _until_signal(nodes: int, workers: int, seconds: float, lively: bool) -> tuple[Run | None, int]:
