@@ -16,13 +16,13 @@ from asynclock.cli import look, run
 from asynclock.cli.demo import LONGEST, SHORTEST
 from asynclock.cli.doctor.command import doctor
 from asynclock.cli.options import AsJson  # noqa: TC001 - typer reads the annotations
-from asynclock.cli.program import Program, complain
+from asynclock.cli.program import Code, Program, complain
 from asynclock.cli.top import top
 
 app = typer.Typer(
     name="asynclock",
     cls=Program,
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -37,11 +37,15 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def main(
+    ctx: typer.Context,
     version_wanted: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
     """Distributed locks for asyncio: leases over one Redis or a quorum of them."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help(), err=True)
+        raise typer.Exit(Code.USAGE)
 
 
 app.command(cls=run.RunCommand)(run.run)

@@ -84,11 +84,8 @@ def complain(text: str, command: str = "") -> None:
 
 def _refuse(error: Any) -> Code:
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "asynclock"
-    text = error.format_message()
-    if text.lstrip().startswith("Usage:"):  # without any argument click shows the help
-        print(text, file=sys.stderr)
-    else:
-        complain(f"{text.rstrip('.')}: `{path} --help` shows how", path.removeprefix("asynclock").strip())
+    text = error.format_message().rstrip(".")
+    complain(f"{text}: `{path} --help` shows how", path.removeprefix("asynclock").strip())
     return Code.USAGE
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from asynclock import Redlock
-from tests.support.commands import HOLDS, Begin, asynclock, json_of
+from tests.support.commands import HOLDS, Begin, Terminal, asynclock, json_of
 from tests.support.servers import Server
 
 
@@ -93,6 +94,18 @@ def test_break_asks(server: Server, name: str, begin: Begin) -> None:
     assert done.returncode == 64
     assert "--yes" in done.stderr
     assert asynclock("run", name, "--wait", "0", "--", "true", on=server).returncode == 75
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 1)])
+def test_break_asks_on_a_terminal(server: Server, name: str, begin: Begin, answer: str, code: int, left: int) -> None:
+    """It says who holds the lock, and breaks it only after a yes."""
+    holder = begin("run", name, "--on-lost", "ignore", "--", *HOLDS, on=server).holds()
+    terminal = Terminal(server, "break", name)
+    terminal.shows(f":{holder.process.pid}. Break it? [y/N]")
+    terminal.types(f"{answer}\n")
+    assert os.waitstatus_to_exitcode(terminal.state()) == code
+    assert server.cli().exists(name, f"lock:{name}") == left
+    terminal.end()
 
 
 def test_health(five: list[Server]) -> None:

@@ -177,3 +177,13 @@ def test_wrong_usage(args: list[str]) -> None:
     assert result.exit_code == 64, result.output
     assert result.stderr.count("\n") == 1
     assert re.match(r"asynclock( \w+)?: ", result.stderr)
+
+
+@pytest.mark.one_loop("the loop has no part in it")
+def test_without_a_command() -> None:
+    """The help, as an error: a script that calls it so is wrong."""
+    done = asynclock()
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith("Usage: asynclock ")
+    asked = asynclock("--help")
+    assert (asked.returncode, asked.stderr) == (0, "")

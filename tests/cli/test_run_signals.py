@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import HOLDS, START, Begin, environment, python
+from tests.support.commands import HOLDS, Begin, Terminal, python
 from tests.support.servers import Server
 
 FORWARDED = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
@@ -65,34 +63,6 @@ def test_kill_9_ends_the_command(server: Server, name: str, begin: Begin) -> Non
     running.process.kill()
     assert running.line() == ""  # nobody has the pipe any more
     assert server.cli().exists(name, f"lock:{name}") == 1
-
-
-class Terminal:
-    """A terminal with `asynclock` in its foreground, as a shell starts it."""
-
-    def __init__(self, server: Server, *args: str) -> None:
-        self.pid, self.screen = pty.fork()
-        if not self.pid:
-            os.execve(sys.executable, [*START, *args], environment(server))
-        self._read = b""
-
-    def types(self, text: str) -> None:
-        os.write(self.screen, text.encode())
-
-    def shows(self, text: str) -> None:
-        """Wait until it does."""
-        while text.encode() not in self._read:
-            try:
-                self._read += os.read(self.screen, 4096)
-            except OSError:  # Linux says so after the last process has ended
-                pytest.fail(f"it ended after {self._read!r}")
-
-    def state(self) -> int:
-        """Wait until it ends or is stopped."""
-        return os.waitpid(self.pid, os.WUNTRACED)[1]
-
-    def end(self) -> None:
-        os.close(self.screen)  # hangs up
 
 
 READS = """

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
+
+import pytest
 
 from tests.support.programs import REPO
 from tests.support.servers import Server
@@ -91,6 +94,34 @@ class Running:
             if stream is not None:
                 stream.close()
         self.process.wait()
+
+
+class Terminal:
+    """A terminal with `asynclock` in its foreground, as a shell starts it."""
+
+    def __init__(self, server: Server, *args: str) -> None:
+        self.pid, self.screen = pty.fork()
+        if not self.pid:
+            os.execve(sys.executable, [*START, *args], environment(server))
+        self._read = b""
+
+    def types(self, text: str) -> None:
+        os.write(self.screen, text.encode())
+
+    def shows(self, text: str) -> None:
+        """Wait until it does."""
+        while text.encode() not in self._read:
+            try:
+                self._read += os.read(self.screen, 4096)
+            except OSError:  # Linux says so after the last process has ended
+                pytest.fail(f"it ended after {self._read!r}")
+
+    def state(self) -> int:
+        """Wait until it ends or is stopped."""
+        return os.waitpid(self.pid, os.WUNTRACED)[1]
+
+    def end(self) -> None:
+        os.close(self.screen)  # hangs up
 
 
 def python(program: str, *args: str) -> list[str]:
