@@ -24,11 +24,10 @@ from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
 from asynclock.events import Lost, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE
-from asynclock.quorum.quarantine import Quarantine
-from asynclock.quorum.quorum import Quorum
+from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
 from asynclock.rules.registry import FAMILIES
-from asynclock.stores.port import NodeConfig, WrongKind
+from asynclock.stores.port import WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -82,30 +81,7 @@ class Session:
         self.hung_up = False  # until this is True, releases are still sent
         self.opened = False  # the first attempts to connect have ended
         self.ready = False  # and no majority of the nodes refuses for a reason that only the user can solve
-        length = 0.0 if settings.trust_restarts else settings.max_lease + 1.0
-        quarantine = None if len(stores) == 1 else Quarantine(length, self.clock)
-        until = None if quarantine is None else quarantine.until
-        servers: dict[str, str] = {}
-        self.quorum = Quorum(
-            [
-                store.open(
-                    NodeConfig(
-                        index,
-                        settings.prefix,
-                        self.clock,
-                        self,
-                        servers,
-                        until,
-                        settings.connect_timeout,
-                        settings.max_lease,
-                        tell=self._reported,
-                    )
-                )
-                for index, store in enumerate(stores)
-            ],
-            self.clock,
-            quarantine,
-        )
+        self.quorum = quorum_over(stores, settings, self.clock, self, self._reported)
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session and draws its own
         self._usual = 0.0  # the node timeout of a lock without options of its own; 0.0: not computed yet

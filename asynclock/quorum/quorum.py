@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.checks import check_votes
-from asynclock.quorum.quarantine import NO_QUARANTINE
+from asynclock.quorum.quarantine import NO_QUARANTINE, Quarantine
 from asynclock.rules.model import RELEASE, Op, Queueing, Serve
-from asynclock.stores.port import Buffered, Restartable, SameServer, WrongKind
+from asynclock.stores.port import Buffered, NodeConfig, Restartable, SameServer, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from asynclock._clock import Clock
-    from asynclock.quorum.quarantine import Quarantine, Ruling
-    from asynclock.stores.port import Node
+    from asynclock._options import ClientSettings
+    from asynclock.events import Event
+    from asynclock.quorum.quarantine import Ruling
+    from asynclock.stores.port import Node, NoticeListener, Store
 
 _TROUBLED = 1.0
 """Seconds for which an error explains the silence of its node in later rounds of other acquires."""
@@ -183,6 +185,25 @@ class Quorum:
         return QuorumUnavailable(
             f"{about}{len(errors)} of {len(self.nodes)} nodes cast no vote: {reasons}", name=name, errors=errors
         )
+
+
+def quorum_over(
+    stores: Sequence[Store],
+    settings: ClientSettings,
+    clock: Clock,
+    listener: NoticeListener,
+    tell: Callable[[Event], object],
+) -> Quorum:
+    """The quorum of a client for the running loop: each store opens a node there, without connecting."""
+    length = 0.0 if settings.trust_restarts else settings.max_lease + 1.0
+    quarantine = None if len(stores) == 1 else Quarantine(length, clock)
+    until = None if quarantine is None else quarantine.until
+    connect, longest, servers = settings.connect_timeout, settings.max_lease, dict[str, str]()
+    nodes = [
+        store.open(NodeConfig(i, settings.prefix, clock, listener, servers, until, connect, longest, tell))
+        for i, store in enumerate(stores)
+    ]
+    return Quorum(nodes, clock, quarantine)
 
 
 def _nothing() -> None: ...
