@@ -194,7 +194,7 @@ class Hold:
     def _why(self, loss: Loss) -> Cause:
         """The facts about its loss, as they are now."""
         now, settings, errors = self.session.clock.now(), self._settings, self._errors or {}
-        late = now - self._watched_at if self._watched_at > -math.inf else 0.0
+        late = self.session.lag.late(now, self._watched_at, self._renewed_at)
         return Cause(loss, settings, now - self._renewed_at, late, self._broken, errors, self._denials or {})
 
     def close(self) -> None:
@@ -262,8 +262,8 @@ class Hold:
 
     def extend(self, length: float) -> Ballot:
         """Move its end to `length` seconds from now, or later. Its tenures learn the outcome."""
-        op = self._op(EXTEND, length)
-        return self.session.quorum.ask(op, self._within, on_settled=self._extended, on_vote=self.count)
+        op, within = self._op(EXTEND, length), self.session.within(self._settings)
+        return self.session.quorum.ask(op, within, on_settled=self._extended, on_vote=self.count)
 
     def waited_for(self, id: str) -> None:
         """A server says that a client waits for the hold of that id."""
@@ -295,10 +295,6 @@ class Hold:
     def _op(self, verb: Verb, length: float) -> Op:
         grant = self.op
         return Op(verb, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self.last_fence, grant.memory)
-
-    @property
-    def _within(self) -> float:
-        return self.session.within(self._settings)
 
     def may_be_at(self, nodes: Iterable[int]) -> None:
         """These nodes may have it, too: its release goes to them as well."""
@@ -346,10 +342,13 @@ class Hold:
             if end > self._ends[index]:
                 self._ends[index] = end
                 if end > self.valid_until:
-                    self.valid_until = valid_until(self._ends)
+                    self._recount()
         elif isinstance(vote, Refused) and op.verb is EXTEND:
             self._refused_by(ballot, index, vote)
         self._repair(ballot, index)
+
+    def _recount(self) -> None:
+        self.valid_until = valid_until(self._ends)
 
     def _refused_by(self, ballot: Ballot, index: int, refusal: Refused) -> None:
         """Rule 2. The lease may now end sooner than the watchdog expects. If the round is decided, the watchdog checks
@@ -358,7 +357,7 @@ class Hold:
         if self.valid_until > -math.inf:
             self._promised = self.valid_until
         self._ends[index] = -math.inf
-        self.valid_until = valid_until(self._ends)
+        self._recount()
         self._denials = denials = self._denials or {}
         denials[index] = refusal
         now = self.session.clock.now()
@@ -392,8 +391,9 @@ class Hold:
             if self._denials:  # it may have the key again: its next reply decides
                 self._denials.pop(index, None)
         op.revoke()  # the node does not send it again: a release may have been sent before that
-        now = session.clock.now()
-        session.quorum.nodes[index].send(op, Ballot(op, len(session.quorum.nodes), now, now + self._within))
+        now, nodes = session.clock.now(), session.quorum.nodes
+        until = now + session.within(self._settings)
+        nodes[index].send(op, Ballot(op, len(nodes), now, until))
 
     def _next_renewal(self) -> float:
         return self.valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf

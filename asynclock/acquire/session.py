@@ -20,9 +20,10 @@ from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
+from asynclock.acquire.loop_lag import LoopLag
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
-from asynclock.events import Lost, Quarantined, QuarantineEnded, ReleaseFailed
+from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE
 from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
@@ -68,7 +69,8 @@ class Session:
         observers.look_at_level()
         self.clock = clocks[0] if clocks else SYSTEM
         self.journal = Journal(self.clock)
-        self.watchdog = Watchdog(self.clock)
+        self.lag = LoopLag(lambda seconds: self.tell(LoopLagged(seconds)))
+        self.watchdog = Watchdog(self.clock, self.lag)
         self.holds = Holds()
         self.local_queues = LocalQueues()
         self.yielded = YieldedNames(self.clock.now, used=len(stores) > 1)
@@ -122,6 +124,8 @@ class Session:
         if settings is self.settings.lock and self._usual:
             return self._usual
         timeout = node_timeout(self.settings, settings, len(self.quorum.nodes))
+        if settings.lease < self.lag.lease:
+            self.lag.use(settings.lease)
         if settings is self.settings.lock:
             self._usual = timeout
         return timeout

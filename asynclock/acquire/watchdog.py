@@ -4,6 +4,8 @@ It is a timer wheel with one timer, not a task: a program that cancels "all task
 it one set entry. A check that raises is logged and repeated. Each check looks at the deadline first, so that a loss is
 noticed even if renewing never works again.
 
+Its timer also shows how late the loop is (`loop_lag.py`): it fires at least once in a twelfth of a lease.
+
 Many holds may be due at once. They are renewed in slices, with a turn of the loop between two, so that other tasks of
 the loop do not wait for all of them.
 """
@@ -14,6 +16,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from asynclock.acquire.loop_lag import LoopLag
 from asynclock.acquire.renewal import Due
 from asynclock.acquire.tenure import Loss
 
@@ -35,8 +38,9 @@ _AGAIN = 0.05  # seconds until a check that raised is repeated
 class Watchdog:
     """See the module."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, lag: LoopLag | None = None) -> None:
         self._clock = clock
+        self._lag = lag or LoopLag()
         self._wheel: dict[int, set[Hold]] = {}
         self._timer: Timer | None = None
         self._timer_slot = 0
@@ -63,6 +67,7 @@ class Watchdog:
 
     def stop(self) -> None:
         self._wheel.clear()
+        self._lag.rest()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -70,14 +75,19 @@ class Watchdog:
     def _arm(self, slot: int) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        now = self._clock.now()
+        self._lag.beat(now)  # the timer that was cancelled may have been overdue
         self._timer_slot = slot
-        self._timer = self._clock.call_at(slot * TICK, self._turn)
+        at = min(slot * TICK, now + self._lag.period)
+        self._lag.expect(max(at, now))  # a slot of the past is due now; the loop is not late for it
+        self._timer = self._clock.call_at(at, self._turn)
 
     def _turn(self) -> None:
         """One slice of the checks that are due."""
         self._timer = None
         now, began = self._clock.now(), time.perf_counter()
         try:
+            self._lag.beat(now)
             for slot in sorted(slot for slot in self._wheel if slot * TICK <= now):
                 holds = self._wheel.get(slot, set())  # a look at another hold may have emptied the slot
                 while holds:
@@ -89,6 +99,8 @@ class Watchdog:
         finally:
             if self._wheel and (self._timer is None or min(self._wheel) < self._timer_slot):
                 self._arm(min(self._wheel))
+            elif self._timer is None:
+                self._lag.rest()
 
     def _check(self, hold: Hold, now: float) -> None:
         try:

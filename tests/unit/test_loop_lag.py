@@ -1,0 +1,171 @@
+"""How late the event loop is: when it counts as blocked, what the log says, and what the watch costs. A test moves the
+clock, except where the real loop is the subject."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from asynclock import LockLost, Redlock
+from asynclock.acquire.loop_lag import LoopLag
+from asynclock.acquire.renewal import Due
+from asynclock.acquire.watchdog import SLICE, Watchdog
+from asynclock.quorum.ballot import Ballot
+from asynclock.stores.memory import MemoryStore
+from tests.support.blocked_loop import lag_of
+from tests.support.fake_clock import FakeClock
+from tests.support.probes import replace_ask
+
+BLOCKED = "the event loop did not run"
+
+
+def client_and_clock(lease: float = 30.0) -> tuple[Redlock, FakeClock]:
+    clock = FakeClock()
+    return Redlock(MemoryStore(clock), lease=lease), clock
+
+
+@pytest.mark.one_loop("the test moves the clock")
+async def test_a_loop_blocked_for_a_third_of_the_lease_is_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning, with the seconds (which a twelfth of the lease may be missing from) and with what to do."""
+    redlock, clock = client_and_clock()
+    async with redlock(name):
+        clock.advance(4.0)
+        clock.block(13.0)
+        clock.advance(0.0)
+        clock.advance(5.0)
+    [record] = [each for each in caplog.records if BLOCKED in each.message]
+    assert (record.name, record.levelname) == ("asynclock", "WARNING")
+    assert 13.0 - 2.5 <= record.asynclock_seconds <= 13.0  # type: ignore[attr-defined]
+    assert "asyncio.to_thread" in record.message
+    await redlock.aclose()
+
+
+@pytest.mark.one_loop("the test moves the clock")
+async def test_a_shorter_block_is_remembered_and_not_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its length and its end can be asked for. A loop that is on time has no block."""
+    redlock, clock = client_and_clock()
+    async with redlock(name):
+        clock.advance(8.0)
+        assert lag_of(redlock).last_block(clock.now()) is None
+        clock.block(9.0)
+        clock.advance(0.0)
+        clock.advance(5.0)
+        seconds, ended = lag_of(redlock).last_block(clock.now())
+        assert 9.0 - 2.5 <= seconds <= 9.0
+        assert ended == clock.now() - 5.0
+    assert not [each for each in caplog.records if BLOCKED in each.message]
+    await redlock.aclose()
+
+
+@pytest.mark.one_loop("the test moves the clock")
+async def test_a_block_is_known_before_any_timer_fires(name: str) -> None:
+    """The task that blocked the loop learns of it, as often as it asks; the log has it once the loop runs."""
+    redlock, clock = client_and_clock()
+    async with redlock(name):
+        clock.advance(1.0)
+        clock.block(15.0)
+        for _ in range(2):
+            seconds, ended = lag_of(redlock).last_block(clock.now())
+            assert 15.0 - 2.5 <= seconds <= 15.0
+            assert ended == clock.now()
+        clock.advance(0.0)
+    await redlock.aclose()
+
+
+@pytest.mark.one_loop("the test moves the clock")
+async def test_an_overdue_timer_that_is_replaced_counts(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A task that acquires right after the block moves the timer before it fires."""
+    redlock, clock = client_and_clock()
+    async with redlock(name):
+        async with redlock(f"{name}:2", lease=6.0):
+            pass
+        clock.advance(2.5)  # from now on the timer waits for the first lock
+        clock.block(5.0)
+        async with redlock(f"{name}:2", lease=6.0):
+            pass
+    assert [each for each in caplog.records if BLOCKED in each.message]
+    await redlock.aclose()
+
+
+@pytest.mark.one_loop("the test moves the clock")
+async def test_the_shortest_lease_decides(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A lock with a shorter lease than the client's is in danger sooner."""
+    redlock, clock = client_and_clock()
+    async with redlock(name), redlock(f"{name}:2", lease=3.0):
+        clock.block(1.5)
+        clock.advance(0.0)
+    [record] = [each for each in caplog.records if BLOCKED in each.message]
+    assert record.asynclock_seconds <= 1.5  # type: ignore[attr-defined]
+    await redlock.aclose()
+
+
+@pytest.mark.one_loop("the test moves the clock")
+async def test_the_watch_costs_no_timer_of_its_own(name: str) -> None:
+    """A client with holds has the one timer of its watchdog; a client without holds soon has none."""
+    redlock, clock = client_and_clock()
+    async with redlock(name), redlock(f"{name}:2"):
+        for _ in range(20):
+            clock.advance(1.0)
+            assert clock.armed == 1
+    clock.advance(30.0)
+    assert clock.armed == 0
+    clock.block(100.0)
+    assert lag_of(redlock).last_block(clock.now()) is None
+    await redlock.aclose()
+
+
+@pytest.mark.one_loop("the test moves the clock")
+async def test_a_loss_soon_after_a_block_names_it(name: str) -> None:
+    """The renewal after the block had too little time: it had no reply when the lease ended."""
+    redlock, clock = client_and_clock()
+    lease = await redlock(name).acquire(timeout=0)
+    assert lease is not None
+    clock.block(25.0)
+    ask = replace_ask(redlock, lambda op, *args, **kwargs: Ballot(op, 1, 0.0, 0.0))
+    clock.advance(10.0)
+    with pytest.raises(LockLost, match=r"the event loop did not run for 2\d"):
+        lease.ensure_held()
+    replace_ask(redlock, ask)
+    await redlock.aclose()
+
+
+class Slow:
+    """In the place of a hold: each check takes longer than a slice."""
+
+    def due(self, now: float) -> Due:
+        del now
+        began = time.perf_counter()
+        while time.perf_counter() - began <= SLICE:
+            pass
+        return Due.NOTHING
+
+    def watch(self) -> None: ...
+
+
+def test_the_slices_after_a_block_are_no_blocks() -> None:
+    """The checks that were due meanwhile are done in several turns of the loop. Only the first of these is late."""
+    lags: list[float] = []
+    clock, lag = FakeClock(), LoopLag(lags.append)
+    lag.use(30.0)
+    dog = Watchdog(clock, lag)
+    for _ in range(3):
+        dog.watch(Slow(), clock.now() + 10.0)  # type: ignore[arg-type]
+    clock.advance(1.0)
+    clock.block(20.0)
+    clock.advance(0.0)
+    assert len(lags) == 1
+    assert clock.armed == 0
+
+
+async def test_a_call_that_blocks_the_loop_is_logged(
+    redlock: Redlock, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a real loop and a real clock."""
+    with caplog.at_level(logging.WARNING, "asynclock"):
+        async with redlock(name, lease=1.2):
+            time.sleep(0.6)  # to block the loop is what this test is about
+            while BLOCKED not in caplog.text:
+                await asyncio.sleep(0)
