@@ -6,7 +6,7 @@ import difflib
 import math
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from asynclock._errors import ConfigError, brief
 
@@ -22,6 +22,10 @@ MIN_LEASE = 0.1  # seconds; the drift allowance and one slow turn of the loop wo
 MAX_METADATA = 1024  # characters; every command of the lock carries it
 
 
+THREAD: Literal["thread"] = "thread"
+"""The value of `renew` for a lease that a thread renews while the event loop is blocked."""
+
+
 class LockOptions(TypedDict, total=False):
     """The options of every lock. Given to the client, they are the defaults of its locks. Times are in seconds."""
 
@@ -29,8 +33,9 @@ class LockOptions(TypedDict, total=False):
     """How long a hold lives without a renewal, in seconds (default 30)."""
     timeout: Seconds | None
     """How long to wait, in seconds: None without limit (the default), 0 tries once."""
-    renew: bool
-    """The watchdog renews the lease every lease/3 (default True)."""
+    renew: bool | Literal["thread"]
+    """The watchdog renews the lease every lease/3 (default True). "thread": while the event loop is blocked, a thread
+    renews it, for at most `max_block`."""
     max_hold: Seconds | None
     """The lease is lost after this time, in seconds, renewed or not (default None: never)."""
     min_hold: Seconds
@@ -62,6 +67,8 @@ class ClientOptions(LockOptions, total=False):
     patience: Seconds
     """How long an acquire, or entering the client, waits for the end of an outage, in seconds (default 5). It counts
     from the first failed round of this outage, and never lasts beyond the timeout."""
+    max_block: Seconds
+    """With renew="thread": a loop that is blocked for longer loses its leases, in seconds (default 60)."""
     fence_memory: Seconds
     """How long a name's fencing counter outlives its last hold (default 300)."""
     trust_restarts: bool
@@ -74,7 +81,7 @@ class LockSettings:
 
     lease: float = 30.0
     timeout: float | None = None
-    renew: bool = True
+    renew: bool | Literal["thread"] = True
     max_hold: float | None = None
     min_hold: float = 0.0
     cancel_on_lost: bool = True
@@ -93,6 +100,7 @@ class ClientSettings:
     node_timeout: float | None = None
     connect_timeout: float = 1.0
     patience: float = 5.0
+    max_block: float = 60.0
     fence_memory: float = 300.0
     trust_restarts: bool = False
 
@@ -130,6 +138,11 @@ def client_settings(options: Mapping[str, Any], base: ClientSettings | None = No
     merged = _replace(base, own)
     if merged.fence_memory < 60:
         raise ConfigError(f"fence_memory={merged.fence_memory:g} s is too short to order tokens: give at least 60")
+    if merged.max_block > merged.fence_memory:  # a blocked loop does not renew the counter of the fencing tokens
+        raise ConfigError(
+            f"max_block={merged.max_block:g} s is above fence_memory={merged.fence_memory:g} s: "
+            "give a shorter max_block, or a longer fence_memory"
+        )
     lock = _replace(base.lock, {key: value for key, value in checked.items() if key in _LOCK})
     _check_lock(lock, merged, "")
     return _replace(merged, {"lock": lock})
@@ -286,9 +299,13 @@ def _value(key: str, value: Any, known: frozenset[str], whose: str) -> Any:
             )
         hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(known))}"
         raise ConfigError(f"{key!r} is no option of a {whose}: {hint}")
+    if key == "renew" and value == THREAD and isinstance(value, str):
+        return THREAD
     if key in _FLAGS or key in _TEXTS:
         wanted = bool if key in _FLAGS else str
         if not isinstance(value, wanted):
+            if key == "renew":
+                raise ConfigError(f"renew is True, False or {THREAD!r}, not {value!r}")
             raise ConfigError(f"{key} is a {wanted.__name__}, not {type(value).__name__}")
         if isinstance(value, str):
             _check_text(key, value)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 from asynclock._errors import ConfigError, Unsupported
 from asynclock._loop import running_loop
 from asynclock._options import (
+    THREAD,
     ClientOptions,
     ClientSettings,
     LockOptions,
@@ -36,7 +37,7 @@ from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.registry import rule_of
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import MOST, Semaphore
-from asynclock.stores import stores_for, stores_of
+from asynclock.stores import check_thread_safe, stores_for, stores_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -169,6 +170,8 @@ class Redlock:
         settings = lock_settings(name, options, self._settings)
         if self._stores:
             node_timeout(self._settings, settings, len(self._stores))
+            if settings.renew == THREAD:
+                check_thread_safe(self._stores)
         return settings
 
     async def lead(self, name: str, main: Callable[[Lease], Awaitable[_R]], /, **options: Unpack[LockOptions]) -> _R:
@@ -318,6 +321,8 @@ class Redlock:
         stores = stores_for(nodes) if nodes else self._stores
         if stores:
             node_timeout(settings, settings.lock, len(stores))
+            if settings.lock.renew == THREAD:
+                check_thread_safe(stores)
         self._settings, self._given, self._stores = settings, given, stores
         self._unread = self._ready_made
 

@@ -17,10 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asynclock._clock import wake
-from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
+from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT, THREAD
 from asynclock.acquire.backoff import FRESH
 from asynclock.acquire.hold import Hold
 from asynclock.acquire.local_queue import SPAN
+from asynclock.acquire.threaded_hold import ThreadedHold
 from asynclock.acquire.ticket import Ticket, first_ticket, fresh_for, no_ticket, withdraw
 from asynclock.quorum.ballot import REFUSED, UNREACHABLE, Ballot
 from asynclock.rules.model import ACQUIRE, EXTEND, WAIT, Op, Queueing
@@ -152,7 +153,9 @@ class Attempt:
     def hold(self, ballot: Ballot, top: int, contended: bool = False) -> Hold | None:
         """The hold of a won ballot; `top` is its token, and a majority are witnesses of it. None: no validity is left,
         and the hold was released."""
-        hold = Hold(self._session, self._terms.settings, ballot, top, contended)
+        settings = self._terms.settings
+        made_as = ThreadedHold if settings.renew == THREAD else Hold
+        hold = made_as(self._session, settings, ballot, top, contended)
         self.ballot = None
         if hold.last_round_trip < hold.valid_until:
             return hold

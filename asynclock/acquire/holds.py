@@ -26,6 +26,13 @@ class Holds:
         """All that there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
         return list(self._by_name.values())
 
+    def copied(self) -> list[Hold]:
+        """All that there are now, for another thread than the loop's: `dict.copy` is one step for other threads."""
+        found: dict[Hold, None] = {}
+        for each in self._by_name.copy().values():
+            found.update(each.copy() if isinstance(each, dict) else {each: None})
+        return list(found)
+
     def of(self, name: str) -> Iterable[Hold]:
         """The holds of a name, oldest first."""
         found = self._by_name.get(name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from enum import Enum
 
+from asynclock.quorum.ballot import drift
+
 RENEW_BELOW = 2 / 3
 """A hold is renewed once less than this share of its lease remains."""
 
@@ -30,6 +32,15 @@ def due(now: float, ends: float, renew_at: float, hold_until: float) -> Due:
     if now >= renew_at:
         return Due.RENEWAL
     return Due.NOTHING
+
+
+def thread_extends_by(now: float, ends: float, lease: float, limit: float) -> float:
+    """The seconds for which the renewal thread extends a hold now, so that it ends by `limit`; 0.0: it is not due, it
+    is over, or it may not be held for longer. Pure."""
+    if now >= ends or ends - now >= lease * RENEW_BELOW:
+        return 0.0
+    length = min(lease, limit - now)
+    return length if now + length - drift(length) > ends else 0.0
 
 
 def retry_after(lease: float) -> float:

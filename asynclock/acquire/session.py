@@ -21,6 +21,7 @@ from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.loop_lag import LoopLag
+from asynclock.acquire.renewal_thread import RenewalThread
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
 from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
@@ -28,7 +29,7 @@ from asynclock.quorum.ballot import UNREACHABLE
 from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
 from asynclock.rules.registry import FAMILIES
-from asynclock.stores.port import WrongKind
+from asynclock.stores.port import WrongKind, is_thread_safe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -84,6 +85,8 @@ class Session:
         self.opened = False  # the first attempts to connect have ended
         self.ready = False  # and no majority of the nodes refuses for a reason that only the user can solve
         self.quorum = quorum_over(stores, settings, self.clock, self, self._reported)
+        self._stores = stores
+        self._renewal_thread: RenewalThread | None = None
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session and draws its own
         self._usual = 0.0  # the node timeout of a lock without options of its own; 0.0: not computed yet
@@ -140,6 +143,13 @@ class Session:
             bar = "|" if self.quorum.listens else "!"
             self._random = [f"{self.tag}{drawn[i : i + length]}{bar}" for i in range(0, len(drawn), length)]
         return f"{self._random.pop()}{mode}{seed}|{self._whoami}|{metadata}"
+
+    def use_renewal_thread(self) -> None:
+        """Start the thread that extends holds while the loop is blocked, if it does not run. A store with a clock of
+        its own has no thread, because only a test moves that clock. Neither has a store that threads cannot share."""
+        if self._renewal_thread is None and self.clock is SYSTEM and all(map(is_thread_safe, self._stores)):
+            self._renewal_thread = RenewalThread(self, self._stores)
+            self._renewal_thread.start()
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -333,7 +343,10 @@ class Session:
         while self.under_way:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
             await asyncio.sleep(0)
         self.hung_up = True
-        await asyncio.gather(*(node.aclose() for node in self.quorum.nodes))
+        closing = [node.aclose() for node in self.quorum.nodes]
+        if self._renewal_thread is not None:
+            closing.append(self._renewal_thread.aclose())
+        await asyncio.gather(*closing)
         self.journal.stop()
         closer, self._closer = self._closer, None
         if closer is not None:

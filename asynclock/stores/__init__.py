@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
 
-from asynclock._errors import ConfigError, brief
+from asynclock._errors import ConfigError, Unsupported, brief
+from asynclock.stores.port import is_thread_safe
 from asynclock.stores.redis.store import SCHEMES, RedisStore
 
 if TYPE_CHECKING:
@@ -61,6 +62,16 @@ def stores_for(nodes: Sequence[str | Redis | Store]) -> tuple[Store, ...]:
             stacklevel=4,
         )
     return stores
+
+
+def check_thread_safe(stores: Sequence[Store]) -> None:
+    """Raise Unsupported for a store that threads cannot share: no thread can renew its leases."""
+    for store in stores:
+        if not is_thread_safe(store):
+            raise Unsupported(
+                f"renew='thread' needs a store that threads can share, and {store.label} does not say that it is one: "
+                "set its thread_safe to True if it is, or use renew=True"
+            )
 
 
 def stores_of(environ: Mapping[str, str]) -> tuple[Store, ...]:

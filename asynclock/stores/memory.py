@@ -23,6 +23,7 @@ class MemoryStore(TransactionalStore):
     the same MemoryStore."""
 
     _numbers = count(1)
+    thread_safe = True
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.label = f"memory:{next(self._numbers)}"

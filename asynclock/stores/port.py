@@ -36,6 +36,7 @@ __all__ = [
     "SameServer",
     "Slots",
     "Store",
+    "ThreadSafe",
     "Undone",
     "Vote",
     "WaiterView",
@@ -208,6 +209,14 @@ class Measured(Protocol):
         it."""
 
 
+@runtime_checkable
+class ThreadSafe(Protocol):
+    """Optional: a Store that several threads may use at the same time, each in an event loop of its own. A thread can
+    renew leases (renew="thread") only in such a store."""
+
+    thread_safe: bool
+
+
 class NodeConfig(NamedTuple):
     """The settings of the client with which a store opens a node."""
 
@@ -236,3 +245,8 @@ class Store(Protocol):
 
     def open(self, config: NodeConfig) -> Node:
         """Make its node for one event loop, without connecting."""
+
+
+def is_thread_safe(store: Store) -> bool:
+    """Whether several threads may use it at the same time."""
+    return isinstance(store, ThreadSafe) and store.thread_safe

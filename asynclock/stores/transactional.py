@@ -63,6 +63,7 @@ class TransactionalStore(ABC):
 
     label: str  # for messages; without a password
     clock: Clock | None = None  # the clock that its clients must use; None: the clock of the machine
+    thread_safe = False  # whether several threads may use it at the same time, each in an event loop of its own
 
     @abstractmethod
     def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None] | None:

@@ -40,6 +40,7 @@ async def test_a_loop_blocked_for_a_third_of_the_lease_is_logged(name: str, capl
     assert (record.name, record.levelname) == ("asynclock", "WARNING")
     assert 13.0 - 2.5 <= record.asynclock_seconds <= 13.0  # type: ignore[attr-defined]
     assert "asyncio.to_thread" in record.message
+    assert "renew='thread'" in record.message
     await redlock.aclose()
 
 

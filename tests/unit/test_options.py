@@ -26,7 +26,7 @@ from asynclock._options import (
 
 TIMES = ["lease", "timeout", "max_hold", "min_hold"]
 CLIENT_TIMES = [*TIMES, "max_lease", "node_timeout", "patience", "fence_memory"]
-FLAGS = ["renew", "cancel_on_lost", "fencing", "trust_restarts"]
+FLAGS = ["cancel_on_lost", "fencing", "trust_restarts"]
 
 
 def test_the_typed_options_are_the_settings() -> None:

@@ -55,6 +55,7 @@ class EmbeddedStore:
     """A server of this user. The first process starts it; it ends after the last process that uses it."""
 
     clock = None
+    thread_safe = True
 
     def __init__(self, url: str = "embedded:") -> None:
         name = url.partition(":")[2].strip("/") or "default"

@@ -42,6 +42,7 @@ class RedisStore:
     """One server, by url or by the user's own `redis.asyncio.Redis`."""
 
     clock = None
+    thread_safe = True
 
     def __init__(self, server: str | Redis) -> None:
         self.run_id = ""

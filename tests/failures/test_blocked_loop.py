@@ -1,0 +1,270 @@
+"""HAZARDS B12: the event loop is blocked for longer than the lease, with renew="thread". Each test blocks its loop for
+real. Other clients run in threads of their own meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from asynclock import Lease, Lock, LockLost, Redlock
+from asynclock._clock import now
+from asynclock.stores.redis.keys import keys
+from tests.support.blocked_loop import ThreadedProxy, block_until, lag_of, try_elsewhere
+from tests.support.probes import id_of, stores_of, valid_until
+from tests.support.servers import Server, Servers
+
+LEASE = 0.8
+
+
+def renewed(lease: Lease) -> None:
+    """Block the loop until a renewal has moved the end of the lease."""
+    before = valid_until(lease)
+    block_until(lambda: valid_until(lease) > before)
+
+
+async def test_b12_a_thread_keeps_the_lease_of_a_blocked_loop(make: Callable[..., Redlock], name: str) -> None:
+    """For longer than two leases another client is refused; code that blocks the loop reads that the lease is held; and
+    the lease is an ordinary one again once the loop runs."""
+    redlock = make(lease=LEASE, renew="thread")
+    async with redlock(name) as lease:
+        assert not try_elsewhere(stores_of(redlock), name, 2.2 * LEASE)
+        assert lease.held
+        assert 0 < lease.remaining < LEASE
+        lease.ensure_held()
+        await lease.extend()
+    assert try_elsewhere(stores_of(redlock), name, 0)
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+@pytest.mark.parametrize(
+    "lock",
+    [
+        lambda redlock, name: redlock(name, fair=True),
+        lambda redlock, name: redlock.write(name),
+        lambda redlock, name: redlock.semaphore(name, 1),
+        lambda redlock, name: redlock.multi(name, f"{name}:2"),
+        lambda redlock, name: redlock(name, fencing=False),
+    ],
+)
+async def test_b12_each_kind_is_kept(shared_urls: list[str], name: str, lock: Callable[[Redlock, str], Lock]) -> None:
+    """The same for the other kinds of locks, over five nodes."""
+    async with Redlock(*shared_urls, lease=LEASE, renew="thread") as redlock:
+        async with lock(redlock, name) as lease:
+            assert not try_elsewhere(shared_urls, name, 1.5 * LEASE, lock)
+            assert lease.held
+        assert try_elsewhere(shared_urls, name, 1, lock)
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_python_code_that_computes_does_not_stop_the_thread(server: Server, name: str) -> None:
+    """A loop that is blocked by Python code, not by a system call: the interpreter switches threads."""
+    async with Redlock(server.url, lease=LEASE, renew="thread") as redlock, redlock(name) as lease:
+        end = now() + 2.2 * LEASE
+        while now() < end:
+            assert lease.held
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+@pytest.mark.parametrize("count", [1, 5])
+async def test_b12_the_lease_ends_after_max_block(five: list[Server], count: int, name: str) -> None:
+    """A loop that is blocked for longer hangs: another client gets the lock, `held` is False while the loop is still
+    blocked, and the block of the lease raises LockLost."""
+    urls = [each.url for each in five[:count]]
+    async with Redlock(*urls, lease=LEASE, renew="thread", max_block=2.5) as redlock:
+        with pytest.raises(LockLost) as caught:
+            async with redlock(name) as lease:
+                assert not try_elsewhere(urls, name, 1.2 * LEASE)
+                assert lease.held
+                assert try_elsewhere(urls, name, 20)
+                assert not lease.held
+                assert lease.remaining == 0.0
+                assert valid_until(lease) <= lag_of(redlock).expected + 2.5
+        assert caught.value.reason == "expired"
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_the_thread_says_when_it_gives_up(
+    server: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for each block."""
+    async with Redlock(server.url, lease=LEASE, renew="thread", max_block=0.2) as redlock:
+        with pytest.raises(LockLost):
+            async with redlock(name) as lease:
+                block_until(lambda: not lease.held)
+    assert [each.levelname for each in caplog.records if "max_block=0.2 s" in each.message] == ["WARNING"]
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_max_hold_ends_it(server: Server, name: str) -> None:
+    """The thread renews for no longer than the loop would, and the key does not outlive `max_hold`."""
+    async with Redlock(server.url, lease=LEASE, renew="thread", max_hold=2.5) as redlock:
+        with pytest.raises(LockLost) as caught:
+            async with redlock(name) as lease:
+                assert not try_elsewhere([server.url], name, 1.2 * LEASE)
+                assert try_elsewhere([server.url], name, 20)
+                assert not lease.held
+        assert caught.value.reason == "max_hold"
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_a_frozen_minority_is_no_obstacle(five: list[Server], name: str) -> None:
+    """Two of five servers stop. The thread counts the votes of the others."""
+    urls = [each.url for each in five]
+    async with Redlock(*urls, lease=LEASE, renew="thread") as redlock, redlock(name) as lease:
+        for each in five[:2]:
+            each.freeze()
+        assert not try_elsewhere(urls, name, 2.2 * LEASE)
+        assert lease.held
+        for each in five[:2]:
+            each.thaw()
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_a_frozen_majority_ends_it_by_the_clock(five: list[Server], name: str) -> None:
+    """Without the votes of a majority the lease ends when its validity does."""
+    async with Redlock(*(each.url for each in five), lease=LEASE, renew="thread") as redlock:
+        with pytest.raises(LockLost):
+            async with redlock(name) as lease:
+                for each in five[:3]:
+                    each.freeze()
+                block_until(lambda: not lease.held)
+                assert now() >= valid_until(lease)
+                for each in five[:3]:
+                    each.thaw()
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("reason", ["broken", "taken"])
+async def test_b12_a_refusal_by_a_majority_is_a_loss(five: list[Server], count: int, reason: str, name: str) -> None:
+    """An operator deletes the key. `held` is False as soon as the thread finds out, before the validity has run out;
+    the body ends in LockLost with the reason."""
+    async with Redlock(*(each.url for each in five[:count]), lease=2.0, renew="thread", prefix="") as redlock:
+        with pytest.raises(LockLost) as caught:
+            async with redlock(name) as lease:
+                promised = valid_until(lease)
+                for each in five[: count // 2 + 1]:
+                    each.cli().delete(name)
+                    if reason == "taken":
+                        each.cli().set(name, "another", px=60_000)
+                block_until(lambda: not lease.held)
+                assert now() < promised
+                with pytest.raises(LockLost) as refused:
+                    lease.ensure_held()
+        assert refused.value.reason == caught.value.reason == reason
+        assert len(caught.value.errors) > count // 2
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_a_loss_that_the_thread_found_interrupts_the_body(server: Server, name: str) -> None:
+    """As soon as the loop runs again."""
+    async with Redlock(server.url, lease=2.0, renew="thread", prefix="") as redlock:
+        with pytest.raises(LockLost) as caught:
+            async with redlock(name) as lease:
+                server.cli().delete(name)
+                block_until(lambda: not lease.held)
+                await asyncio.Event().wait()
+        assert caught.value.reason == "broken"
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_the_thread_does_not_heal(five: list[Server], name: str) -> None:
+    """A node that lost the key does not get it back from the thread, which goes on with the others. The loop heals it
+    later."""
+    async with Redlock(*(each.url for each in five[:3]), lease=LEASE, renew="thread", prefix="") as redlock:
+        async with redlock(name) as lease:
+            five[0].cli().delete(name)
+            for _ in range(2):
+                renewed(lease)
+            assert not five[0].cli().exists(name)
+            while not five[0].cli().exists(name):
+                await asyncio.sleep(0.01)
+            assert lease.held
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_the_thread_writes_no_fence(server: Server, name: str) -> None:
+    """Its connection has no order with the one on which a release and the next grant are sent."""
+    fence = keys("", name).fence
+    async with Redlock(server.url, lease=LEASE, renew="thread", prefix="") as redlock, redlock(name) as lease:
+        server.cli().delete(fence)
+        renewed(lease)
+        assert not server.cli().exists(fence)
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_a_restarted_server_does_not_vote(servers: Servers, name: str) -> None:
+    """Servers that restarted a moment ago have the key again, from an old dump for all that the client knows. They are
+    in quarantine in the thread, too: the lease ends by the clock."""
+    three = [servers.start("--appendonly", "yes", "--appendfsync", "always") for _ in range(3)]
+    async with Redlock(*(each.url for each in three), lease=3.0, renew="thread", prefix="") as redlock:
+        with pytest.raises(LockLost):
+            async with redlock(name) as lease:
+                promised = valid_until(lease)
+                for each in three[:2]:
+                    each.restart()
+                    assert each.cli().exists(name)
+                block_until(lambda: not lease.held)
+                assert valid_until(lease) == promised
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+@pytest.mark.parametrize("again", [False, True])
+async def test_a7_an_extend_of_the_thread_arrives_after_the_release(server: Server, name: str, again: bool) -> None:
+    """It brings no key back; and if the same client holds the name again, it does not prolong that hold, which has
+    another id."""
+    with ThreadedProxy(server.path.with_suffix(".p"), server.path) as proxy:
+        async with Redlock(proxy.url, lease=LEASE, renew="thread", prefix="") as redlock:
+            async with redlock(name) as lease:
+                proxy.catch(b"$6\r\nextend\r\n")  # the word alone is in the text of the script, too
+                block_until(proxy.caught.is_set)
+            assert not server.cli().exists(name)
+            if again:
+                second = await redlock(name, lease=0.5, renew=False).acquire(timeout=0)
+                assert second is not None
+                assert id_of(second) != id_of(lease)
+                before = server.cli().pttl(name)
+                proxy.let_go()
+                assert server.cli().pttl(name) <= before
+                await second.release()
+            else:
+                proxy.let_go()
+            assert not server.cli().exists(name)
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_a15_a_lease_dropped_while_the_loop_is_blocked_is_not_kept(server: Server, name: str) -> None:
+    """The garbage collector takes it, and the key expires."""
+    async with Redlock(server.url, lease=LEASE, renew="thread", prefix="") as redlock:
+        lease = await redlock(name).acquire(timeout=0)
+        assert lease is not None
+        renewed(lease)
+        with pytest.warns(ResourceWarning, match="dropped while held"):
+            del lease
+            gc.collect()
+        block_until(lambda: not server.cli().exists(name))
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b1_without_the_thread_the_lease_of_a_blocked_loop_ends(server: Server, name: str) -> None:
+    """What the other tests here would see if the thread did nothing."""
+    async with Redlock(server.url, lease=LEASE) as redlock:
+        with pytest.raises(LockLost):
+            async with redlock(name) as lease:
+                assert try_elsewhere([server.url], name, 20)
+                assert not lease.held
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_the_thread_connects_again(server: Server, name: str) -> None:
+    """Its connection is cut while the loop is blocked: it opens another one."""
+    async with Redlock(server.url, lease=2.0, renew="thread", prefix="") as redlock, redlock(name) as lease:
+        renewed(lease)
+        server.cli().execute_command("CLIENT", "KILL", "SKIPME", "yes", "TYPE", "normal")
+        server.cli().execute_command("CLIENT", "KILL", "SKIPME", "yes", "TYPE", "pubsub")
+        for _ in range(2):
+            renewed(lease)
+        assert lease.held
