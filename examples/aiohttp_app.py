@@ -57,7 +57,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--wait", type=float, default=5.0, help="seconds to wait for an order that is being charged")
+    parser.add_argument("--grace", type=float, default=10, help="seconds for running requests to end after SIGTERM")
     args = parser.parse_args()
     redlock.configure(timeout=args.wait)
     # handler_cancellation: when a client disconnects, its handler is cancelled and releases the lock.
-    web.run_app(make_app(), host="127.0.0.1", port=args.port, handler_cancellation=True)
+    # shutdown_timeout: after SIGTERM a request has so long to end; then it is cancelled as well. 0 is without limit.
+    web.run_app(make_app(), host="127.0.0.1", port=args.port, handler_cancellation=True, shutdown_timeout=args.grace)

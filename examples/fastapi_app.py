@@ -74,6 +74,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--wait", type=float, default=5.0, help="seconds to wait for an order that is being charged")
+    parser.add_argument("--grace", type=int, default=10, help="seconds for running requests to end after SIGTERM")
     args = parser.parse_args()
     redlock.configure(timeout=args.wait)
-    uvicorn.run(app, port=args.port)
+    # After that time uvicorn cancels them, and each releases its lock. Without a limit it would wait for ever.
+    uvicorn.run(app, port=args.port, timeout_graceful_shutdown=args.grace)

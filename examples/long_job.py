@@ -2,7 +2,8 @@
 
     ASYNCLOCK_URLS=embedded: python examples/long_job.py --lease 1 --seconds 4
 
-Exit code: 0 done; 1 the lease was lost during the job (or the servers are out of reach); 75 it already runs elsewhere.
+Exit code: 0 done; 1 the lease was lost during the job (or the servers are out of reach); 75 it already runs elsewhere;
+143 after SIGTERM, which stops the job and releases its lock at once.
 The lease is short, so that after a crash (try kill -9) the next run does not wait long.
 """
 
@@ -10,6 +11,8 @@ import argparse
 import asyncio
 import os
 import sys
+
+from graceful import run
 
 from asynclock import Lease, LockLost, LockTimeout, redlock
 
@@ -46,4 +49,4 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=4.0, help="how long the job takes")
     parser.add_argument("--lease", type=float, default=1.0, help="the lease, in seconds")
     args = parser.parse_args()
-    sys.exit(asyncio.run(main(args.name, args.seconds, args.lease)))
+    sys.exit(run(main(args.name, args.seconds, args.lease)))

@@ -3,12 +3,14 @@
 Each worker takes the orders that no other worker charges at the moment:
 
     ASYNCLOCK_URLS=embedded: python examples/worker.py 1 2 3 4 5
+
+SIGTERM stops it and releases its lock at once. The shop's journal then says that its charge was cancelled.
 """
 
 import argparse
-import asyncio
 from collections import deque
 
+from graceful import run
 from shop import Shop
 
 from asynclock import redlock
@@ -47,4 +49,4 @@ if __name__ == "__main__":
     parser.add_argument("--lease", type=float, default=30.0, help="seconds for which a dead worker keeps an order")
     args = parser.parse_args()
     redlock.configure(lease=args.lease)
-    asyncio.run(main(args.orders, args.timeout))
+    run(main(args.orders, args.timeout))

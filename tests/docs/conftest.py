@@ -1,0 +1,7 @@
+"""Fixtures of several test modules of this folder."""
+
+from __future__ import annotations
+
+from tests.support.example_programs import journal, order, serve, start, urls
+
+__all__ = ["journal", "order", "serve", "start", "urls"]

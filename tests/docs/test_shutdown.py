@@ -1,0 +1,162 @@
+"""SIGTERM releases at once: the examples and the programs of docs/shutdown.md, as real processes that hold a lock.
+
+The leases are 30 s. So a key that is gone when the process has just ended was released, and did not expire."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import yaml
+
+from asynclock._options import RELEASE_TIMEOUT
+from tests.support.default_keys import key_of
+from tests.support.example_programs import Journal, Program, Start, accepts, began, free_port, wait_for
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "shutdown.md").read_text("utf-8")
+OWN, WEB = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(KUBERNETES,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+
+WORK = """
+import asyncio
+
+
+async def hours_of_work() -> None:
+    print("holds", flush=True)
+    await asyncio.sleep(3600)
+
+
+async def charge(order_id: str, fence: int) -> None:
+    await hours_of_work()
+
+
+"""
+
+
+def held(url: str, name: str) -> bool:
+    """Whether the server has a hold of that name."""
+    with redis.Redis.from_url(url) as operator:
+        return bool(operator.exists(key_of(name)))
+
+
+def request(port: int, order: int | str) -> socket.socket:
+    """A customer who asks for a charge, and waits for the reply."""
+    customer = socket.create_connection(("127.0.0.1", port))
+    customer.sendall(f"POST /orders/{order}/charge HTTP/1.1\r\nHost: shop\r\nContent-Length: 0\r\n\r\n".encode())
+    return customer
+
+
+def terminate(program: Program) -> int:
+    """SIGTERM; returns the exit code."""
+    program.process.send_signal(signal.SIGTERM)
+    return program.ends()
+
+
+def test_a_long_job_releases_at_once(start: Start, shared_urls: list[str], name: str) -> None:
+    """The name is free when the process ends, and no error is printed."""
+    job = start(shared_urls[:1], "long_job.py", "--name", name, "--lease", "30", "--seconds", "3600")
+    job.says("%")
+    assert held(shared_urls[0], name)
+    assert terminate(job) == 128 + signal.SIGTERM
+    assert not held(shared_urls[0], name)
+    assert "Traceback" not in job.said
+
+
+def test_a_worker_releases_at_once(start: Start, journal: Journal, shared_urls: list[str], order: int) -> None:
+    """Its charge was cancelled, and the order is free."""
+    worker = start(shared_urls[:1], "worker.py", str(order), SHOP_LATENCY="3600")
+    wait_for(lambda: (worker.process.poll() is not None) or began(journal, order), f"no job began: {worker.said}")
+    assert held(shared_urls[0], f"order:{order}")
+    assert terminate(worker) == 128 + signal.SIGTERM
+    assert not held(shared_urls[0], f"order:{order}")
+    assert [what for _, what in journal(order)] == ["begin", "cancelled"]
+
+
+@pytest.mark.parametrize(("example", "grace"), [("fastapi_app.py", "0"), ("aiohttp_app.py", "0.1")])
+def test_a_web_app_releases_when_its_grace_is_over(
+    start: Start, journal: Journal, shared_urls: list[str], order: int, example: str, grace: str
+) -> None:
+    """A request that would take an hour is cancelled, and the order is free."""
+    app = start(shared_urls[:1], example, "--port", str(port := free_port()), "--grace", grace, SHOP_LATENCY="3600")
+    app.port = port
+    app.serves()
+    with request(port, order):
+        wait_for(lambda: journal(order), "the charge did not begin")
+        assert held(shared_urls[0], f"order:{order}")
+        terminate(app)
+    assert not held(shared_urls[0], f"order:{order}")
+    assert [what for _, what in journal(order)] == ["begin", "cancelled"]
+
+
+@pytest.fixture
+def shown(shared_urls: list[str], tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Programs of the page; they are killed at the end."""
+    running: list[subprocess.Popen[bytes]] = []
+    yield running
+    for each in running:
+        each.kill()
+        each.wait()
+
+
+def run(shown: list[subprocess.Popen[bytes]], program: str, url: str, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as said:
+        shown.append(
+            subprocess.Popen(
+                [sys.executable, "-c", WORK + program],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "ASYNCLOCK_URLS": url},
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+        )
+    return shown[-1]
+
+
+def test_the_program_of_the_page_releases_at_once(
+    shown: list[subprocess.Popen[bytes]], shared_urls: list[str], tmp_path: Path, name: str
+) -> None:
+    """It ends without an error."""
+    log = tmp_path / "log"
+    process = run(shown, OWN.replace('"nightly"', f'"{name}"'), shared_urls[0], log)
+    wait_for(lambda: "holds" in log.read_text(), "it does not hold")
+    assert held(shared_urls[0], name)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    assert log.read_text() == "holds\n"
+    assert not held(shared_urls[0], name)
+
+
+def test_the_web_app_of_the_page_releases_when_its_limit_is_over(
+    shown: list[subprocess.Popen[bytes]], shared_urls: list[str], tmp_path: Path, name: str
+) -> None:
+    """With a limit of 0 s in the place of 10 s."""
+    port, log = free_port(), tmp_path / "log"
+    program = WEB.replace("8000", str(port)).replace("timeout_graceful_shutdown=10", "timeout_graceful_shutdown=0")
+    assert program.count("shutdown=0") == 1
+    process = run(shown, program, shared_urls[0], log)
+    wait_for(lambda: accepts(port), "nobody on the port")
+    with request(port, name):
+        wait_for(lambda: "holds" in log.read_text(), "it does not hold")
+        assert held(shared_urls[0], f"order:{name}")
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    assert not held(shared_urls[0], f"order:{name}")
+
+
+def test_the_period_of_kubernetes_is_long_enough() -> None:
+    """It covers preStop, the limit of the web server, and the releases."""
+    spec = yaml.safe_load(KUBERNETES)["spec"]
+    (container,) = spec["containers"]
+    *_, option, limit = container["command"]
+    *_, pause = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert option == "--timeout-graceful-shutdown"
+    assert f"timeout_graceful_shutdown={limit})" in WEB
+    assert spec["terminationGracePeriodSeconds"] > int(pause) + int(limit) + RELEASE_TIMEOUT
