@@ -21,8 +21,13 @@ from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Their snippets are shell commands, but their links lead somewhere, too.
-OTHERS = [ROOT / "benchmarks" / "README.md", ROOT / "spec" / "README.md"]
+# They have no Python snippets, but their links lead somewhere, too.
+OTHERS = [
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "benchmarks" / "README.md",
+    ROOT / "spec" / "README.md",
+]
 SNIPPETS = [
     pytest.param(snippet, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES

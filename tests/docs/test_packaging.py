@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
 from importlib.metadata import version
@@ -124,3 +125,24 @@ def test_a_system_without_fork_and_fcntl_has_locks_and_a_command_line() -> None:
     assert "'embedded:' needs Linux or macOS" in said
     assert "\n0\n" in said
     assert "asynclock run needs Linux or macOS: it ends its command with signals" in said
+
+
+def test_the_page_about_compatibility_is_true() -> None:
+    """Its public modules can be imported, its interpreters and its redis-py are those of the package, and its commands
+    are in the Makefile."""
+    page = (ROOT / "docs" / "compatibility.md").read_text("utf-8")
+    modules = set(re.findall(r"`(asynclock\.[a-z]+)`", page))
+    assert modules >= {"asynclock.stores", "asynclock.info"}
+    for module in modules:
+        assert importlib.import_module(module)
+    shown = re.search(r"\| CPython \| (.*?) \|", page)
+    assert shown
+    assert shown[1].split(", ") == [
+        each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)
+    ]
+    (redis,) = (each for each in PROJECT["dependencies"] if each.startswith("redis"))
+    assert f"| redis-py | {redis.partition('>=')[2]} and later |" in page
+    targets = set(re.findall(r"`make ([a-z-]+)`", page))
+    assert targets == {"test", "test-all", "smoke"}
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert all(f"\n{each}:" in makefile for each in targets)
