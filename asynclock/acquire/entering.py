@@ -18,7 +18,7 @@ async def enter(session: Session) -> None:
     """Connect, and wait until a majority of the nodes would vote. Raises QuorumUnavailable after `patience` seconds of
     an outage, and ConfigError at once."""
     settings, pace, pause = session.settings.lock, Pace(session.settings.patience), Pause(session)
-    within = session.within(settings)
+    within = session.settings.connect_timeout  # more than an acquire has, so that a busy machine is no outage
     error: Exception | None = await session.open(settings, session.connect_limit(None))
     if error is None and not session.ready:  # the attempts to connect still go on
         error = await session.quorum.check(within)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +19,7 @@ from asynclock.stores.embedded import server as valkey
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import PROBE
 from asynclock.stores.redis.checks import Mode, mode_of
+from asynclock.stores.redis.scripts import PROBE_SCRIPT, SCRIPTS
 from tests.support.probes import connection_of, listens, nodes_of
 from tests.support.servers import Server, Servers, free_port
 from tests.support.user_store import DictStore, state_of
@@ -68,6 +70,12 @@ async def test_d12_a_check_that_is_cut_off_leaves_no_key_for_long(server: Server
     await one(server.user(f"-{command}"))
     with server.cli() as cli:
         assert all(0 < cli.pttl(key) <= 1000 for key in cli.scan_iter())
+
+
+def test_d12_a_check_uses_each_command_of_a_mutex() -> None:
+    """So the rights to all of them are checked. The text that all kinds share calls ZSCORE for the others only."""
+    mutex, probe = ({*re.findall(r"redis\.p?call\('(\w+)'", text)} for text in (SCRIPTS[""], PROBE_SCRIPT))
+    assert mutex - {"ZSCORE"} == probe
 
 
 async def test_d12_a_server_that_forgot_its_scripts(server: Server) -> None:

@@ -22,8 +22,6 @@ _SHA = sha1(PROBE_SCRIPT.encode()).hexdigest()  # noqa: S324 - Redis identifies 
 _LEASE = "1000"  # ms for which a probe that is cut off half-way may leave a key
 _SLOTS = (0, 16383)  # the first and the last slot: no node of a cluster with several shards serves both
 
-SILENT = "sends no notices"
-
 
 class Mode(Enum):
     """What a server is, by its reply to HELLO."""
