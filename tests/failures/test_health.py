@@ -254,7 +254,7 @@ async def test_d12_publish_is_forbidden_later(server: Server) -> None:
         server.user("-publish")
         (node,) = (await client.health()).nodes
         assert node.ok
-        assert "publish" in node.error
+        assert "no notices" in node.error
 
 
 # -- what is no independent server -------------------------------------------------------------------------------------

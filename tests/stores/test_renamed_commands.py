@@ -115,9 +115,9 @@ async def test_c13_a_release_that_the_server_cannot_do_fails(
     async with aclosing(Redlock(*some.urls)) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         some.forbid(*RELEASE)
-        with pytest.raises(ConfigError, match=r"permission.*'del'"):
+        with pytest.raises(ConfigError, match="ACL SETUSER"):
             await lease.release()
-        with pytest.raises(ConfigError, match=r"permission.*'del'"):
+        with pytest.raises(ConfigError, match="ACL SETUSER"):
             async with redlock(f"{name}:block"):
                 pass
         await until(lambda: unreleased(caplog) == 2 * nodes)  # the last node's answer may come after the majority's
@@ -147,7 +147,7 @@ async def test_c13_the_bodys_own_exception_is_raised(servers: Servers, nodes: in
             async with redlock(name):
                 some.forbid(*RELEASE)
                 raise KeyError("body")
-        assert "permission" in caught.value.__notes__[0]
+        assert "ACL SETUSER" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
