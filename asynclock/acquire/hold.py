@@ -197,13 +197,12 @@ class Hold:
         late = self.session.lag.late(now, self._watched_at, self._renewed_at)
         return Cause(loss, settings, now - self._renewed_at, late, self._broken, errors, self._denials or {})
 
-    def close(self) -> None:
-        """The client closes: release it, and notify its owners that it is lost."""
+    def close(self) -> Ballot:
+        """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""
         tenures = self.tenures
-        if not self.over:
-            self.lose(Loss.CLOSED)
-            done = any(tenure.done_for for tenure in tenures)
-            self.release(max((tenure.rest() for tenure in tenures), default=0.0), done=done)
+        self.lose(Loss.CLOSED)
+        done = any(tenure.done_for for tenure in tenures)
+        return self.release(max((tenure.rest() for tenure in tenures), default=0.0), done=done)
 
     def drop(self, tenure: Tenure) -> bool:
         """The program no longer refers to the tenure. Returns whether it was the last one: then renewal stops, and the

@@ -295,9 +295,13 @@ class Session:
                     releases.append((ballot, tenure.terms))
         if cancelled is not None:
             raise cancelled
+        await self._tell_failed(releases)
+
+    async def _tell_failed(self, releases: deque[tuple[Ballot, Terms]]) -> None:
+        """Tell each release that had no majority, after its outcome. A client that hung up gets no more replies."""
         for number in range(1, len(releases) + 1):
             ballot, terms = releases.popleft()
-            if await ballot.settled(self.loop) is UNREACHABLE:
+            if (ballot.outcome if self.hung_up else await ballot.settled(self.loop)) is UNREACHABLE:
                 with contextlib.suppress(ConfigError):
                     self.not_released(ballot, terms)
             if number % _RELEASES == 0:  # most outcomes are there already, so the loop would wait for all of them
@@ -332,11 +336,14 @@ class Session:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})
+        releases: deque[tuple[Ballot, Terms]] = deque()
         for hold in self._in_slices():
             if hold is None:
                 await asyncio.sleep(0)
             else:
-                hold.close()
+                owners = hold.tenures[:1]
+                ballot = hold.close()
+                releases.extend([(ballot, owner.terms) for owner in owners])
         self.watchdog.stop()
         for each in list(self.under_way):
             each.interrupt()
@@ -347,6 +354,7 @@ class Session:
         if self._renewal_thread is not None:
             closing.append(self._renewal_thread.aclose())
         await asyncio.gather(*closing)
+        await self._tell_failed(releases)
         self.journal.stop()
         closer, self._closer = self._closer, None
         if closer is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock.events import Event, NodeDown, NodeUp, Quarantined, QuarantineEnded
+from asynclock.events import Event, NodeDown, NodeUp, Quarantined, QuarantineEnded, ReleaseFailed
 from tests.support.servers import Server, Servers
 from tests.support.told import Told, told
 from tests.support.user_store import DictStore
@@ -172,6 +172,23 @@ async def test_a_release_without_a_majority_is_a_warning(
     assert f"the release of {name!r} had no majority" in line.getMessage()
     assert vars(line)["asynclock_label"] == "orders"
     assert str(server.path) in vars(line)["asynclock_error"]
+
+
+@pytest.mark.parametrize("how", ["release_all", "aclose"])
+async def test_releases_of_a_client_that_ends_in_an_outage_are_warnings(
+    server: Server, name: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody awaits these releases, so only the events and the log tell that the names stay taken."""
+    client = Redlock(server.url, **SHORT)
+    leases = [await client(f"{name}:{number}", label="orders").acquire(timeout=None) for number in range(3)]
+    with told(client) as seen:
+        server.freeze()
+        await getattr(client, how)()
+        server.thaw()
+    assert {event.name for event in seen.of(ReleaseFailed)} == {lease.name for lease in leases}
+    assert {event.label for event in seen.of(ReleaseFailed)} == {"orders"}
+    assert lines(caplog, "ReleaseFailed") == [("ReleaseFailed", "WARNING")] * 3
+    await client.aclose()
 
 
 async def test_each_cycle_is_logged_at_debug_only(server: Server, name: str, caplog: pytest.LogCaptureFixture) -> None:
