@@ -36,6 +36,9 @@ _FORWARDED = tuple(
 )
 _POLL = (0.05, 0.5)
 """The shortest and the longest pause between two looks at another run, in seconds, where no notice can come."""
+_ENDED = 20
+"""So many times a name may turn out to be free after an error. Then the error has another reason."""
+
 _EITHER = {"mutex", "read-write lock"}
 """Runs with and without --shared exclude each other, although their holds are of two kinds."""
 
@@ -164,13 +167,15 @@ class Runner:
     async def _acquired(self) -> Lease | None:
         """A hold of the other kind counts as another owner: runs with and without --shared exclude each other. No
         server tells when such a hold ends, so it asks again."""
-        lock, wait = self._lock(), self._plan.wait
+        lock, wait, ended = self._lock(), self._plan.wait, 0
         while True:
             left = None if wait is None else max(0.0, wait - (time.monotonic() - self._began))
             try:
                 return await lock.acquire(timeout=left)
             except ConfigError:
-                if not await self._held_as_other_kind():
+                kind = (await self._redlock.inspect(self._plan.name)).kind
+                ended += not kind  # it was held as the other kind until now; or the error has another reason
+                if not self._may_be_held(kind) or ended > _ENDED:
                     raise
                 if left == 0.0:
                     return None
@@ -186,11 +191,10 @@ class Runner:
             case _:
                 return self._redlock(plan.name)
 
-    async def _held_as_other_kind(self) -> bool:
-        if self._plan.mode.value not in _EITHER:
-            return False
-        kind = (await self._redlock.inspect(self._plan.name)).kind
-        return (kind in _EITHER and kind != self._plan.mode.value) or not kind
+    def _may_be_held(self, kind: str) -> bool:
+        """Whether a name that could not be asked for is held by a run of the other kind; "": it is free now."""
+        mine = self._plan.mode.value
+        return mine in _EITHER and (not kind or (kind in _EITHER and kind != mine))
 
     async def _once(self) -> int:
         """Run the command, unless a run has succeeded. While another run is in progress, wait for its end."""

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from asynclock import Redlock
+from asynclock.cli.doctor.facts import facts_of
+from asynclock.stores.redis.replies import ACL_COMMANDS
+from asynclock.stores.redis.store import RedisStore
 from tests.support.commands import asynclock, json_of
 from tests.support.servers import Server, Servers
 
@@ -148,6 +151,21 @@ def test_a_user_without_rights(server: Server, prefix: str) -> None:
     assert "secret" not in str(found)
     cli.execute_command(*advice.split())
     assert examined((), "--prefix", prefix, ASYNCLOCK_URLS=url) == (0, {})
+
+
+async def test_each_command_is_tried(server: Server) -> None:
+    """Whichever is forbidden is found. HSET has no form that changes nothing, and SELECT comes with the connection."""
+    store = RedisStore(f"unix://worker:secret@{server.path}")
+    with server.cli() as cli:
+        for command in set(ACL_COMMANDS) - {"hset", "select"}:
+            rule = f"reset on >secret ~* &* +@all -{command}"
+            cli.execute_command("ACL", "SETUSER", "worker", *rule.split())
+            assert (await facts_of(store, "lock:")).refused == (command,)
+        cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "+@all")
+        assert (await facts_of(store, "lock:")).refused == ("publish", "subscribe")
+        cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~other:*", "&*", "+@all")
+        assert {"set", "get", "zadd"} <= {*(await facts_of(store, "lock:")).refused}
+        assert cli.dbsize() == 0
 
 
 def test_a_renamed_command(servers: Servers) -> None:

@@ -94,6 +94,22 @@ def test_shared_runs_exclude_exclusive_ones(server: Server, name: str, begin: Be
     assert asynclock("run", name, "--shared", "--wait", "0", "--", "true", on=server).returncode == 75
 
 
+def test_a_key_that_is_no_lock(server: Server, name: str) -> None:
+    """64: the name cannot become free. The message says what the key is."""
+    server.cli().hset("app:" + name, "total", "42")
+    done = asynclock("run", name, "--prefix", "app:", "--", "echo", "ran", on=server)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "hash" in done.stderr
+
+
+def test_a_lock_of_a_third_kind(server: Server, name: str, begin: Begin) -> None:
+    """64: a name is a semaphore or a mutex, not both."""
+    begin("run", name, "--permits", "2", "--", *HOLDS, on=server).holds()
+    done = asynclock("run", name, "--", "echo", "ran", on=server)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "semaphore" in done.stderr
+
+
 def test_permits(server: Server, name: str, begin: Begin) -> None:
     """At most so many runs at a time."""
     for _ in range(2):

@@ -90,6 +90,15 @@ def test_what_the_command_started_ends_too(server: Server, name: str, begin: Beg
     assert running.code() == 70
 
 
+def test_what_the_command_started_may_tidy_up(server: Server, name: str, begin: Begin) -> None:
+    """SIGKILL does not come as soon as the command itself has ended."""
+    tidy = "sh -c 'trap \"sleep 0.2; echo tidied up; exit\" TERM; echo holds; while :; do sleep 0.1; done' & wait"
+    running = begin("run", name, "--lease", "20", "--", "sh", "-c", tidy, on=server).holds()
+    assert asynclock("break", name, "--yes", on=server).returncode == 0
+    assert running.line() == "tidied up"
+    assert running.code() == 70
+
+
 def test_on_lost_kill(server: Server, name: str, begin: Begin) -> None:
     """No SIGTERM."""
     running = begin("run", name, "--lease", "2", "--on-lost", "kill", "--", *python(STUBBORN), on=server).holds()
