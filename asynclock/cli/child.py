@@ -1,8 +1,8 @@
 """The command of `asynclock run`: a process group of its own, with the terminal where there is one.
 
-The group has what a job of a shell has. Where stdin is a terminal, the command gets it: Ctrl-C reaches the command
-alone. Ctrl-Z stops the command and then asynclock, so that the shell takes over; no renewal leaves meanwhile, so that
-others wait until the lease ends. `fg` goes on with the command only if the lease is still held.
+Where stdin is a terminal, the command gets it, as a job of a shell does: Ctrl-C reaches the command alone. Ctrl-Z stops
+the command and then asynclock, so that the shell takes over. A stopped asynclock renews nothing, so the lease ends.
+`fg` continues the command only if the lease is still held.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Child:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[int] = loop.create_future()
         """Its return code, as `subprocess` gives it."""
+        self._interrupted = False  # by a SIGINT that came through this process
         terminal = self._terminal = _terminal()
         self._process = subprocess.Popen(
             list(command),
@@ -45,11 +46,12 @@ class Child:
 
     def send(self, number: int) -> None:
         """To the whole group; harmless once it has ended."""
+        self._interrupted = self._interrupted or number == signal.SIGINT
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM; a group that is stopped goes on, to receive it."""
+        """SIGTERM. A stopped group gets SIGCONT as well, because it receives SIGTERM only when it runs."""
         self.send(signal.SIGTERM)
         self.send(signal.SIGCONT)
 
@@ -70,11 +72,15 @@ class Child:
             await asyncio.sleep(_LOOK)
 
     def close(self) -> None:
-        """It has ended: the terminal is ours again."""
+        """The command has ended: take the terminal back. A Ctrl-C that ended the command is passed on to the other
+        processes of this job: without asynclock the terminal would send it to them, too. Otherwise a script that called
+        asynclock would continue with its next line."""
         if self._guardian is not None:
             self._guardian.dismiss()
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
         self._take_terminal()
+        if self._terminal is not None and self._process.returncode == -signal.SIGINT and not self._interrupted:
+            os.killpg(os.getpgrp(), signal.SIGINT)
 
     def _changed(self) -> None:
         """SIGCHLD: the command has ended, or was stopped."""
@@ -99,8 +105,8 @@ class Child:
 
 
 class _Guardian:
-    """A process that kills a group when this process dies without a word, as by kill -9: then nobody renews the lease.
-    Its stdin is a pipe that only this process writes to, and which ends with this process."""
+    """A process that kills a group when this process is killed: then no process renews the lease. Its stdin is a pipe
+    that only this process writes to, so the pipe ends with this process."""
 
     _PROGRAM = 'read -r dismissed || kill -s KILL -- "-$1"'
 
@@ -116,7 +122,7 @@ class _Guardian:
             )
 
     def dismiss(self) -> None:
-        """The group is not its business any more."""
+        """The group has ended, or must not be killed any more."""
         if self._process is not None:
             with contextlib.suppress(OSError):
                 self._process.communicate(b"dismissed\n")

@@ -1,11 +1,11 @@
-"""When the command of `asynclock run` must end, for its lease is about to; and what its exit code means. Pure.
+"""When the command of `asynclock run` must end, because its lease ends soon; and what its exit code means. Pure.
 
 The watchdog renews a lease when two thirds of it are left. The moments below are in lengths of the lease:
 
     1/3 left    several renewals have failed: SIGTERM to the process group
-    1/10 left   SIGKILL, so that nothing runs any more when another owner may begin
+    1/10 left   SIGKILL, so that no process of the group runs when another owner may begin
 
-A lease that is over at once (broken, taken, or found so after a sleep of the machine) leaves a tenth after SIGTERM.
+If a lease is over at once (broken, taken, or expired while the machine slept), SIGKILL comes a tenth after SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _KILL = 1 / 10
 
 
 class OnLost(StrEnum):
-    """What becomes of the command when its lease cannot be kept."""
+    """What happens to the command when its lease cannot be kept."""
 
     TERM = "term"
     """SIGTERM, then SIGKILL."""
@@ -46,8 +46,8 @@ def grace(policy: OnLost, lease: float, remaining: float) -> float:
 
 
 def look_again(lease: float, due: float | None) -> float:
-    """Seconds until the next look at the lease. A timer of the loop does not count the sleep of a machine, so that the
-    looks are not far apart."""
+    """Seconds until the next look at the lease. The looks are frequent, because the timers of an event loop do not
+    count the time for which a machine sleeps."""
     return lease / 12 if due is None else min(due, lease / 12)
 
 

@@ -84,5 +84,5 @@ def client(urls: Sequence[str], prefix: str | None, options: ClientOptions | Non
 
 
 def is_terminal() -> bool:
-    """Whether somebody sits before the command and can answer."""
+    """Whether the command can ask a question and read the answer."""
     return sys.stdin.isatty() and sys.stderr.isatty()

@@ -144,7 +144,7 @@ class Runner:
             self._task.cancel()
 
     def _continued(self) -> None:
-        """While this process was stopped it renewed nothing. The command goes on only under a lease that is held."""
+        """While this process was stopped, it renewed nothing. The command continues only if the lease is still held."""
         self._woken.set()
         held = self._plan.on_lost is OnLost.IGNORE or (self._lease is not None and self._lease.held)
         if self._child is not None and held:

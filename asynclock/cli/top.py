@@ -1,4 +1,4 @@
-"""`asynclock top`: who holds, who waits, for how long, and which leases were lost, as it goes on."""
+"""`asynclock top`: holders, waiters, their ages, and lost leases, again and again."""
 
 from __future__ import annotations
 

@@ -78,9 +78,9 @@ def contention(lock: LockInfo) -> tuple[int, float, str]:
 
 
 def lost(before: Moment, after: Moment) -> list[Holder]:
-    """The holds that ended by time between the two moments. A holder that lives renews its hold when two thirds are
-    left, and one that releases it does not leave it to expire: so their holders died, hang, or do not reach the
-    servers. Holds of other programs do not count: these may not renew them."""
+    """The holds that expired between the two moments. A holder renews its hold when two thirds of the lease are left,
+    so the holder of an expired hold died, hangs, or does not reach the servers. Holds of other programs do not count,
+    because such a program may not renew its holds."""
     if after.error:
         return []
     known = {_identity(each) for each in after.holders}

@@ -82,6 +82,16 @@ def test_the_command_has_the_terminal(server: Server, name: str) -> None:
     terminal.end()
 
 
+def test_ctrl_c_ends_a_script(server: Server, name: str) -> None:
+    """As it does without asynclock: the shell does not go on with the next line."""
+    terminal = Terminal(server, "run", name, "--", *python(READS), script='"$@"; echo goes on')
+    terminal.shows("holds")
+    terminal.types("\x03")
+    assert os.waitstatus_to_exitcode(terminal.state()) in (-signal.SIGINT, 128 + signal.SIGINT)
+    assert "goes on" not in terminal.rest()
+    terminal.end()
+
+
 def test_ctrl_z_stops_both(server: Server, name: str) -> None:
     """The shell takes over; `fg` goes on with the command while the lease is held."""
     terminal = Terminal(server, "run", name, "--", *python(READS))

@@ -97,12 +97,13 @@ class Running:
 
 
 class Terminal:
-    """A terminal with `asynclock` in its foreground, as a shell starts it."""
+    """A terminal with `asynclock` in its foreground, as a shell starts it; or with a shell that runs a script."""
 
-    def __init__(self, server: Server, *args: str) -> None:
+    def __init__(self, server: Server, *args: str, script: str = "") -> None:
         self.pid, self.screen = pty.fork()
         if not self.pid:
-            os.execve(sys.executable, [*START, *args], environment(server))
+            command = ["sh", "-c", script, "sh", *START, *args] if script else [*START, *args]
+            os.execvpe(command[0], command, environment(server))
         self._read = b""
 
     def types(self, text: str) -> None:
@@ -115,6 +116,15 @@ class Terminal:
                 self._read += os.read(self.screen, 4096)
             except OSError:  # Linux says so after the last process has ended
                 pytest.fail(f"it ended after {self._read!r}")
+
+    def rest(self) -> str:
+        """All that it has shown, after its end."""
+        try:
+            while more := os.read(self.screen, 4096):
+                self._read += more
+        except OSError:
+            pass
+        return self._read.decode()
 
     def state(self) -> int:
         """Wait until it ends or is stopped."""

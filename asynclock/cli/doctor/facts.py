@@ -108,8 +108,8 @@ class _Questions:
         self._prefix = prefix
 
     async def ask_all(self) -> None:
-        """In this order: the measurements first, while the server has nothing else to do; SUBSCRIBE last, for after it
-        the connection can do nothing else."""
+        """The measurements come first, so that the other questions do not disturb them. SUBSCRIBE comes last, because a
+        connection that has subscribed accepts no other commands."""
         await self._ask("PING")
         await self._latency()
         await self._clock()

@@ -37,7 +37,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to know."""
+    """One result of a check."""
 
     severity: Severity
     check: str
@@ -149,7 +149,7 @@ def _restarts(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                     "quarantine",
                     (each.node,),
                     f"{each.node} restarted {length(each.uptime or 0.0)} ago.",
-                    f"It casts no vote for another {length(left)}, for locks of before may still be held.",
+                    f"It casts no vote for another {length(left)}, because older locks may still be held.",
                     "Wait, and restart the next server only after that.",
                 )
     for each in known:
@@ -179,8 +179,8 @@ def _memory(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 "eviction",
                 (each.node,),
                 f"{each.node} has maxmemory-policy {each.policy}.",
-                "When its memory is full, it deletes locks that are held, for they have an expiry; another owner gets "
-                "them.",
+                "When its memory is full, it deletes locks that are held, because they have an expiry. Then another "
+                "owner gets them.",
                 "CONFIG SET maxmemory-policy noeviction, or keep locks and caches on different servers.",
             )
         elif each.maxmemory and each.used_memory > _FULL * each.maxmemory:
@@ -193,7 +193,7 @@ def _memory(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 "Raise maxmemory, or delete what is not needed.",
             )
         if each.loading or each.snapshots_fail:
-            why = "loads its data" if each.loading else "refuses writes, for its last snapshot failed (MISCONF)"
+            why = "loads its data" if each.loading else "refuses writes, because its last snapshot failed (MISCONF)"
             yield Finding(
                 Severity.ERROR,
                 "writes",
@@ -297,16 +297,16 @@ def _permissions(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 "acl",
                 (each.node,),
                 f"{each.node} forbids {_listed(each.refused)} to the user {printable(each.user) or 'of the url'}.",
-                "Locks cannot be acquired, or not waited for." if vital else risk,
+                "Locks cannot be acquired, renewed or released." if vital else risk,
                 acl_rule(each.user, terms.prefix),
             )
-        if each.unknown:
+        if each.unknown and each.mode != "sentinel":
             yield Finding(
                 Severity.ERROR if set(each.unknown) - _NOTICES - _OPERATORS else Severity.WARNING,
                 "commands",
                 (each.node,),
                 f"{each.node} does not know {_listed(each.unknown)}.",
-                "What needs them fails.",
+                "Operations that need them fail.",
                 "Let the server have these commands under their own names (rename-command).",
             )
 
