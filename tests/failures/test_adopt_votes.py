@@ -21,7 +21,8 @@ from asynclock.stores.transactional import TransactionalNode
 from tests.support.cancelled_waits import Make
 from tests.support.default_keys import key_of, keys_of
 from tests.support.fake_clock import FakeClock
-from tests.support.probes import id_of, nodes_of, set_clock, set_state, tag_of
+from tests.support.memory_probes import set_clock, set_state
+from tests.support.probes import id_of, nodes_of, tag_of
 from tests.support.proxied_clients import behind_proxies, forget, learn, statistic, unknown
 from tests.support.servers import Server, Servers
 from tests.support.still_clock import Memory, Still, turns

@@ -14,7 +14,8 @@ from asynclock import ConfigError, Lease, LockLost, LockNotHeld, Redlock, Skippe
 from asynclock.rules.model import Op, Verb
 from tests.support.cancelled_waits import known, no_task_is_left
 from tests.support.fake_clock import FakeClock
-from tests.support.probes import acquisitions_of, pauses, set_state
+from tests.support.memory_probes import set_state
+from tests.support.probes import acquisitions_of, pauses
 from tests.support.still_clock import Memory, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG

@@ -18,15 +18,8 @@ from asynclock.stores.port import NodeConfig, Notice, ReplyHandler
 from asynclock.stores.transactional import TransactionalNode
 from tests.support.default_keys import key_of
 from tests.support.fake_clock import FakeClock
-from tests.support.probes import (
-    acquisitions_of,
-    ballot_of,
-    deliver_notice,
-    grant_of,
-    reconnected,
-    set_state,
-    tickets_of,
-)
+from tests.support.memory_probes import set_state
+from tests.support.probes import acquisitions_of, ballot_of, deliver_notice, grant_of, reconnected, tickets_of
 from tests.support.proxied_clients import behind_proxies, forget, learn, unknown, whole
 from tests.support.servers import Server
 from tests.support.still_clock import Memory, Still, idle, turns

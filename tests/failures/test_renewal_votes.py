@@ -15,7 +15,8 @@ from asynclock.rules.model import ID_LENGTH
 from tests.support.cancelled_waits import sent
 from tests.support.default_keys import key_of, keys_of
 from tests.support.distant_stores import Beyond
-from tests.support.probes import check, forget_all, grant_of, id_of, nodes_of, release_by_script
+from tests.support.memory_probes import forget_all
+from tests.support.probes import check, grant_of, id_of, nodes_of, release_by_script
 from tests.support.proxied_clients import behind_proxies, forget, learn, unknown
 from tests.support.proxy import Proxy
 from tests.support.servers import Server

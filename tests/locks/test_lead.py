@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, Redlock
-from tests.support.probes import check, forget_all, intercept_notices
+from tests.support.memory_probes import forget_all
+from tests.support.probes import check, intercept_notices
 from tests.support.still_clock import Still
 from tests.support.waiters import LIMIT, rise
 

@@ -11,10 +11,8 @@ from typing import Any, TypeAlias
 from asynclock import Lease, Lock, Redlock
 from asynclock.acquire.handover import Adoption
 from asynclock.acquire.tenure import Loss, Terms
-from asynclock.rules.model import Kind, Notice, State
-from asynclock.stores.memory import MemoryStore
+from asynclock.rules.model import Kind, Notice
 from asynclock.stores.redis import encoding
-from tests.support.default_keys import key_of
 
 Receive: TypeAlias = Callable[[int, Notice], object]
 """Takes a notice, with the number of its node."""
@@ -371,25 +369,7 @@ def probe_nodes(lock: Lock) -> Coroutine[Any, Any, Any]:
     return lock._peek()
 
 
-# -- stores, and functions of modules ----------------------------------------------------------------------------------
-
-
-def set_state(store: MemoryStore, name: str, state: State) -> None:
-    store._states[key_of(name)] = state
-
-
-def forget_all(store: MemoryStore) -> None:
-    """The store knows no name any more, like a server that restarted."""
-    store._states.clear()
-
-
-def set_clock(store: MemoryStore, clock: Any) -> None:
-    store._time = store.clock = clock
-
-
-def shift_clock(store: MemoryStore, seconds: float) -> None:
-    """The store's wall clock is ahead by so many seconds."""
-    store._epoch += seconds
+# -- functions of modules ----------------------------------------------------------------------------------------------
 
 
 def plain_arguments(op: Any, prefix: str, tombstone: bool) -> list[Any]:

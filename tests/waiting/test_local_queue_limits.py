@@ -13,11 +13,11 @@ from asynclock.rules.model import Notice, Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
 from tests.support.default_keys import PREFIX
 from tests.support.distant_stores import Beyond
+from tests.support.memory_probes import forget_all
 from tests.support.probes import (
     contended,
     deliver_notice,
     extend,
-    forget_all,
     hold_of,
     id_of,
     intercept_notices,

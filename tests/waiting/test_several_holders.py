@@ -22,6 +22,7 @@ from asynclock.rules.rwlock import WRITE
 from asynclock.stores.port import Refused
 from tests.support.default_keys import key_of
 from tests.support.distant_stores import Beyond
+from tests.support.memory_probes import set_state
 from tests.support.probes import (
     acquisitions_of,
     clock_of,
@@ -29,7 +30,6 @@ from tests.support.probes import (
     id_of,
     most_known_ids,
     probe_nodes,
-    set_state,
     sleeps_until,
     tag_of,
 )

@@ -14,7 +14,8 @@ from asynclock.rules.model import CLOCK_SKEW, State, Verb
 from asynclock.stores.port import NodeConfig
 from asynclock.stores.transactional import TransactionalNode
 from tests.support.distant_stores import Beyond
-from tests.support.probes import acquisitions_of, ballot_of, nodes_of, reconnected, set_state, shift_clock
+from tests.support.memory_probes import set_state, shift_clock
+from tests.support.probes import acquisitions_of, ballot_of, nodes_of, reconnected
 from tests.support.still_clock import Memory, Still, forgotten, idle, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT
