@@ -65,9 +65,11 @@ async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
         others = [view for view in views if isinstance(view, NodeView) and _kind(view) not in ("", asked)]
         if others:
             known = " and ".join(sorted({_use(view) for view in others}))
+            advice = "give each kind of lock names of its own"
+            if _OTHERS in known:
+                advice = "rename the lock, or give all clients of the deployment another prefix"
             return ConfigError(
-                f"{brief(part.name)} is in use as {known}, and was asked for as a {asked}: "
-                "give each kind of lock names of its own",
+                f"{brief(part.name)} is in use as {known}, and was asked for as a {asked}: {advice}",
                 name=part.name,
             )
     return error
@@ -208,6 +210,9 @@ async def _break(session: Session, name: str, kind: Kind, id: str) -> Ballot:
     return ballot
 
 
+_OTHERS = "of another program"
+
+
 def _kind(view: NodeView) -> str:
     """The family of a hold; "" if there is none; the type of a key that is no lock."""
     if view.holds:
@@ -219,7 +224,7 @@ def _use(view: NodeView) -> str:
     """What the key is used as, for a message; "" if there is none."""
     kind = _kind(view)
     if not kind or kind not in FAMILIES.values() or not is_made_by_asynclock(view.holds[0][0]):
-        return kind and f"a {view.type} of another program"
+        return kind and f"a {view.type} {_OTHERS}"
     return f"a {kind}"
 
 
