@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asynclock.cli.options import AsJson, Prefix, Urls, client, is_terminal, named_urls
-from asynclock.cli.output import age, is_mark, length, print_json, printable, table, who
+from asynclock.cli.output import age, count, is_mark, length, print_json, printable, table, who
 from asynclock.cli.program import Code, complain
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson
     if as_json:
         print_json(info)
         return
-    print(f"{printable(name)}: {info.kind or 'free'}, last fencing token {info.fence or 'unknown'}")
+    permits = "" if info.free is None else f", {count(info.free, 'permit')} free"
+    print(f"{printable(name)}: {info.kind or 'free'}{permits}, last fencing token {info.fence or 'unknown'}")
     if info.holders:
         rows = [(holder_of(each), age(each.since), left(each), each.metadata) for each in info.holders]
         print("\n" + table(("HOLDER", "SINCE", "LEFT", "NOTE"), rows))
@@ -85,7 +86,8 @@ def break_(
 ) -> None:
     """Take a lock away from its holder, which works on without it until it is told.
 
-    Exit code: 0 it is free now; 1 nobody held it, or you said no; 64 there is no terminal to ask on, and no --yes.
+    Exit code: 0 it is free now; 1 nobody held it, or you said no; 64 there is no terminal to ask on and no --yes, or
+    the key is another program's and there is no --foreign.
     """
     urls = named_urls(url)
     if not yes:

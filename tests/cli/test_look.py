@@ -61,6 +61,7 @@ def test_inspect(five: list[Server], name: str, begin: Begin) -> None:
     assert [each["pid"] for each in info["holders"]] == [holder.process.pid]
     assert [each["pid"] for each in info["waiters"]] == [waiter.process.pid]
     assert len(info["nodes"]) == 5
+    assert info["waiters"][0]["tasks"] == 1
     text = asynclock("inspect", name, on=five).stdout
     assert f":{holder.process.pid}" in text
     assert f":{waiter.process.pid}" in text
@@ -94,6 +95,16 @@ def test_break_asks(server: Server, name: str, begin: Begin) -> None:
     assert done.returncode == 64
     assert "--yes" in done.stderr
     assert asynclock("run", name, "--wait", "0", "--", "true", on=server).returncode == 75
+
+
+def test_break_of_another_programs_key(server: Server, name: str) -> None:
+    """It is deleted only with --foreign."""
+    server.cli().set(f"lock:{name}", "of another program")
+    done = asynclock("break", name, "--yes", on=server)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.count("\n") == 1
+    assert asynclock("break", name, "--yes", "--foreign", on=server).returncode == 0
+    assert not server.cli().exists(f"lock:{name}")
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, 0), ("n", 1, 1)])
