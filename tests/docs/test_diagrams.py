@@ -47,4 +47,5 @@ def test_a_diagram_is_shown_in_the_docs(path: Path) -> None:
 def test_the_readme_shows_the_lease_and_the_stale_writer() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     for name in ("lease", "fencing"):
-        assert f"](docs/diagrams/{name}.svg)" in readme
+        assert f"][{name}]" in readme
+        assert f"/docs/diagrams/{name}.svg\n" in readme

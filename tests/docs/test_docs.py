@@ -126,6 +126,24 @@ def test_every_link_in_the_docs_leads_somewhere() -> None:
                 assert heading in _anchors(target.read_text()), f"{page.name}: {link}"
 
 
+PLACE = "https://github.com/asynclock/asynclock/"
+RAW = "https://raw.githubusercontent.com/asynclock/asynclock/main/"
+
+
+def test_the_links_of_the_readme_are_absolute() -> None:
+    """The package index shows it, too, where a relative link leads nowhere. Each link into the repository leads to a
+    file, and each reference has a definition."""
+    text = (ROOT / "README.md").read_text()
+    assert re.findall(r"\]\((?!https://)[^)]*\)", text) == []
+    defined = dict(re.findall(r"^\[([^\]]+)\]: (\S+)$", text, re.MULTILINE))
+    assert {*re.findall(r"\]\[([^\]]+)\]", text)} == defined.keys()
+    for url in defined.values():
+        path = re.sub(rf"^(?:{RAW}|{PLACE}(?:blob|tree)/main/)", "", url)
+        path, _, heading = path.partition("#")
+        assert (ROOT / path).exists(), url
+        assert not heading or heading in _anchors((ROOT / path).read_text()), url
+
+
 def _anchors(text: str) -> set[str]:
     """What GitHub makes of the headings of a page."""
     headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
