@@ -90,7 +90,11 @@ class Picture:
     def show(self, moment: Moment, losses: int) -> None:
         from rich.text import Text
 
-        self._live.update(Text(screen(moment, losses, self._console.height - 6), no_wrap=True), refresh=True)
+        text = Text(screen(moment, losses, self._console.height - 6), no_wrap=True)
+        text.highlight_regex(r"^NOT OK.*", "bold red")
+        text.highlight_regex(r"\b[1-9]\d* lost", "bold magenta")
+        text.highlight_regex(r"(?m)^NAME .*", "dim")
+        self._live.update(text, refresh=True)
 
     def close(self) -> None:
         self._live.stop()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from asynclock.cli.doctor import findings
 from asynclock.cli.program import Code
 from tests.support.commands import environment
 from tests.support.servers import Server
@@ -94,3 +95,12 @@ def test_every_exit_code_is_in_the_table() -> None:
     names = {each.name or each.callback.__name__ for each in app.registered_commands}
     headings = {name for each in re.findall(r"^## (.*)", PAGE, re.M) for name in each.split(", ")}
     assert names <= headings
+
+
+def test_every_check_of_the_doctor_is_in_its_table() -> None:
+    """And no other."""
+    source = Path(findings.__file__).read_text()
+    checks = {*re.findall(r'^ +"([a-z-]+)",$', source, re.M), *re.findall(r'Finding\(severity, "([a-z-]+)"', source)}
+    rows = re.findall(r"^\| (`[a-z`, -]+`) \|", PAGE, re.M)
+    shown = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
+    assert checks == {name for name in shown if not name.startswith("--")}

@@ -150,6 +150,10 @@ def test_a_user_without_rights(server: Server, prefix: str) -> None:
     advice = found["acl"]["advice"]
     assert "secret" not in str(found)
     cli.execute_command(*advice.split())
+    code, found = examined((), "--prefix", prefix, ASYNCLOCK_URLS=url)
+    assert (code, [*found]) == (0, ["unchecked"])
+    assert "CLIENT LIST" in found["unchecked"]["what"]
+    cli.execute_command("ACL", "SETUSER", "worker", "+client|list")
     assert examined((), "--prefix", prefix, ASYNCLOCK_URLS=url) == (0, {})
 
 

@@ -100,7 +100,7 @@ def report(facts: list[NodeFacts], found: list[Finding]) -> str:
     for each in found:
         lines += [
             "",
-            f"{each.severity.name} {each.check}: {printable(each.what)}",
+            f"{each.severity.name if each.severity else 'NOTE'} {each.check}: {printable(each.what)}",
             f"  could happen: {printable(each.risk)}",
             f"  what to do:   {printable(each.advice)}",
         ]

@@ -72,6 +72,8 @@ class NodeFacts:
     """The commands that the user may not send, or not for these keys and channels."""
     unknown: tuple[str, ...] = ()
     """The commands that the server does not know."""
+    hidden: tuple[str, ...] = ()
+    """The commands that only the doctor needs, and may not send."""
     keys: int = 0
     """The keys with the prefix that were looked at."""
     foreign: dict[str, int] = field(default_factory=dict)
@@ -167,6 +169,8 @@ class _Questions:
             ("ACL", "WHOAMI"),
             *(("CONFIG", "GET", each) for each in ("appendfsync", "save", "stop-writes-on-bgsave-error")),
         )
+        self._note("INFO", info)
+        self._note("CONFIG GET", *settings)
         said = fields_of(_text(info))
         fsync, save, stops = map(_setting, settings)
         facts.run_id = said.get("run_id", "")
@@ -189,7 +193,9 @@ class _Questions:
 
     async def _clients(self) -> None:
         """asynclock tells servers from Redis 7.2 and Valkey on the max_lease of each client."""
-        for text in _LIBRARY.findall(_text(await self._ask("CLIENT", "LIST"))):
+        clients = await self._ask("CLIENT", "LIST")
+        self._note("CLIENT LIST", clients)
+        for text in _LIBRARY.findall(_text(clients)):
             known = self._facts.max_leases
             known[float(text)] = known.get(float(text), 0) + 1
 
@@ -199,6 +205,7 @@ class _Questions:
         pattern = "".join(f"\\{each}" if each in "*?[]\\" else each for each in self._prefix)
         for _ in range(_PAGES):
             page = await self._ask("SCAN", cursor, "MATCH", f"{pattern}*", "COUNT", _PAGE)
+            self._note("SCAN", page)
             if isinstance(page, ResponseError):
                 return
             cursor = _text(page[0])
@@ -212,6 +219,11 @@ class _Questions:
             if what := await self._foreign(key, its_type):
                 facts.foreign[what] = facts.foreign.get(what, 0) + 1
                 facts.example = facts.example or key
+
+    def _note(self, command: str, *answers: Any) -> None:
+        """Remember a command of which an answer is an error."""
+        if any(isinstance(each, ResponseError) for each in answers):
+            self._facts.hidden += (command,)
 
     async def _foreign(self, key: str, type: str) -> str:
         """What the key is; "": a lock of asynclock, or it is gone."""

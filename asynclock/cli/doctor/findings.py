@@ -27,6 +27,15 @@ _OPERATORS = {"type", "getrange", "scan", "ping", "info", "command|info", "scrip
 """Without these commands locks work; the look of operators at them does not, or each op takes longer."""
 
 
+_NEEDS = {
+    "INFO": "the role, the version, the memory and the persistence of the server, and whether it is named twice",
+    "CONFIG GET": "how often the server writes to disk",
+    "CLIENT LIST": "the max_lease of the clients",
+    "SCAN": "whether other keys have the prefix",
+}
+"""What the doctor learns from the commands that only it needs."""
+
+
 class Severity(IntEnum):
     """Its number is the exit code."""
 
@@ -311,6 +320,20 @@ def _permissions(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
             )
 
 
+def _unchecked(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    del terms
+    for each in facts:
+        if each.hidden and each.mode != "sentinel":
+            yield Finding(
+                Severity.OK,
+                "unchecked",
+                (each.node,),
+                f"{each.node} does not answer {', '.join(each.hidden)}.",
+                "Some checks were left out: " + "; ".join(_NEEDS[command] for command in each.hidden) + ".",
+                "Run doctor as a user who may send these commands.",
+            )
+
+
 def acl_rule(user: str, prefix: str) -> str:
     """The command that gives a user what locks need."""
     keys = f"~{prefix}*" if "{" not in prefix else f"~{prefix}* ~{RESERVED}*"
@@ -339,6 +362,7 @@ def _prefix(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 
 _CHECKS: tuple[Callable[[Sequence[NodeFacts], Terms], Iterator[Finding]], ...] = (
     _reachable, _quorum, _role, _restarts, _memory, _clocks, _latency, _max_leases, _versions, _permissions, _prefix,
+    _unchecked,
 )  # fmt: skip
 
 
