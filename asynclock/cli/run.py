@@ -16,6 +16,8 @@ from asynclock.cli.program import Code
 from asynclock.cli.runner import Mode, Plan, Runner
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asynclock._options import ClientOptions
 
 
@@ -39,6 +41,16 @@ def mode_of(shared: bool, permits: int | None, once: bool, within: float | None)
     if shared:
         return Mode.SHARED
     return Mode.EXCLUSIVE if permits is None else Mode.PERMITS
+
+
+def check_memory(once: bool, urls: Sequence[str]) -> None:
+    """Refuse --once over a store that ends with the programs that use it: the next run would not know of this one.
+    Raises BadParameter."""
+    if once and any(url.partition(":")[0] in ("embedded", "memory") for url in urls):
+        raise typer.BadParameter(
+            "--once needs a server that remembers the run. An embedded server ends with the last program that uses it: "
+            "give --url redis://host:6379"
+        )
 
 
 def run(
@@ -89,10 +101,12 @@ def run(
         raise ConfigError("asynclock run needs Linux or macOS: it ends its command with signals")
     if command[0].startswith("-"):
         raise typer.BadParameter("give the command after --: asynclock run NAME [OPTIONS] -- COMMAND...")
+    urls = named_urls(url)
+    check_memory(once, urls)
     plan = Plan(
         name,
         tuple(command),
-        named_urls(url),
+        urls,
         prefix,
         mode_of(shared, permits, once, within),
         permits=permits or 0,

@@ -174,6 +174,7 @@ def test_once_runs_again_after_a_failure(server: Server, name: str, begin: Begin
         ["run", "order:42", "--lease", "soon", "--", "true"],
         ["run", "order:42", "--lease", "0", "--", "true"],
         ["run", "order:42", "--once", "--", "true"],
+        ["run", "order:42", "--once", "--within", "1h", "--url", "embedded:", "--", "true"],
         ["run", "order:42", "--within", "1h", "--", "true"],
         ["run", "order:42", "--shared", "--permits", "2", "--", "true"],
         ["run", "order:42", "--wait", "0", "true"],

@@ -85,9 +85,9 @@ async def facts_of(store: Dialer, prefix: str) -> NodeFacts:
     """Ask one server. Never raises for what the server says or does."""
     facts, stages = NodeFacts(store.label), [Stage.CONNECT]
     try:
+        connection = await store.dial()  # it may have to start an embedded server
+        follow(connection, stages.append)
         async with asyncio.timeout(_CONNECT):
-            connection = await store.dial()
-            follow(connection, stages.append)
             await connection.connect()  # type: ignore[no-untyped-call]
     except Exception as error:
         facts.error = str(connect_error(store.label, error, stages[-1]))
