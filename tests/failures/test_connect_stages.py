@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 
@@ -172,6 +173,19 @@ async def test_c21_node_timeout_bounds_a_try_once_a_connection_is_up(servers: Se
         assert len(caught.value.errors) > nodes // 2
         for each in some:
             each.thaw()
+
+
+async def test_c21_a_blocked_loop_is_no_silent_server(server: Server, name: str) -> None:
+    """The program is busy as it connects, again and again for longer than connect_timeout: a try succeeds all the
+    same."""
+    async with aclosing(Redlock(server.url, connect_timeout=0.1)) as client:
+        acquiring = asyncio.create_task(client(name).acquire(timeout=0))
+        for _ in range(15):
+            await asyncio.sleep(0)
+            time.sleep(0.12)
+        lease = await acquiring
+        assert lease is not None
+        assert lease.held
 
 
 # -- patience ----------------------------------------------------------------------------------------------------------

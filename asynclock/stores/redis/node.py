@@ -48,7 +48,7 @@ from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff
 from asynclock.stores.redis.restarts import Dialer, Restarts
-from asynclock.stores.redis.stages import Stage, follow
+from asynclock.stores.redis.stages import Stage, follow, running_for
 from asynclock.stores.redis.stopwatch import Stopwatch
 from asynclock.stores.redis.views import names, view
 from asynclock.stores.reports import Reports
@@ -277,7 +277,7 @@ class RedisNode:
         limit = self._config.connect_timeout
         follow(redis, self._reached)
         try:
-            async with asyncio.timeout(min(redis.socket_connect_timeout or limit, limit)):
+            async with running_for(min(redis.socket_connect_timeout or limit, limit)):
                 await redis.connect()  # type: ignore[no-untyped-call]
                 self._reached(Stage.HELLO)
                 connection = take_over(self, redis)
