@@ -25,7 +25,7 @@ from asynclock.acquire.renewal_thread import RenewalThread
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
 from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
-from asynclock.quorum.ballot import UNREACHABLE
+from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
 from asynclock.rules.registry import FAMILIES
@@ -340,6 +340,8 @@ class Session:
         for hold in self._in_slices():
             if hold is None:
                 await asyncio.sleep(0)
+                while releases and releases[0][0].outcome is WON:  # not kept: a garbage collection would look at all
+                    releases.popleft()
             else:
                 owners = hold.tenures[:1]
                 ballot = hold.close()

@@ -58,6 +58,7 @@ def test_each_warning_has_a_paragraph() -> None:
     """What it means and what to do; and each paragraph is about a line that the package writes."""
     texts, headings = written(), runbook()
     assert len(texts) > 8
+    assert len(headings) == len(set(headings))
     assert [text for text in texts if not any(pattern(text).fullmatch(heading) for heading in headings)] == []
     assert [heading for heading in headings if not any(pattern(text).fullmatch(heading) for text in texts)] == []
     for heading in headings:
