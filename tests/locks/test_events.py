@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
+from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock, SelfDeadlock
 from asynclock.events import (
     Acquired,
     Broken,
@@ -205,6 +205,23 @@ async def test_an_outage_is_told(server: Server, name: str) -> None:
     (event,) = seen.of(Unavailable)
     assert (event.name, event.kind, event.label) == (name, "mutex", "x")
     assert event.waited >= 0.05
+
+
+async def test_an_acquire_that_is_cancelled_tells_nothing(redlock: Redlock, name: str) -> None:
+    """Nor does one that would wait for itself. The next one is told."""
+    async with redlock(name):
+        with told(redlock) as seen:
+            waiting = asyncio.create_task(_acquire(redlock(name), None))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            with pytest.raises(SelfDeadlock):
+                await redlock(name).acquire()
+            assert seen.all == []
+    with told(redlock) as seen:
+        async with redlock(name):
+            assert seen.named() == ["Acquired"]
 
 
 async def test_a_release_that_finds_the_lock_taken_tells_the_loss(make: Callable[..., Redlock], name: str) -> None:
