@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from redis.auth.token_manager import CredentialsListener
 from redis.credentials import CredentialProvider, StreamingCredentialProvider
 
 import asynclock
-from asynclock import Redlock
+from asynclock import QuorumUnavailable, Redlock
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, until, works
 
@@ -101,13 +101,45 @@ async def test_each_connection_asks_the_provider_anew(server: Server, theirs: Ca
         provider = Changing("old")
         async with Redlock(theirs(server, provider)) as redlock:
             await works(redlock, name)
-            before = provider.asked  # redis-py asks twice for a connection over a unix socket
+            assert provider.asked == 1
             cli.execute_command("ACL", "SETUSER", "worker", "resetpass", ">new")
             provider.password = "new"
             cli.execute_command("CLIENT", "KILL", "USER", "worker")
             async with asyncio.timeout(LIMIT):
                 await works(redlock, name)
-            assert provider.asked == 2 * before
+            assert provider.asked == 2
+
+
+class Slow(Changing):
+    """Takes longer than a connect may."""
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        found = await super().get_credentials_async()
+        await asyncio.sleep(1.2)
+        return found
+
+
+class Failing(Changing):
+    async def get_credentials_async(self) -> tuple[str, str]:
+        raise RuntimeError("the vault is sealed")
+
+
+@pytest.mark.one_loop("it waits for more than a second")
+async def test_c21_a_slow_provider_is_no_slow_connect(server: Server, theirs: Callable[..., Redis], name: str) -> None:
+    """`connect_timeout` begins when the provider has answered; so it is asked once."""
+    with server.cli() as cli:
+        cli.execute_command("ACL", "SETUSER", "worker", "on", ">old", "~*", "&*", "+@all")
+    provider = Slow("old")
+    async with Redlock(theirs(server, provider), connect_timeout=1.0) as redlock:
+        await works(redlock, name)
+        assert provider.asked == 1
+
+
+async def test_c20_a_provider_that_fails_is_named(server: Server, theirs: Callable[..., Redis], name: str) -> None:
+    """The servers are up, so the message must not send an operator to them."""
+    async with aclosing(Redlock(theirs(server, Failing("old")), patience=0.3)) as redlock:
+        with pytest.raises(QuorumUnavailable, match=r"credential provider failed .*the vault is sealed"):
+            await redlock(name).acquire()
 
 
 @pytest.fixture

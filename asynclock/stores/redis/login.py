@@ -1,4 +1,4 @@
-"""Takes a connection over from redis-py once it has logged in, and renews its login.
+"""Asks for the credentials of a connection, takes it over from redis-py once it has logged in, and renews its login.
 
 redis-py calls `re_auth_callback` of a client's pool with each token that a streaming credential provider renews. This
 module sends the token on the connections of asynclock as well, so that a server does not close them when the old token
@@ -20,6 +20,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from redis.credentials import CredentialProvider
+
 from asynclock.stores.redis.connection import Connection, IgnoredCommand
 from asynclock.stores.redis.encoding import pack
 
@@ -32,6 +34,34 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock")
 
 _LIMIT = 5.0  # seconds for the answer to AUTH
+_FETCH_LIMIT = 10.0  # seconds for the answer of a credential provider
+
+
+class Fetched(CredentialProvider):
+    """The credentials that the user's provider gave for one connection."""
+
+    def __init__(self, provider: Any, credentials: Any) -> None:
+        self.provider = provider
+        self._credentials = credentials
+
+    def get_credentials(self) -> Any:
+        return self._credentials
+
+    async def get_credentials_async(self) -> Any:
+        return self._credentials
+
+
+async def fetch(provider: Any) -> Fetched:
+    """Ask the user's provider, before the connect begins: a provider that asks a remote service may take longer than a
+    connect may. Raises ConnectionError."""
+    ask = getattr(provider, "get_credentials_async", None)  # redis-py 5.0 has only the other one
+    try:
+        async with asyncio.timeout(_FETCH_LIMIT):
+            return Fetched(provider, await ask() if ask is not None else provider.get_credentials())
+    except TimeoutError:
+        raise ConnectionError(f"the credential provider did not answer within {_FETCH_LIMIT:g} s") from None
+    except Exception as error:
+        raise ConnectionError(f"the credential provider failed ({type(error).__name__}: {error})") from error
 
 
 class TokenStream:
@@ -133,6 +163,7 @@ def take_over(node: RedisNode, redis: AbstractConnection) -> Connection:
         raise ConnectionError(f"{node.label} hung up")
     connection = Connection(node, writer)
     connection.transport.set_protocol(connection)
-    if (stream := _streams.get(id(redis.credential_provider))) is not None:
+    provider = redis.credential_provider
+    if isinstance(provider, Fetched) and (stream := _streams.get(id(provider.provider))) is not None:
         stream.add(connection, _Renewal(node))
     return connection
