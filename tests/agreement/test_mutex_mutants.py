@@ -91,9 +91,6 @@ EQUIVALENT = {
     # nobody is served while the name rests
     ("      serving = '0'", ""),
     ("serving = '0'", "serving = '1'"),
-    # to look at a hold that is there does no harm
-    ("if not holder then redis.call('GET', hold)", "if not false then redis.call('GET', hold)"),
-    ("if not holder then redis.call('GET', hold)", "if true then redis.call('GET', hold)"),
     # of what is read the first alone is used
     ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, 1)[1]"),
     ("'ZRANGE', queue, 0, 0)[1]", "'ZRANGE', queue, 0, -1)[1]"),

@@ -63,16 +63,13 @@ NUMBERS = {
     ("string.format('%.0f', now + lease)", "string.format('%.3f', now + lease)"),
 }
 SHARED = NUMBERS | {
-    # a break and a peek have no ticket, and all tickets after the 64th are left out in any case
+    # a break has no ticket
     ("id ~= ''", "waiter ~= ''"),
-    ("'ZRANGE', queue, 0, 63)", "'ZRANGE', queue, 0, -1)"),
     # of a mutex alone the value says that it rests
     ("if made or rests or id", "if made or id"),
     ("if made or rests or id ~= '' then", "if  made  or  id ~= ''  then"),
     # a name that rests begins with a character that counts as a digit
     ("'^~', '0'", "'^~', '1'"),
-    # of a ticket that is lost, that it is not fresh is enough
-    ("'0 0', '%S+", "'0 1', '%S+"),
     # holds of one name are of one family, and the first alone is used
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, -1, -1)[1]"),
     ("'ZRANGE', hold, 0, 0)[1]", "'ZRANGE', hold, 0, 1)[1]"),
@@ -127,6 +124,10 @@ OTHERS = {"read-write": MUTEX, "semaphore": (*MUTEX, "if verb == 'wait' or not t
 EQUIVALENT = {
     "read-write": SHARED
     | {
+        # all tickets after the 64th are left out in any case
+        ("'ZRANGE', queue, 0, 63)", "'ZRANGE', queue, 0, -1)"),
+        # of a ticket that is lost, that it is not fresh is enough
+        ("'0 0', '%S+", "'0 1', '%S+"),
         # a break has no id, and so is no reader
         ("not reply and admits(id)", " admits(id) "),
         ("not reply and admits(id)", "not false and admits(id)"),
@@ -139,7 +140,6 @@ EQUIVALENT = {
         ("'ZRANGE', hold, 0, 0, 'WITHSCORES'", "'ZRANGE', hold, 0, 1, 'WITHSCORES'"),
         # an acquire that can enter does, so each acquire that comes to the queue is refused
         ("verb == 'acquire' and not admits(id)", " verb == 'acquire' "),
-        ("not admits(id) then", "not admits(waiter) then"),
         # a peek has no ticket
         ("no(admits(id) and", "no(admits(waiter) and"),
         ("0, admits(id))", "0, admits(waiter))"),
