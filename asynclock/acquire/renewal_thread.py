@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asynclock")
 
-IDLE = 1.0
-"""Seconds after which the thread of a session without holds looks again."""
+LONGEST = 1.0
+"""The longest pause between two looks at the lag, in seconds."""
 
 SLICE = 0.001
 """Seconds of work between two turns of the thread's loop, so that it reads replies while it sends."""
@@ -45,7 +45,7 @@ CLOSING = 2.0
 
 
 class RenewalThread:
-    """See the module. The session's loop calls `start` and `aclose`; all else runs in the thread."""
+    """See the module. The session's loop calls `start`, `look_again` and `aclose`."""
 
     def __init__(self, session: Session, stores: Sequence[Store]) -> None:
         self._session = session
@@ -54,7 +54,8 @@ class RenewalThread:
         self._max_block = session.settings.max_block
         self._within = session.within(session.settings.lock)
         self._loop = asyncio.new_event_loop()  # the thread runs and closes it
-        self._stopping = asyncio.Event()
+        self._woken = asyncio.Event()  # it belongs to the thread's loop
+        self._stopped = False
         self._ended: asyncio.Future[None] = session.loop.create_future()
         self._thread = threading.Thread(target=self._run, name="asynclock renewals", daemon=True)
         self._gave_up_at = 0.0  # the beat that was missed when it gave up
@@ -62,10 +63,15 @@ class RenewalThread:
     def start(self) -> None:
         self._thread.start()
 
+    def look_again(self) -> None:
+        """The pause between two looks became shorter, or the thread is stopped."""
+        with contextlib.suppress(RuntimeError):  # the thread has ended
+            self._loop.call_soon_threadsafe(self._woken.set)
+
     async def aclose(self) -> None:
         """Stop the thread, close its connections, and wait for that at most CLOSING seconds."""
-        with contextlib.suppress(RuntimeError):  # the thread has ended
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._stopped = True
+        self.look_again()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSING):
                 await self._ended
@@ -91,7 +97,7 @@ class RenewalThread:
         quorum = quorum_over(self._stores, self._session.settings, self._clock, IgnoredNotices(), lambda event: None)
         opening = asyncio.create_task(_open(quorum))
         try:
-            while not (self._stopping.is_set() or self._session.loop.is_closed()):
+            while not (self._stopped or self._session.loop.is_closed()):
                 await self._wait(await self._turn(quorum))
         finally:
             opening.cancel()
@@ -100,15 +106,16 @@ class RenewalThread:
     async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._stopping.wait()
+                await self._woken.wait()
+                self._woken.clear()
 
     async def _turn(self, quorum: Quorum) -> float:
         """Extend what is due if the loop is late. Returns the seconds until the next turn."""
         lag, now = self._session.lag, self._clock.now()
-        expected, period = lag.expected, min(lag.period, IDLE)
-        late = now - expected
+        expected, period = lag.expected, min(lag.period, LONGEST)
+        late = now - expected  # -math.inf without a hold: a new one is noticed a pause later, long before it is due
         if late < period:
-            return min(period - late, IDLE)
+            return min(period - late, period)
         if late < self._max_block:
             try:
                 await self._extend(quorum, expected + self._max_block)

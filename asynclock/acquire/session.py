@@ -129,6 +129,8 @@ class Session:
         timeout = node_timeout(self.settings, settings, len(self.quorum.nodes))
         if settings.lease < self.lag.lease:
             self.lag.use(settings.lease)
+            if self._renewal_thread is not None:
+                self._renewal_thread.look_again()
         if settings is self.settings.lock:
             self._usual = timeout
         return timeout

@@ -22,7 +22,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from asynclock.acquire.hold import Hold
-from asynclock.acquire.renewal import RETRY, retry_after, thread_extends_by
+from asynclock.acquire.renewal import retry_after, thread_extends_by
 from asynclock.acquire.tenure import Loss
 from asynclock.quorum.ballot import drift
 from asynclock.rules.model import EXTEND, Op
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from asynclock.acquire.tenure import Tenure, Terms
     from asynclock.quorum.ballot import Ballot
     from asynclock.quorum.quorum import Quorum
+
+
+PATIENCE = 1 / 4
+"""A vote counts if it comes within this share of the lease. No task waits for it, and a blocked loop slows the
+thread."""
 
 
 class ThreadedHold(Hold):
@@ -102,7 +107,7 @@ class ThreadedHold(Hold):
         self._retry_at = now + retry_after(lease)
         grant = self.op
         op = Op(EXTEND, grant.kind, grant.name, grant.id, length, 0, grant.memory)
-        quorum.ask(op, max(within, 2 * RETRY * lease), on_vote=self.count_in_thread)
+        quorum.ask(op, max(within, lease * PATIENCE), on_vote=self.count_in_thread)
 
     def count_in_thread(self, ballot: Ballot, index: int) -> None:
         """Count one node's vote on an extend of the thread."""
@@ -120,12 +125,14 @@ class ThreadedHold(Hold):
             if ballot.yes > ballot.nodes // 2:
                 self._renewed_at, self._errors = ballot.sent, None
         elif isinstance(vote, Refused):
+            lost = ballot.no > ballot.nodes // 2 and self._lost_in is None
+            if lost:
+                self._lost_in = ballot  # first, so that code that then finds `held` False can learn the reason
             with self._guard:
                 self._refused_at[index] = self.session.clock.now()
                 self._ends[index] = -math.inf
                 super()._recount()
-            if ballot.no > ballot.nodes // 2 and self._lost_in is None:
-                self._lost_in = ballot
+            if lost:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     self.session.loop.call_soon_threadsafe(self.lose, Loss.EXPIRED)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -13,16 +14,28 @@ from asynclock import Lease, Lock, LockLost, Redlock
 from asynclock._clock import now
 from asynclock.stores.redis.keys import keys
 from tests.support.blocked_loop import ThreadedProxy, block_until, lag_of, try_elsewhere
-from tests.support.probes import id_of, stores_of, valid_until
+from tests.support.probes import grant_of, id_of, stores_of, valid_until
 from tests.support.servers import Server, Servers
 
-LEASE = 0.8
+LEASE = 1.2
+
+
+def client(servers: Sequence[Server], lease: float) -> Redlock:
+    """One that gives a busy machine time: the answer of each node counts."""
+    return Redlock(*(each.url for each in servers), lease=lease, renew="thread", prefix="", node_timeout=0.4)
+
+
+async def counted_everywhere(lease: Lease) -> None:
+    """Wait until the client has read the answer of each node. A majority was enough for the lease."""
+    while (grant := grant_of(lease)) is not None and not grant.complete:
+        await asyncio.sleep(0)
 
 
 def renewed(lease: Lease) -> None:
     """Block the loop until a renewal has moved the end of the lease."""
     before = valid_until(lease)
-    block_until(lambda: valid_until(lease) > before)
+    block_until(lambda: valid_until(lease) > before or not lease.held)
+    assert lease.held
 
 
 async def test_b12_a_thread_keeps_the_lease_of_a_blocked_loop(make: Callable[..., Redlock], name: str) -> None:
@@ -30,7 +43,7 @@ async def test_b12_a_thread_keeps_the_lease_of_a_blocked_loop(make: Callable[...
     the lease is an ordinary one again once the loop runs."""
     redlock = make(lease=LEASE, renew="thread")
     async with redlock(name) as lease:
-        assert not try_elsewhere(stores_of(redlock), name, 2.2 * LEASE)
+        assert not try_elsewhere(stores_of(redlock), name, 1.6 * LEASE)
         assert lease.held
         assert 0 < lease.remaining < LEASE
         lease.ensure_held()
@@ -59,10 +72,32 @@ async def test_b12_each_kind_is_kept(shared_urls: list[str], name: str, lock: Ca
 
 
 @pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_a_lease_is_kept_after_a_time_without_leases(server: Server, name: str) -> None:
+    """The thread notices in time that there is a lease again."""
+    async with Redlock(server.url, lease=0.4, renew="thread") as redlock:
+        async with redlock(name):
+            pass
+        while lag_of(redlock).expected != math.inf:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # the thread finds out
+        async with redlock(name) as lease:
+            renewed(lease)
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_b12_a_lease_that_is_shorter_than_those_before_is_kept(server: Server, name: str) -> None:
+    """The thread looks at the loop more often from then on."""
+    async with Redlock(server.url, lease=30.0, renew="thread") as redlock, redlock(f"{name}:long"):
+        await asyncio.sleep(0.1)  # the thread sleeps
+        async with redlock(name, lease=0.4) as lease:
+            renewed(lease)
+
+
+@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_python_code_that_computes_does_not_stop_the_thread(server: Server, name: str) -> None:
     """A loop that is blocked by Python code, not by a system call: the interpreter switches threads."""
     async with Redlock(server.url, lease=LEASE, renew="thread") as redlock, redlock(name) as lease:
-        end = now() + 2.2 * LEASE
+        end = now() + 1.6 * LEASE
         while now() < end:
             assert lease.held
 
@@ -73,7 +108,7 @@ async def test_b12_the_lease_ends_after_max_block(five: list[Server], count: int
     """A loop that is blocked for longer hangs: another client gets the lock, `held` is False while the loop is still
     blocked, and the block of the lease raises LockLost."""
     urls = [each.url for each in five[:count]]
-    async with Redlock(*urls, lease=LEASE, renew="thread", max_block=2.5) as redlock:
+    async with Redlock(*urls, lease=LEASE, renew="thread", max_block=3.0) as redlock:
         with pytest.raises(LockLost) as caught:
             async with redlock(name) as lease:
                 assert not try_elsewhere(urls, name, 1.2 * LEASE)
@@ -81,7 +116,7 @@ async def test_b12_the_lease_ends_after_max_block(five: list[Server], count: int
                 assert try_elsewhere(urls, name, 20)
                 assert not lease.held
                 assert lease.remaining == 0.0
-                assert valid_until(lease) <= lag_of(redlock).expected + 2.5
+                assert valid_until(lease) <= lag_of(redlock).expected + 3.0
         assert caught.value.reason == "expired"
 
 
@@ -100,7 +135,7 @@ async def test_b12_the_thread_says_when_it_gives_up(
 @pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_max_hold_ends_it(server: Server, name: str) -> None:
     """The thread renews for no longer than the loop would, and the key does not outlive `max_hold`."""
-    async with Redlock(server.url, lease=LEASE, renew="thread", max_hold=2.5) as redlock:
+    async with Redlock(server.url, lease=LEASE, renew="thread", max_hold=3.0) as redlock:
         with pytest.raises(LockLost) as caught:
             async with redlock(name) as lease:
                 assert not try_elsewhere([server.url], name, 1.2 * LEASE)
@@ -116,7 +151,7 @@ async def test_b12_a_frozen_minority_is_no_obstacle(five: list[Server], name: st
     async with Redlock(*urls, lease=LEASE, renew="thread") as redlock, redlock(name) as lease:
         for each in five[:2]:
             each.freeze()
-        assert not try_elsewhere(urls, name, 2.2 * LEASE)
+        assert not try_elsewhere(urls, name, 1.6 * LEASE)
         assert lease.held
         for each in five[:2]:
             each.thaw()
@@ -142,9 +177,12 @@ async def test_b12_a_frozen_majority_ends_it_by_the_clock(five: list[Server], na
 async def test_b12_a_refusal_by_a_majority_is_a_loss(five: list[Server], count: int, reason: str, name: str) -> None:
     """An operator deletes the key. `held` is False as soon as the thread finds out, before the validity has run out;
     the body ends in LockLost with the reason."""
-    async with Redlock(*(each.url for each in five[:count]), lease=2.0, renew="thread", prefix="") as redlock:
+    async with Redlock(
+        *(each.url for each in five[:count]), lease=2.0, renew="thread", prefix="", node_timeout=0.4
+    ) as redlock:
         with pytest.raises(LockLost) as caught:
             async with redlock(name) as lease:
+                await counted_everywhere(lease)
                 promised = valid_until(lease)
                 for each in five[: count // 2 + 1]:
                     each.cli().delete(name)
@@ -174,8 +212,11 @@ async def test_b12_a_loss_that_the_thread_found_interrupts_the_body(server: Serv
 async def test_b12_the_thread_does_not_heal(five: list[Server], name: str) -> None:
     """A node that lost the key does not get it back from the thread, which goes on with the others. The loop heals it
     later."""
-    async with Redlock(*(each.url for each in five[:3]), lease=LEASE, renew="thread", prefix="") as redlock:
+    async with Redlock(
+        *(each.url for each in five[:3]), lease=LEASE, renew="thread", prefix="", node_timeout=0.4
+    ) as redlock:
         async with redlock(name) as lease:
+            await counted_everywhere(lease)
             five[0].cli().delete(name)
             for _ in range(2):
                 renewed(lease)
@@ -200,9 +241,12 @@ async def test_b12_a_restarted_server_does_not_vote(servers: Servers, name: str)
     """Servers that restarted a moment ago have the key again, from an old dump for all that the client knows. They are
     in quarantine in the thread, too: the lease ends by the clock."""
     three = [servers.start("--appendonly", "yes", "--appendfsync", "always") for _ in range(3)]
-    async with Redlock(*(each.url for each in three), lease=3.0, renew="thread", prefix="") as redlock:
+    async with Redlock(
+        *(each.url for each in three), lease=3.0, renew="thread", prefix="", node_timeout=0.4
+    ) as redlock:
         with pytest.raises(LockLost):
             async with redlock(name) as lease:
+                await counted_everywhere(lease)
                 promised = valid_until(lease)
                 for each in three[:2]:
                     each.restart()
