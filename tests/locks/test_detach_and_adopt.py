@@ -238,11 +238,11 @@ async def test_breaking_serves_the_next_waiter(make: Callable[..., Redlock], nam
 
 
 async def test_breaking_frees_what_another_program_left(server: Server, name: str) -> None:
-    """The key of another program is deleted, also one without expiry."""
+    """The key of another program is deleted where the operator says so, also one without expiry."""
     with server.cli() as cli:
         cli.set(key_of(name), "left")
         async with Redlock(server.url) as client:
-            assert await client.break_lock(name)
+            assert await client.break_lock(name, foreign=True)
             assert cli.get(key_of(name)) is None
             async with client(name, timeout=0):
                 pass

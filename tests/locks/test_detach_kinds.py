@@ -139,7 +139,7 @@ async def test_the_key_is_something_else_by_now(shared_urls: list[str], name: st
                 cli.delete(key_of(name))
                 cli.rpush(key_of(name), "somebody's")
         async with asyncio.timeout(LIMIT):
-            with pytest.raises(ConfigError, match="in use as no lock, but a list"):
+            with pytest.raises(ConfigError, match="in use as a list of another program"):
                 await taker.adopt(handle)
         for url in urls[: nodes // 2 + 1]:
             with closing(blocking.Redis.from_url(url)) as cli:
