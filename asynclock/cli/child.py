@@ -32,15 +32,22 @@ class Child:
         """Its return code, as `subprocess` gives it."""
         self._interrupted = False  # by a SIGINT that came through this process
         terminal = self._terminal = _terminal()
-        self._process = subprocess.Popen(
-            list(command),
-            env=dict(env),
-            close_fds=False,  # what the caller handed down, such as /dev/fd/63 of a shell; our own are not inherited
-            process_group=0,
-            # The program must not read before it has the terminal.
-            preexec_fn=None if terminal is None else lambda: _give(terminal, os.getpgrp()),  # noqa: PLW1509 - two calls
-        )
-        self._guardian = _Guardian(self._process.pid) if tied else None
+        self._guardian = _Guardian() if tied else None
+        try:
+            self._process = subprocess.Popen(
+                list(command),
+                env=dict(env),
+                close_fds=False,  # it gets what the caller handed down, such as /dev/fd/63; ours are not inherited
+                process_group=0,
+                # The program must not read before it has the terminal.
+                preexec_fn=None if terminal is None else lambda: _give(terminal, os.getpgrp()),  # noqa: PLW1509
+            )
+        except OSError:
+            if self._guardian is not None:
+                self._guardian.dismiss()
+            raise
+        if self._guardian is not None:
+            self._guardian.guard(self._process.pid)
         loop.add_signal_handler(signal.SIGCHLD, self._changed)
         self._changed()  # it may have ended before the line above
 
@@ -108,24 +115,37 @@ class _Guardian:
     """A process that kills a group when this process is killed: then no process renews the lease. Its stdin is a pipe
     that only this process writes to, so the pipe ends with this process."""
 
-    _PROGRAM = 'read -r dismissed || kill -s KILL -- "-$1"'
+    _PROGRAM = 'read -r group && { read -r dismissed || kill -s KILL -- "-$group"; }'
 
-    def __init__(self, group: int) -> None:
+    def __init__(self) -> None:
+        self._guards = False
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):  # a machine without a shell: the group outlives this process
             self._process = subprocess.Popen(
-                ["/bin/sh", "-c", self._PROGRAM, "asynclock-guardian", str(group)],
+                ["/bin/sh", "-c", self._PROGRAM, "asynclock-guardian"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                bufsize=0,
                 start_new_session=True,  # a Ctrl-C must not reach it
             )
 
+    def guard(self, group: int) -> None:
+        """From now on. It was started before, so that the group is without it for microseconds only."""
+        self._guards = True
+        self._write(b"%d\n" % group)
+
     def dismiss(self) -> None:
-        """The group has ended, or must not be killed any more."""
+        """The group has ended, or was never begun."""
+        if self._guards:
+            self._write(b"dismissed\n")
         if self._process is not None:
-            with contextlib.suppress(OSError):
-                self._process.communicate(b"dismissed\n")
+            self._process.communicate()
+
+    def _write(self, line: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):  # another process has killed it
+                self._process.stdin.write(line)
 
 
 def _terminal() -> int | None:

@@ -59,7 +59,8 @@ def test_a_signal_ends_the_wait(server: Server, name: str, begin: Begin, number:
 
 def test_kill_9_ends_the_command(server: Server, name: str, begin: Begin) -> None:
     """At once, with all that it started; the lease ends by time."""
-    running = begin("run", name, "--", *HOLDS, on=server).holds()
+    running = begin("run", name, "--json", "--", *HOLDS, on=server).holds()
+    assert '"started"' in running.said()
     running.process.kill()
     assert running.line() == ""  # nobody has the pipe any more
     assert server.cli().exists(name, f"lock:{name}") == 1
