@@ -68,6 +68,7 @@ def test_inspect(five: list[Server], name: str, begin: Begin) -> None:
     assert json_of(asynclock("inspect", "free", "--json", on=five))["holders"] == []
 
 
+@pytest.mark.one_loop("the commands run in processes of their own")
 async def test_a_name_cannot_do_anything_to_the_terminal(server: Server, name: str) -> None:
     """Control characters are shown, not sent."""
     async with Redlock(server.url) as redlock, redlock(f"{name}\x1b[31m\n", metadata="\x07"):
@@ -187,8 +188,8 @@ def test_top(five: list[Server], name: str, begin: Begin) -> None:
 
 def test_top_counts_losses(server: Server, name: str, begin: Begin) -> None:
     """Of a holder that was killed; not of one that releases."""
-    dies = begin("run", name, "--lease", "1", "--", *HOLDS, on=server).holds()
-    ends = begin("run", f"{name}2", "--lease", "1", "--", *HOLDS, on=server).holds()
+    dies = begin("run", name, "--lease", "3", "--", *HOLDS, on=server).holds()
+    ends = begin("run", f"{name}2", "--lease", "3", "--", *HOLDS, on=server).holds()
     top = begin("top", "--json", "--interval", "100ms", on=server)
     assert json.loads(top.line())["holders"] == 2
     ends.let_go()

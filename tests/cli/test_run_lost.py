@@ -28,13 +28,14 @@ while True: signal.pause()
 """
 
 
+@pytest.mark.one_loop("the lock is another process's")
 async def test_the_command_ends_before_its_lease(server: Server, name: str, begin: Begin, tmp_path: Path) -> None:
     """No command reaches the server any more: SIGTERM, then SIGKILL, while the key of the hold still lives."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     program = f"sys.stdout = open({str(pipe)!r}, 'w')\n{STUBBORN}"
     async with Proxy(server.path.with_suffix(".cut"), server.path) as proxy:
-        running = begin("run", name, "--lease", "6", "--", *python(program), ASYNCLOCK_URLS=proxy.url)
+        running = begin("run", name, "--lease", "9", "--", *python(program), ASYNCLOCK_URLS=proxy.url)
         with await asyncio.to_thread(pipe.open) as said:
             assert await asyncio.to_thread(said.readline) == "holds\n"
             proxy.drop_requests = True
@@ -47,7 +48,7 @@ async def test_the_command_ends_before_its_lease(server: Server, name: str, begi
 
 def test_a_quorum_that_is_lost(five: list[Server], name: str, begin: Begin) -> None:
     """Three of five servers die: 70, although the command itself exits 0 on SIGTERM."""
-    running = begin("run", name, "--lease", "2", "--", *python(TIDY), on=five).holds()
+    running = begin("run", name, "--lease", "4", "--", *python(TIDY), on=five).holds()
     for server in five[:3]:
         server.kill()
     assert running.line() == "tidies up"
@@ -57,7 +58,7 @@ def test_a_quorum_that_is_lost(five: list[Server], name: str, begin: Begin) -> N
 def test_a_minority_that_is_lost(five: list[Server], name: str, begin: Begin) -> None:
     """Two of five die: the command runs on, for longer than a lease."""
     program = "say('holds'); sys.stdin.read(); say('done')"
-    running = begin("run", name, "--lease", "1", "--", *python(program), on=five).holds()
+    running = begin("run", name, "--lease", "3", "--", *python(program), on=five).holds()
     five[0].kill()
     five[1].kill()
     assert "is down" in running.said()
@@ -120,7 +121,7 @@ def test_on_lost_ignore(server: Server, name: str, begin: Begin, code: int) -> N
 
 def test_a_holder_that_was_frozen(server: Server, name: str, begin: Begin) -> None:
     """asynclock itself was stopped for longer than its lease: it ends the command as it wakes."""
-    running = begin("run", name, "--lease", "1", "--", *python(STUBBORN), on=server).holds()
+    running = begin("run", name, "--lease", "5", "--", *python(STUBBORN), on=server).holds()
     running.process.send_signal(signal.SIGSTOP)
     assert asynclock("run", name, "--", "true", on=server).returncode == 0
     running.process.send_signal(signal.SIGCONT)
