@@ -46,7 +46,7 @@ from asynclock.stores.redis.keys import mark
 from asynclock.stores.redis.login import take_over
 from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
-from asynclock.stores.redis.reconnect import Backoff
+from asynclock.stores.redis.reconnect import Backoff, pause
 from asynclock.stores.redis.restarts import Dialer, Restarts
 from asynclock.stores.redis.stages import Stage, follow, running_for
 from asynclock.stores.redis.stopwatch import Stopwatch
@@ -269,7 +269,7 @@ class RedisNode:
                 self._reports.down(self.error)
             finally:
                 self._met.set()
-            await asyncio.sleep(self._backoff.failed(hopeless=isinstance(self.error, ConfigError)))
+            await pause(self._backoff.failed(hopeless=isinstance(self.error, ConfigError)))
 
     async def _open_connection(self) -> None:
         redis = await self._store.dial()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 
@@ -34,3 +35,13 @@ class Backoff:
         lately = now - self._rebuffed_at < 4 * _PAUSES[1]
         self._rebuff = min(2 * self._rebuff, _PAUSES[1]) if lately else _PAUSES[0] / 2
         self._rebuffed_at = now
+
+
+async def pause(seconds: float) -> None:
+    """Wait before the next attempt. Raises CancelledError at once if the task was cancelled during the last one:
+    redis-py sends with asyncio.wait_for, which on Python 3.11 loses a cancel that comes together with an error. Then
+    asyncio.run would wait for this task for ever."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    await asyncio.sleep(seconds)
