@@ -45,7 +45,9 @@ async def test_a_holder_in_another_client(make: Make, name: str, kind: str, time
     _, lock_of = KINDS[kind]
     began = time.time()
     async with lock_of(make(), name, metadata="nightly", lease=20):
-        lock = lock_of(make(), name, timeout=timeout)
+        client = make()
+        await client.health()  # it is connected, so the timeout is for the lock
+        lock = lock_of(client, name, timeout=timeout)
         error = await late(lock)
         # The one try of a plain lock is the server's own SET NX, which does not say who holds the name.
         unknown = kind == "plain" and timeout == 0 and error.holder is None
@@ -113,6 +115,7 @@ async def test_one_of_several_holders_is_named(make: Make, name: str) -> None:
             await stack.enter_async_context(make().read(name, metadata=f"reader {number}"))
             await stack.enter_async_context(make().semaphore(f"{name}:s", 3, metadata=f"holder {number}"))
         client = make()
+        await client.health()  # it is connected, so the timeout is for the lock
         for lock, note in (
             (client.write(name, timeout=0.1), "reader"),
             (client.semaphore(f"{name}:s", 3, timeout=0.1), ""),
