@@ -9,13 +9,15 @@ client: ClientOptions = {
     "max_lease": 120,
     "node_timeout": None,
     "patience": 5.0,
+    "max_block": 30,
     "fence_memory": timedelta(hours=1),
+    "renew": "thread",
     "trust_restarts": False,
     "lease": timedelta(seconds=90),
 }
 redlock = Redlock("valkey://a", **client)
 
-careful: LockOptions = {"max_hold": 60, "metadata": "nightly"}
+careful: LockOptions = {"renew": "thread", "max_hold": 60, "metadata": "nightly"}
 lock = redlock(
     "order:42",
     lease=10,
