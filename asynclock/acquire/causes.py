@@ -129,7 +129,7 @@ def _why_expired(cause: Cause, errors: Mapping[str, Exception], now: float) -> s
     if cause.late >= cause.settings.lease * BLOCKED:
         text = (
             f"its lease expired: the event loop did not run for {cause.late:.3g} s or longer (blocked, or the process "
-            "was stopped), so no renewal was sent"
+            "was stopped), so it sent no renewal"
         )
         return f"{text}; before that: {said}" if said else text
     if not cause.settings.renew and not said:

@@ -27,7 +27,7 @@ LABELS = ["redis://a", "redis://b", "redis://c"]
 SILENT = TimeoutError("redis://a is silent")
 RESET = ConnectionError("redis://c: reset")
 OUTAGE = "its lease expired: no majority of the nodes renewed it for 29.7 s (since 22:13:31 UTC)"
-BLOCK = "the event loop did not run for {} s or longer (blocked, or the process was stopped), so no renewal was sent"
+BLOCK = "the event loop did not run for {} s or longer (blocked, or the process was stopped), so it sent no renewal"
 HELD = "'k' was held by another owner for the whole timeout ({} s)"
 ALIEN = "the holder is a key of another program"
 DELETE = "if nothing uses it, delete it by hand, or with break_lock(name, foreign=True)"
