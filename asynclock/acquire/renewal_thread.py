@@ -61,7 +61,12 @@ class RenewalThread:
         self._gave_up_at = 0.0  # the beat that was missed when it gave up
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises RuntimeError: the system gives no thread."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._loop.close()
+            raise
 
     def look_again(self) -> None:
         """The pause between two looks became shorter, or the thread is stopped."""
@@ -139,6 +144,17 @@ class RenewalThread:
                 if time.perf_counter() - began > SLICE:
                     await asyncio.sleep(0)
                     began = time.perf_counter()
+
+
+def started_thread(session: Session, stores: Sequence[Store]) -> RenewalThread | None:
+    """The thread of a session; None if the system gives none. The next lease then tries again."""
+    try:
+        thread = RenewalThread(session, stores)
+        thread.start()
+    except (OSError, RuntimeError):  # no more files, or no more threads
+        log.exception("asynclock: the renewal thread cannot start: leases end if the event loop is blocked")
+        return None
+    return thread
 
 
 class IgnoredNotices:

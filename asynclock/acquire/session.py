@@ -21,7 +21,7 @@ from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.loop_lag import LoopLag
-from asynclock.acquire.renewal_thread import RenewalThread
+from asynclock.acquire.renewal_thread import RenewalThread, started_thread
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
 from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
@@ -150,8 +150,7 @@ class Session:
         """Start the thread that extends holds while the loop is blocked, if it does not run. A store with a clock of
         its own has no thread, because only a test moves that clock. Neither has a store that threads cannot share."""
         if self._renewal_thread is None and self.clock is SYSTEM and all(map(is_thread_safe, self._stores)):
-            self._renewal_thread = RenewalThread(self, self._stores)
-            self._renewal_thread.start()
+            self._renewal_thread = started_thread(self, self._stores)
 
     # -- events --------------------------------------------------------------------------------------------------
 

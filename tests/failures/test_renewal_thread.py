@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -51,6 +52,26 @@ async def test_it_ends_although_a_server_is_frozen(server: Server, name: str) ->
             await lease.release()
     assert renewal_threads() == []
     server.thaw()
+
+
+@pytest.mark.one_loop("no command is sent")
+async def test_a_thread_that_cannot_start_is_logged(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The system has no more threads. The lease is held, and the next one tries again."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with Redlock("memory:", renew="thread") as redlock:
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", refused)
+            async with redlock(name) as lease:
+                assert lease.held
+        assert "cannot start" in caplog.text
+        assert renewal_threads() == []
+        async with redlock(name):
+            assert len(renewal_threads()) == 1
 
 
 async def test_there_is_none_by_default(redlock: Redlock, name: str) -> None:
