@@ -13,6 +13,7 @@ from asynclock import LockLost, Redlock
 from asynclock.acquire.loop_lag import LoopLag
 from asynclock.acquire.renewal import Due
 from asynclock.acquire.watchdog import SLICE, Watchdog
+from asynclock.events import Event, LoopLagged
 from asynclock.quorum.ballot import Ballot
 from asynclock.stores.memory import MemoryStore
 from tests.support.blocked_loop import lag_of
@@ -41,6 +42,20 @@ async def test_a_loop_blocked_for_a_third_of_the_lease_is_logged(name: str, capl
     assert 13.0 - 2.5 <= record.asynclock_seconds <= 13.0  # type: ignore[attr-defined]
     assert "asyncio.to_thread" in record.message
     assert "renew='thread'" in record.message
+    await redlock.aclose()
+
+
+@pytest.mark.one_loop("the test moves the clock")
+async def test_listeners_are_told(name: str) -> None:
+    """The event has the seconds that the log has."""
+    redlock, clock = client_and_clock()
+    told: list[Event] = []
+    redlock.subscribe(told.append)
+    async with redlock(name):
+        clock.block(13.0)
+        clock.advance(0.0)
+    [seconds] = [event.seconds for event in told if isinstance(event, LoopLagged)]
+    assert 13.0 - 2.5 <= seconds <= 13.0
     await redlock.aclose()
 
 
