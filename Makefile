@@ -2,6 +2,7 @@
 # make test      lint and the whole suite, on real servers
 # make package   build the sdist and the wheel, check them, and use the wheel in an empty environment
 # make smoke     each kind of lock, with the lowest and with the newest version of each dependency
+# make services  install the other servers that the tests start, from Debian's packages
 # make test-all  the short suite on each interpreter of this machine, from 3.11 on
 # Each makes the virtual environments that it needs; a Python of 3.11 or later is all they need.
 
@@ -17,7 +18,7 @@ TEST := $(VENV)/installed-test
 BENCH := $(VENV)/installed-bench
 RELEASE := $(VENV)/installed-release
 
-.PHONY: demo test lint check package smoke test-all bench clean
+.PHONY: demo test lint check services package smoke test-all bench clean
 
 demo: $(CLI)
 	$(BIN)/asynclock demo
@@ -34,6 +35,9 @@ lint: $(TEST)
 check: export PYTHONDONTWRITEBYTECODE :=
 check: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+services:
+	tests/support/services/install.sh
 
 # The sdist is the source of the wheel, so both are complete if the wheel works. DIST is emptied first.
 DIST := build/dist

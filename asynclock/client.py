@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 
-from asynclock._errors import ConfigError, Unsupported
+from asynclock._errors import ConfigError, Unsupported, brief
 from asynclock._loop import running_loop
 from asynclock._options import (
     THREAD,
@@ -37,11 +37,12 @@ from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.registry import rule_of
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import MOST, Semaphore
-from asynclock.stores import check_thread_safe, stores_for, stores_of
+from asynclock.stores import check_supported, check_thread_safe, stores_for, stores_of
+from asynclock.stores.port import Limited, Use, Wish, is_standalone
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
     from types import TracebackType
 
     from redis.asyncio import Redis
@@ -81,6 +82,7 @@ class Redlock:
         self._given: Mapping[str, Any] = {}  # the options that were given, to __init__ or to configure()
         self._ready_made = self._unread = not nodes  # it takes other options from the environment; not read yet
         self._stores: tuple[Store, ...] = ()
+        self._limited = False  # a store cannot keep every lock
         self._sessions = Sessions()
         self._observers = Observers()
         self._set(nodes, options)
@@ -122,10 +124,11 @@ class Redlock:
             check_flag("reentrant", reentrant)
         kind, settings = FAIR if fair else MUTEX, self._lock_settings(name, options)
         if reentrant:
-            return ReentrantLock(name, kind, settings, self._session, check_owner(owner))
+            return self._checked(ReentrantLock(name, kind, settings, self._session, check_owner(owner)))
         if owner is not None:
             raise ConfigError("owner= is for a reentrant lock: add reentrant=True")
-        return Lock(name, kind, settings, self._session)
+        lock = Lock(name, kind, settings, self._session)
+        return self._checked(lock) if self._limited else lock
 
     def read(self, name: str, /, **options: Unpack[LockOptions]) -> Lock:
         """The readers' side of a read-write lock: any number of readers hold it together, but not beside a writer. Does
@@ -153,13 +156,19 @@ class Redlock:
         settings = self._lock_settings(kind.parts[0].name, options)
         if not settings.fencing:
             raise Unsupported("fencing=False is for a mutex: pass fencing=True to multi()", name=kind.parts[0].name)
-        return MultiLock(kind, settings, self._session)
+        return self._checked(MultiLock(kind, settings, self._session))
 
     def _shared(self, name: str, kind: Kind, options: LockOptions) -> Lock:
         settings = self._lock_settings(name, options)
         if not settings.fencing:
             raise Unsupported(f"fencing=False is for a mutex: pass fencing=True for a {kind.name} lock", name=name)
-        return Lock(name, kind, settings, self._session)
+        return self._checked(Lock(name, kind, settings, self._session))
+
+    def _checked(self, lock: Lock) -> Lock:
+        """The lock. Raises Unsupported if the stores are known and cannot keep it."""
+        if self._limited:
+            check_supported(self._stores, lock.__wish__())
+        return lock
 
     def _lock_settings(self, name: str, options: LockOptions) -> LockSettings:
         if self._unread:
@@ -198,7 +207,7 @@ class Redlock:
         Raises ConfigError or TypeError when it decorates. A call raises what `async with` of a lock raises, and
         TypeError for a value of another type.
         """
-        settings = self._settings_of_calls(name, options)
+        settings = self._settings_of_calls(name, options, Use.LOCK)
         return decorators.synchronized(name, lambda named: Lock(check_name(named), MUTEX, settings(), self._session))
 
     def once(
@@ -213,18 +222,22 @@ class Redlock:
         """
         length, patience = seconds("within", within), self._settings.patience
         # With the client's min_hold the name would stay taken after a run that raised; the next call could not run.
-        settings = self._settings_of_calls(name, {"min_hold": 0})
+        settings = self._settings_of_calls(name, {"min_hold": 0}, Use.ONCE)
 
         def lock(named: str) -> OnceLock:
             return OnceLock(check_name(named), MUTEX, settings(), self._session)
 
         return decorators.once(name, lock, length, patience)
 
-    def _settings_of_calls(self, name: str | Callable[..., str], options: LockOptions) -> Callable[[], LockSettings]:
+    def _settings_of_calls(
+        self, name: str | Callable[..., str], options: LockOptions, use: Use
+    ) -> Callable[[], LockSettings]:
         """The settings for the calls of a decorated function; their label is its template. They are computed now, so
         that a wrong option raises here, and again only after `configure`."""
         labelled: LockOptions = {"label": name, **options} if isinstance(name, str) else options
         client, known = self._settings, self._lock_settings("synchronized", labelled)
+        if self._limited:
+            check_supported(self._stores, Wish(use, MUTEX, (), known.lease, known.min_hold, known.fencing))
 
         def settings() -> LockSettings:
             nonlocal client, known
@@ -240,7 +253,8 @@ class Redlock:
         Raises LockNotHeld (the handle was adopted already, or the hold has ended), QuorumUnavailable, ConfigError."""
         known = parse_handle(handle)
         settings = self._lock_settings(known.name, options)
-        return await AdoptedLock(known, rule_of(known.mode), settings, self._session).acquire(timeout=None)
+        lock = self._checked(AdoptedLock(known, rule_of(known.mode), settings, self._session))
+        return await lock.acquire(timeout=None)
 
     async def break_lock(self, name: str, /, *, foreign: bool = False) -> bool:
         """Take `name` away from its holders, and notify them. Until the notice arrives, a holder works on without
@@ -323,8 +337,14 @@ class Redlock:
             node_timeout(settings, settings.lock, len(stores))
             if settings.lock.renew == THREAD:
                 check_thread_safe(stores)
-        self._settings, self._given, self._stores = settings, given, stores
+            _check_prefix(stores, settings)
+        self._settings, self._given = settings, given
+        self._use_stores(stores)
         self._unread = self._ready_made
+
+    def _use_stores(self, stores: tuple[Store, ...]) -> None:
+        self._stores = stores
+        self._limited = any(isinstance(store, Limited) for store in stores)
 
     def _settings_of(self, given: Mapping[str, Any], *, strict: bool = False) -> ClientSettings:
         """The settings with these options, and others from the environment if the client is ready-made. Before the
@@ -349,8 +369,21 @@ class Redlock:
         if self._unread:
             self._settings = self._settings_of(self._given, strict=True)
             self._unread = False
-        self._stores = self._stores or stores_of(os.environ)
+        if not self._stores:
+            stores = stores_of(os.environ)
+            _check_prefix(stores, self._settings)
+            self._use_stores(stores)
         return Session(self._settings, self._stores, self._observers)
+
+
+def _check_prefix(stores: Sequence[Store], settings: ClientSettings) -> None:
+    """Refuse a prefix that would have no effect. Raises ConfigError."""
+    for store in stores:
+        if is_standalone(store) and settings.prefix not in ("", ClientSettings().prefix):
+            raise ConfigError(
+                f"prefix={brief(settings.prefix)} is for keys in Redis; {store.label} has a namespace of its own: "
+                "leave prefix out, and name another table or path in the url"
+            )
 
 
 redlock = Redlock()

@@ -19,14 +19,13 @@ from hypothesis import settings
 from asynclock import Redlock
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
-from asynclock.stores.memory import MemoryStore
+from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out
 from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_runtest_makereport,
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
 from tests.support.servers import Server, Servers, Several, container_urls
-from tests.support.user_store import DictStore
 
 _numbers = itertools.count()
 
@@ -44,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out the items that need not run. The pure tests come last: they are short, so no worker waits long for
     another at the end."""
-    items[:] = [item for item in items if not _is_left_out(item)]
+    items[:] = [item for item in items if not is_left_out(item)]
     items.sort(key=lambda item: "unit" in item.path.parts)
 
 
@@ -111,43 +110,22 @@ def name() -> str:
     return f"lock:{os.getpid()}:{next(_numbers)}"
 
 
-OVER_A_USER_STORE = {
-    *("locks.test_lock", "locks.test_fair", "locks.test_reentrant", "locks.test_rwlock", "locks.test_semaphore"),
-    *("locks.test_multi", "locks.test_detach_and_adopt", "locks.test_detach_kinds", "locks.test_one_kind_per_name"),
-    *("locks.test_inspect", "waiting.test_timeouts", "waiting.test_cancelled_waits", "waiting.test_wake_up_order"),
-    "waiting.test_local_queue_hand_over",
-}
-"""Every kind of lock, and the basics of waiting, run over a store that a user writes as well."""
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "make" in metafunc.fixturenames and not any(
         "make" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
     ):
-        user = ["user"] if metafunc.module.__name__.removeprefix("tests.") in OVER_A_USER_STORE else []
-        metafunc.parametrize("make", ["one", "five", "memory", *user], indirect=True)
-
-
-def _is_left_out(item: pytest.Item) -> bool:
-    """The store of a user runs on one event loop only: on both the tests would take too long."""
-    return {"user", "uvloop"} <= {*item.name.rstrip("]").replace("[", "-").split("-")}
+        metafunc.parametrize("make", deployments_of(metafunc.module.__name__), indirect=True)
 
 
 @pytest.fixture
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Redlock]]:
     """Makes clients of one deployment, on each deployment in turn; closes them all."""
-    nodes: list[Any]
-    if request.param == "memory":
-        nodes = [MemoryStore()]
-    elif request.param == "user":
-        nodes = [DictStore()]
-    else:
-        urls = request.getfixturevalue("shared_urls")
-        nodes = urls[:1] if request.param == "one" else urls
+    deployment = DEPLOYMENTS[request.param]
+    nodes, fixed = deployment.nodes(request), deployment.options or {}
     clients: list[Redlock] = []
 
     def client(**options: Any) -> Redlock:
-        clients.append(Redlock(*nodes, **options))
+        clients.append(Redlock(*nodes, **{**fixed, **options}))
         return clients[-1]
 
     yield client

@@ -29,7 +29,8 @@ from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
 from asynclock.rules.registry import FAMILIES
-from asynclock.stores.port import WrongKind, is_thread_safe
+from asynclock.stores import check_supported
+from asynclock.stores.port import Limited, WrongKind, is_thread_safe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.tenure import Terms
     from asynclock.events import Event
     from asynclock.quorum.ballot import Ballot
-    from asynclock.stores.port import Notice, Store
+    from asynclock.stores.port import Notice, Store, Wish
 
 
 _DRAW = 64
@@ -85,6 +86,7 @@ class Session:
         self.opened = False  # the first attempts to connect have ended
         self.ready = False  # and no majority of the nodes refuses for a reason that only the user can solve
         self.quorum = quorum_over(stores, settings, self.clock, self, self._reported)
+        self.limited = any(isinstance(store, Limited) for store in stores)
         self._stores = stores
         self._renewal_thread: RenewalThread | None = None
         self._whoami = f"{os.getpid()}|{_HOST}"
@@ -116,6 +118,10 @@ class Session:
         """Seconds for which a first use waits, at most. The first attempts to connect end after connect_timeout. With a
         timeout or a patience of 0 it tries once, too."""
         return wait or max(self.settings.patience, self.settings.connect_timeout)
+
+    def check_supported(self, wish: Wish) -> None:
+        """Raise Unsupported for a lock that the stores cannot keep."""
+        check_supported(self._stores, wish)
 
     def check_open(self) -> None:
         """Raise ConfigError once the client was closed."""

@@ -11,7 +11,8 @@ import typer
 
 from asynclock._errors import ConfigError
 from asynclock.client import Redlock
-from asynclock.stores import URLS, urls_of
+from asynclock.stores import URLS
+from asynclock.stores.urls import urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,6 +18,7 @@ from asynclock.locks.lease import Lease
 from asynclock.locks.lock import Lock
 from asynclock.locks.template import namer
 from asynclock.rules.model import DONE
+from asynclock.stores.port import Use
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -96,6 +97,8 @@ class OnceLock(Lock):
     """The lock of one run of a function decorated with `once`."""
 
     __slots__ = ("_tenure",)
+
+    _use = Use.ONCE
 
     async def begin(self, patience: float) -> Lease | Skipped:
         """The lease of this run, or the reason why it is skipped. Split votes give no reason, so it tries again, for

@@ -23,6 +23,7 @@ from asynclock.acquire.handover import handle_of
 from asynclock.acquire.tenure import GIVEN, LOST, Loss
 from asynclock.locks.cancellation import Block
 from asynclock.quorum.ballot import UNREACHABLE, WON
+from asynclock.stores.port import Use, Wish
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -99,12 +100,20 @@ class Lease:
         length = tenure.terms.settings.lease
         if lease is not None:
             length = lock_settings(self.name, {"lease": lease, "min_hold": 0}, session.settings).lease
+        self._check_supported(Use.LOCK, length)
         ballot = tenure.hold.extend(length)
         await ballot.settled(session.loop)
         if not tenure.open:
             raise tenure.error()
         if ballot.outcome is not WON:
             raise session.quorum.unavailable(ballot, self.name)
+
+    def _check_supported(self, use: Use, lease: float) -> None:
+        """Raise Unsupported for what the stores cannot do with this lock."""
+        terms, session = self._tenure.terms, self._tenure.hold.session
+        if session.limited:
+            names = tuple(part.name for part in terms.kind.parts) or (terms.name,)
+            session.check_supported(Wish(use, terms.kind, names, lease, 0.0, terms.settings.fencing))
 
     async def release(self) -> None:
         """Release the lock. The command is sent before anything is awaited. Raises LockLost, LockNotHeld (released or
@@ -122,6 +131,7 @@ class Lease:
         tenure, hold = self._tenure, self._tenure.hold
         if hold.op.kind.parts:
             raise Unsupported(f"{brief(self.name)} is a multi lock: detach() is for locks of one name", name=self.name)
+        self._check_supported(Use.DETACH, tenure.terms.settings.lease)
         await self.extend(lease=lease)
         self.ensure_held()
         if len(hold.tenures) > 1:

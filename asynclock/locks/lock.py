@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Self, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
 from asynclock._errors import ConfigError, QuorumUnavailable, SelfDeadlock, brief
 from asynclock._loop import no_loop
@@ -23,7 +23,7 @@ from asynclock.locks.tenures import TenuresByTask
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import would_refuse
 from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve
-from asynclock.stores.port import WrongKind
+from asynclock.stores.port import Use, Wish, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -45,6 +45,8 @@ class Lock:
     https://redis.io/docs/latest/develop/use/patterns/distributed-locks/"""
 
     __slots__ = ("__weakref__", "_kept", "_kind", "_name", "_session_of", "_settings")
+
+    _use: ClassVar[Use] = Use.LOCK
 
     def __init__(
         self,
@@ -77,6 +79,11 @@ class Lock:
         if self._session_of != session_of:
             raise ConfigError(f"{self!r} is another client's: make all locks of a multi lock with one client")
         return self._parts[0] if type(self) is Lock and not self._kind.parts else None
+
+    def __wish__(self) -> Wish:
+        """For the client: what it asks of the stores."""
+        names, settings = tuple(part.name for part in self._parts), self._settings
+        return Wish(self._use, self._kind, names, settings.lease, settings.min_hold, settings.fencing)
 
     @property
     def _parts(self) -> tuple[Part, ...]:
@@ -118,6 +125,8 @@ class Lock:
             opened_in = session.clock.now() - began
             if wait:
                 wait = max(wait - opened_in, 1e-6)
+        if session.limited:  # the stores may have been unknown when this lock was made
+            session.check_supported(self.__wish__())
         terms = Terms(self._name, self._kind, self._settings, task, wait)
         try:
             if session.observers.active:
@@ -198,6 +207,8 @@ class Lock:
         session = self._session_of(None)
         if not session.opened:
             await session.open(self._settings, session.connect_limit(None), check=False)
+        if session.limited:
+            session.check_supported(self.__wish__())
         kind = self._kind
         op = Op(PEEK, kind, self._name, PEEK_ID + kind.mode, 0.0, queueing=no_ticket(Serve.NOBODY, kind.fair, 1))
         ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
@@ -240,6 +251,8 @@ class AdoptedLock(Lock):
     """A Lock whose acquire takes over the hold of a handle."""
 
     __slots__ = ("_handle",)
+
+    _use = Use.ADOPT
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.checks import check_votes
 from asynclock.quorum.quarantine import NO_QUARANTINE, Quarantine
 from asynclock.rules.model import RELEASE, Op, Queueing, Serve
-from asynclock.stores.port import Buffered, NodeConfig, Restartable, SameServer, WrongKind
+from asynclock.stores.port import Buffered, NodeConfig, Restartable, SameServer, WrongKind, is_standalone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -199,8 +199,9 @@ def quorum_over(
     quarantine = None if len(stores) == 1 else Quarantine(length, clock)
     until = None if quarantine is None else quarantine.until
     connect, longest, servers = settings.connect_timeout, settings.max_lease, dict[str, str]()
+    prefix = "" if is_standalone(stores[0]) else settings.prefix
     nodes = [
-        store.open(NodeConfig(i, settings.prefix, clock, listener, servers, until, connect, longest, tell))
+        store.open(NodeConfig(i, prefix, clock, listener, servers, until, connect, longest, tell))
         for i, store in enumerate(stores)
     ]
     return Quorum(nodes, clock, quarantine)

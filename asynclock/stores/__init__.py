@@ -12,56 +12,75 @@ All times that cross the port are in seconds.
 
 from __future__ import annotations
 
-import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from redis.asyncio import Redis
-
 from asynclock._errors import ConfigError, Unsupported, brief
-from asynclock.stores.port import is_thread_safe
-from asynclock.stores.redis.store import SCHEMES, RedisStore
+from asynclock.stores.port import Limited, Use, is_standalone, is_thread_safe
+from asynclock.stores.urls import store_of_client, store_of_url, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from asynclock.stores.port import Store
+    from redis.asyncio import Redis
+
+    from asynclock.stores.port import Store, Wish
 
 URLS = "ASYNCLOCK_URLS"
 """The environment variable with the urls of a client that was given no nodes: comma-separated (`urls_of`)."""
 
-_ALL = ", ".join([*SCHEMES, "embedded", "memory"])
-
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
-_BETWEEN = re.compile(r",\s*(?=[a-z][a-z0-9+.-]*://|(?:embedded|memory):)", re.IGNORECASE)
-_MAY_BE_SECRET = re.compile(r"[@?#=]")
+_MIXED = ("asynclock.stores.redis", "asynclock.stores.embedded", "asynclock.stores.memory")
+"""The stores of these packages vote in one quorum: all their nodes count leases and fences alike."""
 
 
 def store_for(node: str | Redis | Store) -> Store:
-    """The store for a url, a `redis.asyncio.Redis` client, or a store, which is returned as it is. Raises
-    ConfigError."""
+    """The store for a url, a client of Redis, or a store, which is returned as it is. Raises ConfigError."""
     if isinstance(node, str):
-        return _by_url(node)
-    if isinstance(node, Redis):
-        return RedisStore(node)
+        return store_of_url(node)
+    if (store := store_of_client(node)) is not None:
+        return store
     if callable(getattr(node, "open", None)) and hasattr(node, "label"):
-        return node
+        return node  # type: ignore[return-value]  # not a client, as was seen above
     raise ConfigError(f"a node is a url, a redis.asyncio.Redis or a Store, not {_kind_of(node)}")
 
 
 def stores_for(nodes: Sequence[str | Redis | Store]) -> tuple[Store, ...]:
     """The stores of a quorum. Warns of an even number. Raises ConfigError."""
     stores = tuple(store_for(node) for node in nodes)
+    if len(stores) == 1:
+        return stores
     labels = [store.label for store in stores]
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ConfigError(f"{label} is named twice: a quorum needs independent servers, each named once")
-    if len(stores) > 1 and len(stores) % 2 == 0:
+    for store in stores:
+        if is_standalone(store):
+            raise ConfigError(f"{store.label} is always the only node of a client: make one client for each store")
+        if labels.count(store.label) > 1:
+            raise ConfigError(f"{store.label} is named twice: a quorum needs independent servers, each named once")
+    if len({_family(store) for store in stores}) > 1:
+        raise ConfigError(f"{', '.join(labels)}: a quorum of different stores is made of Redis servers only")
+    if len(stores) % 2 == 0:
         warnings.warn(
             f"{len(stores)} nodes survive no more lost nodes than {len(stores) - 1} do: use an odd number of nodes",
             stacklevel=4,
         )
     return stores
+
+
+def _family(store: Store) -> object:
+    """Stores of one family can vote in one quorum."""
+    for kind in type(store).__mro__:
+        if kind.__module__.startswith(_MIXED):
+            return _MIXED
+    return type(store)
+
+
+def check_supported(stores: Sequence[Store], wish: Wish) -> None:
+    """Raise Unsupported for a lock that one of the stores cannot keep."""
+    for store in stores:
+        if isinstance(store, Limited) and (reason := store.cannot(wish)):
+            name = ", ".join(wish.names)
+            what = wish.kind.name if wish.use is Use.LOCK else wish.use.value
+            about = f"{what} of {brief(name)}" if name else what
+            raise Unsupported(f"{store.label} cannot keep this ({about}): {reason}", name=name)
 
 
 def check_thread_safe(stores: Sequence[Store]) -> None:
@@ -83,48 +102,6 @@ def stores_of(environ: Mapping[str, str]) -> tuple[Store, ...]:
             "or call redlock.configure('redis://host:6379') first"
         )
     return stores_for(urls)
-
-
-def urls_of(text: str) -> tuple[str, ...]:
-    """The urls of a comma-separated list. A comma separates two urls only where a scheme follows it: passwords and
-    paths have commas, too."""
-    return tuple(url for each in _BETWEEN.split(text) if (url := each.strip(" ,")))
-
-
-def _by_url(url: str) -> Store:
-    scheme, colon, _ = url.partition(":")
-    scheme = scheme.lower()
-    if len(urls_of(url)) > 1:
-        raise ConfigError(
-            "one url names several nodes: give each as an argument of its own; "
-            "a comma that is part of a secret is written %2C"
-        )
-    if scheme == "embedded" and colon:
-        return _embedded(url)
-    if scheme == "memory" and colon:
-        from asynclock.stores.memory import MemoryStore  # only where it is used
-
-        return MemoryStore()
-    if "://" in url and scheme in SCHEMES:
-        return RedisStore(url)
-    if "://" in url and _SCHEME.fullmatch(scheme):
-        raise ConfigError(f"no store for the scheme {brief(scheme)}: there are {_ALL}")
-    # If it may contain a user, a password or a query, the message shows nothing of it.
-    shown = "what was given" if _MAY_BE_SECRET.search(url) else brief(url)
-    raise ConfigError(
-        f"{shown} is not a url: a client takes servers, such as Redlock('redis://host:6379'); "
-        "a lock's name goes into the client's call, redlock('order:42')"
-    )
-
-
-def _embedded(url: str) -> Store:
-    try:
-        from asynclock.stores.embedded.store import EmbeddedStore  # only where it is used
-    except ModuleNotFoundError as error:  # fcntl
-        why = f"{brief(url)} needs Linux or macOS ({error}): name a server, such as redis://host:6379"
-    else:
-        return EmbeddedStore(url)
-    raise ConfigError(why)
 
 
 def _kind_of(node: Any) -> str:

@@ -72,3 +72,9 @@ class MemoryStore(TransactionalStore):
         del cursor
         with self._guard:
             return "0", [key for key in self._states if key.startswith(begin) and self.state(key).holds]
+
+
+def store_of_url(url: str) -> MemoryStore:
+    """A store of its own for each url `memory:`."""
+    del url
+    return MemoryStore()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from asynclock._clock import Clock
     from asynclock.events import Event
-    from asynclock.rules.model import Op
+    from asynclock.rules.model import Kind, Op
 
 __all__ = [
     "PROBE",
@@ -24,6 +24,7 @@ __all__ = [
     "Checked",
     "Facts",
     "Grant",
+    "Limited",
     "Measured",
     "Node",
     "NodeConfig",
@@ -35,11 +36,14 @@ __all__ = [
     "Restartable",
     "SameServer",
     "Slots",
+    "Standalone",
     "Store",
     "ThreadSafe",
     "Undone",
+    "Use",
     "Vote",
     "WaiterView",
+    "Wish",
     "WrongKind",
 ]
 
@@ -217,6 +221,42 @@ class ThreadSafe(Protocol):
     thread_safe: bool
 
 
+class Use(Enum):
+    """What a caller wants to do with a lock."""
+
+    LOCK = "lock"
+    ONCE = "once"
+    DETACH = "detach"
+    ADOPT = "adopt"
+
+
+class Wish(NamedTuple):
+    """A lock that a caller wants, for `Limited`."""
+
+    use: Use
+    kind: Kind
+    names: tuple[str, ...]  # more than one: of a multi lock; none: a decorator, whose names come with its calls
+    lease: float
+    min_hold: float = 0.0
+    fencing: bool = True
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """Optional: a Store that cannot keep every kind of lock, or not with all options."""
+
+    def cannot(self, wish: Wish) -> str | None:
+        """Why it cannot keep such a lock, for the message of Unsupported; None: it can. Does no I/O."""
+
+
+@runtime_checkable
+class Standalone(Protocol):
+    """Optional: a Store that is replicated by itself, and has a namespace of its own, such as a table or a path. It is
+    the only node of its client, and `NodeConfig.prefix` is ""."""
+
+    standalone: bool
+
+
 class NodeConfig(NamedTuple):
     """The settings of the client with which a store opens a node."""
 
@@ -250,3 +290,8 @@ class Store(Protocol):
 def is_thread_safe(store: Store) -> bool:
     """Whether several threads may use it at the same time."""
     return isinstance(store, ThreadSafe) and store.thread_safe
+
+
+def is_standalone(store: Store) -> bool:
+    """Whether it is always the only node of its client."""
+    return isinstance(store, Standalone) and store.standalone

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
-from asynclock.stores import urls_of
+from asynclock.stores.urls import urls_of
 from tests.support.probes import nodes_of, stores_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import works

@@ -1,0 +1,89 @@
+"""The url table: which store a url or a client of another library stands for. A store is imported only where it is
+used, so that its packages are needed only there."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asynclock._errors import ConfigError, brief
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asynclock.stores.port import Store
+
+_REDIS = "asynclock.stores.redis.store:RedisStore"
+
+
+class Entry(NamedTuple):
+    """How a store is made."""
+
+    maker: str  # "module:callable"
+    needs: str = ""  # what to have, or what to do, if its import fails
+
+
+STORES = {
+    **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), Entry(_REDIS)),
+    "embedded": Entry("asynclock.stores.embedded.store:EmbeddedStore", "Linux or macOS"),
+    "memory": Entry("asynclock.stores.memory:store_of_url"),
+}
+"""By the scheme of a url, which the callable takes."""
+
+CLIENTS = {"redis.asyncio.client.Redis": Entry(_REDIS)}
+"""By the class of a client, or of a base of it. The callable takes the client."""
+
+_WITHOUT_SLASHES = ("embedded", "memory")
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_BETWEEN = re.compile(r",\s*(?=[a-z][a-z0-9+.-]*://|(?:embedded|memory):)", re.IGNORECASE)
+_MAY_BE_SECRET = re.compile(r"[@?#=]")
+
+
+def urls_of(text: str) -> tuple[str, ...]:
+    """The urls of a comma-separated list. A comma separates two urls only where a scheme follows it: passwords and
+    paths have commas, and a url may name several hosts."""
+    return tuple(url for each in _BETWEEN.split(text) if (url := each.strip(" ,")))
+
+
+def store_of_url(url: str) -> Store:
+    """The store for a url. Raises ConfigError."""
+    scheme, colon, _ = url.partition(":")
+    scheme = scheme.lower()
+    if len(urls_of(url)) > 1:
+        raise ConfigError(
+            "one url names several nodes: give each as an argument of its own; "
+            "a comma that is part of a secret is written %2C"
+        )
+    if ("://" in url or (colon and scheme in _WITHOUT_SLASHES)) and (entry := STORES.get(scheme)):
+        return _made(entry, url, f"{scheme}:")
+    if "://" in url and _SCHEME.fullmatch(scheme):
+        raise ConfigError(f"no store for the scheme {brief(scheme)}: there are {', '.join(STORES)}")
+    # If it may contain a user, a password or a query, the message shows nothing of it.
+    shown = "what was given" if _MAY_BE_SECRET.search(url) else brief(url)
+    raise ConfigError(
+        f"{shown} is not a url: a client takes servers, such as Redlock('redis://host:6379'); "
+        "a lock's name goes into the client's call, redlock('order:42')"
+    )
+
+
+def store_of_client(client: object) -> Store | None:
+    """The store for a client of another library; None: it is not one of `CLIENTS`. Raises ConfigError."""
+    for base in type(client).__mro__:
+        if entry := CLIENTS.get(f"{base.__module__}.{base.__qualname__}"):
+            return _made(entry, client, base.__qualname__)
+    return None
+
+
+def _made(entry: Entry, server: Any, shown: str) -> Store:
+    module, _, name = entry.maker.partition(":")
+    try:
+        make: Callable[[Any], Store] = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if not entry.needs:
+            raise
+        why = f"{brief(shown)} needs {entry.needs} ({error})"
+    else:
+        return make(server)
+    raise ConfigError(why)

@@ -1,0 +1,63 @@
+"""The deployments over which the promises of all kinds of locks are tested. The fixture `make` makes clients of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from asynclock.stores.memory import MemoryStore
+from tests.support.user_store import DictStore
+
+EVERYWHERE = {
+    *("locks.test_lock", "locks.test_fair", "locks.test_reentrant", "locks.test_rwlock", "locks.test_semaphore"),
+    *("locks.test_multi", "locks.test_detach_and_adopt", "locks.test_detach_kinds", "locks.test_one_kind_per_name"),
+    *("locks.test_inspect", "waiting.test_timeouts", "waiting.test_cancelled_waits", "waiting.test_wake_up_order"),
+    "waiting.test_local_queue_hand_over",
+}
+"""Every kind of lock, and the basics of waiting: these modules run over all deployments; other ones over "one", "five"
+and "memory"."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Where the locks of a test are kept."""
+
+    nodes: Callable[[pytest.FixtureRequest], list[Any]]  # for Redlock(*nodes)
+    usual: bool = False  # all tests run over it, on both event loops; else those of EVERYWHERE, on one loop
+    leaves_out: Callable[[pytest.Item], bool] = lambda item: False  # the tests of what this store cannot keep
+    options: dict[str, Any] | None = None  # of each client
+
+
+def _shared(number: int) -> Callable[[pytest.FixtureRequest], list[Any]]:
+    def urls(request: pytest.FixtureRequest) -> list[Any]:
+        return list(request.getfixturevalue("shared_urls")[:number])
+
+    return urls
+
+
+DEPLOYMENTS = {
+    "one": Deployment(_shared(1), usual=True),
+    "five": Deployment(_shared(5), usual=True),
+    "memory": Deployment(lambda request: [MemoryStore()], usual=True),
+    "user": Deployment(lambda request: [DictStore()]),
+}
+"""By the name that the id of a test shows."""
+
+
+def deployments_of(module: str) -> list[str]:
+    """The deployments over which the tests of a module run."""
+    everywhere = module.removeprefix("tests.") in EVERYWHERE
+    return [name for name, each in DEPLOYMENTS.items() if each.usual or everywhere]
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether a test need not run: the store cannot keep it, or it is one on a second event loop over a store that has
+    no part in that."""
+    words = {*item.name.rstrip("]").replace("[", "-").split("-")}
+    for name, each in DEPLOYMENTS.items():
+        if name in words and "make" in getattr(item, "fixturenames", ()):
+            return (not each.usual and "uvloop" in words) or each.leaves_out(item)
+    return False
