@@ -1,4 +1,4 @@
-"""The deployments over which the promises of all kinds of locks are tested. The fixture `make` makes clients of each."""
+"""The deployments over which the promises of all locks are tested. The fixture `make` makes clients of each."""
 
 from __future__ import annotations
 
