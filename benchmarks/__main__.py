@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from benchmarks import compare, crowd, holding, imports, report, runner, sides, waiting
+from benchmarks import compare, crowd, holding, imports, report, runner, sides, stores, waiting
 from benchmarks.cases import ASYNCLOCK, CONTESTS, CROWDS, NAMES, REDIS_PY
 from benchmarks.goals import Verdict
 from benchmarks.plot import draw
@@ -128,4 +128,6 @@ def _named(name: str, verdict: Verdict) -> Verdict:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["compare"]:
         compare.app(sys.argv[2:], prog_name="python -m benchmarks compare")
+    if sys.argv[1:2] == ["stores"]:
+        stores.app(sys.argv[2:], prog_name="python -m benchmarks stores")
     app(prog_name="python -m benchmarks")

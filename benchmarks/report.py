@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.goals import Verdict
     from benchmarks.holding import Held
     from benchmarks.runner import Runs
+    from benchmarks.stores import Store
     from benchmarks.waiting import Hot
 
 console = Console(width=None if sys.stdout.isatty() else 160, markup=False, highlight=False)
@@ -92,6 +93,19 @@ def held(title: str, each: Iterable[Held]) -> None:
             rows.append((f"{one.nodes}", f"{one.leases:,}", phase, *times, f"{its.long:,} of {its.count:,}", *pauses))
     turns = ("longest turn, CPU", "by the clock", "turns above 5 ms")
     _print(title, ("nodes", "leases", "phase", "took", "CPU", *turns, "longest GC pause", "all of them"), rows)
+
+
+def stores(title: str, each: Iterable[Store]) -> None:
+    """A line for each store; for a store that failed, its error."""
+    rows: list[tuple[str, ...]] = []
+    for one in each:
+        if one.error:
+            rows.append((one.name, "failed:", one.error))
+            continue
+        free, crowd = _time(median(one.alone)), f"{median(one.crowd):,.0f}"
+        rows.append((one.name, free, crowd, _time(median(one.hand_over)), f"{median(one.hot):,.0f}", _time(one.longest)))
+    heads = ("store", "free, 1 task", "free, 64 tasks: cycles/s", "hand-over", "hot name: acquisitions/s", "longest wait")
+    _print(title, heads, rows)
 
 
 def verdicts(title: str, each: Iterable[Verdict]) -> None:
