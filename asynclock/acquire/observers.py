@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import logging
@@ -32,7 +33,7 @@ class Observers:
         """Tell `listener` each event from now on. Returns a function that ends this. Raises ConfigError."""
         if not callable(listener):
             raise ConfigError(f"a listener is a function of one event, not {type(listener).__name__}")
-        if inspect.iscoroutinefunction(listener):
+        if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
             raise ConfigError(
                 "a listener is called and not awaited: pass a plain function, which may put the event into an "
                 "asyncio.Queue for a task of yours"
@@ -74,7 +75,9 @@ class _Guarded:
     def __call__(self, event: Event) -> None:
         try:
             self._listener(event)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            # A CancelledError here is no cancel of a task: the listener has read the result of a cancelled future. It
+            # would close the connection whose reply is being handled, or end the watch over a hold.
             if not self._failed:
                 self._failed = True
                 log.exception(
