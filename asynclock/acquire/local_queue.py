@@ -68,6 +68,7 @@ class LocalWaiter:
         if self.turn.done() and not self.turn.cancelled():
             given = self.turn.result()
             if not isinstance(given, Turn) and given.open:
+                given.mark_untaken()
                 given.hold.end(given)
 
     def take(self, tenure: Tenure) -> None:

@@ -96,9 +96,11 @@ class Tenure:
     """See the module. `Hold.begin` makes it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "__weakref__", "_waiters", "done_for", "fence", "hold", "loss", "on_lost", "own", "since", "state", "task",
-        "terms", "unattended", "until",
+        "__weakref__", "_untaken", "_waiters", "done_for", "fence", "hold", "loss", "on_lost", "own", "since", "state",
+        "task", "terms", "unattended", "until",
     )  # fmt: skip
+
+    _untaken: bool  # without a value, unless its task was cancelled before it had the tenure
 
     def __init__(self, hold: Hold, terms: Terms, fence: int, since: float) -> None:
         self.state = HELD
@@ -186,6 +188,10 @@ class Tenure:
         """A renewal is decided, or had no reply from a majority."""
         self.state = HELD if answered else UNKNOWN
 
+    def mark_untaken(self) -> None:
+        """Its task was cancelled before it had the tenure: no acquire was told, so its end is not told either."""
+        self._untaken = True
+
     def mark_done(self, within: float) -> None:
         """A run of `once` has returned: the name stays taken for `within` seconds after the release."""
         self.done_for = within
@@ -198,7 +204,7 @@ class Tenure:
             for waiter in self._waiters:
                 wake(waiter)
         observers = self.hold.session.observers
-        if observers.active and loss is None:
+        if observers.active and loss is None and not getattr(self, "_untaken", False):
             ended = Detached if state is DETACHED else Released
             observers.tell(ended(*self.terms.described, self.held_for))
         if loss is not None and self.on_lost is not None:

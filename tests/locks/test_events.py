@@ -17,6 +17,7 @@ from asynclock.events import (
     Detached,
     Event,
     Lost,
+    NodeDown,
     Released,
     ReleaseFailed,
     Renewed,
@@ -83,6 +84,25 @@ async def test_each_entry_of_a_reentrant_lock_is_told(redlock: Redlock, name: st
         async with lock, lock:
             pass
     assert seen.named() == ["Acquired", "Acquired", "Released", "Released"]
+
+
+async def test_a_hold_passed_to_a_cancelled_task_is_not_told(redlock: Redlock, name: str) -> None:
+    """The task never had a lease: an acquire that is cancelled tells nothing, and there are as many releases told as
+    acquires."""
+    lock = redlock(name)
+    with told(redlock) as seen:
+        first = await lock.acquire(timeout=None)
+        second, third = (asyncio.create_task(lock.acquire(timeout=None)) for _ in range(2))
+        await asyncio.sleep(0)  # both wait in the local queue
+        await first.release()
+        releasing = asyncio.create_task((await second).release())
+        await asyncio.sleep(0)  # the hold is passed on, and the third task has not run since
+        third.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await third
+        await releasing
+        assert not (await redlock.inspect(name)).holders
+    assert seen.named() == ["Acquired", "Released"] * 2
 
 
 async def test_tasks_of_one_process_are_told_each(redlock: Redlock, name: str) -> None:
@@ -280,6 +300,25 @@ async def test_a_listener_that_raises_is_logged_once(
     assert after.named() == ["Acquired", "Released"] * 3
 
 
+async def test_a_listener_that_raises_a_cancelled_error_harms_nothing(
+    redlock: Redlock, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may read the result of a future that was cancelled. No task is cancelled by it, no connection is closed, and
+    the lease is renewed."""
+    after = Told()
+    cancelled = asyncio.get_running_loop().create_future()
+    cancelled.cancel()
+    redlock.subscribe(lambda event: cancelled.result())
+    redlock.subscribe(after.all.append)
+    lease = await redlock(name).acquire(timeout=None)
+    renew_now(lease)
+    await until(lambda: after.of(Renewed))
+    await lease.release()
+    assert after.named() == ["Acquired", "Renewed", "Released"]
+    assert not after.of(NodeDown)
+    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
+
+
 @pytest.mark.one_loop("no loop runs")
 def test_a_listener_is_a_plain_function() -> None:
     """A coroutine function would never be awaited, and something that is no function never called."""
@@ -287,8 +326,12 @@ def test_a_listener_is_a_plain_function() -> None:
 
     async def listener(event: Event) -> None: ...
 
-    with pytest.raises(ConfigError, match="not awaited"):
-        client.subscribe(listener)
+    class Listener:
+        async def __call__(self, event: Event) -> None: ...
+
+    for wrong in (listener, Listener()):
+        with pytest.raises(ConfigError, match="not awaited"):
+            client.subscribe(wrong)
     with pytest.raises(ConfigError, match="a function of one event, not list"):
         client.subscribe([])  # type: ignore[arg-type]
 
