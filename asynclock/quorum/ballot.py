@@ -25,7 +25,7 @@ from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from asynclock._errors import Reason
     from asynclock.rules.model import Op, Slots
@@ -139,11 +139,11 @@ class Ballot:
             self._maybe |= 1 << index
         self._count(index)
 
-    def leave_out(self, indices: set[int]) -> None:
-        """These nodes are not asked."""
-        for index in indices:
-            self.votes[index] = _NOT_ASKED
-        self.failed += len(indices)
+    def leave_out(self, nodes: Mapping[int, Exception | None]) -> None:
+        """These nodes are not asked. Each has the error for which it cannot be asked now, if there is one."""
+        for index, error in nodes.items():
+            self.votes[index] = error or _NOT_ASKED
+        self.failed += len(nodes)
 
     def _count(self, index: int) -> None:
         if self._on_vote is not None:
@@ -224,8 +224,10 @@ class Ballot:
         return sum(f >= token for f in self.fences()) > self.nodes // 2
 
     def errors(self) -> list[tuple[int, Exception]]:
-        """The nodes that cast no vote, each with its error."""
-        return [(i, vote) for i, vote in enumerate(self.votes) if isinstance(vote, Exception)]
+        """The nodes that cast no vote, each with its error. A node that was not asked, and is up, has none."""
+        return [
+            (i, vote) for i, vote in enumerate(self.votes) if isinstance(vote, Exception) and vote is not _NOT_ASKED
+        ]
 
     def silent(self) -> list[int]:
         """The nodes that have not answered, if that leaves the outcome open; none if the failures of other nodes

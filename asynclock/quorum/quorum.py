@@ -110,7 +110,7 @@ class Quorum:
                 node.send(op, ballot)
             return ballot
         if only is not None:
-            ballot.leave_out(set(range(len(self.nodes))) - set(only))
+            ballot.leave_out({i: node.error for i, node in enumerate(self.nodes) if i not in only})
         for index in range(len(self.nodes)) if only is None else only:
             self.nodes[index].send(op, ballot)
             if at_once:

@@ -11,10 +11,11 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown, NodeUp, Quarantined, QuarantineEnded, ReleaseFailed
+from tests.support.probes import nodes_of
 from tests.support.servers import Server, Servers
 from tests.support.told import Told, told
 from tests.support.user_store import DictStore
-from tests.support.waiters import LIMIT, back, until, urls_of
+from tests.support.waiters import LIMIT, LONG, back, until, urls_of
 
 SHORT: dict[str, Any] = {"lease": 0.5, "node_timeout": 0.05}
 
@@ -172,6 +173,32 @@ async def test_a_release_without_a_majority_is_a_warning(
     assert f"the release of {name!r} had no majority" in line.getMessage()
     assert vars(line)["asynclock_label"] == "orders"
     assert str(server.path) in vars(line)["asynclock_error"]
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["up again", "still down"])
+async def test_a_failed_release_says_what_each_node_said(servers: Servers, name: str, again: bool) -> None:
+    """A node that was down at the acquire is not asked to release. It is named if it is still down, with the reason
+    for that; and not if it is up again."""
+    gone, silent, up = (servers.start() for _ in range(3))
+    async with Redlock(gone.url, silent.url, up.url, lease=LONG, node_timeout=0.2) as client:
+        gone.freeze()
+        node = nodes_of(client)[0]
+        await client(name).locked()
+        await until(lambda: node.error is not None)
+        lease = await client(name).acquire(timeout=None)
+        if again:
+            gone.thaw()
+            await until(lambda: node.error is None)
+        with told(client) as seen:
+            silent.freeze()
+            await lease.release()
+        for server in (silent, *([] if again else [gone])):
+            server.thaw()
+    (event,) = seen.of(ReleaseFailed)
+    assert f"{silent.url} did not answer within" in event.error
+    assert up.url not in event.error
+    assert "not asked" not in event.error
+    assert (f"{gone.url} has been silent for" in event.error) is not again
 
 
 @pytest.mark.parametrize("how", ["release_all", "aclose"])

@@ -139,7 +139,7 @@ def test_a_node_has_one_vote(again: Grant | Refused | Exception) -> None:
 def test_traces_are_where_the_op_took_effect_or_may() -> None:
     """Granted, unanswered and ambiguous; not where it was refused, undone, certainly not carried out or not asked."""
     made = ballot(7)
-    made.leave_out({6})
+    made.leave_out({6: None})
     made.answer(0, YES)
     made.answer(1, NO)
     made.answer(2, UNDONE)
