@@ -289,6 +289,7 @@ class Acquisition:
         held = planner.refused is not None or self._held_locally
         if outcome is UNREACHABLE and not (held and now >= self._give_up):
             error = planner.error(ballot)
+            self._session.judge_again()
             self._leave()
             self._yields = self._held_locally = False
             if self._session.local_queues.is_alone(self):  # later tasks find a queue that is broken

@@ -93,6 +93,7 @@ class Session:
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session and draws its own
         self._usual = 0.0  # the node timeout of a lock without options of its own; 0.0: not computed yet
         self._opening: asyncio.Task[ConfigError | QuorumUnavailable | None] | None = None
+        self._judging: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
         self._quarantines: dict[str, Event] = {}  # node -> told while the session opens
@@ -117,7 +118,8 @@ class Session:
     def connect_limit(self, wait: float | None) -> float:
         """Seconds for which a first use waits, at most. The first attempts to connect end after connect_timeout. With a
         timeout or a patience of 0 it tries once, too."""
-        return wait or max(self.settings.patience, self.settings.connect_timeout)
+        longest = max(self.settings.patience, self.settings.connect_timeout)
+        return min(wait, longest) if wait else longest
 
     def check_supported(self, wish: Wish) -> None:
         """Raise Unsupported for a lock that the stores cannot keep."""
@@ -255,6 +257,12 @@ class Session:
             self.tell(event)
         return error
 
+    def judge_again(self) -> None:
+        """An acquire finds no majority. In the background: servers that came up since may be new, and need no
+        quarantine."""
+        if self._judging is None or self._judging.done():
+            self._judging = self.loop.create_task(self.quorum.judge_again(), name="asynclock judge")
+
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         """asyncio.run closes all async generators at its end. Then this one closes a client that the program has not
         closed."""
@@ -340,9 +348,10 @@ class Session:
         await asyncio.shield(self._closing)  # a cancel of the caller does not stop it
 
     async def _close(self) -> None:
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait({self._opening})
+        for task in (self._opening, self._judging):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         releases: deque[tuple[Ballot, Terms]] = deque()
         for hold in self._in_slices():
             if hold is None:

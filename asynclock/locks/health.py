@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from asynclock._errors import LockError
@@ -18,7 +20,8 @@ LIMIT = 1.0
 """Seconds for which `health` waits for connections and for answers, together."""
 
 _LEAST = 0.25
-"""Seconds for which it waits for answers at least, if connecting took the whole limit."""
+"""Seconds for which it waits for answers at least, if connecting took the whole limit. Also the most for which it waits
+for the marks of servers in quarantine."""
 
 
 async def health(session: Session) -> Health:
@@ -27,6 +30,9 @@ async def health(session: Session) -> Health:
     if not session.opened:
         await session.open(session.settings.lock, min(LIMIT, session.settings.connect_timeout + 0.05), check=False)
     session.check_open()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LEAST):
+            await session.quorum.judge_again()
     nodes = session.quorum.nodes
     left = LIMIT - (session.loop.time() - began)
     found = await check_votes(nodes, max(left, _LEAST), everyone=True)

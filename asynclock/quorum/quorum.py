@@ -82,6 +82,18 @@ class Quorum:
             await asyncio.sleep(pause)
             await self._read_marks()
 
+    async def judge_again(self) -> None:
+        """End the quarantine of servers that may vote by now: they came up after `open`, and the deployment is new; or
+        another client found that since, and set their marks. Only while every node is connected, because one that is
+        out of reach may have a mark."""
+        if self._quarantine is None:
+            return
+        await self._read_marks()
+        facts_of_all = all(node.error is None for node in self.nodes) and all(node.facts for node in self._restartable)
+        if facts_of_all and self._judge().new:
+            for node in self._restartable:
+                node.end_quarantine()
+
     async def _read_marks(self) -> None:
         await asyncio.gather(*(node.read_mark() for node in self._restartable), return_exceptions=True)
 

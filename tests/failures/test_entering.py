@@ -98,6 +98,43 @@ async def test_d12_entering_waits_for_servers_that_start_later(servers: Servers,
         assert lease.held
 
 
+@pytest.mark.parametrize("use", ["acquire", "health"])
+async def test_d12_new_servers_that_start_after_a_first_outage_vote(servers: Servers, name: str, use: str) -> None:
+    """Also for a client that was not entered, whose first acquire found no server at all."""
+    some = [servers.start() for _ in range(3)]
+    for each in some:
+        each.kill()
+    async with aclosing(Redlock(*urls_of(some), patience=2)) as client:
+        with pytest.raises(QuorumUnavailable):
+            await client(name).acquire(timeout=0)
+        for each in some:
+            each.restart()
+        await until(lambda: all(node.error is None for node in nodes_of(client)))
+        if use == "health":
+            health = await client.health()
+            assert health.ok, health.reason
+        else:
+            async with client(name) as lease:
+                assert lease.held
+
+
+async def test_d12_servers_that_another_client_found_new_vote(servers: Servers, name: str) -> None:
+    """One of the three never starts, so a client that was there before cannot find out by itself that the two are new:
+    the third may have a mark. A client that comes later finds it out, and sets their marks."""
+    some = [servers.start() for _ in range(3)]
+    for each in some:
+        each.kill()
+    async with aclosing(Redlock(*urls_of(some), patience=0)) as client:
+        with pytest.raises(QuorumUnavailable):
+            await client(name).acquire()
+        for each in some[1:]:
+            each.restart()
+        await until(lambda: all(node.error is None for node in nodes_of(client)[1:]))
+        assert not (await client.health()).ok
+        async with Redlock(*urls_of(some)):
+            assert (await client.health()).ok
+
+
 async def test_d12_entering_does_not_take_a_deployment_in_use_for_new(servers: Servers, name: str) -> None:
     """While it waits, another client uses the servers, and two of them restart empty: they cast no vote, so there is no
     second holder."""
