@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
@@ -18,7 +19,7 @@ from redis.credentials import CredentialProvider, StreamingCredentialProvider
 import asynclock
 from asynclock import QuorumUnavailable, Redlock
 from tests.support.servers import Server, Servers
-from tests.support.waiters import LIMIT, until, works
+from tests.support.waiters import LIMIT, LOADED, until, works
 
 
 class Changing(CredentialProvider):
@@ -120,8 +121,18 @@ class Slow(Changing):
 
 
 class Failing(Changing):
+    def __init__(self, error: Exception) -> None:
+        super().__init__("old")
+        self._error = error
+
     async def get_credentials_async(self) -> tuple[str, str]:
-        raise RuntimeError("the vault is sealed")
+        raise self._error
+
+
+class Hanging(Changing):
+    async def get_credentials_async(self) -> tuple[str, str]:
+        await asyncio.Event().wait()
+        raise AssertionError("it does not end")
 
 
 @pytest.mark.one_loop("it waits for more than a second")
@@ -135,11 +146,29 @@ async def test_c21_a_slow_provider_is_no_slow_connect(server: Server, theirs: Ca
         assert provider.asked == 1
 
 
-async def test_c20_a_provider_that_fails_is_named(server: Server, theirs: Callable[..., Redis], name: str) -> None:
-    """The servers are up, so the message must not send an operator to them."""
-    async with aclosing(Redlock(theirs(server, Failing("old")), patience=0.3)) as redlock:
-        with pytest.raises(QuorumUnavailable, match=r"credential provider failed .*the vault is sealed"):
+@pytest.mark.parametrize("error", [RuntimeError("sealed"), TimeoutError("slow"), ConnectionRefusedError(111, "down")])
+async def test_c20_a_provider_that_fails_is_named(
+    server: Server, theirs: Callable[..., Redis], name: str, error: Exception
+) -> None:
+    """The servers are up, so the message must not send an operator to them: the provider's own server may be down."""
+    async with aclosing(Redlock(theirs(server, Failing(error)), patience=0.3)) as redlock:
+        with pytest.raises(QuorumUnavailable) as caught:
             await redlock(name).acquire()
+    assert f"credential provider failed ({type(error).__name__}: {error})" in str(caught.value)
+    assert "refused the connection" not in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [0, 3600, None])
+async def test_c20_a_provider_that_hangs_uses_up_no_budget(
+    server: Server, theirs: Callable[..., Redis], name: str, timeout: float | None
+) -> None:
+    """A try ends at connect_timeout, and a longer wait after that and the patience, as with a silent server. The
+    message names the provider."""
+    async with aclosing(Redlock(theirs(server, Hanging("")), connect_timeout=0.3, patience=2.0)) as redlock:
+        began = time.monotonic()
+        with pytest.raises(QuorumUnavailable, match="no answer of the credential provider"):
+            await redlock(name).acquire(timeout=timeout)
+    assert time.monotonic() - began < (2.0 if timeout == 0 else 2.3 + LOADED)
 
 
 @pytest.fixture

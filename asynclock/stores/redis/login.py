@@ -24,8 +24,11 @@ from redis.credentials import CredentialProvider
 
 from asynclock.stores.redis.connection import Connection, IgnoredCommand
 from asynclock.stores.redis.encoding import pack
+from asynclock.stores.redis.stages import Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redis.asyncio import ConnectionPool
     from redis.asyncio.connection import AbstractConnection
 
@@ -51,16 +54,29 @@ class Fetched(CredentialProvider):
         return self._credentials
 
 
-async def fetch(provider: Any) -> Fetched:
+async def fetch_credentials(
+    redis: AbstractConnection, reached: Callable[[Stage], object], limit: float, late: Callable[[], object]
+) -> None:
     """Ask the user's provider, before the connect begins: a provider that asks a remote service may take longer than a
-    connect may. Raises ConnectionError."""
+    connect may. Calls `late` after `limit` seconds, and goes on waiting. Raises ConnectionError."""
+    if redis.credential_provider is not None:
+        reached(Stage.CREDENTIALS)
+        timer = asyncio.get_running_loop().call_later(limit, late)
+        try:
+            redis.credential_provider = await _fetch(redis.credential_provider)
+        finally:
+            timer.cancel()
+
+
+async def _fetch(provider: Any) -> Fetched:
     ask = getattr(provider, "get_credentials_async", None)  # redis-py 5.0 has only the other one
+    limit = asyncio.timeout(_FETCH_LIMIT)
     try:
-        async with asyncio.timeout(_FETCH_LIMIT):
+        async with limit:
             return Fetched(provider, await ask() if ask is not None else provider.get_credentials())
-    except TimeoutError:
-        raise ConnectionError(f"the credential provider did not answer within {_FETCH_LIMIT:g} s") from None
     except Exception as error:
+        if isinstance(error, TimeoutError) and limit.expired():  # else it is an error of the provider's own
+            raise ConnectionError(f"the credential provider did not answer within {_FETCH_LIMIT:g} s") from None
         raise ConnectionError(f"the credential provider failed ({type(error).__name__}: {error})") from error
 
 

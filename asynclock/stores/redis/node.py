@@ -43,7 +43,7 @@ from asynclock.stores.redis.delivery import Delivery, last_words
 from asynclock.stores.redis.encoding import encode, encode_native, encode_whole, pack
 from asynclock.stores.redis.handshake import handshake
 from asynclock.stores.redis.keys import mark
-from asynclock.stores.redis.login import take_over
+from asynclock.stores.redis.login import fetch_credentials, take_over
 from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff, pause
@@ -97,7 +97,7 @@ class RedisNode:
         self._timer_at = 0.0
         self._second_look = False
         self._connecting: asyncio.Task[None] | None = None
-        self._met = asyncio.Event()  # the first attempt to connect has succeeded or failed
+        self._met = asyncio.Event()  # the first attempt has succeeded, failed, or waits for credentials for too long
         self._pending = PendingReleases()
         self._delivery = Delivery(self._pending, config.prefix, self.clock.now, self._answered)
         self._lost_at = -math.inf  # when the last connection was lost
@@ -272,9 +272,9 @@ class RedisNode:
             await pause(self._backoff.failed(hopeless=isinstance(self.error, ConfigError)))
 
     async def _open_connection(self) -> None:
-        redis = await self._store.dial()
+        redis, limit = await self._store.dial(), self._config.connect_timeout
+        await fetch_credentials(redis, self._reached, limit, self._met.set)
         connection: Connection | None = None
-        limit = self._config.connect_timeout
         follow(redis, self._reached)
         try:
             async with running_for(min(redis.socket_connect_timeout or limit, limit)):

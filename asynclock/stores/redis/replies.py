@@ -206,6 +206,8 @@ def connect_error(label: str, error: Exception, stage: Stage) -> Exception:
     the problem."""
     if isinstance(error, ConfigError):
         return error
+    if stage is Stage.CREDENTIALS:  # its cause is about another server, for example one that refused the provider
+        return ConnectionError(f"{label} is out of reach: {error}")
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

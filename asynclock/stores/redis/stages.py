@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 class Stage(Enum):
     """What an attempt to connect waits for. The value is the part of its error that says so."""
 
+    CREDENTIALS = "no answer of the credential provider"
     CONNECT = "no connection"
     TLS = "no TLS connection"
     LOGIN = "no reply to AUTH"

@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
-from asynclock.stores.redis.login import fetch, stream_of
+from asynclock.stores.redis.login import stream_of
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.stages import followed
 
@@ -72,10 +72,7 @@ class RedisStore:
             file = self._pool.connection_kwargs.get(option)
             if file and not isfile(file):  # noqa: ASYNC240 - once per connection, and local
                 raise ConfigError(f"{self.label}: there is no file {file}: correct {option}")
-        connection = self._connection()
-        if connection.credential_provider is not None:
-            connection.credential_provider = await fetch(connection.credential_provider)
-        return connection
+        return self._connection()
 
     def _connection(self) -> AbstractConnection:
         theirs = self._pool.connection_kwargs
