@@ -257,7 +257,8 @@ class Redlock:
         return await lock.acquire(timeout=None)
 
     async def break_lock(self, name: str, /, *, foreign: bool = False) -> bool:
-        """Take `name` away from its holders, and notify them. Until the notice arrives, a holder works on without
+        """Take `name` away from its holders, and notify them: their LockLost names this process and the client's
+        `metadata`. Until the notice arrives, a holder works on without
         protection. Returns whether the name was held. A key that asynclock did not make is deleted only with
         `foreign=True`, then whatever its type. Raises QuorumUnavailable, ConfigError (it is another program's)."""
         check_flag("foreign", foreign)

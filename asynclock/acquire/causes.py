@@ -88,7 +88,7 @@ class Cause(NamedTuple):
     settings: LockSettings
     unrenewed: float  # since the last renewal that a majority granted was sent
     late: float  # by which the check of the watchdog was late
-    told: bool  # a server said that an operator broke it
+    broken_by: str | None  # who broke it, by a server ("": it does not know); None: no server said that it was broken
     errors: Mapping[int, Exception]  # node -> why it did not renew
     denials: Mapping[int, Refused]  # node -> its refusal
 
@@ -110,9 +110,10 @@ def _why(cause: Cause, errors: Mapping[str, Exception], now: float) -> str:
             return _why_expired(cause, errors, now)
         case Loss.TAKEN:
             named = most_named(cause.denials.values())
-            return f"another owner holds the name now: {_owner(named.holder)}" if named is not None else ""
-        case Loss.BROKEN if cause.told:
-            return "an operator broke it (break_lock)"
+            after = "" if cause.broken_by is None else f", after {_breaker(cause.broken_by)} broke it (break_lock)"
+            return f"another owner holds the name now: {_owner(named.holder)}{after}" if named is not None else ""
+        case Loss.BROKEN if cause.broken_by is not None:
+            return f"{_breaker(cause.broken_by)} broke it (break_lock)"
         case Loss.BROKEN:
             return (
                 "its key is gone from a majority of the nodes: it was deleted by hand, flushed or evicted, or the "
@@ -140,6 +141,12 @@ def _why_expired(cause: Cause, errors: Mapping[str, Exception], now: float) -> s
 
 def _refusal(refused: Refused) -> str:
     return "the key is gone" if refused.left is None else f"the name is held by {_owner(refused.holder)}"
+
+
+def _breaker(by: str) -> str:
+    """Who broke it: `Session.introduction` of that client."""
+    pid, host, note = [*by.split("|", 2), "", ""][:3]
+    return f"{host}, pid {pid}{f' ({note!r})' if note else ''}" if host else "an operator"
 
 
 def _owner(id: str) -> str:

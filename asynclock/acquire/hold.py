@@ -67,7 +67,7 @@ class Hold:
         self._watched_at = -math.inf  # when the watchdog checks it
         self._ballot: Ballot | None = grant  # None: each node has answered, and none failed
         self._healed = 0  # bit i: node i may have it by another round than the one that won it
-        self._broken = False  # a server said that an operator broke the hold there
+        self._broken: str | None = None  # who broke it there, as a server said; "": the server does not know
         self._promised = math.inf  # when it would have ended if no node had refused a renewal
         self._denials: dict[int, Refused] | None = None  # the last refusal of each node that refused and was not healed
         self._errors: dict[int, Exception] | None = None  # why each node did not renew it, since it did so last
@@ -273,9 +273,14 @@ class Hold:
         """A server says that an operator deleted the hold of that id there. The operator may have reached only a
         minority of the nodes, so all nodes are asked."""
         if self.op.id.startswith(id):
-            self._broken = True
+            self._broken = self._broken or ""
             if not self.over:
                 self.extend(0.0)
+
+    def broken_by(self, id: str, by: str) -> None:
+        """A server says who breaks the hold of that id. The notice that it is broken follows."""
+        if self.op.id.startswith(id):
+            self._broken = by
 
     def release(self, rest: float = 0.0, at_once: bool = False, done: bool = False) -> Ballot:
         """Release it. The name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).
@@ -361,8 +366,8 @@ class Hold:
         self._denials = denials = self._denials or {}
         denials[index] = refusal
         now = self.session.clock.now()
-        if len(denials) > len(self._ends) // 2 or (self._broken and self.valid_until <= now):
-            self.lose(Loss(lost_to(denials.values(), len(self._ends), self._broken)))
+        if len(denials) > len(self._ends) // 2 or (self._broken is not None and self.valid_until <= now):
+            self.lose(Loss(lost_to(denials.values(), len(self._ends), self._broken is not None)))
             return
         soonest = ballot.deadline if ballot.outcome is None else now
         at = max(min(self.renew_at, self.valid_until, self._until), soonest)
@@ -376,7 +381,7 @@ class Hold:
         if isinstance(vote, Refused):
             if op.verb is not EXTEND:
                 self._send_to(index, EXTEND)
-            elif ballot.outcome is WON and not self._broken and (vote.left is None or op.kind.shared):
+            elif ballot.outcome is WON and self._broken is None and (vote.left is None or op.kind.shared):
                 self._send_to(index, ACQUIRE)  # a shared kind is healed beside other holders
         elif vote.__class__ is tuple and op.verb is not EXTEND and vote[0] < self.last_fence:
             self._send_to(index, EXTEND)

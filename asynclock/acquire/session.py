@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock._loop import no_loop
-from asynclock._options import LockSettings, node_timeout
+from asynclock._options import RESERVED, LockSettings, node_timeout
 from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
@@ -27,7 +27,7 @@ from asynclock.acquire.watchdog import Watchdog
 from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
-from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
+from asynclock.rules.model import BROKEN_BY, ID_LENGTH, TAG_LENGTH, Kind
 from asynclock.rules.registry import FAMILIES
 from asynclock.stores import check_supported
 from asynclock.stores.port import Limited, WrongKind, is_thread_safe
@@ -154,6 +154,11 @@ class Session:
             self._random = [f"{self.tag}{drawn[i : i + length]}{bar}" for i in range(0, len(drawn), length)]
         return f"{self._random.pop()}{mode}{seed}|{self._whoami}|{metadata}"
 
+    def introduction(self, metadata: str) -> str:
+        """What the holder of a lock reads of the client that breaks it: process, host and the first 80 characters of
+        the note."""
+        return f"{self._whoami}|{metadata.replace(RESERVED, '')[:80]}"
+
     def use_renewal_thread(self) -> None:
         """Start the thread that extends holds while the loop is blocked, if it does not run. A store with a clock of
         its own has no thread, because only a test moves that clock. Neither has a store that threads cannot share."""
@@ -205,6 +210,9 @@ class Session:
                     hold.broken(notice.id)
                 else:
                     hold.waited_for(notice.id)
+            name, marked, by = notice.name.rpartition(BROKEN_BY)
+            for hold in self.holds.of(name) if marked and notice.broken else ():
+                hold.broken_by(notice.id, by)
 
     def connected(self, index: int) -> None:
         """Node `index` is connected again. Its notices may have been lost meanwhile, so all tickets are sent again."""

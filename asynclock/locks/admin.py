@@ -202,7 +202,8 @@ async def break_lock(session: Session, name: str, foreign: bool) -> bool:
 
 async def _break(session: Session, name: str, kind: Kind, id: str) -> Ballot:
     memory = session.settings.lock.lease + session.settings.fence_memory
-    op = Op(Verb.BREAK, kind, name, id, 0.0, memory=memory, queueing=Queueing(session.quorum.serve))
+    queueing = Queueing(session.quorum.serve, waiter=session.introduction(session.settings.lock.metadata))
+    op = Op(Verb.BREAK, kind, name, id, 0.0, memory=memory, queueing=queueing)
     ballot = session.quorum.ask(op, session.within(session.settings.lock), everyone=True)
     if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
         session.check_open()

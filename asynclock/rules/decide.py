@@ -13,8 +13,8 @@
    fences that it gave.
 4. An extend is for the holder alone. It never creates a key.
 5. A release removes the hold and the ticket of its id, and no others. An adopt gives the hold of a known id to another
-   id, with new fences. A break removes the holds that asynclock made, notifies their holders, and serves the queue. It
-   removes the hold of another program only with the id ANY.
+   id, with new fences. A break removes the holds that asynclock made, notifies their holders, first of who breaks them
+   (BROKEN_BY), and serves the queue. It removes the hold of another program only with the id ANY.
 6. An extend and a release raise F to the token that they carry, whether or not the id holds. So a node that missed the
    token catches up.
 7. A refused attempt that waits leaves a ticket, which expires like a lease. The queue is in the order of the tickets'
@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asynclock.rules.model import (
     ANY,
+    BROKEN_BY,
     CLOCK_SKEW,
     DONE,
     ID_LENGTH,
@@ -183,6 +184,8 @@ class Decision:
             return self._no()
         for hold in broken:
             if is_ours(hold.id):
+                if by := self.op.queueing.waiter:
+                    self._notify(hold.id, 0, suffix=BROKEN_BY + by, broken=True)
                 self._notify(hold.id, 0, broken=True)
         self._put(holds=tuple(hold for hold in self.state.holds if hold not in broken), marked=False)
         fence = self.state.fence
@@ -288,9 +291,11 @@ class Decision:
             head = self.state.queue[0]
             self._notify(head.id, head.number, left=self.op.rest)
 
-    def _notify(self, id: str, number: int, fence: int = 0, left: float = 0.0, **flags: bool) -> bool | None:
+    def _notify(
+        self, id: str, number: int, fence: int = 0, left: float = 0.0, suffix: str = "", **flags: bool
+    ) -> bool | None:
         """Whether the client of `id` receives the notice; None: the node has no permission to publish."""
-        notice = Notice(id[:ID_LENGTH], number, fence, left, self.op.name, **flags)
+        notice = Notice(id[:ID_LENGTH], number, fence, left, self.op.name + suffix, **flags)
         received = self.has_listener(notice.tag)
         if received:
             self.notices.append(notice)

@@ -183,6 +183,11 @@ ACQUIRE, EXTEND, RELEASE, WAIT, ADOPT, BREAK, PEEK = Verb
 ANY = "*" * ID_LENGTH
 """The id of a break that also removes the key of another program, of any type."""
 
+BROKEN_BY = f"{RESERVED}by~"
+"""Before the name of a client that breaks a hold, in the notice that tells the holder of it: the notice is sent under a
+name that no hold can have, the name of the lock with this and the client behind it. A client that does not know of
+it finds no hold of that name, and ignores it. The notice of the break itself follows."""
+
 PEEK_ID = f"{'0' * ID_LENGTH}|"  # the id of a peek, before the mode of its kind
 
 
@@ -202,7 +207,7 @@ class Queueing:
     serve: Serve = Serve.NOBODY
     fair: bool = False  # acquire: enter only as the first of the queue
     span: int = 1  # the number of fences to take; 0, of a ticket: it is woken, and never becomes the holder
-    waiter: str = ""  # the id of the ticket; "": the id of the op; adopt: the id of the hold
+    waiter: str = ""  # the id of the ticket; "": the id of the op; adopt: the id of the hold; break: who breaks it
     number: int = 0  # how often the ticket was sent, from 1; 0: leave no ticket
     fresh: float = 0.0  # seconds for which the ticket may be served
     order: int = 0  # its order key, in us; 0: the node uses its own clock

@@ -155,17 +155,18 @@ async def test_another_owner_has_it(five: list[Server], name: str, nodes: int, k
 @both
 @each_kind
 async def test_an_operator_broke_it(five: list[Server], name: str, nodes: int, kind: str) -> None:
-    """break_lock on another client: the notice says so."""
+    """break_lock on another client: the message says who called it."""
     used = urls_of(five[:nodes])
     _, lock_of = KINDS[kind]
-    async with Redlock(*used, lease=LONG) as client, Redlock(*used) as operator:
+    async with Redlock(*used, lease=LONG) as client, Redlock(*used, metadata="an operator's note") as operator:
         lock = lock_of(client, name)
         breaking: list[asyncio.Task[bool]] = []
         first = lock.name.partition(", ")[0]
         error = await loss(lock, lambda: breaking.append(asyncio.create_task(operator.break_lock(first))))
         assert await breaking[0]
     assert error.reason == "broken"
-    assert "an operator broke it (break_lock)" in str(error)
+    who = f'{socket.gethostname()}, pid {os.getpid()} ("an operator\'s note")'
+    assert f"{who} broke it (break_lock)" in str(error)
     assert {str(said).partition(": ")[2] for said in error.errors.values()} == {"the key is gone"}
 
 

@@ -41,6 +41,7 @@ def masked(text: str) -> str:
     for pattern, word in (
         (r"\b[0-9a-f]{32}\b", "ID"),
         (rf"\|{os.getpid()}\|{re.escape(socket.gethostname())}\|", "|PID|HOST|"),
+        (rf"~by~{os.getpid()}\|{re.escape(socket.gethostname())}\|", "~by~PID|HOST|"),
         (r"\|s(\d+)/\d+\.", r"|s\1/SLOT."),
         (r"\b\d{16}\b", "US"),
         (r"\b\d{13}\b", "MS"),
@@ -188,12 +189,14 @@ async def test_a_waiter_of_a_shared_kind(wire: Wire, client: Redlock, other: Red
 
 
 async def test_a_break_and_a_rest(wire: Wire, client: Redlock) -> None:
-    """A break is told to the holder (-2). After `min_hold` and after `once` the name keeps a marker."""
+    """A break is told to the holder (-2), first with the client that breaks it. After `min_hold` and after `once` the
+    name keeps a marker."""
     wire.published()
     lease = await client("n").acquire(timeout=None)
     assert await client.break_lock("n")
     assert await lease.wait_lost()
     assert wire.published() == table("""
+        asynclock~TAG  'ID 0 0 -2 p:nasynclock~by~PID|HOST|note'
         asynclock~TAG  'ID 0 0 -2 p:n'
     """)
     async with client("n", min_hold=LONG):

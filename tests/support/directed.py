@@ -65,6 +65,7 @@ HANDED_OVER: dict[str, list[Step]] = {
     "an adopter with tickets": [acquire(), tries(), tries(YOUNGER), adopts(), looks(YOUNGER), breaks()],
     "broken": [breaks(), acquire(), breaks(), extend(), release(), acquire()],
     "broken with waiters": [acquire(), tries(YOUNGER), tries(THIRD), breaks(), breaks(), breaks()],
+    "broken, and told who did it": [acquire(), tries(YOUNGER), breaks(waiter=YOUNGER), breaks(waiter=THIRD), breaks()],
     "broken, and a waiter is notified": [acquire(), tries(YOUNGER), breaks(serve=Serve.WAKE), breaks()],
     "broken, and nobody is served": [acquire(), tries(YOUNGER), breaks(serve=Serve.NOBODY), looks(YOUNGER)],
     "a stranger's is not broken": [take("another's", 0), breaks(), acquire(MUTE), breaks(), acquire()],

@@ -258,7 +258,10 @@ def histories(
     looks = st.just(Ask(Verb.EXTEND, NOBODY, lease=0))
     adopts = st.builds(Ask, st.just(Verb.ADOPT), any_id, lengths, clock=clocks, memory=memories, waiter=any_id)
     breakers = st.sampled_from([NOBODY, ANYBODY])
-    breaks = st.builds(Ask, st.just(Verb.BREAK), breakers, memory=memories, serve=st.sampled_from(Serve))
+    tellers = st.none() | any_id  # the text that names the breaker
+    breaks = st.builds(
+        Ask, st.just(Verb.BREAK), breakers, memory=memories, serve=st.sampled_from(Serve), waiter=tellers
+    )
     peeks = st.builds(Ask, st.just(Verb.PEEK), any_id, st.just(0), fair=st.booleans())
     foreign = st.one_of(
         st.builds(take, st.sampled_from(STRANGERS), or_none),

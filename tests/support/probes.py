@@ -282,7 +282,7 @@ def denied_by(lease: Lease) -> int:
 
 def said_to_be_broken(lease: Lease) -> bool:
     """Whether a server said that an operator broke it."""
-    return bool(hold_of(lease)._broken)
+    return hold_of(lease)._broken is not None
 
 
 def grant_of(lease: Lease) -> Any:

@@ -338,7 +338,10 @@ def steps(count: int) -> st.SearchStrategy[Step]:
     extends = brief(st.just(Verb.EXTEND), any_id, or_none, tokens)
     looks = brief(st.just(Verb.EXTEND), st.just(NOBODY), st.just(0))
     adopts = brief(st.just(Verb.ADOPT), any_id, lengths, clock=clocks, waiter=any_id)
-    breaks = brief(st.just(Verb.BREAK), st.sampled_from([NOBODY, ANYBODY]), serve=st.sampled_from(Serve))
+    tellers = st.none() | any_id  # the text that names the breaker
+    breaks = brief(
+        st.just(Verb.BREAK), st.sampled_from([NOBODY, ANYBODY]), serve=st.sampled_from(Serve), waiter=tellers
+    )
     peeks = brief(st.just(Verb.PEEK), any_id, st.just(0), fair=st.booleans())
     writes = st.one_of(
         st.builds(take, st.sampled_from(STRANGERS), or_none, name),

@@ -119,7 +119,7 @@ def test_the_holder_of_a_timeout_has_what_its_id_says() -> None:
 
 
 def cause(loss: Loss, **facts: object) -> Cause:
-    usual = {"settings": LockSettings(lease=30.0, max_hold=90.0), "unrenewed": 29.7, "late": 0.01, "told": False}
+    usual = {"settings": LockSettings(lease=30.0, max_hold=90.0), "unrenewed": 29.7, "late": 0.01, "broken_by": None}
     return Cause(loss, **{"errors": {}, "denials": {}, **usual, **facts})  # type: ignore[arg-type]
 
 
@@ -148,7 +148,9 @@ def cause(loss: Loss, **facts: object) -> Cause:
         ),
         (cause(Loss.TAKEN, denials={0: Refused(9.0, OTHER), 1: Refused(9.0, OTHER)}), "web-9, pid 7"),
         (cause(Loss.TAKEN, denials={0: Refused(9.0, FOREIGN)}), "a key of another program"),
-        (cause(Loss.BROKEN, told=True), "an operator broke it (break_lock)"),
+        (cause(Loss.BROKEN, broken_by=""), "an operator broke it (break_lock)"),
+        (cause(Loss.BROKEN, broken_by="812|web-3|"), "web-3, pid 812 broke it (break_lock)"),
+        (cause(Loss.BROKEN, broken_by="812|web-3|a|note"), "web-3, pid 812 ('a|note') broke it (break_lock)"),
         (cause(Loss.BROKEN), "its key is gone from a majority of the nodes"),
         (cause(Loss.MAX_HOLD), "it was held for max_hold (90 s)"),
         (cause(Loss.CLOSED), "its client was closed"),

@@ -19,7 +19,7 @@
 --       8 serve    for the next waiter: 0 nothing, 1 it is woken, 2 it becomes the holder; then f: a mutex acquire
 --                  enters only as the first of the queue
 --       9 span     the number of fences to take; 0, of a ticket: the waiter is woken, and never becomes the holder
---      10 waiter   the id of the ticket, '' the same id; adopt: the id of the hold
+--      10 waiter   the id of the ticket, '' the same id; adopt: the id of the hold; break: who breaks it, '' unknown
 --      11 ticket   '': none; else '<number> <fresh> <order> <tasks>': how often it was sent, the ms for which it can be
 --                  served, its order key in us (0: the server takes its own clock), the tasks that wait with it
 -- returns {1, F}                          yes; the fences of a span end at F. A mutex: {1, F, 1} if other clients wait
@@ -76,8 +76,8 @@ local serving, number, fresh, asked, tasks = string.sub(ARGV[8], 1, 1), string.m
 
 -- The number of clients that received the notice; false: no permission to publish. All arguments are strings, because
 -- `..` rounds numbers.
-local function notify(to, its, token, left)
-  local notice = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold
+local function notify(to, its, token, left, by)
+  local notice = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold .. (by or '')
   local received = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), notice)
   return type(received) == 'number' and received
 end
@@ -136,7 +136,10 @@ elseif verb == 'break' then
     if made or rests or id ~= '' then
       reply = {1, f}
       leave(each)
-      if string.match(each, '^%x+()|') == 33 then notify(each, '0', '0', '-2') end
+      if string.match(each, '^%x+()|') == 33 then
+        if ARGV[10] ~= '' then notify(each, '0', '0', '-2', 'asynclock~by~' .. ARGV[10]) end
+        notify(each, '0', '0', '-2')
+      end
     end
   end
   if not reply then return no(-1) end
