@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,12 +22,18 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the lock.
 
 
 def answer(
-    url: Sequence[str] | None, prefix: str | None, question: Callable[[Redlock], Awaitable[Any]], *, enter: bool = True
+    url: Sequence[str] | None,
+    prefix: str | None,
+    question: Callable[[Redlock], Awaitable[Any]],
+    *,
+    enter: bool = True,
+    note: str = "",
 ) -> Any:
-    """Ask with a client of its own. With `enter` it connects first, and raises where no majority is there."""
+    """Ask with a client of its own. With `enter` it connects first, and raises where no majority is there. `note`: what
+    the holder of a lock reads of the client that breaks it."""
 
     async def ask() -> Any:
-        redlock = client(named_urls(url), prefix)
+        redlock = client(named_urls(url), prefix, {"metadata": note})
         if not enter:
             try:
                 return await question(redlock)
@@ -98,7 +105,8 @@ def break_(
         held = ", ".join(map(holder_of, info.holders)) or "nobody"
         if not typer.confirm(f"{printable(name)} is held by {printable(held)}. Break it?", err=True):
             raise typer.Exit(Code.NO)
-    broken: bool = answer(urls, prefix, lambda redlock: redlock.break_lock(name, foreign=foreign))
+    note = f"asynclock break, {_user()}"
+    broken: bool = answer(urls, prefix, lambda redlock: redlock.break_lock(name, foreign=foreign), note=note)
     if as_json:
         print_json({"name": name, "broken": broken})
     elif broken:
@@ -106,6 +114,14 @@ def break_(
     else:
         complain(f"nobody held {printable(name)}", "break")
     raise typer.Exit(Code.OK if broken else Code.NO)
+
+
+def _user() -> str:
+    """The name of the user who runs the command."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container may run under a number that has no name
+        return "unknown user"
 
 
 def health(url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
+import socket
 import time
 from typing import Any
 
 import pytest
 
-from asynclock import Redlock
+from asynclock import LockLost, Redlock
 from tests.support.commands import HOLDS, Begin, Terminal, asynclock, json_of
 from tests.support.servers import Server
 
@@ -87,6 +89,20 @@ def test_break(server: Server, name: str, begin: Begin) -> None:
     done = asynclock("break", name, "--yes", on=server)
     assert (done.returncode, done.stdout) == (1, "")
     assert "nobody held" in done.stderr
+
+
+@pytest.mark.one_loop("the command runs in a process of its own")
+async def test_the_holder_learns_who_broke_its_lock(server: Server, name: str) -> None:
+    """The host and the process of the command, and its user."""
+    async with Redlock(server.url) as redlock:
+        lease = await redlock(name).acquire(timeout=None)
+        done = await asyncio.to_thread(asynclock, "break", name, "--yes", on=server)
+        assert done.returncode == 0
+        assert await lease.wait_lost()
+        with pytest.raises(LockLost) as caught:
+            lease.ensure_held()
+    who = rf"{re.escape(socket.gethostname())}, pid \d+ \('asynclock break, .+'\)"
+    assert re.search(rf"{who} broke it", str(caught.value))
 
 
 def test_break_asks(server: Server, name: str, begin: Begin) -> None:
