@@ -53,15 +53,14 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """One client that waits: a process has one entry for a name, or one for each of its clients if it has several."""
+    """One process that waits for a name, with one client or several."""
 
     host: str
     pid: int
     since: float
     """Unix time of its first request, in seconds, by its own clock; of several tasks, that of the first."""
     tasks: int
-    """The tasks of this client that waited for the name when it sent its ticket last, at most a third of a lease
-    ago."""
+    """Its tasks that waited for the name when it sent its ticket last, at most a third of a lease ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class LockInfo:
     holders: tuple[Holder, ...]
     """The holders on a majority of the nodes."""
     waiters: tuple[Waiter, ...]
-    """In the order of the servers' queue, by the first ticket of each client."""
+    """In the order of the servers' queue, by the first ticket of each process."""
     free: int | None
     """Of a semaphore: the largest number of permits among its holders, less the holders. None while nobody holds it,
     and of other kinds."""

@@ -16,7 +16,7 @@ from asynclock.events import Broken
 from asynclock.info import LockInfo, Waiter
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import is_held
-from asynclock.rules.model import ANY, ID_LENGTH, TAG_LENGTH, Op, Queueing, Verb, is_made_by_asynclock
+from asynclock.rules.model import ANY, ID_LENGTH, Op, Queueing, Verb, is_made_by_asynclock
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, RULES_BY_FAMILY, family_of, rule_of
 from asynclock.stores.port import NodeView, WaiterView, WrongKind
@@ -157,17 +157,17 @@ def free_permits(ids: Iterable[str]) -> int | None:
 
 
 def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
-    """Each client once, in the order in which its first ticket is served. Of each ticket the last sending that a node
+    """Each process once, in the order in which its first ticket is served. Of each ticket the last sending that a node
     has counts. Pure."""
     tickets: dict[str, WaiterView] = {}
     for each in sorted((each for view in views for each in view.waiters), key=lambda each: each.number):
         tickets[each.id] = each
-    clients: dict[str, Waiter] = {}
+    processes: dict[tuple[str, int], Waiter] = {}
     for each in sorted(tickets.values()):
-        tag, client = tag_of(each.id), each.id[:TAG_LENGTH]
-        first = clients.get(client, Waiter(tag.host, tag.pid, tag.since, 0))
-        clients[client] = replace(first, tasks=first.tasks + each.tasks, since=min(first.since, tag.since))
-    return tuple(clients.values())
+        tag = tag_of(each.id)
+        first = processes.get((tag.host, tag.pid), Waiter(tag.host, tag.pid, tag.since, 0))
+        processes[tag.host, tag.pid] = replace(first, tasks=first.tasks + each.tasks, since=min(first.since, tag.since))
+    return tuple(processes.values())
 
 
 async def break_lock(session: Session, name: str, foreign: bool) -> bool:

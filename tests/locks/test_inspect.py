@@ -38,11 +38,13 @@ async def once(lock: Lock) -> None:
 
 
 async def test_inspect_shows_holder_and_waiters(make: Callable[..., Redlock], name: str) -> None:
-    """The holder's host, process, note and times; the waiters in order of arrival; and the view of each node."""
+    """The holder's host, process, note and times; the process that waits, with the time of the first of its clients;
+    and the view of each node."""
     client, began = make(), time.time()
     async with make()(name, metadata="nightly|run 7", lease=20) as lease:
         tasks = []
         for count in (1, 2):
+            second = time.time()
             tasks.append(asyncio.create_task(make()(name, metadata=str(count)).acquire(timeout=30)))
             await waiting(client, name, count)
         info = await client.inspect(name)
@@ -53,8 +55,9 @@ async def test_inspect_shows_holder_and_waiters(make: Callable[..., Redlock], na
         assert began - 1 <= holder.since <= time.time() + 1
         assert holder.remaining is not None
         assert 15 < holder.remaining <= 20
-        assert [waiter.pid for waiter in info.waiters] == [os.getpid()] * 2
-        assert info.waiters[0].since < info.waiters[1].since
+        (waiter,) = info.waiters
+        assert (waiter.host, waiter.pid, waiter.tasks) == (holder.host, holder.pid, 2)
+        assert holder.since < waiter.since < second
         assert all("held by" in said for said in info.nodes.values())
     for task in tasks:
         lease_or_none = await task
@@ -112,17 +115,17 @@ async def test_a_key_without_expiry_is_shown(server: Server, name: str) -> None:
     assert "token" not in repr(info)
 
 
-async def test_each_client_that_waits_has_one_entry_with_its_tasks(make: Callable[..., Redlock], name: str) -> None:
-    """The tasks in its local queue count when it sends its ticket: here at the second round, after the first was
-    refused."""
+async def test_a_process_that_waits_has_one_entry_with_its_tasks(make: Callable[..., Redlock], name: str) -> None:
+    """Those of all its clients. The tasks in a local queue count when their client sends its ticket: here at the second
+    round, after the first was refused."""
     client, other = make(lease=1.0), make(lease=1.0)
     async with make()(name):
         tasks = [asyncio.create_task(once(each(name))) for each in (client, client, client, other)]
         async with asyncio.timeout(20):
-            while sorted(waiter.tasks for waiter in (await other.inspect(name)).waiters) != [1, 3]:
+            while [waiter.tasks for waiter in (await other.inspect(name)).waiters] != [4]:
                 await asyncio.sleep(0.01)
         info = await other.inspect(name)
-        assert [waiter.pid for waiter in info.waiters] == [os.getpid()] * 2
+        assert [waiter.pid for waiter in info.waiters] == [os.getpid()]
         assert all("4 wait" in said for said in info.nodes.values())
     await asyncio.gather(*tasks)
 
@@ -166,6 +169,9 @@ async def test_a_name_whose_leases_have_all_ended_is_free(server: Server, name: 
         assert all(said.startswith("free") for said in info.nodes.values())
 
 
+WHERE = ("17|h1", "17|h2", "17|h1", "18|h1")
+
+
 def view(*tickets: WaiterView) -> NodeView:
     return NodeView("none", (), 0, tickets)
 
@@ -177,6 +183,15 @@ def test_the_last_sending_of_a_ticket_counts() -> None:
     old, new = WaiterView(7, early, 1, 1), WaiterView(7, early, 3, 9)
     views = [view(old), view(new, WaiterView(8, late)), view(old)]
     assert merged_waiters(views) == (Waiter("host", 17, 5.0, 9), Waiter("host", 18, 4.0, 1))
+
+
+@pytest.mark.one_loop("no loop takes part")
+def test_waiters_are_merged_by_process() -> None:
+    """By host and pid: the clients of a process have different ids, and two hosts may have the same pid."""
+    told = zip("abcd", (5, 6, 4, 7), WHERE, strict=True)
+    ids = [f"{digit * 32}|{since}000000|{where}|" for digit, since, where in told]
+    views = [view(*(WaiterView(order, each) for order, each in enumerate(ids)))]
+    assert merged_waiters(views) == (Waiter("h1", 17, 4.0, 2), Waiter("h2", 17, 6.0, 1), Waiter("h1", 18, 7.0, 1))
 
 
 async def test_inspect_lives_with_a_dead_minority(five: list[Server], name: str) -> None:
