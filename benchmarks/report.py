@@ -103,8 +103,17 @@ def stores(title: str, each: Iterable[Store]) -> None:
             rows.append((one.name, "failed:", one.error))
             continue
         free, crowd = _time(median(one.alone)), f"{median(one.crowd):,.0f}"
-        rows.append((one.name, free, crowd, _time(median(one.hand_over)), f"{median(one.hot):,.0f}", _time(one.longest)))
-    heads = ("store", "free, 1 task", "free, 64 tasks: cycles/s", "hand-over", "hot name: acquisitions/s", "longest wait")
+        rows.append(
+            (one.name, free, crowd, _time(median(one.hand_over)), f"{median(one.hot):,.0f}", _time(one.longest))
+        )
+    heads = (
+        "store",
+        "free, 1 task",
+        "free, 64 tasks: cycles/s",
+        "hand-over",
+        "hot name: acquisitions/s",
+        "longest wait",
+    )
     _print(title, heads, rows)
 
 

@@ -106,7 +106,9 @@ async def _cycles(urls: Sequence[str], tasks: int, seconds: float) -> list[float
     return times
 
 
-def _contest(side: str, processes: int, tasks: int, urls: Sequence[str], seconds: float) -> list[dict[str, list[float]]]:
+def _contest(
+    side: str, processes: int, tasks: int, urls: Sequence[str], seconds: float
+) -> list[dict[str, list[float]]]:
     command = [sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls]
     with started([command] * processes) as all_of_them:
         for process in all_of_them:
