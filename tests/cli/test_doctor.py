@@ -14,16 +14,16 @@ from asynclock import Redlock
 from asynclock.cli.doctor.facts import facts_of
 from asynclock.stores.redis.replies import ACL_COMMANDS
 from asynclock.stores.redis.store import RedisStore
-from tests.support.commands import asynclock, json_of
+from tests.support.commands import answered, json_of
 from tests.support.servers import Server, Servers
 
-other_process = pytest.mark.one_loop("the doctor runs in a process of its own")
+own_loop = pytest.mark.one_loop("the doctor has an event loop of its own")
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
 def examined(on: Sequence[Server] | Server, *options: str, **env: str) -> tuple[int, dict[str, Any]]:
     """The exit code, and the findings by the name of their check."""
-    done = asynclock("doctor", "--json", *options, on=on, **env)
+    done = answered("doctor", "--json", *options, on=on, **env)
     answer = json_of(done)
     assert answer["severity"] == ("ok", "warning", "error")[done.returncode]
     for each in answer["findings"]:
@@ -36,7 +36,7 @@ def examined(on: Sequence[Server] | Server, *options: str, **env: str) -> tuple[
 def test_a_good_quorum(five: list[Server]) -> None:
     """Nothing is found; the text shows each server; no key is made."""
     assert examined(five) == (0, {})
-    done = asynclock("doctor", on=five)
+    done = answered("doctor", on=five)
     assert (done.returncode, done.stderr) == (0, "")
     for server in five:
         assert str(server.path) in done.stdout
@@ -116,7 +116,7 @@ def test_a_slow_server(five: list[Server]) -> None:
     assert examined(five[:3], "--node-timeout", "5s", "--lease", "30s")[0] == 0
 
 
-@other_process
+@own_loop
 async def test_clients_of_unequal_max_lease(five: list[Server]) -> None:
     """The quarantine of a restarted server would end too early. Clients of the max_lease of the command are no finding,
     whatever it is."""
@@ -129,7 +129,7 @@ async def test_clients_of_unequal_max_lease(five: list[Server]) -> None:
     assert "1 with 1m00s, 2 with 2m00s" in found["max-lease"]["what"]
 
 
-@other_process
+@own_loop
 async def test_a_restarted_server(five: list[Server], name: str) -> None:
     """It casts no vote for max_lease + 1 s."""
     async with Redlock(*(server.url for server in five[:3])) as redlock, redlock(name):
@@ -160,7 +160,7 @@ def test_a_user_without_rights(server: Server, prefix: str) -> None:
     assert examined((), "--prefix", prefix, ASYNCLOCK_URLS=url) == (0, {})
 
 
-@other_process
+@own_loop
 async def test_each_command_is_tried(server: Server) -> None:
     """Whichever is forbidden is found. HSET has no form that changes nothing, and SELECT comes with the connection."""
     store = RedisStore(f"unix://worker:secret@{server.path}")
@@ -186,7 +186,7 @@ def test_a_renamed_command(servers: Servers) -> None:
 async def nothing() -> None: ...
 
 
-@other_process
+@own_loop
 async def test_the_prefix_of_other_keys(servers: Servers) -> None:
     """Keys of the application; but not locks of any kind, whether held, resting or done."""
     server = servers.start(*DURABLE)
@@ -209,6 +209,6 @@ async def test_the_prefix_of_other_keys(servers: Servers) -> None:
 
 def test_a_store_that_is_no_server() -> None:
     """64: there is nothing to examine."""
-    done = asynclock("doctor", "--url", "memory:")
+    done = answered("doctor", "--url", "memory:")
     assert done.returncode == 64
     assert done.stderr.count("\n") == 1

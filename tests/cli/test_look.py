@@ -1,4 +1,4 @@
-"""The commands that look at locks, and `break`, in real processes."""
+"""The commands that look at locks, and `break`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from asynclock import LockLost, Redlock
-from tests.support.commands import HOLDS, Begin, Terminal, asynclock, json_of
+from tests.support.commands import HOLDS, Begin, Terminal, answered, asynclock, json_of
 from tests.support.servers import Server
 
 
@@ -36,12 +36,12 @@ def test_ls(five: list[Server], name: str, begin: Begin) -> None:
     """All holds, or those with a prefix; as text and as JSON."""
     holder = begin("run", name, "--", *HOLDS, on=five).holds()
     begin("run", f"other{name}", "--permits", "3", "--", *HOLDS, on=five).holds()
-    listed = json_of(asynclock("ls", "--json", on=five))
+    listed = json_of(answered("ls", "--json", on=five))
     assert {each["name"] for each in listed} == {name, f"other{name}"}
-    (mine,) = json_of(asynclock("ls", name, "--json", on=five))
+    (mine,) = json_of(answered("ls", name, "--json", on=five))
     assert (mine["name"], mine["pid"], mine["metadata"]) == (name, holder.process.pid, "sh")
     assert 0 < mine["remaining"] <= 30
-    done = asynclock("ls", name, on=five)
+    done = answered("ls", name, on=five)
     assert done.returncode == 0
     head, row = done.stdout.splitlines()
     assert head.split() == ["NAME", "HOLDER", "SINCE", "LEFT", "NOTE"]
@@ -50,7 +50,7 @@ def test_ls(five: list[Server], name: str, begin: Begin) -> None:
 
 def test_ls_of_nothing(server: Server) -> None:
     """An empty list is no error."""
-    assert json_of(asynclock("ls", "--json", on=server)) == []
+    assert json_of(answered("ls", "--json", on=server)) == []
 
 
 def test_inspect(five: list[Server], name: str, begin: Begin) -> None:
@@ -58,23 +58,23 @@ def test_inspect(five: list[Server], name: str, begin: Begin) -> None:
     holder = begin("run", name, "--", *HOLDS, on=five).holds()
     waiter = begin("run", name, "--", *HOLDS, on=five)
     wait_for_waiters(five, 1)
-    info = json_of(asynclock("inspect", name, "--json", on=five))
+    info = json_of(answered("inspect", name, "--json", on=five))
     assert info["kind"] == "mutex"
     assert [each["pid"] for each in info["holders"]] == [holder.process.pid]
     assert [each["pid"] for each in info["waiters"]] == [waiter.process.pid]
     assert len(info["nodes"]) == 5
     assert info["waiters"][0]["tasks"] == 1
-    text = asynclock("inspect", name, on=five).stdout
+    text = answered("inspect", name, on=five).stdout
     assert f":{holder.process.pid}" in text
     assert f":{waiter.process.pid}" in text
-    assert json_of(asynclock("inspect", "free", "--json", on=five))["holders"] == []
+    assert json_of(answered("inspect", "free", "--json", on=five))["holders"] == []
 
 
 @pytest.mark.one_loop("the commands run in processes of their own")
 async def test_a_name_cannot_do_anything_to_the_terminal(server: Server, name: str) -> None:
     """Control characters are shown, not sent."""
     async with Redlock(server.url) as redlock, redlock(f"{name}\x1b[31m\n", metadata="\x07"):
-        done = asynclock("ls", on=server)
+        done = answered("ls", on=server)
         assert "\x1b" not in done.stdout
         assert "\x07" not in done.stdout
         assert done.stdout.count("\n") == 2
@@ -84,9 +84,9 @@ async def test_a_name_cannot_do_anything_to_the_terminal(server: Server, name: s
 def test_break(server: Server, name: str, begin: Begin) -> None:
     """0: it is free; 1: nobody held it."""
     begin("run", name, "--on-lost", "ignore", "--", *HOLDS, on=server).holds()
-    done = asynclock("break", name, "--yes", "--json", on=server)
+    done = answered("break", name, "--yes", "--json", on=server)
     assert (done.returncode, json_of(done)) == (0, {"name": name, "broken": True})
-    done = asynclock("break", name, "--yes", on=server)
+    done = answered("break", name, "--yes", on=server)
     assert (done.returncode, done.stdout) == (1, "")
     assert "nobody held" in done.stderr
 
@@ -108,7 +108,7 @@ async def test_the_holder_learns_who_broke_its_lock(server: Server, name: str) -
 def test_break_asks(server: Server, name: str, begin: Begin) -> None:
     """Without a terminal it refuses; the lock is still held."""
     begin("run", name, "--", *HOLDS, on=server).holds()
-    done = asynclock("break", name, on=server)
+    done = answered("break", name, on=server)
     assert done.returncode == 64
     assert "--yes" in done.stderr
     assert asynclock("run", name, "--wait", "0", "--", "true", on=server).returncode == 75
@@ -117,10 +117,10 @@ def test_break_asks(server: Server, name: str, begin: Begin) -> None:
 def test_break_of_another_programs_key(server: Server, name: str) -> None:
     """It is deleted only with --foreign."""
     server.cli().set(f"lock:{name}", "of another program")
-    done = asynclock("break", name, "--yes", on=server)
+    done = answered("break", name, "--yes", on=server)
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr.count("\n") == 1
-    assert asynclock("break", name, "--yes", "--foreign", on=server).returncode == 0
+    assert answered("break", name, "--yes", "--foreign", on=server).returncode == 0
     assert not server.cli().exists(f"lock:{name}")
 
 
@@ -138,13 +138,13 @@ def test_break_asks_on_a_terminal(server: Server, name: str, begin: Begin, answe
 
 def test_health(five: list[Server]) -> None:
     """0 while a majority would vote, 69 after that."""
-    done = asynclock("health", "--json", on=five)
+    done = answered("health", "--json", on=five)
     assert (done.returncode, json_of(done)["ok"]) == (0, True)
     for server in five[:3]:
         server.kill()
-    done = asynclock("health", "--json", on=five)
+    done = answered("health", "--json", on=five)
     assert (done.returncode, json_of(done)["ok"]) == (69, False)
-    text = asynclock("health", on=five)
+    text = answered("health", on=five)
     assert text.returncode == 69
     assert text.stdout.startswith("NOT OK")
     assert "Traceback" not in text.stderr
@@ -154,7 +154,7 @@ def test_health(five: list[Server]) -> None:
 def test_no_quorum(server: Server, command: list[str]) -> None:
     """69, and one line."""
     server.kill()
-    done = asynclock(*command, on=server)
+    done = answered(*command, on=server)
     assert (done.returncode, done.stdout) == (69, "")
     assert done.stderr.count("\n") == 1
 
@@ -162,7 +162,7 @@ def test_no_quorum(server: Server, command: list[str]) -> None:
 @pytest.mark.parametrize("command", [["ls"], ["health"], ["doctor"], ["top"], ["run", "x", "--", "true"]])
 def test_no_servers_are_named(command: list[str]) -> None:
     """64, and the line says what to do."""
-    done = asynclock(*command, ASYNCLOCK_URLS="")
+    done = answered(*command, ASYNCLOCK_URLS="")
     assert (done.returncode, done.stdout) == (64, "")
     assert "--url" in done.stderr
 
@@ -170,7 +170,7 @@ def test_no_servers_are_named(command: list[str]) -> None:
 def test_urls_are_repeated_or_separated(five: list[Server]) -> None:
     """Both name a quorum, and win over the environment."""
     first, *others = (server.url for server in five)
-    done = asynclock("health", "--json", "--url", first, "--url", ",".join(others), ASYNCLOCK_URLS="redis://nowhere")
+    done = answered("health", "--json", "--url", first, "--url", ",".join(others), ASYNCLOCK_URLS="redis://nowhere")
     assert len(json_of(done)["nodes"]) == 5
 
 
@@ -178,8 +178,8 @@ def test_the_prefix(server: Server, name: str, begin: Begin) -> None:
     """By option or by environment."""
     begin("run", name, "--prefix", "app:", "--", *HOLDS, on=server).holds()
     assert server.cli().exists(f"app:{name}")
-    assert len(json_of(asynclock("ls", "--json", on=server, ASYNCLOCK_PREFIX="app:"))) == 1
-    assert json_of(asynclock("ls", "--json", "--prefix", "other:", on=server, ASYNCLOCK_PREFIX="app:")) == []
+    assert len(json_of(answered("ls", "--json", on=server, ASYNCLOCK_PREFIX="app:"))) == 1
+    assert json_of(answered("ls", "--json", "--prefix", "other:", on=server, ASYNCLOCK_PREFIX="app:")) == []
 
 
 # -- top -------------------------------------------------------------------------------------------------------------
@@ -190,14 +190,14 @@ def test_top(five: list[Server], name: str, begin: Begin) -> None:
     holder = begin("run", name, "--", *HOLDS, on=five).holds()
     waiter = begin("run", name, "--", *HOLDS, on=five)
     wait_for_waiters(five, 1)
-    done = asynclock("top", "--json", "--iterations", "2", "--interval", "10ms", on=five)
+    done = answered("top", "--json", "--iterations", "2", "--interval", "10ms", on=five)
     looks: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
     assert (done.returncode, len(looks)) == (0, 2)
     for each in looks:
         assert (each["ok"], each["holders"], each["waiters"], each["lost_total"]) == (True, 1, 1, 0)
         assert each["locks"][0]["holders"][0]["pid"] == holder.process.pid
         assert each["locks"][0]["waiters"][0]["pid"] == waiter.process.pid
-    text = asynclock("top", "--iterations", "1", on=five)
+    text = answered("top", "--iterations", "1", on=five)
     assert text.stdout.startswith("ok: 5 of 5 servers; 1 hold, 1 waiter, 0 lost\n")
     assert f":{holder.process.pid}" in text.stdout
 
@@ -231,4 +231,4 @@ def test_top_in_an_outage(server: Server, begin: Begin) -> None:
     top.process.send_signal(signal.SIGINT)
     assert top.code() == 0
     server.kill()
-    assert asynclock("top", "--iterations", "1", on=server).returncode == 69
+    assert answered("top", "--iterations", "1", on=server).returncode == 69

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import Begin, asynclock, python
+from tests.support.commands import Begin, answered, asynclock, python
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
 
@@ -77,7 +77,7 @@ def test_a_minority_that_is_lost(five: list[Server], name: str, begin: Begin) ->
 def test_a_lock_that_is_broken(server: Server, name: str, begin: Begin) -> None:
     """By an operator: the command is told at once, and gets a tenth of the lease to end."""
     running = begin("run", name, "--lease", "20", "--", *python(TIDY), on=server).holds()
-    assert asynclock("break", name, "--yes", on=server).returncode == 0
+    assert answered("break", name, "--yes", on=server).returncode == 0
     assert running.line() == "tidies up"
     assert running.code() == 70
 
@@ -95,7 +95,7 @@ def test_what_the_command_started_may_tidy_up(server: Server, name: str, begin: 
     """SIGKILL does not come as soon as the command itself has ended."""
     tidy = "sh -c 'trap \"sleep 0.2; echo tidied up; exit\" TERM; echo holds; while :; do sleep 0.1; done' & wait"
     running = begin("run", name, "--lease", "20", "--", "sh", "-c", tidy, on=server).holds()
-    assert asynclock("break", name, "--yes", on=server).returncode == 0
+    assert answered("break", name, "--yes", on=server).returncode == 0
     assert running.line() == "tidied up"
     assert running.code() == 70
 
@@ -113,7 +113,7 @@ def test_on_lost_ignore(server: Server, name: str, begin: Begin, code: int) -> N
     """The command runs on, and its own exit code counts; stderr says that the lease was lost."""
     program = f"say('holds'); sys.stdin.read(); sys.exit({code})"
     running = begin("run", name, "--on-lost", "ignore", "--", *python(program), on=server).holds()
-    assert asynclock("break", name, "--yes", on=server).returncode == 0
+    assert answered("break", name, "--yes", on=server).returncode == 0
     running.let_go()
     assert running.code() == code
     assert "lost" in running.all_said()

@@ -7,29 +7,26 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.support.commands import HOLDS, Begin, Terminal, python
 from tests.support.servers import Server
 
 FORWARDED = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
 EXITS = """
-def received(number, frame):
-    say(signal.Signals(number).name)
-    sys.exit(30)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-    signal.signal(number, received)
+received = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+for number in received:
+    signal.signal(number, lambda number, frame: (say(signal.Signals(number).name), received.remove(number)))
 say('holds')
-while True: signal.pause()
+while received: time.sleep(1)
+sys.exit(30)
 """
 
 
-@pytest.mark.parametrize("number", FORWARDED)
-def test_a_signal_reaches_the_command(server: Server, name: str, begin: Begin, number: signal.Signals) -> None:
+def test_each_signal_reaches_the_command(server: Server, name: str, begin: Begin) -> None:
     """What the command makes of it counts."""
     running = begin("run", name, "--", *python(EXITS), on=server).holds()
-    running.process.send_signal(number)
-    assert running.line() == number.name
+    for number in FORWARDED:
+        running.process.send_signal(number)
+        assert running.line() == number.name
     assert running.code() == 30
     assert server.cli().exists(name, f"lock:{name}") == 0
 
@@ -43,18 +40,19 @@ def test_a_signal_reaches_the_whole_group(server: Server, name: str, begin: Begi
     assert running.line() == ""  # `sleep` had this pipe, too
 
 
-@pytest.mark.parametrize("number", FORWARDED)
-def test_a_signal_ends_the_wait(server: Server, name: str, begin: Begin, number: signal.Signals) -> None:
+def test_each_signal_ends_the_wait(server: Server, name: str, begin: Begin) -> None:
     """The command does not run; no ticket is left, so that others are not held up."""
+    cli = server.cli()
     begin("run", name, "--", *HOLDS, on=server).holds()
-    waiter = begin("run", name, "--", "echo", "ran", on=server)
-    while not server.cli().keys("*tickets"):
-        assert waiter.process.poll() is None
+    waiters = {number: begin("run", name, "--", "echo", "ran", on=server) for number in FORWARDED}
+    while sum(cli.zcard(key) for key in cli.keys("*queue")) < len(waiters):
+        assert all(waiter.process.poll() is None for waiter in waiters.values())
         time.sleep(0.01)
-    waiter.process.send_signal(number)
-    assert waiter.code() == 128 + number
-    assert waiter.line() == ""
-    assert not server.cli().keys("*tickets")
+    for number, waiter in waiters.items():
+        waiter.process.send_signal(number)
+        assert waiter.code() == 128 + number
+        assert waiter.line() == ""
+    assert not cli.keys("*tickets")
 
 
 def test_kill_9_ends_the_command(server: Server, name: str, begin: Begin) -> None:
