@@ -49,7 +49,7 @@ async def test_an_acquire_and_its_release_are_told(make: Callable[..., Redlock],
 
 
 @each_kind
-@pytest.mark.parametrize("timeout", [0, 0.2])
+@pytest.mark.parametrize("timeout", [0, 0.1])
 async def test_an_acquire_in_vain_is_told(make: Callable[..., Redlock], name: str, kind: str, timeout: float) -> None:
     """Whether another client holds the name or another task of this one; with the time that it took."""
     client, (called, lock_of) = make(node_timeout=LIMIT / 4), KINDS[kind]
