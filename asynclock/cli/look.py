@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from asynclock._errors import ConfigError
 from asynclock.cli.options import AsJson, Prefix, Urls, client, is_terminal, named_urls
-from asynclock.cli.output import age, count, is_mark, length, print_json, printable, table, who
+from asynclock.cli.output import age, count, is_mark, length, print_json, printable, table, who, why
 from asynclock.cli.program import Code, complain
+from asynclock.locks.admin import BREAK_FOREIGN
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -106,7 +108,10 @@ def break_(
         if not typer.confirm(f"{printable(name)} is held by {printable(held)}. Break it?", err=True):
             raise typer.Exit(Code.NO)
     note = f"asynclock break, {_user()}"
-    broken: bool = answer(urls, prefix, lambda redlock: redlock.break_lock(name, foreign=foreign), note=note)
+    try:
+        broken: bool = answer(urls, prefix, lambda redlock: redlock.break_lock(name, foreign=foreign), note=note)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace(BREAK_FOREIGN, "--foreign")) from None
     if as_json:
         print_json({"name": name, "broken": broken})
     elif broken:
@@ -140,7 +145,7 @@ def health(url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> 
 def health_text(found: Health) -> str:
     """A line for each server, after the answer for all of them. Pure."""
     rows = [
-        (each.node, "ok" if each.ok else "NOT OK", length(each.latency) if each.latency else "", each.error)
+        (each.node, "ok" if each.ok else "NOT OK", length(each.latency) if each.latency else "", why(each))
         for each in found.nodes
     ]
     head = "ok" if found.ok else f"NOT OK: {printable(found.reason)}"

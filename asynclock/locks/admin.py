@@ -170,6 +170,10 @@ def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
     return tuple(processes.values())
 
 
+BREAK_FOREIGN = "break_lock(name, foreign=True)"
+"""What deletes the key of another program, as the message of `break_lock` names it."""
+
+
 async def break_lock(session: Session, name: str, foreign: bool) -> bool:
     """Delete the hold on each node that can be reached. Each node notifies the holder and serves the next waiter. A key
     of another program is deleted only if `foreign`, whatever its type. Returns whether there was a hold. Raises
@@ -192,7 +196,7 @@ async def break_lock(session: Session, name: str, foreign: bool) -> bool:
         uses = {_use(view) for view in views if isinstance(view, NodeView)} - {""}
         raise ConfigError(
             f"{brief(name)} is no hold of asynclock, but {' and '.join(sorted(uses)) or 'a key of another program'}: "
-            "if nothing else needs it, break_lock(name, foreign=True) deletes it",
+            f"if nothing else needs it, {BREAK_FOREIGN} deletes it",
             name=name,
         )
     if broken:
@@ -245,10 +249,10 @@ def _describe(view: NodeView | BaseException) -> str:
     else:
         found = [_describe_hold(*hold) for hold in view.holds]
         held = "held by " + ", ".join(found)
-    return f"{held}; {sum(each.tasks for each in view.waiters)} wait; fence {view.fence}"
+    return f"{held}; {sum(each.tasks for each in view.waiters)} waiting; fence {view.fence}"
 
 
 def _describe_hold(id: str, left: float | None) -> str:
     tag = tag_of(id)
     owner = f"{tag.host}:{tag.pid}" if tag.host else tag.metadata or "another program"
-    return f"{owner} for ever (no expiry)" if left is None else f"{owner} for {left:.3g} s"
+    return f"{owner}, without an expiry" if left is None else f"{owner}, {left:.1f} s left"

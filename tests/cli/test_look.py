@@ -63,6 +63,10 @@ def test_inspect(five: list[Server], name: str, begin: Begin) -> None:
     assert [each["pid"] for each in info["holders"]] == [holder.process.pid]
     assert [each["pid"] for each in info["waiters"]] == [waiter.process.pid]
     assert len(info["nodes"]) == 5
+    for says in info["nodes"].values():
+        assert re.fullmatch(
+            rf"held by .*:{holder.process.pid}, \d\d\.\d s left; 1 waiting; fence {info['fence']}", says
+        )
     assert info["waiters"][0]["tasks"] == 1
     text = answered("inspect", name, on=five).stdout
     assert f":{holder.process.pid}" in text
@@ -120,6 +124,7 @@ def test_break_of_another_programs_key(server: Server, name: str) -> None:
     done = answered("break", name, "--yes", on=server)
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr.count("\n") == 1
+    assert "--foreign deletes it" in done.stderr
     assert answered("break", name, "--yes", "--foreign", on=server).returncode == 0
     assert not server.cli().exists(f"lock:{name}")
 
