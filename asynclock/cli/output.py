@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from asynclock.info import Holder
+    from asynclock.info import Holder, NodeHealth
 
 
 def print_json(value: Any, *, error: bool = False) -> None:
@@ -67,6 +67,31 @@ def age(since: float) -> str:
 def who(host: str, pid: int) -> str:
     """The process of a holder or waiter."""
     return f"{host}:{pid}" if host else "another program"
+
+
+def why(node: NodeHealth) -> str:
+    """Why a server casts no vote, without its address, which stands beside it. Pure."""
+    return node.error.removeprefix(node.node).lstrip(": ")
+
+
+def taken(name: str, holders: Sequence[Holder], now: float) -> str:
+    """Why a name could not be had, in a sentence that people read. `now`: Unix time. Pure."""
+    first, who = next(iter(holders), None), "another owner"
+    if first is None:
+        return f"{name} is held by {who}"
+    left = "" if first.remaining is None else f" for another {length(first.remaining)}"
+    if is_mark(first):
+        reason = "a --once run has succeeded" if first.metadata == "(done)" else "it rests after a release (min_hold)"
+        return f"{name} is taken{left}: {reason}"
+    if first.host:
+        who = f"{first.host}, pid {first.pid}, for {length(max(0.0, now - first.since))}"
+    elif left:
+        who = f"a key of another program{left}"
+    else:
+        who = (
+            "a key of another program, without an expiry: if nothing needs it, delete it with asynclock break --foreign"
+        )
+    return f"{name} is held by {who}"
 
 
 def is_mark(holder: Holder) -> bool:

@@ -17,15 +17,16 @@ from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout
 from asynclock.cli.child import Child
 from asynclock.cli.guard import OnLost, cannot_run, due_in, exit_code, grace, look_again
 from asynclock.cli.options import PREFIX
-from asynclock.cli.output import age, length, print_json, printable
-from asynclock.cli.program import Code, complain, log
+from asynclock.cli.output import length, print_json, printable, taken
+from asynclock.cli.program import Code, code_of, complain, log
 from asynclock.locks.decorators import RUN, Skipped
 from asynclock.stores import URLS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from asynclock.client import Redlock
+    from asynclock.info import Holder
     from asynclock.locks.lease import Lease
     from asynclock.locks.lock import Lock
 
@@ -105,7 +106,8 @@ class Runner:
         self._woken = asyncio.Event()
 
     async def run(self) -> int:
-        """Wait, run the command, and return the exit code. Raises LockError."""
+        """Wait, run the command, and return the exit code. Raises LockError, which is an event with
+        --json."""
         loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         for number in (*_FORWARDED, signal.SIGTSTP, signal.SIGCONT):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -121,6 +123,11 @@ class Runner:
                 raise
             code = 128 + self._signal
             self._say("interrupted", f"{signal.Signals(self._signal).name} came before the command began")
+        except LockError as error:
+            if not self._json:
+                raise
+            self._tell("error", text=str(error))
+            code = code_of(error)
         finally:
             log.removeHandler(messages)
         if self._json:
@@ -227,12 +234,10 @@ class Runner:
 
     async def _held(self) -> int:
         """Say who holds the name, as far as it is known."""
-        who = "another owner"
+        holders: Sequence[Holder] = ()
         with contextlib.suppress(LockError):
-            for holder in (await self._redlock.inspect(self._plan.name)).holders[:1]:
-                if holder.host:
-                    who = f"{printable(holder.host)}, pid {holder.pid}, for {age(holder.since)}"
-        self._say("held", f"{printable(self._plan.name)} is held by {who}")
+            holders = (await self._redlock.inspect(self._plan.name)).holders
+        self._say("held", printable(taken(self._plan.name, holders, time.time())))
         return self._plan.held_code
 
     def _lost(self, code: int, lost: LockLost) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from asynclock._errors import LockError
-from asynclock.cli.output import count, is_mark, length, table, who
+from asynclock.cli.output import count, is_mark, length, table, who, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,7 +128,7 @@ def summary(moment: Moment, losses: int) -> str:
 def screen(moment: Moment, losses: int, most: int | None = None) -> str:
     """All that is shown; at most so many rows."""
     lines = [summary(moment, losses)]
-    lines += [f"{node.node}: {node.error}" for node in moment.health.nodes if not node.ok]
+    lines += [f"{node.node}: {why(node)}" for node in moment.health.nodes if not node.ok]
     if moment.error:
         return "\n".join([*lines, moment.error])
     head = ("NAME", "KIND", "HOLDER", "AGE", "LEFT", "WAITERS", "LONGEST WAIT")

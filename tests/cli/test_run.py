@@ -82,6 +82,24 @@ def test_no_quorum(server: Server, servers: Servers, name: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_an_error_as_json(server: Server, name: str) -> None:
+    """It is an event, too, so that all lines of stderr are JSON."""
+    server.cli().hset(f"lock:{name}", "total", "42")
+    done = asynclock("run", name, "--json", "--", "true", on=server)
+    error, ended = map(json.loads, done.stderr.splitlines())
+    assert (error["event"], ended["event"], ended["code"], done.returncode) == ("error", "exit", 64, 64)
+    assert "hash" in error["text"]
+
+
+def test_held_by_another_program(server: Server, name: str) -> None:
+    """The message says what to do: the key has no expiry, so the name never becomes free."""
+    server.cli().set(f"lock:{name}", "of another program")
+    done = asynclock("run", name, "--wait", "0", "--", "true", on=server)
+    assert done.returncode == 75
+    assert "without an expiry" in done.stderr
+    assert "--foreign" in done.stderr
+
+
 def test_shared_runs_exclude_exclusive_ones(server: Server, name: str, begin: Begin) -> None:
     """And are excluded by them; but two of them run together."""
     shared = begin("run", "--shared", name, *HOLDS, on=server).holds()

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from asynclock._options import RESERVED
-from asynclock.cli.output import length, printable
+from asynclock.cli.output import count, length, printable
 from asynclock.rules.model import CLOCK_SKEW
 from asynclock.stores.redis.replies import ACL_COMMANDS
 
@@ -109,7 +109,7 @@ def _quorum(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
             "even",
             (),
             f"There are {len(facts)} servers.",
-            f"They survive no more failures than {len(facts) - 1} servers do.",
+            f"They survive no more failures than {count(len(facts) - 1, 'server')}.",
             "Use an odd number.",
         )
 
