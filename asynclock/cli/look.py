@@ -69,7 +69,7 @@ def ls(
 
 
 def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> None:
-    """Show a lock: its holders, its waiters, and what each server says of it."""
+    """Show the holders and waiters of a lock, server by server."""
     info: LockInfo = answer(url, prefix, lambda redlock: redlock.inspect(name))
     if as_json:
         print_json(info)
@@ -93,7 +93,9 @@ def break_(
     prefix: Prefix = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a lock away from its holder, which works on without it until it is told.
+    """Take a lock away from its holder.
+
+    The holder works on without the lock until it is told.
 
     Exit code: 0 it is free now; 1 nobody held it, or you said no; 64 there is no terminal to ask on and no --yes, or
     the key is another program's and there is no --foreign.

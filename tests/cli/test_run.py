@@ -220,5 +220,6 @@ def test_without_a_command() -> None:
     done = asynclock()
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr.startswith("Usage: asynclock ")
-    asked = asynclock("--help")
+    asked = asynclock("--help", COLUMNS="80")
     assert (asked.returncode, asked.stderr) == (0, "")
+    assert "..." not in asked.stdout.partition("Commands:")[2]  # no sentence is cut
