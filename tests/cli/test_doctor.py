@@ -107,6 +107,10 @@ def test_d6_no_eviction(servers: Servers) -> None:
     cli.config_set("maxmemory", int(used["used_memory"] * 1.04))
     code, found = examined(server)
     assert (code, [*found]) == (1, ["memory"])
+    cli.config_set("maxmemory", int(used["used_memory"] / 2))
+    code, found = examined(server)
+    assert (code, [*found]) == (2, ["memory"])
+    assert found["memory"]["risk"].startswith("It refuses")
 
 
 def test_a_slow_server(five: list[Server]) -> None:

@@ -193,12 +193,14 @@ def _memory(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 "CONFIG SET maxmemory-policy noeviction, or keep locks and caches on different servers.",
             )
         elif each.maxmemory and each.used_memory > _FULL * each.maxmemory:
+            full = each.used_memory >= each.maxmemory
             yield Finding(
-                Severity.WARNING,
+                Severity.ERROR if full else Severity.WARNING,
                 "memory",
                 (each.node,),
                 f"{each.node} uses {each.used_memory / each.maxmemory:.0%} of maxmemory.",
-                "When it is full, it refuses to acquire locks. Those that are held can be renewed and released.",
+                ("It" if full else "When it is full, it")
+                + " refuses to acquire locks. Those that are held can be renewed and released.",
                 "Raise maxmemory, or delete what is not needed.",
             )
         if each.loading or each.snapshots_fail:
