@@ -147,7 +147,9 @@ async def test_d12_a_replica(servers: Servers) -> None:
     replica = servers.start("--replicaof", "127.0.0.1", str(port))
     with replica.cli() as cli:
         assert cli.ping()
-    assert "READONLY" in (await one(replica.url)).error
+    error = (await one(replica.url)).error
+    assert "READONLY" in error
+    assert error.endswith("; it is a replica: name its master, or use Sentinel")
     async with aclosing(Redlock(replica.url)) as client:
         await client.health()
         (node,) = nodes_of(client)
@@ -168,19 +170,21 @@ async def test_d12_a_replica_without_its_master(server: Server) -> None:
 
 @same_on_both
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "says", "advice"),
     [
-        (["--maxmemory", "1"], "OOM"),
-        (["--min-replicas-to-write", "1"], "NOREPLICAS"),
-        (["--rename-command", "EVALSHA", ""], "does not know EVALSHA"),
-        (["--rename-command", "ZADD", ""], "does not know ZADD"),
+        (["--maxmemory", "1"], "OOM", "raise maxmemory"),
+        (["--min-replicas-to-write", "1"], "NOREPLICAS", "start them"),
+        (["--rename-command", "EVALSHA", ""], "does not know EVALSHA", "under their own names"),
+        (["--rename-command", "ZADD", ""], "does not know ZADD", "under their own names"),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-async def test_d12_a_server_that_refuses_to_write(servers: Servers, options: list[str], says: str) -> None:
-    """It answers PING and its error."""
+async def test_d12_a_server_that_refuses_to_write(servers: Servers, options: list[str], says: str, advice: str) -> None:
+    """It answers PING and its error, which says what to do."""
     server = servers.start(*options)
-    assert says in (await one(server.url)).error
+    error = (await one(server.url)).error
+    assert says in error
+    assert advice in error
 
 
 @same_on_both

@@ -114,13 +114,29 @@ servers. In a script: "Unknown Redis command called from Lua script" (Redis 6.2)
 script" (Redis 7), "Unknown command called from script" (Valkey)."""
 
 
+_ADVICE = {
+    "READONLY": "it is a replica: name its master, or use Sentinel",
+    "MASTERDOWN": "it is a replica that does not reach its master: name the master, or repair their connection",
+    "LOADING": "it loads its data: wait",
+    "OOM": "its memory is full: raise maxmemory, or delete what is not needed",
+    "MISCONF": "it cannot write to its disk: free disk space, or see its log",
+    "NOREPLICAS": "it has fewer replicas than min-replicas-to-write: start them, or lower it",
+}
+"""What to do about an error that ends when the server is repaired."""
+
+
 class ServerError(Exception):
-    """An error reply."""
+    """An error reply. As text it says what to do, if that is known."""
+
+    def __str__(self) -> str:
+        said = super().__str__()
+        advice = _ADVICE.get(code_of(self))
+        return f"{said.rstrip('.')}; {advice}" if advice else said
 
 
 def code_of(error: ServerError) -> str:
     """The code of an error; of an error in a script, the code of its cause."""
-    text = str(error)
+    text = Exception.__str__(error)
     if "ACL failure in script" in text or "can't run this command" in text:
         return "NOPERM"
     head = text.partition(" ")[0]
