@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from asynclock._errors import ConfigError
+from asynclock._options import ENVIRONMENT, LockSettings, environment_settings
 from asynclock.client import Redlock
 from asynclock.stores import URLS
 from asynclock.stores.urls import urls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from asynclock._options import ClientOptions
 
 PREFIX = "ASYNCLOCK_PREFIX"
 """The environment variable with the prefix. An empty one is an empty prefix."""
+
+TRUST_RESTARTS = ENVIRONMENT["trust_restarts"]
+_ANY_LEASE = 0.1  # that no max_lease is below: the lease of the command is checked with all its options
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)")
@@ -78,10 +82,19 @@ def prefix_of(given: str | None) -> str | None:
 
 def client(urls: Sequence[str], prefix: str | None, options: ClientOptions | None = None) -> Redlock:
     """The client of a command. Raises ConfigError."""
-    own: ClientOptions = options or {}
+    own: ClientOptions = {**_of_the_deployment(os.environ), **(options or {})}
     if (known := prefix_of(prefix)) is not None:
         own["prefix"] = known
+    own.setdefault("lease", min(LockSettings().lease, own["max_lease"]))
     return Redlock(*urls, **own)
+
+
+def _of_the_deployment(environ: Mapping[str, str]) -> ClientOptions:
+    """The options that decide when a restarted server votes again, as the programs of this environment have them: with
+    others a command would see a quarantine where a program sees none, or the reverse. Raises ConfigError."""
+    named = {each: environ[each] for each in (ENVIRONMENT["max_lease"], TRUST_RESTARTS) if each in environ}
+    settings = environment_settings(named, {"lease": _ANY_LEASE})
+    return {"max_lease": settings.max_lease, "trust_restarts": settings.trust_restarts}
 
 
 def is_terminal() -> bool:

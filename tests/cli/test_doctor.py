@@ -54,8 +54,9 @@ def test_persistence_of_a_single_server(servers: Servers) -> None:
 
 def test_persistence_with_trust_restarts(five: list[Server]) -> None:
     """Then a quorum relies on it, too."""
-    code, found = examined(five[:3], "--trust-restarts")
-    assert (code, [*found]) == (2, ["persistence"])
+    for options, env in ((["--trust-restarts"], {}), ([], {"ASYNCLOCK_TRUST_RESTARTS": "1"})):
+        code, found = examined(five[:3], *options, **env)
+        assert (code, [*found]) == (2, ["persistence"])
 
 
 def test_d1_one_server_twice(servers: Servers) -> None:

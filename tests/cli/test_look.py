@@ -155,6 +155,22 @@ def test_health(five: list[Server]) -> None:
     assert "Traceback" not in text.stderr
 
 
+@pytest.mark.one_loop("the commands have an event loop of their own")
+async def test_restarted_servers_vote_as_in_a_program(five: list[Server], name: str) -> None:
+    """With its max_lease and trust_restarts, from the environment."""
+    async with Redlock(*(server.url for server in five)) as redlock, redlock(name):
+        pass
+    for server in five[:3]:
+        server.restart()
+    done = answered("health", "--json", on=five, ASYNCLOCK_MAX_LEASE="600")
+    assert done.returncode == 69
+    left = re.findall(r"for another (\d+)", done.stdout)
+    assert left
+    assert min(map(int, left)) > 61
+    assert answered("health", on=five, ASYNCLOCK_MAX_LEASE="5", ASYNCLOCK_TRUST_RESTARTS="1").returncode == 0
+    assert answered("ls", on=five, ASYNCLOCK_TRUST_RESTARTS="1").returncode == 0
+
+
 @pytest.mark.parametrize("command", [["ls"], ["inspect", "x"], ["break", "x", "--yes"]])
 def test_no_quorum(server: Server, command: list[str]) -> None:
     """69, and one line."""

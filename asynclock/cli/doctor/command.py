@@ -12,7 +12,7 @@ from asynclock._errors import ConfigError
 from asynclock._options import ClientSettings, client_settings, node_timeout
 from asynclock.cli.doctor.facts import facts_of
 from asynclock.cli.doctor.findings import Severity, Terms, findings
-from asynclock.cli.options import AsJson, MaxLease, Prefix, Urls, duration, named_urls, prefix_of
+from asynclock.cli.options import TRUST_RESTARTS, AsJson, MaxLease, Prefix, Urls, duration, named_urls, prefix_of
 from asynclock.cli.output import count, length, plain, print_json, printable, table
 from asynclock.stores import store_for
 
@@ -40,7 +40,7 @@ def doctor(
         ),
     ] = None,
     trust_restarts: Annotated[
-        bool, typer.Option("--trust-restarts", help="The clients have trust_restarts=True.")
+        bool, typer.Option("--trust-restarts", envvar=TRUST_RESTARTS, help="The clients have trust_restarts=True.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
