@@ -44,9 +44,15 @@ def mode_of(shared: bool, permits: int | None, once: bool, within: float | None)
 
 
 def check_memory(once: bool, urls: Sequence[str]) -> None:
-    """Refuse --once over a store that ends with the programs that use it: the next run would not know of this one.
-    Raises BadParameter."""
-    if once and any(url.partition(":")[0] in ("embedded", "memory") for url in urls):
+    """Refuse a store that no other process sees: it excludes nobody. Refuse --once over a store that ends with the
+    programs that use it: the next run would not know of this one. Raises BadParameter."""
+    schemes = {url.partition(":")[0] for url in urls}
+    if "memory" in schemes:
+        raise typer.BadParameter(
+            "memory: locks within one process, and each asynclock run is a process of its own: give --url "
+            "redis://host:6379, or --url embedded: for this machine"
+        )
+    if once and "embedded" in schemes:
         raise typer.BadParameter(
             "--once needs a server that remembers the run. An embedded server ends with the last program that uses it: "
             "give --url redis://host:6379"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,6 +43,8 @@ def top(
         last = asyncio.run(_watch(redlock, prefix_of_names, interval, iterations, limit, as_json))
     except KeyboardInterrupt:
         return
+    except asyncio.CancelledError:
+        raise typer.Exit(128 + signal.SIGTERM) from None
     raise typer.Exit(Code.UNAVAILABLE if last.error else Code.OK)
 
 
@@ -52,6 +55,9 @@ async def _watch(
     losses, before = 0, None
     lively = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json
     picture = Picture(whole=iterations is None) if lively else None
+    if picture is not None and (task := asyncio.current_task()) is not None and sys.platform != "win32":
+        # Otherwise SIGTERM would leave the terminal without its cursor, and with the last look on it.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
         while True:
             moment = await look(redlock, begin, limit)

@@ -239,6 +239,18 @@ def test_top_counts_losses(server: Server, name: str, begin: Begin) -> None:
     assert look["lost_total"] == 1
 
 
+def test_top_gives_the_terminal_back(server: Server) -> None:
+    """After SIGTERM, too: the cursor and the other screen are back."""
+    terminal = Terminal(server, "top", script='TERM=xterm exec "$@"')
+    terminal.shows("1 of 1 server")
+    os.kill(terminal.pid, signal.SIGTERM)
+    shown = terminal.rest()
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    assert shown.rindex("\x1b[?1049l") > shown.rindex("\x1b[?1049h")
+    assert os.waitstatus_to_exitcode(terminal.state()) == 128 + signal.SIGTERM
+    terminal.end()
+
+
 def test_top_in_an_outage(server: Server, begin: Begin) -> None:
     """It goes on; the last look decides the exit code. Ctrl-C is its usual end."""
     top = begin("top", "--json", "--interval", "10ms", on=server)

@@ -193,6 +193,7 @@ def test_once_runs_again_after_a_failure(server: Server, name: str, begin: Begin
         ["run", "order:42", "--lease", "0", "--", "true"],
         ["run", "order:42", "--once", "--", "true"],
         ["run", "order:42", "--once", "--within", "1h", "--url", "embedded:", "--", "true"],
+        ["run", "order:42", "--url", "memory:", "--", "true"],
         ["run", "order:42", "--within", "1h", "--", "true"],
         ["run", "order:42", "--shared", "--permits", "2", "--", "true"],
         ["run", "order:42", "--wait", "0", "true"],
@@ -202,13 +203,13 @@ def test_once_runs_again_after_a_failure(server: Server, name: str, begin: Begin
         ["nonsense"],
     ],
 )
-def test_wrong_usage(args: list[str]) -> None:
+def test_wrong_usage(server: Server, args: list[str]) -> None:
     """64, and one line on stderr which names the command that shows how."""
     from typer.testing import CliRunner
 
     from asynclock.cli import app
 
-    result = CliRunner().invoke(app, args, env={"ASYNCLOCK_URLS": "memory:"})
+    result = CliRunner().invoke(app, args, env={"ASYNCLOCK_URLS": server.url})
     assert result.exit_code == 64, result.output
     assert result.stderr.count("\n") == 1
     assert re.match(r"asynclock( \w+)?: ", result.stderr)
