@@ -96,6 +96,11 @@ class ThreadedHold(Hold):
             self._ends[index] = -math.inf
         super()._refused_by(ballot, index, refusal)
 
+    def _lose_after_notices(self) -> None:
+        """The thread found the loss. In this turn the loop reads what the servers have sent while it was blocked: who
+        broke the lock, for example. So the loss is told in the next turn."""
+        self.session.loop.call_soon(self.lose, Loss.EXPIRED)
+
     # -- in the renewal thread -----------------------------------------------------------------------------------
 
     def extend_in_thread(self, quorum: Quorum, within: float, limit: float) -> None:
@@ -134,7 +139,7 @@ class ThreadedHold(Hold):
                 super()._recount()
             if lost:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
-                    self.session.loop.call_soon_threadsafe(self.lose, Loss.EXPIRED)
+                    self.session.loop.call_soon_threadsafe(self._lose_after_notices)
 
 
 def _end_of(ballot: Ballot) -> float:

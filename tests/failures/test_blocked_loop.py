@@ -7,6 +7,7 @@ import asyncio
 import gc
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -203,6 +204,28 @@ async def test_b12_a_loss_that_the_thread_found_interrupts_the_body(server: Serv
         with pytest.raises(LockLost) as caught:
             async with redlock(name) as lease:
                 server.cli().delete(name)
+                block_until(lambda: not lease.held)
+                await asyncio.Event().wait()
+        assert caught.value.reason == "broken"
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+@pytest.mark.parametrize("count", [1, 5])
+async def test_b12_a_break_while_the_loop_is_blocked_names_who_did_it(
+    five: list[Server], count: int, name: str
+) -> None:
+    """The thread finds the loss, and the notice of the break waits in the socket of the loop: it is read first."""
+    urls = [each.url for each in five[:count]]
+
+    async def break_it() -> bool:
+        async with Redlock(*urls, metadata="an operator's note") as operator:
+            return await operator.break_lock(name)
+
+    async with Redlock(*urls, lease=2.0, renew="thread", node_timeout=0.4) as redlock:
+        with pytest.raises(LockLost, match=r"\(\"an operator's note\"\) broke it \(break_lock\)") as caught:
+            async with redlock(name) as lease:
+                with ThreadPoolExecutor(1) as pool:
+                    assert pool.submit(asyncio.run, break_it()).result()
                 block_until(lambda: not lease.held)
                 await asyncio.Event().wait()
         assert caught.value.reason == "broken"
