@@ -14,7 +14,7 @@ import pytest
 from asynclock import Lease, Lock, LockLost, Redlock
 from asynclock._clock import now
 from asynclock.stores.redis.keys import keys
-from tests.support.blocked_loop import ThreadedProxy, block_until, lag_of, try_elsewhere
+from tests.support.blocked_loop import ThreadedProxy, block_until, callbacks_due, lag_of, try_elsewhere
 from tests.support.probes import grant_of, id_of, stores_of, valid_until
 from tests.support.servers import Server, Servers
 
@@ -226,7 +226,8 @@ async def test_b12_a_break_while_the_loop_is_blocked_names_who_did_it(
             async with redlock(name) as lease:
                 with ThreadPoolExecutor(1) as pool:
                     assert pool.submit(asyncio.run, break_it()).result()
-                block_until(lambda: not lease.held)
+                before = callbacks_due()
+                block_until(lambda: not lease.held and callbacks_due() > before)  # the thread has told the loop
                 await asyncio.Event().wait()
         assert caught.value.reason == "broken"
 

@@ -48,6 +48,12 @@ def block_until(true: Callable[[], object]) -> None:
         tick.wait(0.001)
 
 
+def callbacks_due() -> int:
+    """How many callbacks the running event loop has to call in its next turn. Only asyncio's own loop tells it."""
+    loop: Any = asyncio.get_running_loop()
+    return len(loop._ready)
+
+
 def renewal_threads() -> list[threading.Thread]:
     """Those that live."""
     return [each for each in threading.enumerate() if each.name == THREAD]
