@@ -269,18 +269,13 @@ class Hold:
         """A server says that a client waits for the hold of that id."""
         self.contended = self.contended or self.op.id.startswith(id)
 
-    def broken(self, id: str) -> None:
+    def broken(self, id: str, by: str = "") -> None:
         """A server says that an operator deleted the hold of that id there. The operator may have reached only a
-        minority of the nodes, so all nodes are asked."""
+        minority of the nodes, so all nodes are asked. `by`: who it was; the notice without a name follows."""
         if self.op.id.startswith(id):
-            self._broken = self._broken or ""
-            if not self.over:
+            self._broken = by or self._broken or ""
+            if not (by or self.over):
                 self.extend(0.0)
-
-    def broken_by(self, id: str, by: str) -> None:
-        """A server says who breaks the hold of that id. The notice that it is broken follows."""
-        if self.op.id.startswith(id):
-            self._broken = by
 
     def release(self, rest: float = 0.0, at_once: bool = False, done: bool = False) -> Ballot:
         """Release it. The name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock._loop import no_loop
-from asynclock._options import RESERVED, LockSettings, node_timeout
+from asynclock._options import BROKEN_BY, RESERVED, LockSettings, node_timeout
 from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
@@ -27,7 +27,7 @@ from asynclock.acquire.watchdog import Watchdog
 from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
-from asynclock.rules.model import BROKEN_BY, ID_LENGTH, TAG_LENGTH, Kind
+from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
 from asynclock.rules.registry import FAMILIES
 from asynclock.stores import check_supported
 from asynclock.stores.port import Limited, WrongKind, is_thread_safe
@@ -212,7 +212,7 @@ class Session:
                     hold.waited_for(notice.id)
             name, marked, by = notice.name.rpartition(BROKEN_BY)
             for hold in self.holds.of(name) if marked and notice.broken else ():
-                hold.broken_by(notice.id, by)
+                hold.broken(notice.id, by)
 
     def connected(self, index: int) -> None:
         """Node `index` is connected again. Its notices may have been lost meanwhile, so all tickets are sent again."""

@@ -38,9 +38,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from asynclock._options import BROKEN_BY
 from asynclock.rules.model import (
     ANY,
-    BROKEN_BY,
     CLOCK_SKEW,
     DONE,
     ID_LENGTH,

@@ -183,11 +183,6 @@ ACQUIRE, EXTEND, RELEASE, WAIT, ADOPT, BREAK, PEEK = Verb
 ANY = "*" * ID_LENGTH
 """The id of a break that also removes the key of another program, of any type."""
 
-BROKEN_BY = f"{RESERVED}by~"
-"""Before the name of a client that breaks a hold, in the notice that tells the holder of it: the notice is sent under a
-name that no hold can have, the name of the lock with this and the client behind it. A client that does not know of
-it finds no hold of that name, and ignores it. The notice of the break itself follows."""
-
 PEEK_ID = f"{'0' * ID_LENGTH}|"  # the id of a peek, before the mode of its kind
 
 
