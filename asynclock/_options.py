@@ -19,9 +19,9 @@ RESERVED = "asynclock~"
 """The start of all keys except the holds (after the prefix), and of all channels. A lock's name must not begin so."""
 
 BROKEN_BY = f"{RESERVED}by~"
-"""Before the name of a client that breaks a hold, in the notice that tells the holder of it: the notice is sent under a
-name that no hold can have, the name of the lock with this and the client behind it. A client that does not know of
-it finds no hold of that name, and ignores it. The notice of the break itself follows."""
+"""Before the name of a client that breaks a hold, in the notice that tells the holder of it: the notice is sent under
+another name, that of the lock with this and the client behind it. A client that does not know of this finds no hold of
+that name, and ignores the notice. The notice of the break itself follows."""
 
 MIN_LEASE = 0.1  # seconds; the drift allowance and one slow turn of the loop would use up a shorter lease
 MAX_METADATA = 1024  # characters; every command of the lock carries it

@@ -372,12 +372,12 @@ class Acquisition:
                 self._probes = False
                 pause.move(min(self._after_notices(), self._give_up))
 
-    def renew_soon(self) -> None:
-        """A node is connected again: send the ticket again; with jitter, since all clients of the node do so."""
+    def ask_soon(self, within: float, *, probe: bool) -> None:
+        """A node is connected again: ask within so many seconds, with jitter. `probe`: renew the ticket."""
         pause = self._pause
-        soon = min(self._session.clock.now() + random.uniform(0.0, 0.05), self._give_up)  # noqa: S311 - jitter
+        soon = min(self._session.clock.now() + random.uniform(0.0, within), self._give_up)  # noqa: S311 - jitter
         if pause is not None and pause.waits and soon < pause.until:
-            self._probes = True
+            self._probes = probe
             pause.move(soon)
 
     def interrupt(self) -> None:

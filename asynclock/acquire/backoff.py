@@ -28,6 +28,9 @@ _FOREIGN_PAUSE = (0.05, 0.25)  # between two tries while a client of another lib
 _NOTIFIED = 0.01  # a notified waiter has at least this time before another one tries
 _PAUSE = (0.002, 0.25)  # between two tries where no notices come; doubled after each
 _OUTAGE_PAUSE = (0.02, 0.5)  # between two tries while a majority is out of reach; doubled after each
+_RECONNECTED = 0.05  # the clients of a server try again within this time after it is connected again
+_WAKING_RATE = 5000  # tries per second of all tasks of a client at the end of an outage
+_OUTAGE_RATE = 2000  # tries per second of all tasks of a client in an outage, about a fifth of a core
 _SPLIT = (0.0005, 0.25)  # between two tries after split votes; doubled after each
 
 
@@ -75,6 +78,11 @@ def after_doubt(now: float, sent: float, lease: float, since: float, life: float
     return Plan(min(at, renewal), probe=True)
 
 
+def waking_time(crowd: int) -> float:
+    """The seconds within which so many tasks try again after an outage: their tries take the loop half of that time."""
+    return max(_RECONNECTED, crowd / _WAKING_RATE)
+
+
 def round_trip(rtt: float) -> float:
     """Seconds to wait for a message that should come within one round trip."""
     return min(max(rtt, _SPLIT[0]), QUORUM_TIMEOUT)
@@ -109,13 +117,15 @@ class Pace:
         self.reasons.clear()
         self._outage_pause = _OUTAGE_PAUSE[0]
 
-    def after_outage(self, now: float, give_up: float) -> Plan | None:
-        """When to try again; None: the time is over. The last try leaves enough time for its reply, since a try without
-        a reply would hide the real reason of the outage. After it the waiter sleeps until the end."""
+    def after_outage(self, now: float, give_up: float, crowd: int = 1) -> Plan | None:
+        """When to try again; None: the time is over. The more tasks of this client try (`crowd`), the longer each
+        pauses, so that the loop has time for other work; they are woken when a majority is connected again. The last
+        try leaves enough time for its reply, since a try without a reply would hide the real reason of the outage.
+        After it the waiter sleeps until the end."""
         limit = self.outage_limit(now, give_up)
         if now >= limit:
             return None
-        pause = self._outage_pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+        pause = max(self._outage_pause, crowd / _OUTAGE_RATE) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
         self._outage_pause = min(2 * self._outage_pause, _OUTAGE_PAUSE[1])
         last = limit - QUORUM_TIMEOUT
         return Plan(min(now + pause, last) if now < last else limit)

@@ -47,6 +47,11 @@ class Planner:
             raise self._pace.outage
 
     @property
+    def in_outage(self) -> bool:
+        """Whether it waits for the end of an outage."""
+        return self._pace.outage is not None
+
+    @property
     def reasons(self) -> dict[int, Exception]:
         """The last error of each node in this outage."""
         return self._pace.reasons
@@ -66,7 +71,8 @@ class Planner:
     def after_outage(self, error: ConfigError | QuorumUnavailable, now: float, give_up: float) -> Plan:
         """When to ask again. Raises the error if the time is over, or if it is a ConfigError."""
         self.refused = None
-        again = None if self._terms.timeout == 0 else self._pace.after_outage(now, give_up)
+        crowd = len(self._session.under_way)
+        again = None if self._terms.timeout == 0 else self._pace.after_outage(now, give_up, crowd)
         if again is None or isinstance(error, ConfigError):
             raise error
         self._pace.outage = error

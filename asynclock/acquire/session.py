@@ -16,6 +16,8 @@ from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock._loop import no_loop
 from asynclock._options import BROKEN_BY, RESERVED, LockSettings, node_timeout
+from asynclock.acquire.acquisition import Acquisition
+from asynclock.acquire.backoff import waking_time
 from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
     from asynclock._errors import LockLost, Reason
     from asynclock._options import ClientSettings
-    from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.causes import Cause
     from asynclock.acquire.handover import Adoption
     from asynclock.acquire.hold import Hold
@@ -215,10 +216,16 @@ class Session:
                 hold.broken(notice.id, by)
 
     def connected(self, index: int) -> None:
-        """Node `index` is connected again. Its notices may have been lost meanwhile, so all tickets are sent again."""
+        """Node `index` is connected again. Its notices may have been lost meanwhile, so all tickets are sent again.
+        If it was the end of an outage, the acquires that wait for that try again."""
         del index
         for waiter in self.tickets.all():
-            waiter.renew_soon()
+            waiter.ask_soon(waking_time(1), probe=True)
+        if sum(node.error is None for node in self.quorum.nodes) > len(self.quorum.nodes) // 2:
+            within = waking_time(len(self.under_way))
+            for each in self.under_way:
+                if isinstance(each, Acquisition) and each.planner is not None and each.planner.in_outage:
+                    each.ask_soon(within, probe=False)
 
     def check_kind(self, name: str, kind: Kind) -> None:
         """Raise WrongKind where a task of this process holds the name as another kind. The server would refuse it, too,

@@ -8,7 +8,11 @@ import socket
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock._clock import now
+from asynclock.acquire import backoff
+from tests.support.probes import acquisitions_of, nodes_of, sleeps_until
 from tests.support.servers import Server, Servers
+from tests.support.waiters import LIMIT, until
 
 TIMEOUT = 0.4
 
@@ -110,3 +114,24 @@ async def test_c20_patience_bounds_a_longer_timeout(servers: Servers, name: str,
         async with asyncio.timeout(20):
             with pytest.raises(QuorumUnavailable):
                 await client(name).acquire(timeout=3600)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_c20_the_end_of_an_outage_wakes_those_who_wait_for_it(
+    servers: Servers, name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many tasks pause for long between two tries: here for a minute. They do not sleep on once a majority is
+    connected again."""
+    started = [servers.start() for _ in range(nodes)]
+    urls = [each.url for each in started]
+    async with Redlock(*urls, patience=600, trust_restarts=True) as client, asyncio.timeout(LIMIT):
+        for each in started:
+            each.kill()
+        await until(lambda: all(node.error is not None for node in nodes_of(client)))
+        monkeypatch.setattr(backoff, "_OUTAGE_RATE", 1 / 120)
+        waiting = [asyncio.create_task(client(f"{name}:{number}").acquire(timeout=None)) for number in range(3)]
+        await until(lambda: sum(sleeps_until(each) > now() + 30 for each in acquisitions_of(client)) == len(waiting))
+        for each in started[: nodes // 2 + 1]:
+            each.restart()
+        for lease in await asyncio.gather(*waiting):
+            await lease.release()

@@ -128,7 +128,7 @@ def times_sent(acquisition: Any) -> int:
 
 
 def send_ticket_again(acquisition: Any) -> None:
-    acquisition.renew_soon()
+    acquisition.ask_soon(0.05, probe=True)
 
 
 def ballot_of(acquisition: Any) -> Any:

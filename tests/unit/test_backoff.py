@@ -8,7 +8,7 @@ import math
 import pytest
 
 from asynclock._options import QUORUM_TIMEOUT
-from asynclock.acquire.backoff import Pace, Plan, after_notice_to_another, after_split, next_question
+from asynclock.acquire.backoff import Pace, Plan, after_notice_to_another, after_split, next_question, waking_time
 from tests.support.probes import stop_renewals
 from tests.support.still_clock import Still, idle, turns
 
@@ -79,6 +79,19 @@ def test_pauses_after_refusals_grow_up_to_a_bound() -> None:
     assert pauses[0] <= 0.002
     assert all(0.125 - 1e-9 <= pause <= 0.25 + 1e-9 for pause in pauses[8:])
     assert pace.after_refusal(SECOND, 0.01) == Plan(SECOND + 0.01)
+
+
+def test_a_crowd_pauses_longer_in_an_outage() -> None:
+    """So that all tasks of a client together do not ask more often than a loop can bear; a few ask as soon as one."""
+    for crowd, least in ((1, 0.01), (20, 0.01), (10_000, 2.5)):
+        pauses = [Pace(60.0).after_outage(SECOND, math.inf, crowd) for _ in range(20)]
+        assert all(plan is not None and least <= plan.at - SECOND <= 2 * least + 1e-9 for plan in pauses)
+
+
+def test_a_crowd_is_woken_at_a_rate_that_a_loop_can_bear() -> None:
+    """A few at once."""
+    assert waking_time(1) == waking_time(200) == 0.05
+    assert waking_time(10_000) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
