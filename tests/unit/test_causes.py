@@ -148,6 +148,10 @@ def cause(loss: Loss, **facts: object) -> Cause:
         ),
         (cause(Loss.TAKEN, denials={0: Refused(9.0, OTHER), 1: Refused(9.0, OTHER)}), "web-9, pid 7"),
         (cause(Loss.TAKEN, denials={0: Refused(9.0, FOREIGN)}), "a key of another program"),
+        (
+            cause(Loss.TAKEN, broken_by="812|web-3|", denials={0: Refused(9.0, OTHER), 1: Refused(9.0, OTHER)}),
+            "web-9, pid 7, after web-3, pid 812 broke it (break_lock)",
+        ),
         (cause(Loss.BROKEN, broken_by=""), "an operator broke it (break_lock)"),
         (cause(Loss.BROKEN, broken_by="812|web-3|"), "web-3, pid 812 broke it (break_lock)"),
         (cause(Loss.BROKEN, broken_by="812|web-3|a|note"), "web-3, pid 812 ('a|note') broke it (break_lock)"),
