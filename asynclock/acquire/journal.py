@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import fields
-from logging import DEBUG, INFO, WARNING
+from logging import DEBUG, ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock import events
@@ -81,6 +81,11 @@ class Journal:
         if self.admits(type(event), level):
             write(event, level)
 
+    def admits_fault(self, several: str) -> bool:
+        """Whether to log a fault of that sort now; if not, it is counted. `several`: what the line calls that counts
+        the others."""
+        return self._flood.admits((several, ERROR))
+
     def stop(self) -> None:
         """The session closes."""
         self._flood.stop()
@@ -101,7 +106,9 @@ def write_debug(event: Event) -> None:
         write(event, DEBUG)
 
 
-def _write_more(kind: tuple[type[Event], int], count: int) -> None:
-    event, level = kind
-    extra = {"asynclock_event": event.__name__, "asynclock_more": count}
-    log.log(level, "asynclock: and %s more %s", f"{count:,}", LINES[event].several, extra=extra)
+def _write_more(kind: tuple[type[Event] | str, int], count: int) -> None:
+    what, level = kind
+    extra: dict[str, object] = {"asynclock_more": count}
+    if not isinstance(what, str):
+        extra["asynclock_event"], what = what.__name__, LINES[what].several
+    log.log(level, "asynclock: and %s more %s", f"{count:,}", what, extra=extra)

@@ -152,7 +152,8 @@ def started_thread(session: Session, stores: Sequence[Store]) -> RenewalThread |
         thread = RenewalThread(session, stores)
         thread.start()
     except (OSError, RuntimeError):  # no more files, or no more threads
-        log.exception("asynclock: the renewal thread cannot start: leases end if the event loop is blocked")
+        if session.journal.admits_fault("times that the renewal thread could not start"):
+            log.exception("asynclock: the renewal thread cannot start: leases end if the event loop is blocked")
         return None
     return thread
 

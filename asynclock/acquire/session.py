@@ -73,7 +73,7 @@ class Session:
         self.clock = clocks[0] if clocks else SYSTEM
         self.journal = Journal(self.clock)
         self.lag = LoopLag(lambda seconds: self.tell(LoopLagged(seconds)))
-        self.watchdog = Watchdog(self.clock, self.lag)
+        self.watchdog = Watchdog(self.clock, self.lag, self.journal.admits_fault)
         self.holds = Holds()
         self.local_queues = LocalQueues()
         self.yielded = YieldedNames(self.clock.now, used=len(stores) > 1)

@@ -21,6 +21,8 @@ from asynclock.acquire.renewal import Due
 from asynclock.acquire.tenure import Loss
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from asynclock._clock import Clock, Timer
     from asynclock.acquire.hold import Hold
 
@@ -38,8 +40,11 @@ _AGAIN = 0.05  # seconds until a check that raised is repeated
 class Watchdog:
     """See the module."""
 
-    def __init__(self, clock: Clock, lag: LoopLag | None = None) -> None:
+    def __init__(
+        self, clock: Clock, lag: LoopLag | None = None, admits_fault: Callable[[str], bool] = lambda several: True
+    ) -> None:
         self._clock = clock
+        self._admits_fault = admits_fault
         self._lag = lag or LoopLag()
         self._wheel: dict[int, set[Hold]] = {}
         self._timer: Timer | None = None
@@ -113,5 +118,6 @@ class Watchdog:
                     hold.renew(now)
             hold.watch()
         except Exception:
-            log.exception("asynclock: the watchdog failed on %r and will try again", hold)
+            if self._admits_fault("checks of the watchdog that failed"):
+                log.exception("asynclock: the watchdog failed on %r and will try again", hold)
             hold.watch_at(now + _AGAIN)

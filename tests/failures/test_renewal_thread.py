@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, Redlock, Unsupported
+from asynclock._flood import BURST
 from asynclock.acquire.renewal import RENEW_BELOW, thread_extends_by
 from asynclock.quorum.ballot import Ballot, drift
 from asynclock.rules.model import EXTEND, Op
@@ -72,6 +73,24 @@ async def test_a_thread_that_cannot_start_is_logged(
         assert renewal_threads() == []
         async with redlock(name):
             assert len(renewal_threads()) == 1
+
+
+@pytest.mark.one_loop("no command is sent")
+async def test_threads_that_cannot_start_are_counted(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each lease tries again, so a program that takes many would log as many tracebacks."""
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    async with Redlock("memory:", renew="thread") as redlock:
+        for _ in range(3 * BURST):
+            async with redlock(name):
+                pass
+        assert caplog.text.count("cannot start") == BURST
+    assert f"and {2 * BURST} more times that the renewal thread could not start" in caplog.text
 
 
 async def test_there_is_none_by_default(redlock: Redlock, name: str) -> None:

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asynclock._flood import BURST
+from asynclock.acquire.journal import Journal
 from asynclock.acquire.renewal import RETRY, Due, due, retry_after
 from asynclock.acquire.watchdog import TICK, Watchdog
 from tests.support.fake_clock import FakeClock
@@ -199,6 +201,19 @@ def test_a5_a_check_that_raises_is_repeated(caplog: pytest.LogCaptureFixture) ->
     assert len(failing.looks) == 3
     clock.advance(1.0)
     assert len(failing.looks) == 4
+
+
+def test_a5_a_flood_of_checks_that_raise_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """A store that raises does so for each hold, twenty times a second. Each check is repeated, logged or not."""
+    clock = FakeClock()
+    journal = Journal(clock)
+    dog = Watchdog(clock, None, journal.admits_fault)
+    holds = [Watched(dog, RuntimeError("bug"), 1.0).watched_at(clock.now() + 1.0) for _ in range(3 * BURST)]
+    clock.advance(2.0)
+    journal.stop()
+    assert all(len(each.looks) == 2 for each in holds)
+    assert caplog.text.count("will try again") == BURST
+    assert f"and {2 * BURST} more checks of the watchdog that failed" in caplog.text
 
 
 def test_a5_a_check_that_raises_harms_no_other() -> None:
