@@ -6,7 +6,7 @@
 # make test-all  the short suite on each interpreter of this machine, from 3.11 on
 # Each makes the virtual environments that it needs; a Python of 3.11 or later is all they need.
 
-PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
