@@ -110,7 +110,7 @@ def test_interrupted_demo_leaves_nothing(
     """Ctrl-C or SIGTERM in the middle: no verdict, no process, no file; the exit code is the signal's."""
     process = start()
     at_work(process)
-    assert len(processes(folder)) >= 5 + 4
+    assert len(processes(folder)) >= 5 + 4 - 1  # on a busy machine the demo has killed a server by now
     process.send_signal(number)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 128 + number, said
