@@ -26,6 +26,7 @@ class Entry(NamedTuple):
 
 STORES = {
     **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), Entry(_REDIS)),
+    **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), Entry(_REDIS)),
     "embedded": Entry("asynclock.stores.embedded.store:EmbeddedStore", "Linux or macOS"),
     "memory": Entry("asynclock.stores.memory:store_of_url"),
 }

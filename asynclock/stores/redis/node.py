@@ -28,7 +28,6 @@ import asyncio
 import contextlib
 import logging
 import math
-from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +45,18 @@ from asynclock.stores.redis.keys import mark
 from asynclock.stores.redis.login import fetch_credentials, take_over
 from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
-from asynclock.stores.redis.reconnect import Backoff, pause
+from asynclock.stores.redis.reconnect import Backoff
 from asynclock.stores.redis.restarts import Dialer, Restarts
-from asynclock.stores.redis.stages import Stage, follow, running_for
+from asynclock.stores.redis.stages import NodeState, Stage, follow, running_for
 from asynclock.stores.redis.stopwatch import Stopwatch
 from asynclock.stores.redis.views import names, view
 from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redis.asyncio.connection import AbstractConnection
+
     from asynclock.stores.port import Facts, NodeConfig, NodeView, ReplyHandler
 
 log = logging.getLogger("asynclock")
@@ -61,15 +64,6 @@ log = logging.getLogger("asynclock")
 _LATE = 0.01  # seconds; a timer that fires later than this shows that the event loop was blocked
 _GRANT = Serve.GRANT
 _FAREWELL = 1.0  # seconds for which a client that closes tries to deliver pending releases
-
-
-class NodeState(Enum):
-    """Whether commands can be sent."""
-
-    NEW = "new"
-    UP = "up"
-    DOWN = "down"
-    CLOSED = "closed"
 
 
 class RedisNode:
@@ -269,10 +263,13 @@ class RedisNode:
                 self._reports.down(self.error)
             finally:
                 self._met.set()
-            await pause(self._backoff.failed(hopeless=isinstance(self.error, ConfigError)))
+            await self._backoff.pause(hopeless=isinstance(self.error, ConfigError))
+
+    async def _dial(self) -> AbstractConnection:
+        return await self._store.dial()
 
     async def _open_connection(self) -> None:
-        redis, limit = await self._store.dial(), self._config.connect_timeout
+        redis, limit = await self._dial(), self._config.connect_timeout
         await fetch_credentials(redis, self._reached, limit, self._met.set)
         connection: Connection | None = None
         follow(redis, self._reached)
@@ -281,8 +278,8 @@ class RedisNode:
                 await redis.connect()  # type: ignore[no-untyped-call]
                 self._reached(Stage.HELLO)
                 connection = take_over(self, redis)
-                ask, name = partial(self._ask, connection), redis.client_name
-                native, listens, self._mode = await handshake(ask, self._config, self._restarts, self.label, name)
+                ask = partial(self._ask, connection)
+                native, listens, self._mode = await self._greet(ask, redis.client_name)
             await self._delivery.send_all_but_a_slice(connection)
         except BaseException:
             if connection is not None:
@@ -302,6 +299,9 @@ class RedisNode:
         if self.listens or self._listened:
             self._config.listener.connected(self.index)
         self._listened = self.listens
+
+    async def _greet(self, ask: Callable[..., CommandReply], name: str | None) -> tuple[tuple[str, ...], bool, Mode]:
+        return await handshake(ask, self._config, self._restarts, self.label, name)
 
     def _reached(self, stage: Stage) -> None:
         self.stage = stage

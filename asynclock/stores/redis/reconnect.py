@@ -29,6 +29,10 @@ class Backoff:
         self._pause = min(2 * self._pause, _PAUSES[1])
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
+    async def pause(self, *, hopeless: bool) -> None:
+        """Wait before the next attempt."""
+        await pause(self.failed(hopeless))
+
     def rebuffed(self, now: float) -> None:
         """The server that answers is the wrong one (a replica). The first time the next attempt follows almost at once;
         after that the pause doubles each time."""

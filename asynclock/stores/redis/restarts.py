@@ -58,7 +58,7 @@ class Restarts:
 
     def learn(self, info: Any, mark: Any) -> None:
         """Read the answers to INFO and to GET of the mark, on a new connection. Raises SameServer."""
-        said = _fields(info)
+        said = fields(info)
         run_id = said.get("run_id", "")
         self._refuse_double(run_id)
         if self.facts is not None and self.facts.run_id == run_id:
@@ -79,7 +79,7 @@ class Restarts:
     def check_memory(self, info: Any) -> None:
         """Read the answer to INFO memory. A full server must refuse new keys, not delete others: a lock that it deletes
         gets a second holder. Logs a warning once."""
-        said = _fields(info)
+        said = fields(info)
         policy, limit = said.get("maxmemory_policy", "noeviction"), said.get("maxmemory", "0")
         if policy != "noeviction" and limit != "0" and not self._warned_of_eviction:
             self._warned_of_eviction = True
@@ -135,6 +135,6 @@ class Restarts:
             del self._servers[known]
 
 
-def _fields(info: Any) -> dict[str, str]:
+def fields(info: Any) -> dict[str, str]:
     """The fields of an answer to INFO. Pure."""
     return dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}

@@ -1,4 +1,4 @@
-"""How far an attempt to connect has come."""
+"""The states of a node, and how far an attempt to connect has come."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from redis.asyncio.connection import AbstractConnection, SSLConnection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+
+class NodeState(Enum):
+    """Whether commands can be sent."""
+
+    NEW = "new"
+    UP = "up"
+    DOWN = "down"
+    CLOSED = "closed"
 
 
 class Stage(Enum):

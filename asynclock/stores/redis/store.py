@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 from os.path import isfile
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
-from redis.asyncio import ConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
+from redis.asyncio.sentinel import SentinelConnectionPool
 
 from asynclock._errors import ConfigError
 from asynclock.stores.redis.login import stream_of
 from asynclock.stores.redis.node import RedisNode
-from asynclock.stores.redis.stages import followed
+from asynclock.stores.redis.pools import ENCODED, connection_of, label_of, pool_of
+from asynclock.stores.redis.sentinel import SentinelNode
+from asynclock.stores.redis.sentinel_urls import (
+    MasterAt,
+    is_sentinel_url,
+    label_of_master,
+    read_sentinel_url,
+    sentinels_of,
+)
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.stores.port import NodeConfig
-
-SCHEMES = {"redis": "redis", "rediss": "rediss", "unix": "unix", "valkey": "redis", "valkeys": "rediss"}
-"""The url schemes of this store, and the schemes of redis-py for them."""
-
-_SPEAK = {
-    "protocol": 2,
-    "decode_responses": False,
-    "encoding": "utf-8",
-    "encoding_errors": "strict",
-    "health_check_interval": 0,
-    "retry_on_timeout": False,
-    "retry_on_error": [],
-    "maint_notifications_config": None,
-    "himport_registry": None,
-    "event_dispatcher": None,
-}
-"""Settings that replace those of the user's client: redis-py must not retry by itself, and replies stay bytes."""
+    from asynclock.stores.redis.masters import Address, Sentinels
 
 
 class RedisStore:
-    """One server, by url or by the user's own `redis.asyncio.Redis`."""
+    """One server, by url or by the user's own `redis.asyncio.Redis`; or the master of a Sentinel deployment, by a url
+    of its sentinels or by the client that `Sentinel.master_for` returns."""
 
     clock = None
     thread_safe = True
@@ -47,16 +38,24 @@ class RedisStore:
     def __init__(self, server: str | Redis) -> None:
         self.run_id = ""
         self.replaced = "", 0.0
-        self._pool = server.connection_pool if isinstance(server, Redis) else _pool(server)
+        self.sentinels: Sentinels | None = None
+        if isinstance(server, Redis):
+            self._pool = server.connection_pool
+            if isinstance(self._pool, SentinelConnectionPool):
+                self.sentinels = sentinels_of(self._pool)
+        elif is_sentinel_url(server):
+            self._pool, self.sentinels = read_sentinel_url(server)
+        else:
+            self._pool = pool_of(server)
         self._tokens = stream_of(self._pool)  # a reference, so that it lives as long as this store
-        self.label = _label(self._pool)
+        self.label = label_of(self._pool) if self.sentinels is None else label_of_master(self.sentinels, self._pool)
         unknown = ""
         try:
             self._connection()
         except TypeError as error:
             unknown = str(error)
         if unknown and isinstance(server, str) and "@" in server.partition("?")[2]:  # a password with a ? in it
-            raise ConfigError(f"redis-py does not know a setting of a url: {_ENCODED}")
+            raise ConfigError(f"redis-py does not know a setting of a url: {ENCODED}")
         if unknown:
             raise ConfigError(f"{self.label}: redis-py does not know a setting of this url ({unknown})")
 
@@ -64,55 +63,26 @@ class RedisStore:
         return f"<RedisStore {self.label}>"
 
     def open(self, config: NodeConfig) -> RedisNode:
+        if self.sentinels is not None:
+            return SentinelNode(self, config, self.sentinels)
         return RedisNode(self, config)
 
     async def dial(self) -> AbstractConnection:
-        """Make a new connection with the settings of the user's pool."""
+        """Make a new connection with the settings of the user's pool, to the master that the sentinels name."""
+        return await self.dial_to(None if self.sentinels is None else (await self.sentinels.find()).address)
+
+    async def dial_to(self, address: Address | None) -> AbstractConnection:
+        """Make a new connection to the server at `address`; None: at that of the settings."""
         for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
             file = self._pool.connection_kwargs.get(option)
             if file and not isfile(file):  # noqa: ASYNC240 - once per connection, and local
                 raise ConfigError(f"{self.label}: there is no file {file}: correct {option}")
-        return self._connection()
+        return self._connection(address)
 
-    def _connection(self) -> AbstractConnection:
-        theirs = self._pool.connection_kwargs
-        ours = {key: value for key, value in theirs.items() if not key.startswith(("maint_", "orig_"))}
-        ours |= {key: value for key, value in _SPEAK.items() if key in theirs or value is not None}
-        ours["retry"] = Retry(NoBackoff(), 0)
-        connection: AbstractConnection = followed(self._pool.connection_class)(**ours)
-        return connection
-
-
-_ENCODED = "user and secret are percent-encoded (%2C for a comma), and each of several urls begins with its scheme"
-
-
-def _pool(url: str) -> ConnectionPool:
-    scheme, _, rest = url.partition("://")
-    how = f"write it as {scheme}://{'path' if scheme == 'unix' else 'host:port/db'}; {_ENCODED}"
-    try:
-        pool = ConnectionPool.from_url(f"{SCHEMES[scheme.lower()]}://{rest}")
-        parts = urlsplit(url)
-    except (ValueError, TypeError):  # their messages may contain the password
-        pool = None
-    if pool is None:  # not in the except block, so that their error is not the __context__ of this one
-        raise ConfigError(f"a {scheme} url could not be read: {how}")
-    if scheme.lower() in ("rediss", "valkeys") and pool.connection_kwargs.get("ssl_cert_reqs") != "none":
-        pool.connection_kwargs.setdefault("ssl_check_hostname", True)  # the default of redis-py since 6.0
-    db = parts.path.strip("/")
-    odd = not parts.path if scheme == "unix" else bool(db) and not db.isdigit()
-    # An unencoded character in a password ends it early. The rest must not be used, and shown, as the host.
-    odd = odd or bool(parts.fragment) or "," in (parts.hostname or "")
-    if odd or any("=" not in each for each in parts.query.split("&") if each):
-        raise ConfigError(f"a {scheme} url has no path, or a db that is not a number, or an unknown part: {how}")
-    return pool
-
-
-def _label(pool: ConnectionPool) -> str:
-    """The address of the server, without user and password."""
-    said = pool.connection_kwargs
-    db = f"/{said['db']}" if said.get("db") else ""
-    if "path" in said:
-        return f"unix://{said['path']}{db}"
-    if hasattr(pool, "service_name"):
-        return f"sentinel://{pool.service_name}{db}"
-    return f"{said.get('host', 'localhost')}:{said.get('port', 6379)}{db}"
+    def _connection(self, address: Address | None = None) -> AbstractConnection:
+        settings: dict[str, Any] = dict(self._pool.connection_kwargs)
+        if address is not None and "connection_pool" in settings:  # redis-py's connection asks it for the master
+            settings["connection_pool"] = MasterAt(address)
+        elif address is not None:
+            settings |= {"host": address[0], "port": address[1]}
+        return connection_of(self._pool, settings)

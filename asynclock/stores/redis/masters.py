@@ -1,0 +1,251 @@
+"""Asks Redis Sentinels which server is the master.
+
+The rules:
+
+1. All sentinels are asked at once. The answer of a majority is waited for, and that of the others for a moment longer.
+   Among the answers that differ, that with the greatest config epoch counts: each failover has a greater one than all
+   before it, and a sentinel that was cut off has an older one.
+2. Where the sentinels are silent or the epochs are forbidden, one answer is enough: the node checks the role of the
+   server (`sentinel.py`), and listens to the sentinels from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from redis.exceptions import ResponseError
+
+from asynclock._errors import ConfigError
+from asynclock.stores.redis.replies import connect_error
+from asynclock.stores.redis.stages import Stage, follow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from redis.asyncio.connection import AbstractConnection
+
+log = logging.getLogger("asynclock")
+
+Address: TypeAlias = tuple[str, int]
+
+_GRACE = 0.05  # seconds for which the other sentinels are waited for, after a majority has answered
+_LIMIT = 1.0  # seconds for one sentinel to connect and to answer
+_QUIET = 5.0  # seconds of silence after which a sentinel is asked whether it is there
+_PAUSES = (0.1, 5.0)  # seconds between attempts to connect to a sentinel: the first and the longest
+
+
+class Master(NamedTuple):
+    """The master that a sentinel names."""
+
+    address: Address
+    epoch: int = -1  # of its last failover; -1: the sentinel forbids to ask for it
+    age: float = 0.0  # seconds for which the sentinel has known it as the master
+
+
+class Endpoint(NamedTuple):
+    """One sentinel."""
+
+    label: str
+    dial: Callable[[], AbstractConnection]
+
+
+def shown(address: Address) -> str:
+    """An address in messages."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def newest(answers: Sequence[Master]) -> Master:
+    """The answer that counts (rule 1): with the greatest epoch, then the one that most sentinels give. Its age is the
+    longest that is known. Pure."""
+    named = Counter(each.address for each in answers)
+    best = max(answers, key=lambda each: (each.epoch, named[each.address], each.address))
+    same = [each for each in answers if each.address == best.address and each.epoch == best.epoch]
+    return best._replace(age=max(each.age for each in same))
+
+
+class Sentinels:
+    """The sentinels of one master. It has no connections of its own, so that all event loops can use it."""
+
+    def __init__(
+        self, name: str, endpoints: Sequence[Endpoint], *, others: int = 0, forced_host: str | None = None
+    ) -> None:
+        self.name = name
+        self.endpoints = tuple(endpoints)
+        self._others = others  # an answer counts only from a sentinel that sees so many others
+        self._forced_host = forced_host
+
+    async def find(self, within: float = _LIMIT) -> Master:
+        """The master, after `within` seconds at most. Raises ConnectionError, or ConfigError if only the user can solve
+        the problem."""
+        asked = {asyncio.ensure_future(self.ask(each)): each for each in self.endpoints}
+        found: list[Master] = []
+        errors: dict[str, Exception] = {}
+        pending, loop = set(asked), asyncio.get_running_loop()
+        until = loop.time() + within
+        try:
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending, timeout=max(0.0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                had_majority = len(found) > len(asked) // 2
+                for each in done:
+                    error = each.exception()
+                    if error is None:
+                        found.append(each.result())
+                    elif isinstance(error, Exception):
+                        errors[asked[each].label] = error
+                if not had_majority and len(found) > len(asked) // 2:
+                    until = min(until, loop.time() + _GRACE)
+        finally:
+            for each in pending:
+                each.cancel()
+            if pending:
+                await asyncio.wait(pending)
+        if found:
+            return newest(found)
+        late = {asked[each].label: TimeoutError(f"no answer within {within:g} s") for each in pending}
+        raise self._unknown({**errors, **late})
+
+    def _unknown(self, errors: Mapping[str, Exception]) -> Exception:
+        """The error if no sentinel names a master. A ConfigError if each of them answers so that only the user can
+        solve it."""
+        reasons = "; ".join(
+            str(error) if label in str(error) else f"{label}: {error}" for label, error in errors.items()
+        )
+        hopeless = all(isinstance(each, ConfigError) for each in errors.values())
+        return (ConfigError if hopeless else ConnectionError)(f"no sentinel names the master {self.name}: {reasons}")
+
+    async def ask(self, endpoint: Endpoint) -> Master:
+        """The master that this sentinel names. Raises ConnectionError, TimeoutError, ConfigError."""
+        connection, stages = endpoint.dial(), [Stage.CONNECT]
+        follow(connection, stages.append)
+        try:
+            async with asyncio.timeout(_LIMIT):
+                await connection.connect()  # type: ignore[no-untyped-call]
+                address, state = await _answers(
+                    connection,
+                    ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name),
+                    ("SENTINEL", "MASTER", self.name),
+                )
+            return self._master(endpoint.label, address, state)
+        except Exception as error:
+            raise connect_error(endpoint.label, error, stages[-1]) from None
+        finally:
+            await connection.disconnect(nowait=True)
+
+    def _master(self, label: str, address: Any, state: Any) -> Master:
+        """Read the two answers. While a failover is under way, the first has the new master already. Pure."""
+        if address is None:
+            raise ConfigError(f"{label} knows no master {self.name}: correct the name in the url")
+        if isinstance(address, ResponseError):
+            raise ConnectionError(f"{label}: {address}")
+        known = (address[0].decode(), int(address[1]))
+        fields = fields_of(state)
+        if self._others > (others := int(fields.get("num-other-sentinels", 0))):
+            raise ConnectionError(f"{label} sees {others} other sentinels, and the client wants {self._others}")
+        host = known[0] if self._forced_host is None else self._forced_host
+        master = Master((host, known[1]), int(fields.get("config-epoch", -1)))
+        if (fields.get("ip"), fields.get("port")) != (known[0], str(known[1])):
+            return master
+        age = int(fields.get("role-reported-time", 0)) / 1000
+        return master._replace(age=age)
+
+
+def fields_of(answer: Any) -> dict[str, str]:
+    """The fields of an answer that is a list of names and values; none, if it is an error. Pure."""
+    if not isinstance(answer, list):
+        return {}
+    words = [word.decode(errors="replace") for word in answer]
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+async def _answers(connection: AbstractConnection, *commands: tuple[str, ...]) -> list[Any]:
+    """The answers to some commands; an error reply is one, too."""
+    found: list[Any] = []
+    await connection.send_packed_command(connection.pack_commands(commands))
+    for _ in commands:
+        try:
+            found.append(await connection.read_response())
+        except ResponseError as error:
+            found.append(error)
+    return found
+
+
+class Watch:
+    """Listens to all sentinels of one node. `left` is called with the addresses of the old and of the new master when a
+    sentinel has switched, and `named` with the master that a sentinel names, after each switch and each connect."""
+
+    def __init__(
+        self, sentinels: Sentinels, left: Callable[[Address, Address], object], named: Callable[[Master], object]
+    ) -> None:
+        self._sentinels = sentinels
+        self._left = left
+        self._named = named
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """A second call does nothing."""
+        if not self._tasks:
+            loop = asyncio.get_running_loop()
+            self._tasks = [
+                loop.create_task(self._follow(each), name=f"asynclock {each.label}")
+                for each in self._sentinels.endpoints
+            ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _follow(self, endpoint: Endpoint) -> None:
+        """Listen to one sentinel, and connect again whenever the connection is lost."""
+        pause = _PAUSES[0]
+        while True:
+            began = asyncio.get_running_loop().time()
+            connection = endpoint.dial()
+            try:
+                await self._listen(endpoint, connection)
+            except Exception as error:
+                log.debug("asynclock: %s is not listened to: %s", endpoint.label, error)
+            finally:
+                await connection.disconnect(nowait=True)
+            if asyncio.get_running_loop().time() - began > _PAUSES[1]:
+                pause = _PAUSES[0]
+            if (task := asyncio.current_task()) is not None and task.cancelling():  # see `reconnect.pause`
+                raise asyncio.CancelledError
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            pause = min(2 * pause, _PAUSES[1])
+
+    async def _listen(self, endpoint: Endpoint, connection: AbstractConnection) -> None:
+        """Returns or raises once the connection is lost."""
+        async with asyncio.timeout(_LIMIT):
+            await connection.connect()  # type: ignore[no-untyped-call]
+            await connection.send_command("SUBSCRIBE", "+switch-master")
+            await connection.read_response()
+        self._named(await self._sentinels.ask(endpoint))  # a switch before the subscription
+        asked = False
+        while True:
+            message = await connection.read_response(timeout=_QUIET)  # None: there is none within so many seconds
+            if message is None and asked:
+                return
+            if message is None:
+                await connection.send_command("PING")
+            asked = message is None
+            if message is not None and message[0] == b"message":
+                await self._switched(endpoint, message[-1])
+
+    async def _switched(self, endpoint: Endpoint, text: bytes) -> None:
+        words = text.decode(errors="replace").split()
+        if len(words) == 5 and words[0] == self._sentinels.name:
+            with contextlib.suppress(ValueError):
+                self._left((words[1], int(words[2])), (words[3], int(words[4])))
+            self._named(await self._sentinels.ask(endpoint))

@@ -1,0 +1,151 @@
+"""The master of a Sentinel deployment, as one event loop sees it: a `RedisNode` whose server changes.
+
+1. Each attempt to connect asks all sentinels for the master (`masters.py`). The server must say that it is a master:
+   a replica, or a server that answers READONLY later, is left, and the next attempt asks again.
+2. The node listens to all sentinels. When one of them has switched to another master, or names one with a greater
+   epoch, the connection is dropped at once, also if the old master still answers. Replies that come from it later are
+   not read. A connection attempt to the old master, or the pause before the next one, ends as well.
+3. An address that a sentinel has switched away from is not connected to for 10 s, because other sentinels may learn of
+   the switch a moment later. By then the old master has been made a replica, if it is alive.
+4. The pending releases, the tickets and the renewals go to the new master, as after each reconnect. It may lack holds
+   that the old one has granted (docs/stores/sentinel.md).
+5. In a quorum the new master is in quarantine from its promotion on. A client that met the old one sees another run_id
+   (`restarts.py`); to one that did not, the sentinels tell for how long the master has been one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from typing import TYPE_CHECKING
+
+from asynclock.stores.port import Facts
+from asynclock.stores.redis.masters import Watch, shown
+from asynclock.stores.redis.node import RedisNode
+from asynclock.stores.redis.reconnect import Backoff, pause
+from asynclock.stores.redis.replies import Fault, ServerError, fault_of
+from asynclock.stores.redis.restarts import fields
+from asynclock.stores.redis.stages import NodeState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock.stores.port import NodeConfig
+    from asynclock.stores.redis.checks import Mode
+    from asynclock.stores.redis.connection import CommandReply
+    from asynclock.stores.redis.masters import Address, Master, Sentinels
+    from asynclock.stores.redis.store import RedisStore
+
+_LEFT = 10.0  # seconds for which rule 3 holds; the sentinels tell each other of a switch every 2 s
+
+
+class _Backoff(Backoff):
+    """Pauses that a switch to another master ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = asyncio.Event()  # the sentinels have switched since the last attempt began
+
+    async def pause(self, *, hopeless: bool) -> None:
+        await pause(0.0)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.failed(hopeless)):
+                await self.changed.wait()
+
+    def switched(self) -> None:
+        """The next attempt follows at once."""
+        self.begin(0.0)
+        self.changed.set()
+
+
+class SentinelNode(RedisNode):
+    """See the module."""
+
+    def __init__(self, store: RedisStore, config: NodeConfig, sentinels: Sentinels) -> None:
+        super().__init__(store, config)
+        self._managed = store
+        self._sentinels = sentinels
+        self._backoff: _Backoff = _Backoff()
+        self._news = Watch(sentinels, self._switched, self._named)
+        self._master: Master | None = None  # of the connection, or of the attempt
+        self._left: dict[Address, float] = {}  # rule 3: until when
+        self._attempt: asyncio.Timeout | None = None
+
+    async def aclose(self) -> None:
+        await self._news.stop()
+        await super().aclose()
+
+    # -- what the sentinels tell -----------------------------------------------------------------------------------
+
+    def _switched(self, old: Address, new: Address) -> None:
+        self._left[old] = self.clock.now() + _LEFT
+        self._left.pop(new, None)
+        if self._master is None or self._master.address == old:
+            self._leave(new)
+
+    def _named(self, master: Master) -> None:
+        known = self._master
+        if known is not None and master.address != known.address and master.epoch > known.epoch:
+            self._leave(master.address)
+
+    def _leave(self, new: Address) -> None:
+        """Rule 2. Another attempt to connect follows at once."""
+        self._backoff.switched()
+        if self._connection is not None:
+            error = ConnectionError(f"{self.label}: the sentinels have switched to the master {shown(new)}")
+            self.lost(self._connection, error)
+        elif self._attempt is not None:
+            self._attempt.reschedule(asyncio.get_running_loop().time())
+            self._attempt = None
+
+    # -- connecting ------------------------------------------------------------------------------------------------
+
+    def _reconnect(self) -> None:
+        if self.state is not NodeState.CLOSED:
+            self._news.start()
+        super()._reconnect()
+
+    async def _open_connection(self) -> None:
+        self._backoff.changed.clear()
+        try:
+            async with asyncio.timeout(None) as self._attempt:
+                await super()._open_connection()
+        except TimeoutError:
+            if self._backoff.changed.is_set():
+                raise ConnectionError(f"{self.label}: the sentinels switched during the attempt to connect") from None
+            raise
+        finally:
+            self._attempt = None
+
+    async def _dial(self) -> AbstractConnection:
+        self._master = master = await self._sentinels.find(self._config.connect_timeout)
+        if self._left.get(master.address, -math.inf) > self.clock.now():
+            raise ConnectionError(f"{self.label}: some sentinels still name the old master {shown(master.address)}")
+        return await self._managed.dial_to(master.address)
+
+    async def _greet(self, ask: Callable[..., CommandReply], name: str | None) -> tuple[tuple[str, ...], bool, Mode]:
+        """Check the role first (rule 1)."""
+        replication, server = ask("INFO", "replication"), ask("INFO", "server")
+        try:
+            info = fields(await replication.answer_of()) | fields(await server.answer_of())
+        except ServerError as error:
+            if fault_of(error) is not Fault.CONFIG or "NOAUTH" in str(error):
+                raise
+            info = {}  # INFO is forbidden: a replica is found by its READONLY
+        if (role := info.get("role", "master")) != "master":
+            raise ConnectionError(f"{self.label}: the sentinels name a server as the master whose role is {role}")
+        self._note_promotion(info.get("run_id", ""), float(info.get("uptime_in_seconds", "inf")))
+        return await super()._greet(ask, name)
+
+    def _note_promotion(self, run_id: str, uptime: float) -> None:
+        """Rule 5. A master that was never switched to is judged as any other server. So is one that has been the master
+        for longer than the quarantine: it may have restarted since."""
+        master, quarantine = self._master, self._config.quarantine
+        if quarantine is None or master is None or master.epoch <= 0:
+            return
+        since = self.clock.now() - min(master.age, uptime)
+        if quarantine(Facts(run_id, "", -math.inf, since)) > self.clock.now() and self._managed.replaced[0] != run_id:
+            self._managed.replaced = run_id, since

@@ -1,0 +1,216 @@
+"""A deployment of Redis Sentinel: a master, replicas and three sentinels, of Debian's redis-server, on free ports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from asynclock.stores.embedded.server import die_with_parent, stop
+from tests.support.servers import free_port
+from tests.support.services import needs, program
+
+NAME = "mymaster"
+_LIMIT = 20.0  # seconds
+_FAST = {"PING-PERIOD": 100, "INFO-PERIOD": 200, "PUBLISH-PERIOD": 200, "ASK-PERIOD": 100, "ELECTION-TIMEOUT": 1000}
+"""The periods of the sentinels, in ms. With the usual ones (1 to 10 s) a short `down_after` causes one failover after
+the other: a sentinel takes a new master for one that is down before it has asked it."""
+
+
+class Part:
+    """One process of a deployment."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.port = 0
+        self._command = command
+        self.password = ""
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - two system calls
+        )
+
+    def cli(self) -> redis.Redis:
+        return redis.Redis(port=self.port, password=self.password or None, socket_timeout=2.0)
+
+    def kill(self) -> None:
+        stop([self.process])
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        self.kill()
+        self.process = self._start()
+
+    @property
+    def role(self) -> str:
+        """ "master" or "slave"; "" while it does not answer."""
+        try:
+            with self.cli() as cli:
+                return str(cli.info("replication")["role"])  # type: ignore[index]
+        except redis.RedisError:
+            return ""
+
+
+def wait(check: Callable[[], object], what: str) -> None:
+    """Block until `check` is true. An error of a server that is not up yet counts as false."""
+    deadline = time.monotonic() + _LIMIT
+    while True:
+        try:
+            if check():
+                return
+        except (redis.RedisError, OSError):
+            pass
+        assert time.monotonic() < deadline, f"{what}: not within {_LIMIT:g} s"
+        time.sleep(0.01)
+
+
+class Deployment:
+    """The first of `servers` is the master at the start."""
+
+    def __init__(
+        self,
+        *,
+        replicas: int = 2,
+        down_after: int = 500,
+        password: str = "",
+        sentinel_password: str = "",
+        host: str = "",
+    ) -> None:
+        (self._program,) = needs("Redis", program("redis-server"))
+        self._folder = tempfile.TemporaryDirectory(prefix="asynclock-test-")
+        self._host = host or "127.0.0.1"
+        self._down_after = down_after
+        self._password = password
+        self._sentinel_password = sentinel_password
+        self.servers: list[Part] = []
+        self.sentinels: list[Part] = []
+        try:
+            self._begin(replicas)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self, replicas: int) -> None:
+        first = self._server()
+        for _ in range(replicas):
+            self._server("--replicaof", self._host, str(first.port))
+        for each in self.servers:
+            wait(lambda each=each: each.cli().ping(), "a server answers")
+        ports = [free_port() for _ in range(3)]
+        for port in ports:
+            self._sentinel(port, first.port)
+        fast = [word for item in _FAST.items() for word in item]
+        for each in self.sentinels:
+            wait(lambda each=each: each.cli().execute_command("SENTINEL", "DEBUG", *fast), "a sentinel answers")
+        wait(lambda: all(self._is_complete(each, replicas) for each in self.sentinels), "the sentinels agree")
+        wait(lambda: self._linked(first) == replicas, "the replicas follow")
+
+    def _server(self, *options: str) -> Part:
+        port = free_port()
+        secret = ["--requirepass", self._password, "--masterauth", self._password] if self._password else []
+        part = Part(
+            [
+                *(str(self._program), "--port", str(port), "--bind", self._host, "--dir", self._folder.name),
+                *("--save", "", "--appendonly", "no", "--daemonize", "no", "--dbfilename", f"{port}.rdb"),
+                *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"),
+                *("--enable-debug-command", "yes", *secret, *options),
+            ]
+        )
+        part.port, part.password = port, self._password
+        self.servers.append(part)
+        return part
+
+    def _sentinel(self, port: int, master: int) -> None:
+        path = Path(self._folder.name) / f"sentinel-{port}.conf"
+        path.write_text(
+            f"port {port}\nbind {self._host}\ndir {self._folder.name}\n"
+            f"sentinel monitor {NAME} {self._host} {master} 2\n"
+            f"sentinel down-after-milliseconds {NAME} {self._down_after}\n"
+            f"sentinel failover-timeout {NAME} 3000\n"
+            + (f"sentinel auth-pass {NAME} {self._password}\n" if self._password else "")
+            + (f"requirepass {self._sentinel_password}\n" if self._sentinel_password else "")
+            + (f"sentinel sentinel-pass {self._sentinel_password}\n" if self._sentinel_password else "")
+        )
+        part = Part([str(self._program), str(path), "--sentinel"])
+        part.port, part.password = port, self._sentinel_password
+        self.sentinels.append(part)
+
+    def _is_complete(self, sentinel: Part, replicas: int) -> bool:
+        said = self.state(sentinel)
+        return (said["num-slaves"], said["num-other-sentinels"]) == (replicas, 2)
+
+    def _linked(self, master: Part) -> int:
+        with master.cli() as cli:
+            known: Any = cli.info("replication")
+        return sum(known.get(f"slave{i}", {}).get("state") == "online" for i in range(len(self.servers)))
+
+    # -- what it says ------------------------------------------------------------------------------------------------
+
+    def state(self, sentinel: Part) -> dict[str, Any]:
+        with sentinel.cli() as cli:
+            return dict(cli.sentinel_master(NAME))
+
+    @property
+    def url(self) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        hosts = ",".join(f"{host}:{each.port}" for each in self.sentinels)
+        login = f":{self._password}@" if self._password else ""
+        secret = f"?sentinel_password={self._sentinel_password}" if self._sentinel_password else ""
+        return f"redis+sentinel://{login}{hosts}/{NAME}{secret}"
+
+    @property
+    def master(self) -> Part:
+        """The server that the first sentinel in reach names as the master."""
+        for each in self.sentinels:
+            if each.process.poll() is None:
+                port = int(self.state(each)["port"])
+                return next(server for server in self.servers if server.port == port)
+        raise AssertionError("no sentinel is left")
+
+    @property
+    def replicas(self) -> list[Part]:
+        master = self.master
+        return [each for each in self.servers if each is not master]
+
+    # -- what is done to it ------------------------------------------------------------------------------------------
+
+    def failover(self) -> Part:
+        """SENTINEL FAILOVER; returns the new master once all sentinels name it."""
+        before = self.master
+        with self.sentinels[0].cli() as cli:
+            wait(lambda: cli.execute_command("SENTINEL", "FAILOVER", NAME), "a failover begins")
+        return self.switched_from(before)
+
+    def switched_from(self, before: Part) -> Part:
+        """The new master, once all sentinels that run name another one than `before`."""
+        alive = [each for each in self.sentinels if each.process.poll() is None]
+        wait(lambda: all(int(self.state(each)["port"]) != before.port for each in alive), "the sentinels switch")
+        return self.master
+
+    def settle(self) -> None:
+        """Wait until the new master has all other live servers as replicas, and one more failover can begin."""
+        alive = sum(each.process.poll() is None for each in self.servers)
+        wait(lambda: self._linked(self.master) == alive - 1, "the replicas follow")
+
+    def stop(self) -> None:
+        stop([each.process for each in (*self.sentinels, *self.servers)])
+        self._folder.cleanup()
