@@ -26,6 +26,7 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_timeout_set_timer,
 )
 from tests.support.servers import Server, Servers, Several, container_urls
+from tests.support.services.sentinels import sentinel_deployment  # noqa: F401 - a fixture
 
 _numbers = itertools.count()
 

@@ -42,6 +42,7 @@ DEPLOYMENTS = {
     "one": Deployment(_shared(1), usual=True),
     "five": Deployment(_shared(5), usual=True),
     "memory": Deployment(lambda request: [MemoryStore()], usual=True),
+    "sentinel": Deployment(lambda request: [request.getfixturevalue("sentinel_deployment").url]),
     "user": Deployment(lambda request: [DictStore()]),
 }
 """By the name that the id of a test shows."""

@@ -8,6 +8,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeAlias
 
+import redis
+from redis.asyncio import ConnectionPool
+
 from asynclock import Lease, Lock, Redlock
 from asynclock.acquire.handover import Adoption
 from asynclock.acquire.tenure import Loss, Terms
@@ -36,8 +39,13 @@ def stores_of(client: Redlock) -> tuple[Any, ...]:
 
 
 def pool_of(store: Any) -> Any:
-    """The redis-py connection pool that a Redis store was made of."""
-    return store._pool
+    """The redis-py connection pool that a Redis store was made of; for a Sentinel deployment, one of its master."""
+    if store.sentinels is None:
+        return store._pool
+    sentinel = store.sentinels.endpoints[0].dial()
+    with redis.Redis(host=sentinel.host, port=sentinel.port) as cli:
+        host, port = cli.sentinel_get_master_addr_by_name(store.sentinels.name)
+    return ConnectionPool(host=host, port=port)
 
 
 def clock_of(client: Redlock) -> Any:

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from asynclock.stores.embedded.server import die_with_parent, stop
@@ -28,10 +29,11 @@ the other: a sentinel takes a new master for one that is down before it has aske
 class Part:
     """One process of a deployment."""
 
-    def __init__(self, command: list[str]) -> None:
-        self.port = 0
+    def __init__(self, host: str, port: int, password: str, command: list[str]) -> None:
+        self.host = host
+        self.port = port
+        self.password = password
         self._command = command
-        self.password = ""
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -44,7 +46,7 @@ class Part:
         )
 
     def cli(self) -> redis.Redis:
-        return redis.Redis(port=self.port, password=self.password or None, socket_timeout=2.0)
+        return redis.Redis(host=self.host, port=self.port, password=self.password or None, socket_timeout=2.0)
 
     def kill(self) -> None:
         stop([self.process])
@@ -90,14 +92,16 @@ class Deployment:
         self,
         *,
         replicas: int = 2,
+        sentinels: int = 3,
         down_after: int = 500,
         password: str = "",
         sentinel_password: str = "",
-        host: str = "",
+        host: str = "127.0.0.1",
     ) -> None:
         (self._program,) = needs("Redis", program("redis-server"))
         self._folder = tempfile.TemporaryDirectory(prefix="asynclock-test-")
-        self._host = host or "127.0.0.1"
+        self._host = host
+        self._count = sentinels
         self._down_after = down_after
         self._password = password
         self._sentinel_password = sentinel_password
@@ -115,9 +119,8 @@ class Deployment:
             self._server("--replicaof", self._host, str(first.port))
         for each in self.servers:
             wait(lambda each=each: each.cli().ping(), "a server answers")
-        ports = [free_port() for _ in range(3)]
-        for port in ports:
-            self._sentinel(port, first.port)
+        for _ in range(self._count):
+            self._sentinel(free_port(), first.port)
         fast = [word for item in _FAST.items() for word in item]
         for each in self.sentinels:
             wait(lambda each=each: each.cli().execute_command("SENTINEL", "DEBUG", *fast), "a sentinel answers")
@@ -128,14 +131,16 @@ class Deployment:
         port = free_port()
         secret = ["--requirepass", self._password, "--masterauth", self._password] if self._password else []
         part = Part(
+            self._host,
+            port,
+            self._password,
             [
                 *(str(self._program), "--port", str(port), "--bind", self._host, "--dir", self._folder.name),
                 *("--save", "", "--appendonly", "no", "--daemonize", "no", "--dbfilename", f"{port}.rdb"),
                 *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"),
                 *("--enable-debug-command", "yes", *secret, *options),
-            ]
+            ],
         )
-        part.port, part.password = port, self._password
         self.servers.append(part)
         return part
 
@@ -143,20 +148,19 @@ class Deployment:
         path = Path(self._folder.name) / f"sentinel-{port}.conf"
         path.write_text(
             f"port {port}\nbind {self._host}\ndir {self._folder.name}\n"
-            f"sentinel monitor {NAME} {self._host} {master} 2\n"
+            f"sentinel monitor {NAME} {self._host} {master} {self._count // 2 + 1}\n"
             f"sentinel down-after-milliseconds {NAME} {self._down_after}\n"
             f"sentinel failover-timeout {NAME} 3000\n"
             + (f"sentinel auth-pass {NAME} {self._password}\n" if self._password else "")
             + (f"requirepass {self._sentinel_password}\n" if self._sentinel_password else "")
             + (f"sentinel sentinel-pass {self._sentinel_password}\n" if self._sentinel_password else "")
         )
-        part = Part([str(self._program), str(path), "--sentinel"])
-        part.port, part.password = port, self._sentinel_password
+        part = Part(self._host, port, self._sentinel_password, [str(self._program), str(path), "--sentinel"])
         self.sentinels.append(part)
 
     def _is_complete(self, sentinel: Part, replicas: int) -> bool:
         said = self.state(sentinel)
-        return (said["num-slaves"], said["num-other-sentinels"]) == (replicas, 2)
+        return (said["num-slaves"], said["num-other-sentinels"]) == (replicas, self._count - 1)
 
     def _linked(self, master: Part) -> int:
         with master.cli() as cli:
@@ -211,6 +215,22 @@ class Deployment:
         alive = sum(each.process.poll() is None for each in self.servers)
         wait(lambda: self._linked(self.master) == alive - 1, "the replicas follow")
 
+    def unlink_replicas(self) -> None:
+        """Freeze the replicas without a connection to the master: what it is told from now on is lost with it."""
+        master, replicas = self.master, self.replicas
+        for each in replicas:
+            each.freeze()
+        with master.cli() as cli:
+            cli.client_kill_filter(_type="replica")
+
     def stop(self) -> None:
         stop([each.process for each in (*self.sentinels, *self.servers)])
         self._folder.cleanup()
+
+
+@pytest.fixture(scope="session")
+def sentinel_deployment() -> Iterator[Deployment]:
+    """A deployment that lives as long as the tests, for tests that do not harm it."""
+    deployment = Deployment()
+    yield deployment
+    deployment.stop()
