@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -21,7 +20,7 @@ from tests.support.services import needs, program
 
 NAME = "mymaster"
 _LIMIT = 20.0  # seconds
-_FAST = {"PING-PERIOD": 100, "INFO-PERIOD": 200, "PUBLISH-PERIOD": 200, "ASK-PERIOD": 100, "ELECTION-TIMEOUT": 1000}
+_FAST = {"PING-PERIOD": 300, "INFO-PERIOD": 200, "PUBLISH-PERIOD": 200, "ASK-PERIOD": 100, "ELECTION-TIMEOUT": 1000}
 """The periods of the sentinels, in ms. With the usual ones (1 to 10 s) a short `down_after` causes one failover after
 the other: a sentinel takes a new master for one that is down before it has asked it."""
 
@@ -121,11 +120,16 @@ class Deployment:
             wait(lambda each=each: each.cli().ping(), "a server answers")
         for _ in range(self._count):
             self._sentinel(free_port(), first.port)
+        self.ready()
+        wait(lambda: self._linked(first) == replicas, "the replicas follow")
+
+    def ready(self) -> None:
+        """Wait until all sentinels know each other and the servers."""
         fast = [word for item in _FAST.items() for word in item]
         for each in self.sentinels:
             wait(lambda each=each: each.cli().execute_command("SENTINEL", "DEBUG", *fast), "a sentinel answers")
+        replicas = len(self.servers) - 1
         wait(lambda: all(self._is_complete(each, replicas) for each in self.sentinels), "the sentinels agree")
-        wait(lambda: self._linked(first) == replicas, "the replicas follow")
 
     def _server(self, *options: str) -> Part:
         port = free_port()
@@ -150,7 +154,7 @@ class Deployment:
             f"port {port}\nbind {self._host}\ndir {self._folder.name}\n"
             f"sentinel monitor {NAME} {self._host} {master} {self._count // 2 + 1}\n"
             f"sentinel down-after-milliseconds {NAME} {self._down_after}\n"
-            f"sentinel failover-timeout {NAME} 3000\n"
+            f"sentinel failover-timeout {NAME} 1500\n"
             + (f"sentinel auth-pass {NAME} {self._password}\n" if self._password else "")
             + (f"requirepass {self._sentinel_password}\n" if self._sentinel_password else "")
             + (f"sentinel sentinel-pass {self._sentinel_password}\n" if self._sentinel_password else "")
@@ -163,13 +167,14 @@ class Deployment:
         return (said["num-slaves"], said["num-other-sentinels"]) == (replicas, self._count - 1)
 
     def _linked(self, master: Part) -> int:
+        """The number of replicas that have all that the master wrote. A replica that is "online" may still lack it."""
         with master.cli() as cli:
-            known: Any = cli.info("replication")
-        return sum(known.get(f"slave{i}", {}).get("state") == "online" for i in range(len(self.servers)))
+            cli.publish("any", "")  # replicas get it, and it leaves no key
+            return int(cli.wait(len(self.servers), 100))
 
     # -- what it says ------------------------------------------------------------------------------------------------
 
-    def state(self, sentinel: Part) -> dict[str, Any]:
+    def state(self, sentinel: Part) -> dict[str, object]:
         with sentinel.cli() as cli:
             return dict(cli.sentinel_master(NAME))
 
@@ -186,7 +191,7 @@ class Deployment:
         """The server that the first sentinel in reach names as the master."""
         for each in self.sentinels:
             if each.process.poll() is None:
-                port = int(self.state(each)["port"])
+                port = int(str(self.state(each)["port"]))
                 return next(server for server in self.servers if server.port == port)
         raise AssertionError("no sentinel is left")
 
@@ -207,7 +212,7 @@ class Deployment:
     def switched_from(self, before: Part) -> Part:
         """The new master, once all sentinels that run name another one than `before`."""
         alive = [each for each in self.sentinels if each.process.poll() is None]
-        wait(lambda: all(int(self.state(each)["port"]) != before.port for each in alive), "the sentinels switch")
+        wait(lambda: all(int(str(self.state(each)["port"])) != before.port for each in alive), "the sentinels switch")
         return self.master
 
     def settle(self) -> None:
