@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
@@ -33,6 +33,15 @@ _SPEAK = {
     "event_dispatcher": None,
 }
 """Settings that replace those of the user's client: redis-py must not retry by itself, and replies stay bytes."""
+
+
+def without_options(url: str, *names: str) -> tuple[str, dict[str, str]]:
+    """A url without these options of its query, and their values. The rest of it stays as it was written."""
+    head, mark, query = url.partition("?")
+    said = query.split("&")
+    found = dict(parse_qsl("&".join(each for each in said if each.partition("=")[0] in names)))
+    others = "&".join(each for each in said if each.partition("=")[0] not in found)
+    return f"{head}{mark if others else ''}{others}", found
 
 
 def connection_of(pool: ConnectionPool, settings: Mapping[str, Any] | None = None) -> AbstractConnection:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from asynclock.stores.port import NodeConfig
     from asynclock.stores.redis.checks import Mode
     from asynclock.stores.redis.connection import CommandReply
-    from asynclock.stores.redis.masters import Address, Master, Sentinels
+    from asynclock.stores.redis.masters import Address, Master
     from asynclock.stores.redis.store import RedisStore
 
 _LEFT = 10.0  # seconds for which rule 3 holds; the sentinels tell each other of a switch every 2 s
@@ -64,8 +64,10 @@ class _Backoff(Backoff):
 class SentinelNode(RedisNode):
     """See the module."""
 
-    def __init__(self, store: RedisStore, config: NodeConfig, sentinels: Sentinels) -> None:
+    def __init__(self, store: RedisStore, config: NodeConfig) -> None:
         super().__init__(store, config)
+        if (sentinels := store.sentinels) is None:
+            raise TypeError(f"{store.label} has no sentinels")
         self._managed = store
         self._sentinels = sentinels
         self._backoff: _Backoff = _Backoff()
@@ -125,6 +127,10 @@ class SentinelNode(RedisNode):
         if self._left.get(master.address, -math.inf) > self.clock.now():
             raise ConnectionError(f"{self.label}: some sentinels still name the old master {shown(master.address)}")
         return await self._managed.dial_to(master.address)
+
+    async def dial_master(self) -> AbstractConnection:
+        """A connection to the master of the connection that there is, not yet connected."""
+        return await self._managed.dial_to(None if self._master is None else self._master.address)
 
     async def _greet(self, ask: Callable[..., CommandReply], name: str | None) -> tuple[tuple[str, ...], bool, Mode]:
         """Check the role first (rule 1)."""

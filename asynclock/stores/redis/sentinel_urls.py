@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from asynclock._errors import ConfigError
 from asynclock.stores.redis.masters import Endpoint, Sentinels, shown
-from asynclock.stores.redis.pools import ENCODED, connection_of, pool_of
+from asynclock.stores.redis.pools import ENCODED, connection_of, pool_of, without_options
 
 if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
@@ -61,10 +61,9 @@ def read_sentinel_url(url: str) -> tuple[ConnectionPool, Sentinels]:
     if not found or not all(found) or not _NAME.fullmatch(unquote(name)) or (db and not db.isdigit()):
         how = f"write it as {scheme}://host:{_PORT},host2:{_PORT}/mastername/db; {ENCODED}"
         raise ConfigError(f"a {scheme} url could not be read: {how}")
-    said = [each for each in query.split("&") if each]
-    own = {_OWN[key]: value for key, value in parse_qsl("&".join(said)) if key in _OWN}
-    others = "&".join(each for each in said if each.partition("=")[0] not in _OWN)
-    pool = pool_of(f"{_SCHEMES[scheme.lower()]}://{login}{at}localhost/{db}?{others}")
+    plain, said = without_options(f"{_SCHEMES[scheme.lower()]}://{login}{at}localhost/{db}?{query}", *_OWN)
+    own = {_OWN[option]: value for option, value in said.items()}
+    pool = pool_of(plain)
     settings = {key: value for key, value in pool.connection_kwargs.items() if key not in _OF_THE_MASTER}
     addresses = [(each[1] or each[2], int(each[3] or _PORT)) for each in found if each is not None]
     return pool, Sentinels(

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from asynclock._errors import ConfigError
+from asynclock._errors import ConfigError, brief
 from asynclock.stores.redis.login import stream_of
 from asynclock.stores.redis.node import RedisNode
-from asynclock.stores.redis.pools import ENCODED, connection_of, label_of, pool_of
+from asynclock.stores.redis.pools import ENCODED, connection_of, label_of, pool_of, without_options
+from asynclock.stores.redis.replicated import ReplicatedNode, ReplicatedSentinelNode
 from asynclock.stores.redis.sentinel import SentinelNode
 from asynclock.stores.redis.sentinel_urls import (
     MasterAt,
@@ -35,7 +36,13 @@ class RedisStore:
     clock = None
     thread_safe = True
 
-    def __init__(self, server: str | Redis) -> None:
+    def __init__(self, server: str | Redis, *, min_replicas: int = 0) -> None:
+        """`min_replicas`: a hold counts once so many replicas have it (`replicated.py`); a url may have it as an option
+        as well. Raises ConfigError."""
+        if isinstance(server, str):
+            server, options = without_options(server, "min_replicas")
+            min_replicas = number_of(options.get("min_replicas", min_replicas))
+        self.min_replicas = number_of(min_replicas)
         self.run_id = ""
         self.replaced = "", 0.0
         self.sentinels: Sentinels | None = None
@@ -63,9 +70,8 @@ class RedisStore:
         return f"<RedisStore {self.label}>"
 
     def open(self, config: NodeConfig) -> RedisNode:
-        if self.sentinels is not None:
-            return SentinelNode(self, config, self.sentinels)
-        return RedisNode(self, config)
+        kinds = (RedisNode, SentinelNode) if not self.min_replicas else (ReplicatedNode, ReplicatedSentinelNode)
+        return kinds[self.sentinels is not None](self, config)
 
     async def dial(self) -> AbstractConnection:
         """Make a new connection with the settings of the user's pool, to the master that the sentinels name."""
@@ -86,3 +92,12 @@ class RedisStore:
         elif address is not None:
             settings |= {"host": address[0], "port": address[1]}
         return connection_of(self._pool, settings)
+
+
+def number_of(value: object) -> int:
+    """The number of replicas that an option names. Raises ConfigError."""
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError(f"min_replicas is a whole number, 0 or more, not {brief(str(value))}")
+    return value

@@ -1,0 +1,329 @@
+"""Grants that count only once replicas have them: the option `min_replicas` of a RedisStore.
+
+1. A grant of an acquire, a renewal or an adoption is passed on after so many replicas have confirmed what the server
+   had written by then. With too few of them at the op's deadline the node casts no vote, and the caller undoes the
+   grant.
+2. The notice that a ticket became a hold is passed on after such a confirmation, too. Without one it is dropped, and
+   all tickets are sent again, as after a lost notice.
+3. The command is WAIT, which blocks its connection until the replicas have answered. So it has a connection of its own:
+   behind a WAIT on the shared one, each release and renewal would wait for the slowest replica.
+4. WAIT covers what its own connection wrote. So each one follows a PUBLISH on that connection, which replicas get and
+   which leaves no key. All grants that the server decided before the PUBLISH are before it in the replication stream.
+5. One WAIT is in flight at a time. The grants that arrive meanwhile share the next one.
+6. Both connections must reach the same server: the run_id is compared when the second one is made. It ends with the
+   first one; grants that are not confirmed by then fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
+
+from asynclock._errors import ConfigError
+from asynclock._options import ANSWER_TIMEOUT
+from asynclock.rules.model import ACQUIRE, ADOPT, EXTEND, WAIT
+from asynclock.stores.redis.keys import channel
+from asynclock.stores.redis.node import RedisNode
+from asynclock.stores.redis.replies import ServerError
+from asynclock.stores.redis.restarts import fields
+from asynclock.stores.redis.sentinel import SentinelNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redis.asyncio.connection import AbstractConnection
+
+    from asynclock.rules.model import Op
+    from asynclock.stores.port import (
+        Checked,
+        Grant,
+        NodeConfig,
+        Notice,
+        NoticeListener,
+        Refused,
+        ReplyHandler,
+        Undone,
+    )
+    from asynclock.stores.redis.connection import Connection
+    from asynclock.stores.redis.store import RedisStore
+
+log = logging.getLogger("asynclock")
+
+_CONFIRMED = (ACQUIRE, EXTEND, WAIT, ADOPT)
+_CHECK = 0.5  # seconds for which a health check waits for the replicas
+
+
+class _Grant(NamedTuple):
+    """A grant that waits for its confirmation."""
+
+    deadline: float
+    confirmed: Callable[[], object]
+    failed: Callable[[Exception], object]
+
+
+class Confirmer:
+    """Waits for the replicas of one node's server."""
+
+    def __init__(self, node: ReplicatedNode, replicas: int) -> None:
+        self._node = node
+        self._replicas = replicas
+        self._now = node.clock.now
+        self._waiting: deque[_Grant] = deque()  # for the next WAIT
+        self._asked: deque[_Grant] = deque()  # for the one in flight
+        self._task: asyncio.Task[None] | None = None
+        self._timer: Any = None
+        self._timer_at = 0.0
+        self._beside: AbstractConnection | None = None
+        self._beside_of: Connection | None = None
+
+    def add(self, grant: _Grant) -> None:
+        """Call `confirmed` or `failed` of the grant, by its deadline."""
+        self._waiting.append(grant)
+        if self._timer is None or grant.deadline < self._timer_at:
+            self._arm(grant.deadline)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"asynclock {self._node.label} WAIT")
+            self._task.add_done_callback(self._ended)
+
+    def fail_all(self, error: Exception) -> None:
+        """The connection to the server is lost."""
+        if self._task is not None:
+            self._task.cancel()
+        failed = [*self._asked, *self._waiting]
+        self._asked.clear()
+        self._waiting.clear()
+        for each in failed:
+            each.failed(error)
+
+    async def aclose(self) -> None:
+        self.fail_all(ConnectionError(f"{self._node.label} was closed"))
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._hang_up()
+
+    # -- time limits -----------------------------------------------------------------------------------------------
+
+    def _arm(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = when
+        self._timer = self._node.clock.call_at(when, self._expire)
+
+    def _expire(self) -> None:
+        """Fail the grants whose time is over."""
+        self._timer = None
+        now, late = self._now(), []
+        for queue in (self._asked, self._waiting):
+            late += [each for each in queue if each.deadline <= now]
+            left = [each for each in queue if each.deadline > now]
+            queue.clear()
+            queue.extend(left)
+        for each in late:
+            each.failed(self._too_few())
+        if (left := [*self._asked, *self._waiting]) and self._timer is None:
+            self._arm(min(each.deadline for each in left))
+
+    def _too_few(self, found: int | None = None) -> Exception:
+        """The reason for which a grant does not count."""
+        said = f"fewer than {self._replicas}" if found is None else f"{found} of {self._replicas}"
+        return ConnectionError(
+            f"{self._node.label}: {said} replicas confirmed the hold in time (min_replicas={self._replicas}), "
+            "so it does not count"
+        )
+
+    # -- WAIT ------------------------------------------------------------------------------------------------------
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()):
+            log.error("asynclock: waiting for the replicas of %s failed", self._node.label, exc_info=error)
+        if self._waiting and self._node.up is not None:  # they came after a loss, on the next connection
+            self.add(self._waiting.popleft())
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                self._asked, self._waiting = self._waiting, self._asked
+                await self._confirm()
+        except asyncio.CancelledError:
+            await self._hang_up()
+            raise
+
+    async def _confirm(self) -> None:
+        """One WAIT for the grants in `_asked`."""
+        limit = max(each.deadline for each in self._asked) - self._now()
+        error: Exception
+        try:
+            found = await self._wait(max(limit, 0.001))
+            error = self._too_few(found)
+        except Exception as failure:  # whatever it is, the grants do not count
+            await self._hang_up()
+            found, error = -1, self._failure(failure)
+        grants = list(self._asked)
+        self._asked.clear()
+        for each in grants:
+            if found >= self._replicas:
+                each.confirmed()
+            else:
+                each.failed(error)
+
+    def _failure(self, error: Exception) -> Exception:
+        if isinstance(error, NoPermissionError) or "NOPERM" in str(error):
+            return ConfigError(f"{self._node.label} refuses: {error}; min_replicas needs +wait, +publish and +info")
+        if isinstance(error, ConfigError):
+            return error
+        return ConnectionError(f"{self._node.label}: the replicas could not be asked: {error or repr(error)}")
+
+    async def _wait(self, limit: float) -> int:
+        """The number of replicas that have all that the server had written by now, after `limit` seconds at most."""
+        async with asyncio.timeout(limit + ANSWER_TIMEOUT):
+            beside = await self._connected()
+            commands = ("PUBLISH", channel(""), ""), ("WAIT", str(self._replicas), str(max(1, int(limit * 1000))))
+            await beside.send_packed_command(beside.pack_commands(commands))
+            await beside.read_response(timeout=limit + ANSWER_TIMEOUT)
+            return int(await beside.read_response(timeout=limit + ANSWER_TIMEOUT))
+
+    async def _connected(self) -> AbstractConnection:
+        """The second connection to the server of the first one."""
+        first = self._node.up
+        if first is None:
+            raise ConnectionError("there is no connection")
+        if self._beside is not None and self._beside_of is first:
+            return self._beside
+        await self._hang_up()
+        self._beside, self._beside_of = await self._node.dial_beside(), first
+        await self._beside.connect()  # type: ignore[no-untyped-call]
+        await self._beside.send_command("INFO", "server")
+        theirs, ours = fields(await self._beside.read_response()), await self._node.server_info()
+        if theirs.get("run_id") != ours.get("run_id"):
+            raise ConnectionError("a second connection reached another server")
+        return self._beside
+
+    async def _hang_up(self) -> None:
+        if (beside := self._beside) is not None:
+            self._beside = self._beside_of = None
+            with contextlib.suppress(RedisError, OSError):
+                await beside.disconnect(nowait=True)
+
+
+class _Unconfirmed:
+    """Stands in for the handler of an op, and has its grant confirmed first."""
+
+    __slots__ = ("_confirmer", "_handler", "deadline", "op", "sent")
+
+    def __init__(self, handler: ReplyHandler, confirmer: Confirmer) -> None:
+        self.op: Op = handler.op
+        self.sent = handler.sent
+        self.deadline = handler.deadline
+        self._handler = handler
+        self._confirmer = confirmer
+
+    def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
+        handler = self._handler
+        if reply.__class__ is not tuple:
+            handler.answer(index, reply)
+            return
+        self._confirmer.add(
+            _Grant(
+                self.deadline,
+                lambda: handler.answer(index, reply),
+                lambda error: handler.fail(index, error, maybe=True),
+            )
+        )
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        self._handler.fail(index, error, maybe=maybe)
+
+
+class _Listener:
+    """Stands in for the listener of a client, and has the grants in notices confirmed first."""
+
+    def __init__(self, listener: NoticeListener, node: ReplicatedNode) -> None:
+        self.tag = listener.tag
+        self._listener = listener
+        self._node = node
+
+    def received(self, index: int, notice: Notice) -> None:
+        if notice.number and notice.fence:
+            self._node.confirm(
+                lambda: self._listener.received(index, notice), lambda error: self._listener.connected(index)
+            )
+        else:
+            self._listener.received(index, notice)
+
+    def connected(self, index: int) -> None:
+        self._listener.connected(index)
+
+
+class ReplicatedNode(RedisNode):
+    """See the module."""
+
+    def __init__(self, store: RedisStore, config: NodeConfig) -> None:
+        self._within = _CHECK  # the time limit of the last op
+        super().__init__(store, config._replace(listener=_Listener(config.listener, self)))
+        self._replicas = store.min_replicas
+        self._confirmer = Confirmer(self, store.min_replicas)
+
+    @property
+    def up(self) -> Connection | None:
+        """The connection."""
+        return self._connection
+
+    def send(self, op: Op, handler: ReplyHandler) -> None:
+        if op.verb in _CONFIRMED:
+            self._within = handler.deadline - handler.sent
+            handler = _Unconfirmed(handler, self._confirmer)
+        super().send(op, handler)
+
+    def confirm(self, confirmed: Callable[[], object], failed: Callable[[Exception], object]) -> None:
+        """Call one of the two once the replicas are known to have all that the server has written by now, or not."""
+        self._confirmer.add(_Grant(self.clock.now() + self._within, confirmed, failed))
+
+    def lost(self, connection: Connection, error: Exception) -> None:
+        if self._connection is connection:
+            self._confirmer.fail_all(error)
+        super().lost(connection, error)
+
+    async def check_vote(self) -> Checked:
+        checked = await super().check_vote()
+        replicas = fields(await self._run("INFO", "replication")).get("connected_slaves", "")
+        if replicas.isdecimal() and int(replicas) < self._replicas:
+            raise ConnectionError(f"{self.label} has {replicas} replicas, and min_replicas is {self._replicas}")
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(error: Exception | None = None) -> None:
+            if not outcome.done():
+                outcome.set_result(None) if error is None else outcome.set_exception(error)
+
+        self._confirmer.add(_Grant(self.clock.now() + min(self._within, _CHECK), settle, settle))
+        await outcome
+        return checked
+
+    async def dial_beside(self) -> AbstractConnection:
+        """A second connection to the same server, not yet connected."""
+        return await self._store.dial()
+
+    async def server_info(self) -> dict[str, str]:
+        """What the server says of itself. Raises ConfigError."""
+        try:
+            return fields(await self._run("INFO", "server"))
+        except (ServerError, ResponseError) as error:
+            raise ConfigError(f"{self.label} refuses: {error}; min_replicas needs INFO") from None
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._confirmer.aclose()
+
+
+class ReplicatedSentinelNode(ReplicatedNode, SentinelNode):
+    """The master of a Sentinel deployment, with `min_replicas`."""
+
+    async def dial_beside(self) -> AbstractConnection:
+        return await self.dial_master()
