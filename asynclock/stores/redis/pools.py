@@ -39,7 +39,8 @@ def without_options(url: str, *names: str) -> tuple[str, dict[str, str]]:
     """A url without these options of its query, and their values. The rest of it stays as it was written."""
     head, mark, query = url.partition("?")
     said = query.split("&")
-    found = dict(parse_qsl("&".join(each for each in said if each.partition("=")[0] in names)))
+    ours = "&".join(each for each in said if each.partition("=")[0] in names)
+    found = dict(parse_qsl(ours, keep_blank_values=True))
     others = "&".join(each for each in said if each.partition("=")[0] not in found)
     return f"{head}{mark if others else ''}{others}", found
 

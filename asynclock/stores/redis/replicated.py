@@ -56,6 +56,7 @@ log = logging.getLogger("asynclock")
 
 _CONFIRMED = (ACQUIRE, EXTEND, WAIT, ADOPT)
 _CHECK = 0.5  # seconds for which a health check waits for the replicas
+_AGAIN = 0.02  # and if they did not answer before
 
 
 class _Grant(NamedTuple):
@@ -78,6 +79,7 @@ class Confirmer:
         self._task: asyncio.Task[None] | None = None
         self._timer: Any = None
         self._timer_at = 0.0
+        self.trouble: Exception | None = None  # why the last WAIT confirmed nothing; None: it did
         self._beside: AbstractConnection | None = None
         self._beside_of: Connection | None = None
 
@@ -166,6 +168,7 @@ class Confirmer:
         except Exception as failure:  # whatever it is, the grants do not count
             await self._hang_up()
             found, error = -1, self._failure(failure)
+        self.trouble = None if found >= self._replicas else error
         grants = list(self._asked)
         self._asked.clear()
         for each in grants:
@@ -296,14 +299,17 @@ class ReplicatedNode(RedisNode):
         replicas = fields(await self._run("INFO", "replication")).get("connected_slaves", "")
         if replicas.isdecimal() and int(replicas) < self._replicas:
             raise ConnectionError(f"{self.label} has {replicas} replicas, and min_replicas is {self._replicas}")
-        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
         def settle(error: Exception | None = None) -> None:
             if not outcome.done():
-                outcome.set_result(None) if error is None else outcome.set_exception(error)
+                outcome.set_result(error)
 
         self._confirmer.add(_Grant(self.clock.now() + min(self._within, _CHECK), settle, settle))
-        await outcome
+        # The caller may cancel a check that lasts: then its error would not name the replicas.
+        await asyncio.wait({outcome}, timeout=None if self._confirmer.trouble is None else _AGAIN)
+        if (error := outcome.result() if outcome.done() else self._confirmer.trouble) is not None:
+            raise error
         return checked
 
     async def dial_beside(self) -> AbstractConnection:
