@@ -28,6 +28,7 @@ from asynclock._errors import ConfigError
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import ACQUIRE, ADOPT, EXTEND, WAIT
 from asynclock.stores.redis.keys import channel
+from asynclock.stores.redis.login import fetch_credentials
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.replies import ServerError
 from asynclock.stores.redis.restarts import fields
@@ -202,6 +203,7 @@ class Confirmer:
             return self._beside
         await self._hang_up()
         self._beside, self._beside_of = await self._node.dial_beside(), first
+        await fetch_credentials(self._beside, lambda stage: None, ANSWER_TIMEOUT, lambda: None)
         await self._beside.connect()  # type: ignore[no-untyped-call]
         await self._beside.send_command("INFO", "server")
         theirs, ours = fields(await self._beside.read_response()), await self._node.server_info()
