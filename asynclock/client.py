@@ -167,7 +167,7 @@ class Redlock:
     def _checked(self, lock: Lock) -> Lock:
         """The lock. Raises Unsupported if the stores are known and cannot keep it."""
         if self._limited:
-            check_supported(self._stores, lock.__wish__())
+            check_supported(self._stores, lock.__wish__()._replace(prefix=self._settings.prefix))
         return lock
 
     def _lock_settings(self, name: str, options: LockOptions) -> LockSettings:

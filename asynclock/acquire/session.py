@@ -124,7 +124,7 @@ class Session:
 
     def check_supported(self, wish: Wish) -> None:
         """Raise Unsupported for a lock that the stores cannot keep."""
-        check_supported(self._stores, wish)
+        check_supported(self._stores, wish._replace(prefix=self.settings.prefix))
 
     def check_open(self) -> None:
         """Raise ConfigError once the client was closed."""

@@ -239,6 +239,7 @@ class Wish(NamedTuple):
     lease: float
     min_hold: float = 0.0
     fencing: bool = True
+    prefix: str = ""  # of the client
 
 
 @runtime_checkable
