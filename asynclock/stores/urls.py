@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Store
 
 _REDIS = "asynclock.stores.redis.store:RedisStore"
+_CLUSTER = "asynclock.stores.redis.cluster:ClusterStore"
 
 
 class Entry(NamedTuple):
@@ -27,12 +28,16 @@ class Entry(NamedTuple):
 STORES = {
     **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), Entry(_REDIS)),
     **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), Entry(_REDIS)),
+    **dict.fromkeys(("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster"), Entry(_CLUSTER)),
     "embedded": Entry("asynclock.stores.embedded.store:EmbeddedStore", "Linux or macOS"),
     "memory": Entry("asynclock.stores.memory:store_of_url"),
 }
 """By the scheme of a url, which the callable takes."""
 
-CLIENTS = {"redis.asyncio.client.Redis": Entry(_REDIS)}
+CLIENTS = {
+    "redis.asyncio.client.Redis": Entry(_REDIS),
+    "redis.asyncio.cluster.RedisCluster": Entry(_CLUSTER),
+}
 """By the class of a client, or of a base of it. The callable takes the client."""
 
 _WITHOUT_SLASHES = ("embedded", "memory")

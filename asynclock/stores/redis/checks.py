@@ -10,7 +10,7 @@ from asynclock._errors import ConfigError
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.port import PROBE
 from asynclock.stores.redis.keys import channel, key_in_slot, keys
-from asynclock.stores.redis.replies import Fault, ServerError, config_error, fault_of
+from asynclock.stores.redis.replies import Fault, ServerError, config_error, fault_of, is_redirect
 from asynclock.stores.redis.scripts import PROBE_SCRIPT
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class Mode(Enum):
     STANDALONE = "standalone"
     CLUSTER = "cluster"
     SENTINEL = "sentinel"
+    SHARD = "shard"  # one node of a cluster whose other nodes are known, too
 
 
 def mode_of(hello: Any, label: str) -> Mode:
@@ -46,10 +47,12 @@ def mode_of(hello: Any, label: str) -> Mode:
     return found
 
 
-async def check_vote(ask: Callable[..., CommandReply], prefix: str, id: str, mode: Mode, label: str) -> str:
-    """Take and give back a hold. Returns the server's refusal of PUBLISH, "" if it publishes. Raises ConfigError for
-    an error that only the user can solve, else ServerError."""
-    at = keys(prefix, PROBE)
+async def check_vote(
+    ask: Callable[..., CommandReply], prefix: str, id: str, mode: Mode, label: str, name: str = PROBE
+) -> str:
+    """Take and give back a hold of `name`. Returns the server's refusal of PUBLISH, "" if it publishes. Raises
+    ConfigError for an error that only the user can solve, else ServerError."""
+    at = keys(prefix, name)
     words = ("5", *at[:-1], at.undone + id[:ID_LENGTH], id, _LEASE, channel(""))
     slots = _SLOTS if mode is Mode.CLUSTER and "{" not in prefix else ()  # a prefix with a tag has one slot
     try:
@@ -57,7 +60,7 @@ async def check_vote(ask: Callable[..., CommandReply], prefix: str, id: str, mod
             await each.answer_of()
         return await _run(ask, words)
     except ServerError as error:
-        if fault_of(error) is Fault.CONFIG:
+        if fault_of(error) is Fault.CONFIG and not (mode is Mode.SHARD and is_redirect(error)):
             raise config_error(label, error, PROBE_SCRIPT) from None
         raise
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from asynclock._version import version
 from asynclock.stores.redis.checks import Mode, mode_of
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
-from asynclock.stores.redis.keys import channel, mark
+from asynclock.stores.redis.keys import channel
 from asynclock.stores.redis.replies import ServerError
 from asynclock.stores.redis.scripts import PROBE_SCRIPT, SCRIPTS
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
     from asynclock.stores.port import NodeConfig
     from asynclock.stores.redis.connection import CommandReply
+    from asynclock.stores.redis.node import RedisNode
     from asynclock.stores.redis.restarts import Restarts
 
 log = logging.getLogger("asynclock")
 
 
 async def handshake(
-    ask: Callable[..., CommandReply], config: NodeConfig, restarts: Restarts, label: str, client_name: str | None
+    ask: Callable[..., CommandReply], config: NodeConfig, restarts: Restarts, node: RedisNode, client_name: str | None
 ) -> tuple[tuple[str, ...], bool, Mode]:
     """Introduce the client, load the scripts, subscribe, and give the facts about the server to `restarts`. Returns the
     server's own compare-and-delete command, () if it has none or forbids it; whether the server sends notices; and what
@@ -36,12 +37,12 @@ async def handshake(
     memory = ask("INFO", "memory")
     asked = [ask("SCRIPT", "LOAD", script) for script in dict.fromkeys([*SCRIPTS.values(), PROBE_SCRIPT])]
     if config.quarantine is not None:
-        asked += [ask("INFO", "server"), ask("GET", mark(config.prefix))]
+        asked += [ask("INFO", "server"), ask("GET", node.mark)]
     answers = await asyncio.gather(*(reply.answer_of() for reply in asked), return_exceptions=True)
     native: tuple[str, ...] = ()
     mode = Mode.UNKNOWN
     with contextlib.suppress(ServerError):  # the server is older, or HELLO is forbidden
-        mode = mode_of(await hello.answer_of(), label)
+        mode = mode_of(await hello.answer_of(), node.label)
     with contextlib.suppress(ServerError):  # COMMAND is forbidden: each release is a script
         there = await natives.answer_of()
         native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
@@ -54,7 +55,7 @@ async def handshake(
             raise answer
     if config.quarantine is not None:
         restarts.learn(*answers[-2:])
-    return native, await _listen(ask, config, label), mode
+    return native, await _listen(ask, config, node.label), mode
 
 
 def _introduce(ask: Callable[..., CommandReply], config: NodeConfig, client_name: str | None) -> None:

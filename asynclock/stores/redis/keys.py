@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import count
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from redis.crc import key_slot
 
 from asynclock._options import RESERVED
 from asynclock.rules.model import ID_LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Keys(NamedTuple):
@@ -21,6 +24,9 @@ class Keys(NamedTuple):
     tickets: str
     undone: str  # followed by the random part of an id (ID_LENGTH characters), the key of its tombstone
 
+
+_TRIES = 1 << 17
+"""So many hash tags are tried: they are in all slots but a few."""
 
 _MOST = 4096  # the greatest number of cached names
 _LONGEST = 256  # bytes of prefix and name; keys of longer names are not cached, because they could fill the memory
@@ -77,9 +83,24 @@ def key_in_slot(prefix: str, slot: int) -> str:
     return f"{prefix}{RESERVED}{{{_tag_for(slot)}}}probe"
 
 
-def mark(prefix: str) -> str:
-    """The key of the mark of first use. It has no expiry."""
-    return f"{prefix}{RESERVED}used"
+def mark(prefix: str, tag: str = "") -> str:
+    """The key of the mark of first use, in the slot of a hash tag if there is one. It has no expiry."""
+    return f"{prefix}{RESERVED}{{{tag}}}used" if tag else f"{prefix}{RESERVED}used"
+
+
+def slot_of(prefix: str, name: str) -> int:
+    """The slot of the cluster in which all keys of `name` are."""
+    return int(key_slot((prefix + name).encode()))
+
+
+def only_slot(prefix: str) -> int | None:
+    """The slot in which all names are, because the prefix has a hash tag; None: they are in many."""
+    return slot_of(prefix, "") if _tag(prefix) is not None else None
+
+
+def tag_within(owned: Callable[[int], bool]) -> str:
+    """A hash tag in one of the slots for which `owned` is true. All clients find the same one. "": there is none."""
+    return next((str(n) for n in range(_TRIES) if owned(key_slot(b"%d" % n))), "")
 
 
 def _slot_mate(prefix: str, name: str, hold: str) -> str:

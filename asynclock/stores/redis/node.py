@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock._errors import ConfigError
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
-from asynclock.stores.port import UNDONE, Checked
+from asynclock.stores.port import PROBE, UNDONE, Checked
 from asynclock.stores.redis import replies
 from asynclock.stores.redis.checks import Mode, check_vote
 from asynclock.stores.redis.connection import CommandReply, Connection, IgnoredReply, patience
@@ -72,6 +72,7 @@ class RedisNode:
     def __init__(self, store: Dialer, config: NodeConfig) -> None:
         self.label = store.label
         self.index = config.position
+        self.mark, self.probe_name = mark(config.prefix), PROBE
         self.state = NodeState.NEW
         self.listens: bool = False
         self._listened = False
@@ -156,7 +157,14 @@ class RedisNode:
             self.lost(connection, error)
             handler.fail(self.index, error, maybe=True)  # it has left the deque, so `lost` did not fail it
 
+    def redirected(self, handler: ReplyHandler, error: replies.ServerError) -> bool:
+        """Whether another server was asked instead: only a cluster has others (`shard.py`)."""
+        del handler, error
+        return False
+
     def _server_error(self, connection: Connection, handler: ReplyHandler, error: replies.ServerError) -> None:
+        if self.redirected(handler, error):
+            return
         match replies.fault_of(error):
             case replies.Fault.RESEND if not handler.op.revoked:
                 connection.send(encode_whole(handler.op, self._config.prefix), handler)
@@ -301,7 +309,7 @@ class RedisNode:
         self._listened = self.listens
 
     async def _greet(self, ask: Callable[..., CommandReply], name: str | None) -> tuple[tuple[str, ...], bool, Mode]:
-        return await handshake(ask, self._config, self._restarts, self.label, name)
+        return await handshake(ask, self._config, self._restarts, self, name)
 
     def _reached(self, stage: Stage) -> None:
         self.stage = stage
@@ -337,11 +345,11 @@ class RedisNode:
     def end_quarantine(self) -> None:
         self._quarantined = False
         if (used := self._restarts.end_quarantine()) and self._connection is not None:
-            self._ask(self._connection, "SET", mark(self._config.prefix), used)
+            self._ask(self._connection, "SET", self.mark, used)
 
     async def read_mark(self) -> None:
         if self._connection is not None and self._quarantined:
-            self._restarts.learn_mark(await self._ask(self._connection, "GET", mark(self._config.prefix)).answer_of())
+            self._restarts.learn_mark(await self._ask(self._connection, "GET", self.mark).answer_of())
             self._quarantined = self._restarts.left > 0
 
     async def _run(self, *command: str) -> Any:
@@ -362,7 +370,8 @@ class RedisNode:
             raise self._restarts.no_vote()
         ask = partial(self._ask, connection)
         try:
-            refusal = await check_vote(ask, self._config.prefix, self._config.listener.tag, self._mode, self.label)
+            tag, name = self._config.listener.tag, self.probe_name
+            refusal = await check_vote(ask, self._config.prefix, tag, self._mode, self.label, name)
         except replies.ServerError as error:
             if replies.fault_of(error) is replies.Fault.RECONNECT:
                 self._no_master(connection, error)

@@ -13,7 +13,7 @@ from asynclock.rules.model import ACQUIRE, ADOPT, RELEASE, WAIT, Op, Queueing, S
 from asynclock.stores.redis.connection import CommandReply
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from asynclock.stores.port import ReplyHandler
 
@@ -86,6 +86,14 @@ class PendingReleases:
             releases.popitem(last=False)
         while unanswered and (len(unanswered) > MOST or next(iter(unanswered.values())) <= now):
             unanswered.popitem(last=False)
+
+    def take(self, wanted: Callable[[str], bool]) -> list[PendingRelease]:
+        """Remove and return the releases of the names for which `wanted` is true: another server has these names
+        now."""
+        found = [release for release in self._releases.values() if wanted(release.name)]
+        for release in found:
+            del self._releases[release.id]
+        return found
 
     def drain(self, now: float, most: int) -> list[PendingRelease]:
         """Remove and return the next releases to send, at most `most` of them, the oldest first."""

@@ -93,13 +93,15 @@ not know a command refuses the whole rule, and releases work without them."""
 
 ACL_RULE = f"ACL SETUSER name on >password ~* &{RESERVED}* {' '.join(f'+{each}' for each in ACL_COMMANDS)}"
 
+_ONE_NODE = "one node of a cluster was named: name the cluster (redis+cluster://host:port), or independent servers"
+
 _HINTS = {
     "NOAUTH": "give user and password in the url",
     "WRONGPASS": "check user and password in the url",
     "NOPERM": f"the user needs this rule (with a prefix, ~prefix* in place of ~*): {ACL_RULE}",
     "WRONGTYPE": "the key is in use as something else: rename the lock or set a prefix",
-    "MOVED": "one node of a cluster was named: use independent servers",
-    "ASK": "one node of a cluster was named: use independent servers",
+    "MOVED": _ONE_NODE,
+    "ASK": _ONE_NODE,
 }
 _INSIDE = re.compile(
     r"-([A-Z]{3,})\b"
@@ -144,6 +146,14 @@ def code_of(error: ServerError) -> str:
         return head
     inside = _INSIDE.search(text)
     return inside[1] if inside else head
+
+
+REDIRECTS = frozenset({"MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"})
+
+
+def is_redirect(error: ServerError) -> bool:
+    """Whether the node of a cluster did nothing, because another node has the slot, or none has it now."""
+    return code_of(error) in REDIRECTS
 
 
 def fault_of(error: ServerError) -> Fault:
@@ -201,12 +211,13 @@ def config_error(label: str, error: Exception, script: str = "") -> ConfigError:
     return raised(f"{label} refuses: {error}; {hint}")
 
 
-async def clear(label: str, answer: Awaitable[Any], command: tuple[str, ...]) -> Any:
-    """Await the answer to a command. An error that only the user can solve becomes a ConfigError."""
+async def clear(label: str, answer: Awaitable[Any], command: tuple[str, ...], *, redirects: bool = False) -> Any:
+    """Await the answer to a command. An error that only the user can solve becomes a ConfigError. `redirects`: the
+    caller follows redirections of a cluster."""
     try:
         return await answer
     except ServerError as error:
-        if fault_of(error) is Fault.CONFIG:
+        if fault_of(error) is Fault.CONFIG and not (redirects and is_redirect(error)):
             raise config_error(label, error, command[1] if command[0] == "EVAL" else "") from None
         raise
 

@@ -10,7 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock.stores.port import Facts, SameServer
-from asynclock.stores.redis.replies import Fault, ServerError, config_error, fault_of
+from asynclock.stores.redis.replies import Fault, ServerError, code_of, config_error, fault_of
 from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
@@ -114,7 +114,9 @@ class Restarts:
         these checks do not. Raises ConfigError or ConnectionError if the refusal has another reason."""
         if fault_of(error) is Fault.CONFIG and "NOAUTH" in str(error):
             raise config_error(self._dialer.label, error)
-        if str(error).partition(" ")[0] in {"LOADING", "MASTERDOWN", "READONLY"}:
+        if code_of(error) in {"MOVED", "ASK"}:
+            return  # the mark is at another node of the cluster
+        if code_of(error) in {"LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN"}:
             raise ConnectionError(f"{self._dialer.label}: {error}")
         if not self._warned:
             self._warned = True

@@ -1,0 +1,159 @@
+"""One master of a cluster, as one event loop sees it: a `RedisNode` that hands an op to the router of its cluster when
+another master has the slot (`cluster_node.py`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asynclock._options import ANSWER_TIMEOUT
+from asynclock.rules.model import RELEASE, Op
+from asynclock.stores.redis.checks import Mode
+from asynclock.stores.redis.connection import IgnoredCommand, IgnoredReply
+from asynclock.stores.redis.delivery import SLICE
+from asynclock.stores.redis.encoding import encode, pack
+from asynclock.stores.redis.node import RedisNode
+from asynclock.stores.redis.replies import ServerError, is_redirect
+
+if TYPE_CHECKING:
+    from collections import OrderedDict
+    from collections.abc import Callable, Iterable
+
+    from asynclock.stores.port import Checked, NodeConfig, Notice, ReplyHandler
+    from asynclock.stores.redis.pending import PendingRelease
+    from asynclock.stores.redis.restarts import Dialer
+    from asynclock.stores.redis.topology import Address
+
+_ASKING = pack("ASKING")
+
+
+class Router(Protocol):
+    """The node of the whole cluster, for its shards."""
+
+    def redirected(self, shard: Shard, handler: ReplyHandler, error: ServerError) -> None:
+        """The shard did nothing: send the op to the master that has the slot."""
+
+    def received(self, shard: Shard, notice: Notice) -> None:
+        """A notice came on the connection to this shard."""
+
+    def connected(self, shard: Shard) -> None:
+        """The shard is connected (again)."""
+
+
+class _Listener:
+    """The `NoticeListener` of one shard."""
+
+    def __init__(self, router: Router, tag: str) -> None:
+        self.tag = tag
+        self.shard: Shard | None = None
+        self._router = router
+
+    def received(self, index: int, notice: Notice) -> None:
+        del index
+        if self.shard is not None:
+            self._router.received(self.shard, notice)
+
+    def connected(self, index: int) -> None:
+        del index
+        if self.shard is not None:
+            self._router.connected(self.shard)
+
+
+class Shard(RedisNode):
+    """One master."""
+
+    def __init__(
+        self,
+        store: Dialer,
+        config: NodeConfig,
+        router: Router,
+        address: Address,
+        unanswered: OrderedDict[str, float],
+    ) -> None:
+        listener = _Listener(router, config.listener.tag)
+        super().__init__(store, config._replace(listener=listener))
+        listener.shard = self
+        self.address = address
+        self.asked_at = 0.0  # when an ASK named it last
+        self._router = router
+        self._pending.unanswered = unanswered  # of all shards: a slot may move before an answer comes
+        # Another master had its slots before, so there may be holds of any id that a release names.
+        self._lost_at = self.clock.now()
+
+    @property
+    def connecting(self) -> bool:
+        """Whether its first attempt to connect is under way."""
+        return not self._met.is_set()
+
+    @property
+    def up(self) -> bool:
+        """Whether it is connected."""
+        return self._connection is not None
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether it has releases to deliver."""
+        return len(self._pending) > 0
+
+    @property
+    def quarantine_left(self) -> float:
+        """The seconds in which it casts no vote yet."""
+        return self._restarts.left
+
+    def redirected(self, handler: ReplyHandler, error: ServerError) -> bool:
+        if not is_redirect(error):
+            return False
+        self._router.redirected(self, handler, error)
+        return True
+
+    def send_asking(self, op: Op, handler: ReplyHandler) -> None:
+        """Send an op for a slot that is being moved here: the server takes it only after ASKING. No other command may
+        come between the two."""
+        connection = self._connection
+        if connection is None:
+            self.send(op, handler)
+            return
+        if self._quarantined and op.verb is not RELEASE and self._refuses_vote(op, handler):
+            return
+        connection.send(_ASKING, IgnoredCommand(handler.sent, handler.deadline))
+        connection.send(encode(op, self._config.prefix), handler)
+        if self._timer is None or handler.deadline < self._timer_at:
+            self._arm(handler.deadline)
+
+    # -- pending releases ----------------------------------------------------------------------------------------
+
+    def take_pending(self, wanted: Callable[[str], bool]) -> list[PendingRelease]:
+        """Give up the pending releases of these names: another shard has their slot now."""
+        return self._pending.take(wanted)
+
+    def deliver(self, releases: Iterable[Op]) -> None:
+        """Carry these releases out, now or when the server is up."""
+        now = self.clock.now()
+        releases = list(releases)
+        if self._connection is not None and len(releases) <= SLICE:
+            for op in releases:
+                op.forget_packed()
+                self.send(op, IgnoredReply(op, now, now + ANSWER_TIMEOUT))
+            return
+        for op in releases:
+            self._pending.add(op, now, now)
+        if self._connection is not None and releases:
+            self._delivery.refused(self._connection)  # in slices
+
+    def keep(self, op: Op, sent: float) -> None:
+        """A release could not be sent within its time: it is delivered later."""
+        self._pending.add(op, self.clock.now(), sent)
+        if self._connection is not None:
+            self._delivery.refused(self._connection)
+
+    # -- commands ------------------------------------------------------------------------------------------------
+
+    async def run(self, *command: str, within: float = ANSWER_TIMEOUT) -> Any:
+        """The answer to one command. Raises ServerError with its error reply, as it is."""
+        if self._connection is None:
+            self._reconnect()
+            raise self.error or ConnectionError(f"{self.label} is not connected")
+        return await self._ask(self._connection, *command, within=within).answer_of()
+
+    async def check_vote(self) -> Checked:
+        self._mode = Mode.SHARD
+        return await super().check_vote()

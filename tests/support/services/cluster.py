@@ -1,0 +1,218 @@
+"""A Redis cluster: masters with replicas, real servers on free ports. Each begins with a file that names all others, so
+that no time is lost with introductions. A new cluster refuses commands for two seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from asynclock.stores.embedded import server as valkey
+from tests.support.services import needs, program
+
+SLOTS = 16384
+_LIMIT = 20.0  # seconds until a cluster serves, on a busy machine
+
+
+def _ports() -> tuple[int, int]:
+    """Two TCP ports that nobody uses now: of the server, and of its cluster bus."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+def wait_until(condition: Callable[[], Any], what: str, limit: float = _LIMIT) -> Any:
+    """The first true result of `condition`, which may raise while a server starts or fails."""
+    give_up = time.monotonic() + limit
+    last: Exception | None = None
+    while time.monotonic() < give_up:
+        try:
+            if found := condition():
+                return found
+        except (redis.RedisError, OSError) as error:
+            last = error
+        time.sleep(0.01)
+    raise TimeoutError(f"not within {limit} s: {what}") from last
+
+
+class Member:
+    """One server of a cluster."""
+
+    def __init__(self, binary: Path, folder: Path, number: int, *options: str) -> None:
+        self.id = f"{os.urandom(18).hex()}{number:04x}"
+        self.port, self.bus = _ports()
+        self.folder = folder / str(number)
+        self.folder.mkdir()
+        self._command = [
+            *(str(binary), "--port", str(self.port), "--cluster-port", str(self.bus), "--bind", "127.0.0.1"),
+            *("--dir", str(self.folder), "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
+            *("--save", "", "--repl-diskless-sync-delay", "0", "--logfile", "log", *options),
+        ]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def cli(self, *command: Any) -> Any:
+        """The answer to one command, as it is. Raises ResponseError."""
+        connection = redis.Connection(host="127.0.0.1", port=self.port, protocol=2, socket_timeout=5)
+        try:
+            connection.send_command(*command)
+            return connection.read_response()
+        finally:
+            connection.disconnect()
+
+    def info(self, command: str = "CLUSTER") -> dict[str, str]:
+        words = ("CLUSTER", "INFO") if command == "CLUSTER" else ("INFO", command)
+        return dict(line.split(":", 1) for line in self.cli(*words).decode().split() if ":" in line)
+
+    @property
+    def role(self) -> str:
+        """master or slave"""
+        return self.info("replication")["role"]
+
+    def freeze(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def thaw(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Cluster:
+    """Masters that share the slots, each with so many replicas."""
+
+    def __init__(self, masters: int = 3, replicas: int = 1, *options: str, valkey_server: bool = False) -> None:
+        found = Path(valkey.binary()) if valkey_server else program("redis-server", "/usr/bin")
+        (self._binary,) = needs("redis-server", found)
+        self._folder = tempfile.TemporaryDirectory(prefix="asynclock-cluster-")
+        self._options = ("--cluster-node-timeout", "400", "--cluster-replica-validity-factor", "0", *options)
+        self.members: list[Member] = []
+        for _ in range(masters * (1 + replicas)):
+            self._member()
+        self.masters = self.members[:masters]
+        self.replicas = self.members[masters:]
+        self._write_files(masters)
+        for each in self.members:
+            each.start()
+
+    def _member(self, *options: str) -> Member:
+        folder = Path(self._folder.name)
+        member = Member(self._binary, folder, len(self.members), *(self._options + options))
+        self.members.append(member)
+        return member
+
+    def _write_files(self, masters: int) -> None:
+        """Each server reads who is in the cluster, and which slots each master has."""
+        for me in self.members:
+            lines = [self._line(number, each, masters, mine=each is me) for number, each in enumerate(self.members)]
+            text = "\n".join([*lines, f"vars currentEpoch {masters} lastVoteEpoch 0", ""])
+            (me.folder / "nodes.conf").write_text(text)
+
+    def _line(self, number: int, each: Member, masters: int, *, mine: bool) -> str:
+        head = f"{each.id} 127.0.0.1:{each.port}@{each.bus} {'myself,' if mine else ''}"
+        if number >= masters:
+            return f"{head}slave {self.members[number % masters].id} 0 0 {number % masters + 1} connected"
+        first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
+        return f"{head}master - 0 0 {number + 1} connected {first}-{last}"
+
+    def ready(self) -> Cluster:
+        """Return once each member serves, and each replica has the data of its master."""
+        for each in self.members:
+            wait_until(lambda each=each: each.info()["cluster_state"] == "ok", "the cluster serves")
+        for each in self.replicas:
+            wait_until(lambda each=each: each.info("replication").get("master_link_status") == "up", "a replica")
+        return self
+
+    @property
+    def url(self) -> str:
+        """Of two members, in case that one is down."""
+        return f"redis+cluster://{','.join(each.address for each in self.members[:2])}"
+
+    @property
+    def all_urls(self) -> str:
+        """Of all members."""
+        return f"redis+cluster://{','.join(each.address for each in self.members)}"
+
+    def replica_of(self, master: Member) -> Member:
+        return self.members[self.members.index(master) + len(self.masters)]
+
+    def up(self) -> list[Member]:
+        return [each for each in self.members if each.process is not None and each.process.poll() is None]
+
+    def owner(self, slot: int) -> Member:
+        """The master of a slot, as the members that run say."""
+        for each in self.up():
+            for first, last, (_, port, *_), *_ in each.cli("CLUSTER", "SLOTS"):
+                if first <= slot <= last:
+                    return next(member for member in self.members if member.port == port)
+        raise LookupError(slot)
+
+    def begin_move(self, slot: int, to: Member) -> Member:
+        """The slot begins to move: its owner sends clients on for keys that it does not have. Returns the owner."""
+        source = self.owner(slot)
+        to.cli("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
+        source.cli("CLUSTER", "SETSLOT", slot, "MIGRATING", to.id)
+        return source
+
+    def move_keys(self, slot: int, source: Member, to: Member) -> int:
+        """Move the keys of a slot. Returns how many."""
+        moved = 0
+        while keys := source.cli("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            source.cli("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
+            moved += len(keys)
+        return moved
+
+    def end_move(self, slot: int, to: Member) -> None:
+        """The slot has moved."""
+        masters = [each for each in self.up() if each.role == "master"]
+        for each in sorted(masters, key=lambda each: each is not to):  # the new owner first
+            each.cli("CLUSTER", "SETSLOT", slot, "NODE", to.id)
+
+    def move(self, slot: int, to: Member) -> None:
+        """Move a slot with its keys, as redis-cli --cluster reshard does."""
+        source = self.begin_move(slot, to)
+        self.move_keys(slot, source, to)
+        self.end_move(slot, to)
+
+    def promote(self, replica: Member, *how: str) -> None:
+        """CLUSTER FAILOVER, until all members know of it."""
+        replica.cli("CLUSTER", "FAILOVER", *how)
+        wait_until(lambda: replica.role == "master", "a replica was promoted")
+
+    def add_master(self) -> Member:
+        """A new master without slots, which all members know."""
+        member = self._member()
+        member.start()
+        wait_until(lambda: member.cli("PING"), "a new member answers")
+        member.id = member.cli("CLUSTER", "MYID").decode()
+        member.cli("CLUSTER", "MEET", "127.0.0.1", self.members[0].port, self.members[0].bus)
+        for each in self.up():
+            wait_until(lambda each=each: member.id in each.cli("CLUSTER", "NODES").decode(), "all know it")
+        wait_until(lambda: member.info()["cluster_state"] == "ok", "it serves")
+        return member
+
+    def stop(self) -> None:
+        for each in self.members:
+            each.kill()
+        self._folder.cleanup()
