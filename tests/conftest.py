@@ -26,6 +26,7 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_timeout_set_timer,
 )
 from tests.support.servers import Server, Servers, Several, container_urls
+from tests.support.services.cluster import Cluster
 from tests.support.services.sentinels import sentinel_deployment  # noqa: F401 - a fixture
 
 _numbers = itertools.count()
@@ -83,6 +84,14 @@ def shared_urls() -> Iterator[list[str]]:
     pool.stop()
     for container in containers:
         container.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    """Three masters without replicas, for tests that harm none of them. A busy machine is no reason for a failover."""
+    cluster = Cluster(3, 0, "--cluster-node-timeout", "15000")
+    yield cluster.ready()
+    cluster.stop()
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
-from redis.asyncio.cluster import ClusterNode, RedisCluster
 
 from asynclock import ConfigError, LockNotHeld, QuorumUnavailable, Redlock
 from asynclock.client import redlock as ready_made
@@ -158,14 +157,6 @@ def test_a_bad_node(node: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         redlock.configure(node, prefix="x")
     assert "was:1" in repr(redlock)
-
-
-async def test_a_cluster_client() -> None:
-    """A RedisCluster is no server."""
-    cluster = RedisCluster(startup_nodes=[ClusterNode("localhost", 1)])
-    with pytest.raises(ConfigError, match=r"RedisCluster.*one server"):
-        Redlock(cluster)  # type: ignore[arg-type]
-    await cluster.aclose()
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from redis.asyncio import Redis
 
 from asynclock import Redlock
 from asynclock.stores.transactional import TransactionalStore
 from tests.support.default_keys import keys_of
-from tests.support.probes import pool_of, stores_of
+from tests.support.probes import stores_of
 from tests.support.servers import Server
+from tests.support.stored_keys import members_at
 from tests.support.user_store import state_of
 from tests.support.waiters import in_order, in_queue, processes, queue, rise, until
 
@@ -56,9 +56,7 @@ async def tickets_everywhere(redlock: Redlock, name: str) -> int:
         if isinstance(store, TransactionalStore):
             known.append(len(state_of(store, name).queue))
         else:
-            pool = pool_of(store)
-            known.append(await Redis(connection_pool=pool).zcard(keys_of(name).queue))
-            await pool.disconnect()
+            known.append(await members_at(store, keys_of(name).queue))
     return min(known)
 
 

@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from redis.asyncio import Redis
-
 from asynclock import Redlock
 from asynclock.locks.lease import Lease
 from asynclock.stores.transactional import TransactionalStore
-from tests.support.default_keys import keys_of
-from tests.support.probes import left_over, nodes_of, pool_of, stores_of
+from tests.support.probes import left_over, nodes_of, ping, stores_of
 from tests.support.proxy import cancelled_at, stepped
 from tests.support.still_clock import idle
+from tests.support.stored_keys import keys_at
 from tests.support.user_store import state_of
 from tests.support.waiters import LONG
 
@@ -41,17 +39,14 @@ async def known(redlock: Redlock, name: str) -> list[Any]:
             state = state_of(store, name)
             found += [*state.holds, *state.queue, *state.undone]
         else:
-            pool = pool_of(store)
-            there: Any = await Redis(connection_pool=pool).keys(f"*{name}*")
-            found += [key for key in there if key.decode() != keys_of(name).fence]
-            await pool.disconnect()
+            found += [key for key in await keys_at(store, f"*{name}*") if not key.endswith("fence")]
     return found
 
 
 async def sent(clients: Iterable[Redlock]) -> None:
     """Return once the servers have carried out, and answered, all that these clients have sent."""
     for client in clients:
-        await asyncio.gather(*(node.probe("any") for node in nodes_of(client)))
+        await asyncio.gather(*(ping(node) for node in nodes_of(client)))
     for _ in range(3):  # a memory store answers in the next turn
         await asyncio.sleep(0)
 

@@ -38,12 +38,23 @@ def _shared(number: int) -> Callable[[pytest.FixtureRequest], list[Any]]:
     return urls
 
 
+def _cluster(request: pytest.FixtureRequest) -> list[Any]:
+    return [request.getfixturevalue("shared_cluster").url]
+
+
+def _of_several_names(item: pytest.Item) -> bool:
+    """A cluster keeps a lock of several names only in one slot."""
+    return item.path.name == "test_multi.py" or item.name.startswith("test_several_names")
+
+
 DEPLOYMENTS = {
     "one": Deployment(_shared(1), usual=True),
     "five": Deployment(_shared(5), usual=True),
     "memory": Deployment(lambda request: [MemoryStore()], usual=True),
     "sentinel": Deployment(lambda request: [request.getfixturevalue("sentinel_deployment").url]),
     "user": Deployment(lambda request: [DictStore()]),
+    "cluster": Deployment(_cluster, leaves_out=_of_several_names),
+    "slot": Deployment(_cluster, leaves_out=lambda item: not _of_several_names(item), options={"prefix": "{all}"}),
 }
 """By the name that the id of a test shows."""
 

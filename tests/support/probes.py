@@ -16,6 +16,8 @@ from asynclock.acquire.handover import Adoption
 from asynclock.acquire.tenure import Loss, Terms
 from asynclock.rules.model import Kind, Notice
 from asynclock.stores.redis import encoding
+from asynclock.stores.redis.cluster_node import ClusterNode
+from asynclock.stores.redis.node import RedisNode
 
 Receive: TypeAlias = Callable[[int, Notice], object]
 """Takes a notice, with the number of its node."""
@@ -198,8 +200,18 @@ def nodes_of(client: Redlock) -> tuple[Any, ...]:
 
 
 async def ping(node: Any) -> None:
-    """Wait until the server has answered a PING behind all that the node sent."""
-    await node._run("PING")
+    """Wait until the server has answered behind all that the node sent; of a cluster, all masters have."""
+    if isinstance(node, ClusterNode):
+        await asyncio.gather(*(shard.run("PING") for shard in shards_of(node)))
+    elif isinstance(node, RedisNode):
+        await node._run("PING")
+    else:
+        await node.probe("any")
+
+
+def shards_of(node: ClusterNode) -> list[Any]:
+    """The nodes of the masters of a cluster."""
+    return list(node._shards.values())
 
 
 def connection_of(node: Any) -> Any:
