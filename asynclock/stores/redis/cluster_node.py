@@ -9,6 +9,8 @@
    until all slots have a master that is up.
 5. PUBLISH reaches every node of a cluster, and each of them passes a notice on to its clients. So a notice arrives once
    on each connection. The one from the master of the slot counts, because it comes behind the replies of that master.
+   For a second after a slot got another master each of them counts: the one from the new master may have come before
+   the client knew of it, and the one from the old master after that.
 6. A server counts only the clients that are connected to it as receivers. A waiter that is connected to the old master
    of a slot gets the notice from there, although the new master did not count it, and gave the hold to another. So a
    notice does not grant a hold here: it wakes the waiter, whose next try finds out.
@@ -53,6 +55,7 @@ log = logging.getLogger("asynclock")
 _PAUSES = (0.1, 1.0)  # seconds between two questions for the slots while a master is missing: first, and at most
 _ANSWER = 0.5  # seconds for the answer of one master to that question
 _SETTLED = 0.02  # seconds; a slot that moves twice within this time is asked again after a pause
+_STRAY = 1.0  # seconds in which the notice of a slot that moved arrives from all nodes
 _GUEST = 30.0  # seconds after its last ASK for which the client stays connected to a node without slots
 _ADMIN = 0.9  # seconds for a command of an operator
 _OTHERS = 0.03  # seconds for the votes of the other masters after the first one
@@ -74,6 +77,7 @@ class ClusterNode:
         self._shards: dict[Address, Shard] = {}
         self._known: tuple[Range, ...] = ()  # the last answer about the slots
         self._moved: dict[int, float] = {}  # slot -> when a redirection changed its master
+        self._changed_at = -math.inf  # when a slot got another master last
         self._unanswered: OrderedDict[str, float] = OrderedDict()
         self._parked = Parked(config.clock, self._send_parked)
         self._reports = Reports(store.label, config.tell, config.clock)
@@ -156,7 +160,7 @@ class ClusterNode:
     def _move(self, slot: int, to: Shard) -> None:
         """A redirection names another master of one slot."""
         before, self._owners[slot] = self._owners[slot], to
-        self._moved[slot] = self.clock.now()
+        self._moved[slot] = self._changed_at = self.clock.now()
         self._again = True
         if before is not None and before.has_pending:
             self._hand_over(before)
@@ -180,7 +184,7 @@ class ClusterNode:
     def received(self, shard: Shard, notice: Notice) -> None:
         """A notice came on the connection to this shard."""
         owner = self._owners[slot_of(self._config.prefix, notice.name)]
-        if shard is owner or owner is None or not owner.listens:
+        if shard is owner or owner is None or not owner.listens or self.clock.now() - self._changed_at < _STRAY:
             self._config.listener.received(self.index, notice._replace(fence=0))
 
     def connected(self, shard: Shard) -> None:
@@ -257,6 +261,8 @@ class ClusterNode:
                 owners[slot] = self._owners[slot]
             elif self.clock.now() - at > _GUEST:
                 del self._moved[slot]
+        if owners != self._owners:
+            self._changed_at = self.clock.now()
         self._owners, self._error = owners, None
         masters = set(self._masters())
         for shard in list(self._shards.values()):
@@ -344,7 +350,7 @@ class ClusterNode:
 
     def _unavailable(self, shards: Sequence[Shard]) -> Exception:
         """Which slots cannot be asked, and why."""
-        whys = [f"slots {self._slots_of(each)}: {each.error or 'it is connecting'}" for each in shards]
+        whys = [f"slots {self._slots_of(each)}: {each.error}" for each in shards if each.error is not None]
         if self._bare():
             whys.append(f"slots {self._slots_of(None)}: no master has them")
         return ConnectionError(f"{self.label} serves no names in {'; in '.join(whys)}")
@@ -376,6 +382,9 @@ class ClusterNode:
                 task.cancel()
         votes = [task.result() for task in done if not task.exception()]
         if not votes:
+            self._look()
+            if self._bare():
+                raise self._unavailable(masters)
             raise next(error for task in done if (error := task.exception()) is not None)
         notes = [each.note for each in votes if each.note]
         silent = [f"slots {self._slots_of(asked[task])}: {_why(task)}" for task in asked if not _voted(task)]

@@ -187,7 +187,11 @@ class Cluster:
         """The slot has moved."""
         masters = [each for each in self.up() if each.role == "master"]
         for each in sorted(masters, key=lambda each: each is not to):  # the new owner first
-            each.cli("CLUSTER", "SETSLOT", slot, "NODE", to.id)
+            try:
+                each.cli("CLUSTER", "SETSLOT", slot, "NODE", to.id)
+            except redis.ResponseError:  # it lost its last slot, and became a replica
+                if each.role == "master":
+                    raise
 
     def move(self, slot: int, to: Member) -> None:
         """Move a slot with its keys, as redis-cli --cluster reshard does."""

@@ -1,0 +1,253 @@
+"""A cluster whose slots move while their names are held and waited for. Real servers; the slots move as
+`redis-cli --cluster reshard` moves them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.stores.redis.keys import keys, slot_of
+from tests.support.services.cluster import Cluster, Member
+from tests.support.waiters import LIMIT
+
+PREFIX = "lock:"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Three masters without replicas. The tests leave all slots covered."""
+    cluster = Cluster(3, 0, "--cluster-node-timeout", "5000").ready()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+async def redlock(cluster: Cluster) -> AsyncIterator[Redlock]:
+    async with Redlock(cluster.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(cluster: Cluster) -> AsyncIterator[Redlock]:
+    async with Redlock(cluster.url) as client:
+        yield client
+
+
+def another(cluster: Cluster, slot: int) -> Member:
+    """A master that does not have the slot."""
+    owner = cluster.owner(slot)
+    return next(each for each in cluster.masters if each is not owner)
+
+
+def held_at(member: Member, name: str) -> bool:
+    """Whether that server has a hold of the name, whatever it says to clients."""
+    slot = slot_of(PREFIX, name)
+    return (PREFIX + name).encode() in member.cli("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+
+
+@pytest.mark.one_loop("the servers decide")
+async def test_a_held_name_moves(cluster: Cluster, redlock: Redlock, other: Redlock, name: str) -> None:
+    """The hold moves with its slot: it is extended and released at the new master, and the token still rises."""
+    lease = await redlock(name).acquire()
+    assert lease
+    to = another(cluster, slot_of(PREFIX, name))
+    await asyncio.to_thread(cluster.move, slot_of(PREFIX, name), to)
+    assert held_at(to, name)
+    await lease.extend()
+    assert await other(name).acquire(timeout=0) is None
+    await lease.release()
+    assert not held_at(to, name)
+    async with other(name) as later:
+        assert later.fence > lease.fence
+
+
+@pytest.mark.one_loop("the servers decide")
+async def test_waiters_move(cluster: Cluster, redlock: Redlock, other: Redlock, name: str) -> None:
+    """Tasks wait while the slot moves. They enter one after the other soon after the release, not when their tickets
+    are renewed (after 10 s)."""
+    inside: list[int] = []
+
+    async def work(client: Redlock) -> None:
+        async with client(name, lease=30) as lease:
+            inside.append(lease.fence)
+            await asyncio.sleep(0)
+
+    async with Redlock(cluster.url) as holder:
+        lease = await holder(name).acquire()
+        assert lease
+        waiting = [asyncio.create_task(work(client)) for client in [redlock, other] * 10]
+        await waiters(holder, name, 2)
+        to = another(cluster, slot_of(PREFIX, name))
+        await asyncio.to_thread(cluster.move, slot_of(PREFIX, name), to)
+        await lease.release()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*waiting)
+    assert inside == sorted(set(inside))
+    assert len(inside) == 20
+
+
+async def waiters(client: Redlock, name: str, count: int) -> None:
+    """Return once so many clients wait."""
+    async with asyncio.timeout(LIMIT):
+        while len((await client.inspect(name)).waiters) < count:
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.one_loop("the servers decide")
+async def test_tryagain_while_a_slot_moves(cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """While a slot moves, no master has all keys of a name. Ops wait, and are carried out within their deadline."""
+    slot = slot_of(PREFIX, name)
+    to = another(cluster, slot)
+    lease = await redlock(name).acquire()
+    assert lease
+    source = await asyncio.to_thread(cluster.begin_move, slot, to)
+    await asyncio.to_thread(cluster.move_keys, slot, source, to)
+    extending = asyncio.create_task(lease.extend())
+    await asyncio.sleep(0.2)
+    assert not extending.done()
+    await asyncio.to_thread(cluster.end_move, slot, to)
+    async with asyncio.timeout(2):
+        await extending
+        await lease.release()
+    assert not held_at(to, name)
+
+
+@pytest.mark.one_loop("the servers decide")
+async def test_ask_for_one_key(cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """An op of a single key is carried out by the new master while the slot still moves."""
+    slot = slot_of(PREFIX, name)
+    to = another(cluster, slot)
+    source = await asyncio.to_thread(cluster.begin_move, slot, to)
+    lease = await redlock(name, fencing=False).acquire(timeout=1)
+    assert lease
+    assert held_at(to, name)
+    assert not held_at(source, name)
+    await asyncio.to_thread(cluster.end_move, slot, to)
+    await lease.release()
+    assert not held_at(to, name)
+
+
+@pytest.mark.one_loop("the servers decide")
+async def test_c16_an_acquire_that_was_undone_is_not_sent_again(
+    cluster: Cluster, redlock: Redlock, other: Redlock, name: str
+) -> None:
+    """The acquire waits for its slot and is cancelled. When the slot is there, only the undo is carried out."""
+    slot = slot_of(PREFIX, name)
+    to = another(cluster, slot)
+    await redlock.health()
+    source = await asyncio.to_thread(cluster.begin_move, slot, to)
+    waiting = asyncio.create_task(redlock(name).acquire())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.to_thread(cluster.move_keys, slot, source, to)
+    await asyncio.to_thread(cluster.end_move, slot, to)
+    lease = await other(name).acquire(timeout=1)
+    assert lease
+    await lease.release()
+    left = set(keys(PREFIX, name)[:4]) - {keys(PREFIX, name).fence}
+    assert not {key.encode() for key in left} & set(to.cli("CLUSTER", "GETKEYSINSLOT", slot, 100))
+
+
+@pytest.mark.one_loop("the servers decide")
+async def test_a_release_while_a_slot_moves(cluster: Cluster, other: Redlock, name: str) -> None:
+    """It is not lost, although the client closes: it waits for the slot."""
+    slot = slot_of(PREFIX, name)
+    to = another(cluster, slot)
+    async with Redlock(cluster.url) as client:
+        lease = await client(name).acquire()
+        assert lease
+        source = await asyncio.to_thread(cluster.begin_move, slot, to)
+        await asyncio.to_thread(cluster.move_keys, slot, source, to)
+        releasing = asyncio.create_task(lease.release())
+        await asyncio.sleep(0.05)
+        end = asyncio.create_task(asyncio.to_thread(cluster.end_move, slot, to))
+    await asyncio.gather(releasing, end)
+    taken = await other(name).acquire(timeout=1)
+    assert taken
+    await taken.release()
+
+
+@pytest.mark.one_loop("the servers decide")
+async def test_work_goes_on_while_slots_move(cluster: Cluster, name: str) -> None:
+    """30 tasks of three clients work on names of one slot, which moves eight times. Never two hold a name, the tokens
+    rise, no notice is lost, and nothing is left."""
+    names = [f"{{{name}}}{letter}" for letter in "abc"]
+    slot = slot_of(PREFIX, names[0])
+    held: set[str] = set()
+    fences: dict[str, int] = {}
+    done = asyncio.Event()
+    turns = itertools.count()
+
+    async def work(client: Redlock, names: list[str]) -> None:
+        while not done.is_set():
+            for each in names:
+                async with client(each, timeout=20) as lease:
+                    assert each not in held
+                    assert lease.fence > fences.get(each, 0)
+                    held.add(each)
+                    fences[each] = lease.fence
+                    await asyncio.sleep(0)
+                    held.remove(each)
+                    next(turns)
+
+    clients = [Redlock(cluster.url) for _ in range(3)]
+    async with clients[0], clients[1], clients[2], asyncio.TaskGroup() as group:
+        for number in range(30):
+            group.create_task(work(clients[number % 3], names[number % 3 :] + names[: number % 3]))
+        for _ in range(8):
+            await asyncio.sleep(0.05)
+            await asyncio.to_thread(cluster.move, slot, another(cluster, slot))
+        done.set()
+        moved = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - moved < 8.0, "a task waited until its ticket was renewed"
+    assert next(turns) > 100
+    left = cluster.owner(slot).cli("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+    assert [key for key in left if not key.endswith(b"fence")] == []
+
+
+@pytest.mark.one_loop("the servers decide")
+async def test_a_node_is_added(cluster: Cluster, redlock: Redlock, other: Redlock, name: str) -> None:
+    """Slots move to a master that no client knows yet."""
+    lease = await redlock(name).acquire()
+    assert lease
+    waiting = asyncio.create_task(other(name).acquire(timeout=5))
+    await waiters(redlock, name, 1)
+    new = await asyncio.to_thread(cluster.add_master)
+    slot, owner = slot_of(PREFIX, name), cluster.owner(slot_of(PREFIX, name))
+    await asyncio.to_thread(cluster.move, slot, new)
+    await lease.extend()
+    await lease.release()
+    got = await waiting
+    assert got
+    assert held_at(new, name)
+    await got.release()
+    await asyncio.to_thread(cluster.move, slot, owner)
+
+
+@pytest.mark.one_loop("the servers decide")
+async def test_c12_clusterdown(cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """A slot that no master has makes the whole cluster refuse commands, by its usual setting. An acquire goes on when
+    the slot is back; before that, the error says why."""
+    slot = slot_of(PREFIX, name)
+    owner = cluster.owner(slot)
+    await redlock.health()
+    for each in cluster.up():
+        each.cli("CLUSTER", "DELSLOTS", slot)
+    with pytest.raises(QuorumUnavailable, match=r"CLUSTERDOWN|no master has slot"):
+        await redlock(name).acquire(timeout=0.3)
+    async with asyncio.timeout(LIMIT):
+        while f"slots {slot}: no master has them" not in (await redlock.health()).reason:
+            await asyncio.sleep(0.01)
+    waiting = asyncio.create_task(redlock(name).acquire(timeout=5))
+    await asyncio.sleep(0.1)
+    owner.cli("CLUSTER", "ADDSLOTS", slot)
+    lease = await waiting
+    assert lease
+    await lease.release()
