@@ -50,7 +50,7 @@ class ClusterStore:
         else:
             self._read_client(cluster)
         self._dialers: dict[Address, RedisStore] = {}
-        self.label = f"cluster://{','.join(map(str, self.seeds))}"
+        self.label = f"cluster://{self.seeds[0]}"
         self.dialer(self.seeds[0])  # raises for a setting that redis-py does not know
 
     def __repr__(self) -> str:

@@ -5,8 +5,8 @@
    the new master or after a pause (`parked.py`), unless its id was undone meanwhile: then it could create a key that
    nothing deletes. The ops of one slot stay in their order, so a later attempt does not overtake an undo.
 3. When a slot gets another master, the pending releases of its names go to that master (`pending.py`).
-4. The client asks the cluster for its slots when it opens, when a master is lost, and after each MOVED; again and again
-   until all slots have a master that is up.
+4. The client asks the cluster for its slots when it opens, when a master is lost or silent, and after each MOVED; again
+   and again until all slots have a master that is up.
 5. PUBLISH reaches every node of a cluster, and each of them passes a notice on to its clients. So a notice arrives once
    on each connection. The one from the master of the slot counts, because it comes behind the replies of that master.
    For a second after a slot got another master each of them counts: the one from the new master may have come before
@@ -43,6 +43,7 @@ from asynclock.stores.reports import Reports
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
+    from asynclock._clock import Timer
     from asynclock.events import Event
     from asynclock.rules.model import Op
     from asynclock.stores.port import NodeConfig, NodeView, Notice, ReplyHandler
@@ -54,6 +55,7 @@ log = logging.getLogger("asynclock")
 
 _PAUSES = (0.1, 1.0)  # seconds between two questions for the slots while a master is missing: first, and at most
 _ANSWER = 0.5  # seconds for the answer of one master to that question
+_SILENT = 0.25  # seconds after which the cluster is asked whether a master that does not answer still has its slots
 _SETTLED = 0.02  # seconds; a slot that moves twice within this time is asked again after a pause
 _STRAY = 1.0  # seconds in which the notice of a slot that moved arrives from all nodes
 _GUEST = 30.0  # seconds after its last ASK for which the client stays connected to a node without slots
@@ -69,6 +71,7 @@ class ClusterNode:
         self.label = store.label
         self.index = config.position
         self.listens = False
+        self.watches = False
         self.clock = config.clock
         self._store = store
         self._slot = only_slot(config.prefix)  # a prefix with a hash tag has all names in one slot
@@ -84,6 +87,7 @@ class ClusterNode:
         self._error: Exception | None = ConnectionError(f"{store.label} is not connected yet")
         self._met = asyncio.Event()  # the first attempt to connect has ended
         self._again = False  # ask for the slots once more
+        self._watching: Timer | None = None
         self._looking: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -193,6 +197,19 @@ class ClusterNode:
         self._parked.release_all(lambda slot: self._owners[slot] is shard)
         self._config.listener.connected(self.index)
 
+    def watch(self) -> None:
+        """Rule 4: look from time to time whether a master that has commands to answer is silent."""
+        self.watches = True
+        self._watching = self.clock.call_at(self.clock.now() + _SILENT, self._watch)
+
+    def _watch(self) -> None:
+        self.watches = False
+        busy = [shard for shard in self._shards.values() if shard.busy]
+        if busy and not self._closed:
+            self.watch()
+        if any(shard.silent_for > _SILENT for shard in busy):
+            self._look()
+
     # -- the slots (rule 4) --------------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -236,7 +253,7 @@ class ClusterNode:
 
     async def _ranges(self) -> tuple[Range, ...]:
         """Ask two masters that are up; if none answers, all known nodes. Raises the error of one of them."""
-        up = [shard for shard in self._shards.values() if shard.up]
+        up = [shard for shard in self._shards.values() if shard.up and shard.silent_for < _SILENT]
         if up:
             try:
                 return await _first(self._store.ranges_by(each) for each in random.sample(up, min(len(up), 2)))
@@ -266,6 +283,8 @@ class ClusterNode:
         self._owners, self._error = owners, None
         masters = set(self._masters())
         for shard in list(self._shards.values()):
+            if shard not in masters and shard.silent_for > _SILENT:
+                shard.give_up()
             if shard.has_pending:
                 self._hand_over(shard)
             if shard not in masters and self.clock.now() - shard.asked_at > _GUEST and not shard.has_pending:
@@ -284,7 +303,7 @@ class ClusterNode:
                 dialer.run_id = "the master before it"
             config = self._config._replace(tell=self._told)
             shard = self._shards[address] = Shard(dialer, config, self, address, self._unanswered)
-            shard.mark, shard.asked_at = mark(self._config.prefix, str(address)), self.clock.now()
+            shard.mark = mark(self._config.prefix, str(address))
             self._run_in_background(self._open(shard))
         return shard
 
@@ -472,6 +491,8 @@ class ClusterNode:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        if self._watching is not None:
+            self._watching.cancel()
         self._reports.stop()
         await asyncio.gather(*(shard.aclose() for shard in list(self._shards.values())))
         self._error = ConnectionError(f"{self.label} was closed")

@@ -3,6 +3,7 @@ another master has the slot (`cluster_node.py`)."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._options import ANSWER_TIMEOUT
@@ -28,6 +29,11 @@ _ASKING = pack("ASKING")
 
 class Router(Protocol):
     """The node of the whole cluster, for its shards."""
+
+    watches: bool  # a timer finds out when a shard is silent
+
+    def watch(self) -> None:
+        """Start that timer: a shard has a command to answer."""
 
     def redirected(self, shard: Shard, handler: ReplyHandler, error: ServerError) -> None:
         """The shard did nothing: send the op to the master that has the slot."""
@@ -73,7 +79,7 @@ class Shard(RedisNode):
         super().__init__(store, config._replace(listener=listener))
         listener.shard = self
         self.address = address
-        self.asked_at = 0.0  # when an ASK named it last
+        self.asked_at = -math.inf  # when an ASK named it last
         self._router = router
         self._pending.unanswered = unanswered  # of all shards: a slot may move before an answer comes
         # Another master had its slots before, so there may be holds of any id that a release names.
@@ -98,6 +104,27 @@ class Shard(RedisNode):
     def quarantine_left(self) -> float:
         """The seconds in which it casts no vote yet."""
         return self._restarts.left
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has commands to answer."""
+        return self._connection is not None and bool(self._connection.waiting)
+
+    @property
+    def silent_for(self) -> float:
+        """The seconds for which it has not answered its commands; 0.0: it has none."""
+        connection = self._connection
+        return self.clock.now() - connection.moved_at if connection is not None and connection.waiting else 0.0
+
+    def give_up(self) -> None:
+        """It does not answer, and another master has its slots: fail its commands now."""
+        if self._connection is not None:
+            self.lost(self._connection, ConnectionError(f"{self.label} is silent, and another master has its slots"))
+
+    def send(self, op: Op, handler: ReplyHandler) -> None:
+        super().send(op, handler)
+        if not self._router.watches:
+            self._router.watch()
 
     def redirected(self, handler: ReplyHandler, error: ServerError) -> bool:
         if not is_redirect(error):

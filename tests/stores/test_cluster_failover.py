@@ -1,0 +1,168 @@
+"""A cluster whose masters fail while names are held and waited for. Real servers, which the tests kill and freeze."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+from asynclock import Lease, QuorumUnavailable, Redlock
+from asynclock.events import Event, NodeDown, NodeUp
+from asynclock.stores.redis.keys import slot_of
+from tests.support.services.cluster import Cluster, Member, wait_until
+from tests.support.waiters import LIMIT
+
+pytestmark = pytest.mark.one_loop("the servers decide")
+
+PREFIX = "lock:"
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Three masters with a replica each."""
+    cluster = Cluster().ready()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+async def redlock(cluster: Cluster) -> AsyncIterator[Redlock]:
+    async with Redlock(cluster.all_urls, patience=15) as client:
+        yield client
+
+
+@pytest.fixture
+async def other(cluster: Cluster) -> AsyncIterator[Redlock]:
+    async with Redlock(cluster.all_urls, patience=15) as client:
+        yield client
+
+
+async def held(client: Redlock, name: str, cluster: Cluster) -> tuple[Lease, Member]:
+    """A lease that the replica knows as well, and the master of its slot."""
+    lease = await client(name).acquire()
+    assert lease
+    master = cluster.owner(slot_of(PREFIX, name))
+    key, replica = (PREFIX + name).encode(), cluster.replica_of(master)
+    await asyncio.to_thread(
+        wait_until, lambda: key in replica.cli("CLUSTER", "GETKEYSINSLOT", slot_of(PREFIX, name), 9), "it is replicated"
+    )
+    return lease, master
+
+
+async def kill(cluster: Cluster, master: Member) -> None:
+    master.kill()
+
+
+async def freeze(cluster: Cluster, master: Member) -> None:
+    master.freeze()
+
+
+async def take_over(cluster: Cluster, master: Member) -> None:
+    await asyncio.to_thread(cluster.promote, cluster.replica_of(master))
+
+
+async def work(client: Redlock, name: str, inside: list[int]) -> None:
+    async with client(name) as lease:
+        inside.append(lease.fence)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("fail", [kill, freeze, take_over])
+async def test_a_master_fails(
+    cluster: Cluster, redlock: Redlock, other: Redlock, name: str, fail: Callable[..., object]
+) -> None:
+    """A lock is held and 100 tasks wait as its master is killed, frozen, or gives its slots to its replica. The hold
+    lives on there, and the waiters are served by the new master within seconds."""
+    lease, master = await held(redlock, name, cluster)
+    inside: list[int] = []
+    async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
+        for _ in range(50):
+            group.create_task(work(redlock, name, inside))
+            group.create_task(work(other, name, inside))
+        await asyncio.sleep(0.1)
+        await fail(cluster, master)  # type: ignore[misc]
+        await asyncio.to_thread(wait_until, lambda: cluster.replica_of(master).role == "master", "a failover")
+        await until_extended(lease)
+        assert lease.held
+        await lease.release()
+    assert len(inside) == 100
+    assert inside == sorted(set(inside))
+    assert inside[0] > lease.fence
+
+
+async def until_extended(lease: Lease) -> None:
+    """Return once the new master has extended it."""
+    async with asyncio.timeout(LIMIT):
+        while True:
+            try:
+                await lease.extend()
+            except QuorumUnavailable:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+async def test_an_old_master_counts_for_nothing(cluster: Cluster, redlock: Redlock, other: Redlock, name: str) -> None:
+    """It was frozen while its replica took over. When it goes on, it has the old hold still, and nobody asks it."""
+    lease, master = await held(redlock, name, cluster)
+    master.freeze()
+    await asyncio.to_thread(wait_until, lambda: cluster.replica_of(master).role == "master", "a failover")
+    await until_extended(lease)
+    await lease.release()
+    mine = await other(name).acquire(timeout=5)
+    assert mine
+    master.thaw()
+    await asyncio.to_thread(wait_until, lambda: master.role == "slave", "the old master follows the new one")
+    await mine.extend()
+    assert await redlock(name).acquire(timeout=0.2) is None
+    await mine.release()
+    got = await redlock(name).acquire(timeout=1)
+    assert got
+    assert got.fence > mine.fence > lease.fence
+    await got.release()
+
+
+async def test_a_release_outlives_the_failover(cluster: Cluster, redlock: Redlock, other: Redlock, name: str) -> None:
+    """A lock is released while its master is down. The release is delivered to the new master, long before the lease
+    ends."""
+    lease, master = await held(redlock, name, cluster)
+    master.kill()
+    await lease.release()
+    got = await other(name).acquire(timeout=10)
+    assert got
+    await got.release()
+
+
+async def test_names_at_other_masters(cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """A master without a replica is killed. Names in its slots cannot be locked, and the error says which; other names
+    can. Health and events say it, too."""
+    dead = cluster.masters[0]
+    for each in cluster.members:
+        each.cli("CONFIG", "SET", "cluster-require-full-coverage", "no")
+    told: list[Event] = []
+    redlock.subscribe(told.append)
+    await redlock.health()
+    names = {cluster.owner(slot_of(PREFIX, f"{name}{n}")): f"{name}{n}" for n in range(50)}
+    cluster.replica_of(dead).kill()
+    dead.kill()
+    async with asyncio.timeout(LIMIT):
+        while not any(isinstance(each, NodeDown) for each in told):
+            await asyncio.sleep(0.01)
+    for member in cluster.masters[1:]:
+        async with redlock(names[member], timeout=5):
+            pass
+    with pytest.raises(QuorumUnavailable, match=dead.address):
+        await redlock(names[dead]).acquire(timeout=0.3)
+    health = await redlock.health()
+    assert health.ok
+    assert f"slots {0}-{math.ceil(16384 / 3) - 2}: " in health.nodes[0].error
+    with pytest.raises(QuorumUnavailable, match=dead.address):
+        [each async for each in redlock.holders()]
+    dead.start()
+    async with asyncio.timeout(LIMIT):
+        while not isinstance(told[-1], NodeUp):
+            await asyncio.sleep(0.01)
+    async with redlock(names[dead], timeout=10):
+        pass
