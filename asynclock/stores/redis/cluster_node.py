@@ -9,8 +9,7 @@
    and again until all slots have a master that is up.
 5. PUBLISH reaches every node of a cluster, and each of them passes a notice on to its clients. So a notice arrives once
    on each connection. The one from the master of the slot counts, because it comes behind the replies of that master.
-   For a second after a slot got another master each of them counts: the one from the new master may have come before
-   the client knew of it, and the one from the old master after that.
+   If it does not come, the slot may have another master, and another one counts after a moment.
 6. A server counts only the clients that are connected to it as receivers. A waiter that is connected to the old master
    of a slot gets the notice from there, although the new master did not count it, and gave the hold to another. So a
    notice does not grant a hold here: it wakes the waiter, whose next try finds out.
@@ -57,7 +56,7 @@ _PAUSES = (0.1, 1.0)  # seconds between two questions for the slots while a mast
 _ANSWER = 0.5  # seconds for the answer of one master to that question
 _SILENT = 0.25  # seconds after which the cluster is asked whether a master that does not answer still has its slots
 _SETTLED = 0.02  # seconds; a slot that moves twice within this time is asked again after a pause
-_STRAY = 1.0  # seconds in which the notice of a slot that moved arrives from all nodes
+_STRAY = 0.05  # seconds for which a notice from another node waits for the one from the master of its slot
 _GUEST = 30.0  # seconds after its last ASK for which the client stays connected to a node without slots
 _ADMIN = 0.9  # seconds for a command of an operator
 _OTHERS = 0.03  # seconds for the votes of the other masters after the first one
@@ -80,7 +79,7 @@ class ClusterNode:
         self._shards: dict[Address, Shard] = {}
         self._known: tuple[Range, ...] = ()  # the last answer about the slots
         self._moved: dict[int, float] = {}  # slot -> when a redirection changed its master
-        self._changed_at = -math.inf  # when a slot got another master last
+        self._strays: dict[Notice, bool] = {}  # the latest notices, and whether they were received
         self._unanswered: OrderedDict[str, float] = OrderedDict()
         self._parked = Parked(config.clock, self._send_parked)
         self._reports = Reports(store.label, config.tell, config.clock)
@@ -144,6 +143,13 @@ class ClusterNode:
         else:
             self._resend(slot, handler)
 
+    def _send_again(self, handler: ReplyHandler) -> None:
+        """Its master has lost its slots, and did not answer."""
+        if handler.op.revoked:
+            handler.fail(self.index, ConnectionError("its master was replaced"), maybe=True)
+        else:
+            self._resend(slot_of(self._config.prefix, handler.op.name), handler)
+
     def _resend(self, slot: int, handler: ReplyHandler) -> None:
         handler.op.forget_packed()  # the ticket of the op may have been withdrawn since it was packed
         self._send(slot, handler.op, handler)
@@ -164,7 +170,7 @@ class ClusterNode:
     def _move(self, slot: int, to: Shard) -> None:
         """A redirection names another master of one slot."""
         before, self._owners[slot] = self._owners[slot], to
-        self._moved[slot] = self._changed_at = self.clock.now()
+        self._moved[slot] = self.clock.now()
         self._again = True
         if before is not None and before.has_pending:
             self._hand_over(before)
@@ -188,8 +194,21 @@ class ClusterNode:
     def received(self, shard: Shard, notice: Notice) -> None:
         """A notice came on the connection to this shard."""
         owner = self._owners[slot_of(self._config.prefix, notice.name)]
-        if shard is owner or owner is None or not owner.listens or self.clock.now() - self._changed_at < _STRAY:
+        if shard is owner or owner is None or not owner.listens:
+            self._strays[notice] = True
             self._config.listener.received(self.index, notice._replace(fence=0))
+        else:
+            self._strays.setdefault(notice, False)
+        if len(self._strays) == 1:
+            self.clock.call_at(self.clock.now() + _STRAY, self._receive_strays)
+
+    def _receive_strays(self) -> None:
+        """Rule 5: these notices did not come from the master that has the slot, as far as this client knows."""
+        strays, self._strays = self._strays, {}
+        for notice, was_received in strays.items():
+            if not (was_received or self._closed):
+                self._look()
+                self._config.listener.received(self.index, notice._replace(fence=0))
 
     def connected(self, shard: Shard) -> None:
         """The shard is connected (again): its notices may be lost, and its slots can be asked."""
@@ -278,13 +297,12 @@ class ClusterNode:
                 owners[slot] = self._owners[slot]
             elif self.clock.now() - at > _GUEST:
                 del self._moved[slot]
-        if owners != self._owners:
-            self._changed_at = self.clock.now()
         self._owners, self._error = owners, None
         masters = set(self._masters())
         for shard in list(self._shards.values()):
             if shard not in masters and shard.silent_for > _SILENT:
-                shard.give_up()
+                for handler in shard.give_up():
+                    self._send_again(handler)
             if shard.has_pending:
                 self._hand_over(shard)
             if shard not in masters and self.clock.now() - shard.asked_at > _GUEST and not shard.has_pending:

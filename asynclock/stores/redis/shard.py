@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import RELEASE, Op
 from asynclock.stores.redis.checks import Mode
-from asynclock.stores.redis.connection import IgnoredCommand, IgnoredReply
+from asynclock.stores.redis.connection import CommandReply, IgnoredCommand, IgnoredReply
 from asynclock.stores.redis.delivery import SLICE
 from asynclock.stores.redis.encoding import encode, pack
 from asynclock.stores.redis.node import RedisNode
@@ -116,10 +116,23 @@ class Shard(RedisNode):
         connection = self._connection
         return self.clock.now() - connection.moved_at if connection is not None and connection.waiting else 0.0
 
-    def give_up(self) -> None:
-        """It does not answer, and another master has its slots: fail its commands now."""
-        if self._connection is not None:
-            self.lost(self._connection, ConnectionError(f"{self.label} is silent, and another master has its slots"))
+    def give_up(self) -> list[ReplyHandler]:
+        """It does not answer, and another master has its slots: drop the connection. Returns the ops to send there:
+        each is harmless if it is carried out twice, and the old master forgets what it still does."""
+        connection = self._connection
+        if connection is None:
+            return []
+        handlers = list(connection.waiting)
+        connection.waiting.clear()
+        error = ConnectionError(f"{self.label} is silent, and another master has its slots")
+        self.lost(connection, error)
+        ops: list[ReplyHandler] = []
+        for handler in handlers:
+            if isinstance(handler, CommandReply):
+                handler.fail(self.index, error, maybe=True)
+            else:
+                ops.append(handler)
+        return ops
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         super().send(op, handler)
