@@ -35,6 +35,8 @@ _SCHEMES = {
     "valkeys+cluster": "rediss",
 }
 
+_UNREAD = ("a redis url", "a rediss url")  # the beginning of an error that shows how to write another url
+
 _FORM = "write it as redis+cluster://host:port,host2:port2, with one or more nodes of the cluster"
 
 
@@ -63,7 +65,7 @@ class ClusterStore:
         tail = rest[len(netloc) :]
         found: list[Address] = []
         for host in hosts.split(","):
-            pool = pool_of(f"{_SCHEMES[scheme.lower()]}://{user}{at}{host.strip()}{tail}")
+            pool = _pool(f"{_SCHEMES[scheme.lower()]}://{user}{at}{host.strip()}{tail}", scheme)
             self._kwargs, self._connection_class = dict(pool.connection_kwargs), pool.connection_class
             found.append(Address(self._kwargs.get("host", "localhost"), int(self._kwargs.get("port", 6379))))
         if urlsplit(url).path.strip("/") not in ("", "0") or self._kwargs.get("db"):
@@ -118,6 +120,17 @@ class ClusterStore:
         except (OSError, TimeoutError, RedisError, ValueError) as error:
             failed = error
         raise _shown(dialer.label, failed, stages[-1])
+
+
+def _pool(url: str, scheme: str) -> ConnectionPool:
+    """The pool for the url of one node. Raises ConfigError."""
+    try:
+        return pool_of(url)
+    except ConfigError as error:
+        why = str(error)
+    if why.startswith(_UNREAD):
+        why = f"a {scheme} url could not be read: {_FORM}; user and secret are percent-encoded (%2C for a comma)"
+    raise ConfigError(why)
 
 
 _ANSWER = 0.5  # seconds for the answer of a master that is up

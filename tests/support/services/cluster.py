@@ -84,6 +84,11 @@ class Member:
         """master or slave"""
         return self.info("replication")["role"]
 
+    @property
+    def master_port(self) -> int:
+        """0: it is a master."""
+        return int(self.info("replication").get("master_port", 0))
+
     def freeze(self) -> None:
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
@@ -155,7 +160,20 @@ class Cluster:
         return f"redis+cluster://{','.join(each.address for each in self.members)}"
 
     def replica_of(self, master: Member) -> Member:
-        return self.members[self.members.index(master) + len(self.masters)]
+        """Its replica, which may run alone."""
+        return next(each for each in self.up() if each is not master and each.master_port == master.port)
+
+    def heal(self) -> None:
+        """Start and thaw all members; return once each master has its replica again."""
+        for each in self.members:
+            each.thaw()
+            if each.process is None or each.process.poll() is not None:
+                each.start()
+        roles = len(self.members) - len(self.replicas)
+        wait_until(lambda: sum(each.role == "master" for each in self.members) == roles, "so many masters")
+        self.masters = [each for each in self.members if each.role == "master"]
+        self.replicas = [each for each in self.members if each not in self.masters]
+        self.ready()
 
     def up(self) -> list[Member]:
         return [each for each in self.members if each.process is not None and each.process.poll() is None]

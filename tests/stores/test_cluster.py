@@ -1,0 +1,213 @@
+"""A Redis cluster as one node: urls and clients, which master is asked, several names, operators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import RedisCluster
+from redis.asyncio.cluster import ClusterNode as StartupNode
+
+from asynclock import ConfigError, QuorumUnavailable, Redlock, Unsupported
+from asynclock.events import Event, NodeUp
+from asynclock.stores.redis.keys import slot_of
+from tests.support.probes import nodes_of, shards_of
+from tests.support.servers import Servers, free_port
+from tests.support.services.cluster import Cluster
+from tests.support.waiters import LIMIT
+
+PREFIX = "lock:"
+
+
+@pytest.fixture
+async def redlock(shared_cluster: Cluster) -> AsyncIterator[Redlock]:
+    async with Redlock(shared_cluster.url) as client:
+        yield client
+
+
+def some_names(name: str, cluster: Cluster) -> list[str]:
+    """A name at each master."""
+    found: dict[int, str] = {}
+    for number in range(100):
+        each = f"{name}:{number}"
+        found.setdefault(slot_of(PREFIX, each) * len(cluster.masters) // 16384, each)
+    return list(found.values())
+
+
+# -- urls and clients ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis+cluster://a:x", r"redis\+cluster://host:port"),
+        ("redis+cluster://a:1/3", "only the db 0"),
+        ("redis+cluster://a:1?db=3", "only the db 0"),
+        ("redis+cluster://a:1,redis+cluster://b:2", "several nodes"),
+        ("redis+cluster://me:sec#ret@a:1", "percent-encoded"),
+    ],
+)
+def test_a_bad_url(url: str, says: str) -> None:
+    """It is refused when the client is made, and shows no secret."""
+    with pytest.raises(ConfigError, match=says) as caught:
+        Redlock(url)
+    assert "ret" not in str(caught.value).replace("secret", "")
+    assert "sec#" not in str(caught.value)
+
+
+def test_its_name_shows_no_secret() -> None:
+    """In messages a cluster has the address of its first node."""
+    assert repr(Redlock("redis+cluster://me:secret@a:1,b:2")) == "<Redlock cluster://a:1>"
+
+
+@pytest.mark.one_loop("redis-py makes the connections")
+async def test_the_first_node_is_down(shared_cluster: Cluster, name: str) -> None:
+    """One node of the url is enough to find all others."""
+    async with Redlock(f"redis+cluster://127.0.0.1:1,{shared_cluster.members[2].address}") as client:
+        for each in some_names(name, shared_cluster):
+            async with client(each, timeout=5):
+                pass
+
+
+@pytest.mark.one_loop("redis-py makes the connections")
+async def test_a_client_of_redis_py(shared_cluster: Cluster, name: str) -> None:
+    """It is used for its settings and its nodes, and stays the user's."""
+    node = StartupNode("127.0.0.1", shared_cluster.members[1].port)
+    theirs = RedisCluster(startup_nodes=[node], decode_responses=True)
+    async with Redlock(theirs) as client, client(name, lease=10) as lease:
+        assert await theirs.get(PREFIX + name) is not None
+        assert lease.held
+    assert await theirs.get(PREFIX + name) is None
+    await theirs.aclose()
+
+
+@pytest.mark.one_loop("the server answers")
+async def test_no_cluster(servers: Servers, name: str) -> None:
+    """A server that is no node of a cluster: the error says what to write."""
+    port = free_port()
+    servers.start("--port", str(port), "--bind", "127.0.0.1")
+    with pytest.raises(ConfigError, match="is no node of a cluster: write redis://"):
+        await Redlock(f"redis+cluster://127.0.0.1:{port}")(name).acquire(timeout=1)
+
+
+@pytest.mark.one_loop("no server answers")
+async def test_nobody_there(name: str) -> None:
+    """The outage names the node that was tried."""
+    async with asyncio.timeout(LIMIT):
+        with pytest.raises(QuorumUnavailable, match=r"127.0.0.1:1 .*refused"):
+            await Redlock("redis+cluster://127.0.0.1:1", patience=0.2)(name).acquire()
+
+
+# -- the masters -----------------------------------------------------------------------------------------------------
+
+
+async def test_each_name_is_at_its_master(shared_cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """All keys of a name are at the master that has its slot; the client has one connection to each master."""
+    for each in some_names(name, shared_cluster):
+        async with redlock(each):
+            owner = shared_cluster.owner(slot_of(PREFIX, each))
+            assert owner.cli("EXISTS", PREFIX + each) == 1
+    (node,) = nodes_of(redlock)
+    assert len(shards_of(node)) == 3
+    assert all(shard.up for shard in shards_of(node))
+
+
+async def test_d8_any_name(redlock: Redlock) -> None:
+    """Braces, spaces and other characters: each name has all its keys in one slot."""
+    for name in ("{a}b", "a}b", "{}a", "a{b", "a b", "\u00e9\u4e2d", "{a}{b}", "x" * 3000):
+        async with redlock(name, timeout=2), redlock.read(f"{name}r"):
+            assert await redlock(name).locked()
+
+
+@pytest.mark.one_loop("no server is asked")
+def test_several_names_in_several_slots(shared_cluster: Cluster) -> None:
+    """No command reaches several slots: the error shows the names to use instead."""
+    redlock = Redlock(shared_cluster.url)
+    with pytest.raises(Unsupported, match=r'redlock\.multi\("\{order\}:a", "\{order\}:b"\)'):
+        redlock.multi("order:a", "order:b")
+    with pytest.raises(Unsupported, match=r'redlock\.multi\("\{together\}:a", "\{together\}:b"\)'):
+        redlock.multi("a", "b")
+    redlock.multi("{order}:a", redlock.read("{order}:b"))
+    Redlock(shared_cluster.url, prefix="{all}:").multi("a", "b")
+
+
+async def test_several_names_in_one_slot(shared_cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """They are held together."""
+    async with redlock.multi(f"{{{name}}}:a", f"{{{name}}}:b") as lease:
+        assert await redlock(f"{{{name}}}:b").acquire(timeout=0) is None
+        assert lease.fence > 0
+
+
+async def test_a_prefix_in_one_slot(shared_cluster: Cluster, name: str) -> None:
+    """A prefix with a hash tag has all names in one slot: only its master is asked."""
+    async with Redlock(shared_cluster.url, prefix="{app}:") as client:
+        async with client(name):
+            assert [holder.name async for holder in client.holders()] == [name]
+        assert len(shards_of(nodes_of(client)[0])) == 1
+        assert (await client.health()).ok
+
+
+# -- notices ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_waiter_is_notified(shared_cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """By the master of the slot, and once, although each node of the cluster passes the notice on."""
+    async with Redlock(shared_cluster.url) as other:
+        for each in some_names(name, shared_cluster):
+            lease = await redlock(each, lease=30).acquire()
+            assert lease
+            waiting = asyncio.create_task(other(each).acquire(timeout=5))
+            while not (await redlock.inspect(each)).waiters:
+                await asyncio.sleep(0.005)
+            await lease.release()
+            began = asyncio.get_running_loop().time()
+            got = await waiting
+            assert got
+            assert asyncio.get_running_loop().time() - began < 2.0
+            await got.release()
+
+
+# -- operators -------------------------------------------------------------------------------------------------------
+
+
+async def test_operators(shared_cluster: Cluster, redlock: Redlock, name: str) -> None:
+    """`holders` walks all masters, `inspect` and `break_lock` ask the right one."""
+    names = some_names(name, shared_cluster)
+    leases = [await redlock(each).acquire() for each in names]
+    assert {holder.name async for holder in redlock.holders(name)} == set(names)
+    assert [(await redlock.inspect(each)).kind for each in names] == ["mutex"] * 3
+    assert await redlock.break_lock(names[0])
+    lost, *others = leases
+    assert lost is not None
+    assert await lost.wait_lost()
+    for lease in others:
+        assert lease is not None
+        await lease.release()
+    assert [holder async for holder in redlock.holders(name)] == []
+
+
+async def test_health_and_events(shared_cluster: Cluster) -> None:
+    """All masters vote; the cluster is told to be up, once."""
+    told: list[Event] = []
+    client = Redlock(shared_cluster.url)
+    client.subscribe(told.append)
+    async with client:
+        health = await client.health()
+        assert (health.ok, health.nodes[0].error, len(health.nodes)) == (True, "", 1)
+    assert [each for each in told if isinstance(each, NodeUp)] == [
+        NodeUp(f"cluster://{shared_cluster.masters[0].address}")
+    ]
+
+
+async def test_an_acl_user(shared_cluster: Cluster, name: str) -> None:
+    """The error names the command that the user lacks."""
+    rules = ("reset", "on", ">secret", "~*", "&*", "+@all")
+    for each in shared_cluster.members:
+        each.cli("ACL", "SETUSER", "lockuser", *rules)
+        each.cli("ACL", "SETUSER", "blind", *rules, "-cluster")
+    url = shared_cluster.url.replace("//", "//lockuser:secret@")
+    async with Redlock(url) as client, client(name):
+        pass
+    with pytest.raises(ConfigError, match=r"\+cluster\|slots"):
+        await Redlock(url.replace("lockuser", "blind"))(name).acquire(timeout=1)
