@@ -211,7 +211,7 @@ async def ping(node: Any) -> None:
 
 def shards_of(node: ClusterNode) -> list[Any]:
     """The nodes of the masters of a cluster."""
-    return list(node._shards.values())
+    return list(node._masters.shards)
 
 
 def connection_of(node: Any) -> Any:

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 from asynclock._errors import ConfigError
 from asynclock.stores.redis.cluster_node import ClusterNode
+from asynclock.stores.redis.login import fetch_credentials
 from asynclock.stores.redis.pools import pool_of
 from asynclock.stores.redis.replies import ServerError, config_error, connect_error
 from asynclock.stores.redis.stages import Stage, follow, running_for
@@ -109,8 +110,9 @@ class ClusterStore:
         dialer, stages = self.dialer(address), [Stage.CONNECT]
         try:
             redis = await dialer.dial()
-            follow(redis, stages.append)
             try:
+                await fetch_credentials(redis, stages.append, limit, lambda: None)
+                follow(redis, stages.append)
                 async with running_for(limit):
                     await redis.connect()  # type: ignore[no-untyped-call]
                     await redis.send_command("CLUSTER", "SLOTS")

@@ -1,0 +1,278 @@
+"""The masters of a cluster, as one event loop sees them: which has which slot, and the connections to them. The rules
+are in `cluster_node.py`; this is rule 4."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asynclock.stores.port import PROBE
+from asynclock.stores.redis.keys import mark, only_slot, slot_of, tag_within
+from asynclock.stores.redis.shard import Router, Shard
+from asynclock.stores.redis.topology import SLOTS, Address, span_of
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable, Sequence
+
+    from asynclock._clock import Timer
+    from asynclock.stores.port import NodeConfig, ReplyHandler
+    from asynclock.stores.redis.restarts import Dialer
+    from asynclock.stores.redis.topology import Range
+
+log = logging.getLogger("asynclock")
+
+_PAUSES = (0.1, 1.0)  # seconds between two questions for the slots while a master is missing: first, and at most
+_SILENT = 0.25  # seconds after which the cluster is asked whether a master that does not answer still has its slots
+_GUEST = 30.0  # seconds after its last ASK for which the client stays connected to a node without slots
+_RECENT = 30.0  # seconds for which a redirection is remembered
+
+
+class Source(Protocol):
+    """A store that knows how to connect to the nodes of one cluster."""
+
+    label: str
+    seeds: tuple[Address, ...]
+
+    def dialer(self, address: Address) -> Dialer:
+        """Makes connections to one node."""
+
+    async def ranges_by(self, shard: Shard) -> tuple[Range, ...]:
+        """What a master says about the slots, on its connection."""
+
+    async def ranges_at(self, address: Address, limit: float) -> tuple[Range, ...]:
+        """What the node at this address says, on a connection of its own, within `limit` seconds."""
+
+
+class Owner(Router, Protocol):
+    """The node of the whole cluster, for its masters."""
+
+    def ready(self, shard: Shard) -> None:
+        """The first attempt to connect to the shard has ended."""
+
+    def replaced(self, handlers: Sequence[ReplyHandler]) -> None:
+        """These ops went to a master that is silent and has lost its slots."""
+
+    def update(self) -> None:
+        """Masters came or went, up or down."""
+
+
+class Masters:
+    """The masters of one cluster."""
+
+    def __init__(self, source: Source, config: NodeConfig, owner: Owner) -> None:
+        self.only = only_slot(config.prefix)  # a prefix with a hash tag has all names in one slot
+        self.by_slot: list[Shard | None] = [None] * SLOTS
+        self.all: list[Shard] = []  # those in which names can be, by address
+        self.bare = True  # a slot in which names can be has no master
+        self.error: Exception | None = ConnectionError(f"{source.label} is not connected yet")
+        self.met = asyncio.Event()  # the first attempt to connect has ended
+        self.moved: dict[int, float] = {}  # slot -> when a redirection changed its master
+        self._source = source
+        self._config = config
+        self._owner = owner
+        self._now = config.clock.now
+        self._shards: dict[Address, Shard] = {}
+        self._known: tuple[Range, ...] = ()  # the last answer about the slots
+        self._unanswered: OrderedDict[str, float] = OrderedDict()
+        self._again = False  # ask for the slots once more
+        self._watching: Timer | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    @property
+    def shards(self) -> list[Shard]:
+        """All nodes to which there is a connection, or should be."""
+        return list(self._shards.values())
+
+    def slots_of(self, shard: Shard | None) -> str:
+        """The slots of a shard in words; None: those that no master has."""
+        if self.only is not None:
+            return str(self.only)
+        return span_of([slot for slot, its in enumerate(self.by_slot) if its is shard])
+
+    # -- what the cluster says -----------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Ask for the slots, in the background."""
+        if self._looking is None and not self._closed:
+            name = f"asynclock {self._source.label}"
+            self._looking = asyncio.get_running_loop().create_task(self._follow(), name=name)
+            self._looking.add_done_callback(self._looked)
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        self.met.set()
+        if not task.cancelled() and (error := task.exception()):
+            log.error("asynclock: reading the slots of %s failed", self._source.label, exc_info=error)
+        elif self._again and not task.cancelled():
+            self.look()
+
+    async def _follow(self) -> None:
+        pause = _PAUSES[0]
+        while not self._closed:
+            self._again, began = False, self._now()
+            try:
+                ranges = await self._ranges()
+            except Exception as error:  # any failure: `error` keeps it for messages, and the next attempt follows
+                self.error = error if not self._known else self.error
+            else:
+                self._use(ranges, began)
+            if not self.met.is_set():
+                await asyncio.gather(*(shard.open() for shard in self.all))
+                self.met.set()
+                self._owner.update()
+            if self.error is None and not self.bare and all(each.up for each in self.all):
+                if not self._again:
+                    return
+                pause = _PAUSES[0]
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            pause = min(2 * pause, _PAUSES[1])
+
+    async def _ranges(self) -> tuple[Range, ...]:
+        """Ask two masters that are up; if none answers, all known nodes. Raises the error of one of them."""
+        up = [shard for shard in self._shards.values() if shard.up and shard.silent_for < _SILENT]
+        if up:
+            try:
+                return await _first(self._source.ranges_by(each) for each in random.sample(up, min(len(up), 2)))
+            except Exception:
+                log.debug("asynclock: no master of %s answered CLUSTER SLOTS", self._source.label, exc_info=True)
+        known = {address for each in self._known for address in (each.master, *each.replicas)}
+        limit = self._config.connect_timeout
+        return await _first(
+            self._source.ranges_at(each, limit) for each in dict.fromkeys([*self._source.seeds, *known])
+        )
+
+    def _use(self, ranges: tuple[Range, ...], began: float) -> None:
+        """These are the masters. A redirection that came after the question is newer."""
+        first, self._known = not self._known, ranges
+        owners: list[Shard | None] = [None] * SLOTS
+        for each in ranges:
+            if self.only is not None and not each.first <= self.only <= each.last:
+                continue  # no name is there
+            owners[each.first : each.last + 1] = [self.at(each.master, first=first)] * (each.last - each.first + 1)
+        for slot, when in list(self.moved.items()):
+            if when >= began:
+                owners[slot] = self.by_slot[slot]
+            elif self._now() - when > _RECENT:
+                del self.moved[slot]
+        self.by_slot, self.error = owners, None
+        used = set(owners) if self.only is None else {owners[self.only]}
+        self.bare = None in used
+        self.all = sorted((each for each in used if each is not None), key=lambda each: each.address)
+        for shard in self.shards:
+            self._settle(shard)
+        for shard in self.all:
+            self._choose_keys(shard)
+        self._owner.update()
+
+    def _settle(self, shard: Shard) -> None:
+        """After the slots are known: what a shard does not have to do any more goes to others."""
+        lost = shard not in self.all
+        if lost and shard.silent_for > _SILENT:
+            self._owner.replaced(shard.give_up())
+        if shard.has_pending:
+            self._hand_over(shard)
+        if lost and self._now() - shard.asked_at > _GUEST and not shard.has_pending:
+            del self._shards[shard.address]
+            self._run_in_background(shard.aclose())
+
+    def _choose_keys(self, shard: Shard) -> None:
+        """The keys with which the shard is marked and checked, in one of its slots."""
+        if self.only is None:
+            tag = tag_within(lambda slot: self.by_slot[slot] is shard)
+            shard.mark, shard.probe_name = mark(self._config.prefix, tag), f"{PROBE}{{{tag}}}"
+        else:
+            shard.mark = mark(self._config.prefix)
+
+    # -- what redirections say -----------------------------------------------------------------------------------
+
+    def move(self, slot: int, to: Shard) -> None:
+        """A redirection names another master of one slot."""
+        before, self.by_slot[slot] = self.by_slot[slot], to
+        self.moved[slot] = self._now()
+        self._again = True
+        if to not in self.all:
+            self.all = sorted([*self.all, to], key=lambda each: each.address)
+        if before is not None and before.has_pending:
+            self._hand_over(before)
+
+    def _hand_over(self, shard: Shard) -> None:
+        """Rule 3."""
+        prefix, owners = self._config.prefix, self.by_slot
+        for op in shard.take_pending(lambda name: owners[slot_of(prefix, name)] not in (shard, None)):
+            if (owner := owners[slot_of(prefix, op.name)]) is not None:
+                owner.deliver([op])
+
+    def at(self, address: Address, *, first: bool = False) -> Shard:
+        """The shard at this address. `first`: nothing was known of the cluster before (else rule 7)."""
+        shard = self._shards.get(address)
+        if shard is None:
+            dialer = self._source.dialer(address)
+            if not first:
+                dialer.run_id = "the master before it"
+            shard = self._shards[address] = Shard(dialer, self._config, self._owner, address, self._unanswered)
+            shard.mark = mark(self._config.prefix, str(address))
+            self._run_in_background(self._open(shard))
+        return shard
+
+    async def _open(self, shard: Shard) -> None:
+        await asyncio.sleep(0)  # the caller chooses its keys first
+        await shard.open()
+        self._owner.ready(shard)
+
+    # -- silent masters ------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Look from time to time whether a master that has commands to answer is silent."""
+        self._owner.watches = True
+        self._watching = self._config.clock.call_at(self._now() + _SILENT, self._watch)
+
+    def _watch(self) -> None:
+        self._owner.watches = False
+        busy = [shard for shard in self._shards.values() if shard.busy]
+        if busy and not self._closed:
+            self.watch()
+        if any(shard.silent_for > _SILENT for shard in busy):
+            self.look()
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def aclose(self, error: Exception) -> None:
+        """Close all connections. `error` is what later calls get."""
+        self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+        tasks = [*self._background, *([self._looking] if self._looking is not None else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await asyncio.gather(*(shard.aclose() for shard in self.shards))
+        self.error = error
+        self.met.set()
+
+
+async def _first(asks: Iterable[Coroutine[Any, Any, tuple[Range, ...]]]) -> tuple[Range, ...]:
+    """The first answer. Raises the first error if there is none."""
+    pending = {asyncio.ensure_future(each) for each in asks}
+    errors: list[BaseException] = []
+    try:
+        while pending:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if (error := task.exception()) is None:
+                    return task.result()
+                errors.append(error)
+        raise errors[0]
+    finally:
+        for task in pending:
+            task.cancel()
