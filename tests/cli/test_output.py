@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from asynclock.cli.doctor.facts import NodeFacts
-from asynclock.cli.doctor.findings import Terms, findings
+from asynclock.cli.doctor.findings import findings
+from asynclock.cli.doctor.severity import Terms
 from asynclock.cli.output import taken, why
 from asynclock.info import Holder, NodeHealth
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from asynclock.cli.doctor.facts import NodeFacts, fields_of, is_derived, is_hold
-from asynclock.cli.doctor.findings import Severity, Terms, acl_rule, findings
+from asynclock.cli.doctor.findings import acl_rule, findings
+from asynclock.cli.doctor.severity import Severity, Terms
 
 pytestmark = pytest.mark.one_loop("pure functions")
 TERMS = Terms(prefix="lock:", lease=30.0, max_lease=60.0, node_timeout=0.05)

@@ -10,15 +10,18 @@ import typer
 
 from asynclock._errors import ConfigError
 from asynclock._options import ClientSettings, client_settings, node_timeout
+from asynclock.cli.doctor.clusters import cluster_facts
 from asynclock.cli.doctor.facts import facts_of
-from asynclock.cli.doctor.findings import Severity, Terms, findings
+from asynclock.cli.doctor.findings import findings
+from asynclock.cli.doctor.severity import Severity, Terms
 from asynclock.cli.options import TRUST_RESTARTS, AsJson, MaxLease, Prefix, Urls, duration, named_urls, prefix_of
 from asynclock.cli.output import count, length, plain, print_json, printable, table
 from asynclock.stores import store_for
+from asynclock.stores.redis.cluster import ClusterStore
 
 if TYPE_CHECKING:
     from asynclock.cli.doctor.facts import NodeFacts
-    from asynclock.cli.doctor.findings import Finding
+    from asynclock.cli.doctor.severity import Finding
     from asynclock.stores.redis.restarts import Dialer
 
 
@@ -71,17 +74,25 @@ def doctor(
     raise typer.Exit(int(worst))
 
 
-def _dialer(url: str) -> Dialer:
-    """The store of a url, which must be a server that the doctor can connect to. Raises ConfigError."""
+def _dialer(url: str) -> Dialer | ClusterStore:
+    """The store of a url, which must be a server or a cluster that the doctor can connect to. Raises ConfigError."""
     store = store_for(url)
+    if isinstance(store, ClusterStore):
+        return store
     if not callable(getattr(store, "dial", None)):
         raise ConfigError(f"doctor examines Redis and Valkey servers, and {store.label} is none: name a server's url")
     return cast("Dialer", store)
 
 
-async def _examine(stores: list[Dialer], settings: ClientSettings) -> list[NodeFacts]:
-    """Ask one server after the other: the measurements must not disturb each other."""
-    return [await facts_of(store, settings.prefix) for store in stores]
+async def _examine(stores: list[Dialer | ClusterStore], settings: ClientSettings) -> list[NodeFacts]:
+    """Ask one server after the other: the measurements must not disturb each other. Of a cluster, ask its masters."""
+    facts: list[NodeFacts] = []
+    for store in stores:
+        if isinstance(store, ClusterStore):
+            facts += await cluster_facts(store, settings.prefix)
+        else:
+            facts.append(await facts_of(store, settings.prefix))
+    return facts
 
 
 def report(facts: list[NodeFacts], found: list[Finding]) -> str:

@@ -36,6 +36,20 @@ _LIBRARY = re.compile(r"lib-name=asynclock\(max_lease=([\d.e+]+)\)")
 
 
 @dataclass(slots=True)
+class ClusterFacts:
+    """The cluster of a master."""
+
+    label: str
+    masters: int
+    uncovered: int
+    """The slots that no master has."""
+    full_coverage: str | None = None
+    """Its cluster-require-full-coverage: "yes" or "no"."""
+    node_timeout: float | None = None
+    """Its cluster-node-timeout, in seconds."""
+
+
+@dataclass(slots=True)
 class NodeFacts:
     """One server. Empty or None: unknown."""
 
@@ -79,11 +93,13 @@ class NodeFacts:
     foreign: dict[str, int] = field(default_factory=dict)
     """Those that are no locks of asynclock, by type; "string with expiry" may be locks of another library."""
     example: str = ""
+    cluster: ClusterFacts | None = None
+    """Of a master of a cluster that was named as a whole."""
 
 
-async def facts_of(store: Dialer, prefix: str) -> NodeFacts:
-    """Ask one server. Never raises for what the server says or does."""
-    facts, stages = NodeFacts(store.label), [Stage.CONNECT]
+async def facts_of(store: Dialer, prefix: str, cluster: ClusterFacts | None = None) -> NodeFacts:
+    """Ask one server; `cluster`: it is a master of one. Never raises for what the server says or does."""
+    facts, stages = NodeFacts(store.label, cluster=cluster), [Stage.CONNECT]
     try:
         connection = await store.dial()  # it may have to start an embedded server
         follow(connection, stages.append)
@@ -118,6 +134,8 @@ class _Questions:
         await self._server()
         await self._clients()
         await self._keys()
+        if self._facts.cluster is not None:
+            await self._cluster(self._facts.cluster)
         await self._permissions()
 
     async def _many(self, *commands: tuple[str, ...]) -> list[Any]:
@@ -198,6 +216,12 @@ class _Questions:
         for text in _LIBRARY.findall(_text(clients)):
             known = self._facts.max_leases
             known[float(text)] = known.get(float(text), 0) + 1
+
+    async def _cluster(self, cluster: ClusterFacts) -> None:
+        names = ("cluster-require-full-coverage", "cluster-node-timeout")
+        coverage, timeout = map(_setting, await self._many(*(("CONFIG", "GET", each) for each in names)))
+        cluster.full_coverage = coverage
+        cluster.node_timeout = None if timeout is None else int(timeout) / 1000
 
     async def _keys(self) -> None:
         """Look at some of the keys with the prefix."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from enum import IntEnum
 from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING
 
 from asynclock._options import RESERVED
+from asynclock.cli.doctor.clusters import cluster_findings, independent
+from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.output import count, length, printable
 from asynclock.rules.model import CLOCK_SKEW
 from asynclock.stores.redis.replies import ACL_COMMANDS
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from asynclock.cli.doctor.facts import NodeFacts
+    from asynclock.cli.doctor.severity import Terms
 
 _DRIFT = 1.0  # seconds between clocks that the usual time services keep to by far
 _FULL = 0.9  # of maxmemory
@@ -36,40 +37,6 @@ _NEEDS = {
 """What the doctor learns from the commands that only it needs."""
 
 
-class Severity(IntEnum):
-    """Its number is the exit code."""
-
-    OK = 0
-    WARNING = 1
-    ERROR = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One result of a check."""
-
-    severity: Severity
-    check: str
-    nodes: tuple[str, ...]
-    """The servers that it is about."""
-    what: str
-    risk: str
-    """What could happen."""
-    advice: str
-    """What to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """The options of the clients, as the doctor knows them."""
-
-    prefix: str
-    lease: float
-    max_lease: float
-    node_timeout: float
-    trust_restarts: bool = False
-
-
 def findings(facts: Sequence[NodeFacts], terms: Terms) -> list[Finding]:
     """All findings, the worst first."""
     found = [finding for check in _CHECKS for finding in check(facts, terms)]
@@ -78,6 +45,7 @@ def findings(facts: Sequence[NodeFacts], terms: Terms) -> list[Finding]:
 
 def _reachable(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     del terms
+    facts = [each for each in facts if each.cluster is None]
     silent = [each for each in facts if each.error]
     majority = len(facts) // 2 + 1
     if not silent:
@@ -103,13 +71,14 @@ def _quorum(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 "It would have two votes: its failure would free locks that are held. Clients refuse to start.",
                 "Name each server once.",
             )
-    if len(facts) > 1 and len(facts) % 2 == 0:
+    nodes = independent(facts)
+    if nodes > 1 and nodes % 2 == 0:
         yield Finding(
             Severity.WARNING,
             "even",
             (),
-            f"There are {len(facts)} servers.",
-            f"They survive no more failures than {count(len(facts) - 1, 'server')}.",
+            f"There are {nodes} servers.",
+            f"They survive no more failures than {count(nodes - 1, 'server')}.",
             "Use an odd number.",
         )
 
@@ -117,14 +86,14 @@ def _quorum(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 def _role(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     del terms
     for each in facts:
-        if each.mode in ("sentinel", "cluster"):
+        if each.mode in ("sentinel", "cluster") and each.cluster is None:
             yield Finding(
                 Severity.ERROR,
                 "mode",
                 (each.node,),
                 f"{each.node} runs in {each.mode} mode.",
                 "It cannot keep locks by itself.",
-                "Name independent servers, or the master behind the Sentinels.",
+                "Name independent servers, the master behind the Sentinels, or the cluster (redis+cluster://).",
             )
         elif each.role == "slave":
             yield Finding(
@@ -149,7 +118,7 @@ def _role(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 
 def _restarts(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     known = [each for each in facts if not each.error]
-    if len(facts) > 1 and not terms.trust_restarts and any(each.mark for each in known):
+    if independent(facts) > 1 and not terms.trust_restarts and any(each.mark for each in known):
         for each in known:
             left = terms.max_lease + 1.0 - (each.uptime if each.uptime is not None else float("inf"))
             if left > 0 and each.mark != each.run_id:
@@ -163,7 +132,7 @@ def _restarts(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 )
     for each in known:
         durable = each.append_only and each.fsync == "always"
-        if each.append_only is None or durable or (len(facts) > 1 and not terms.trust_restarts):
+        if each.append_only is None or durable or (independent(facts) > 1 and not terms.trust_restarts):
             continue
         how = f"appends to a file, fsync {each.fsync or 'unknown'}" if each.append_only else "does not append to a file"
         how += "" if each.save is None else f", {'takes snapshots' if each.save else 'takes no snapshots'}"
@@ -261,7 +230,7 @@ def _max_leases(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     if set(counted) <= {terms.max_lease}:
         return
     said = ", ".join(f"{count} with {length(max_lease)}" for max_lease, count in sorted(counted.items()))
-    alone = len(facts) == 1
+    alone = independent(facts) == 1
     yield Finding(
         Severity.WARNING if alone else Severity.ERROR,
         "max-lease",
@@ -365,7 +334,7 @@ def _prefix(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 
 _CHECKS: tuple[Callable[[Sequence[NodeFacts], Terms], Iterator[Finding]], ...] = (
     _reachable, _quorum, _role, _restarts, _memory, _clocks, _latency, _max_leases, _versions, _permissions, _prefix,
-    _unchecked,
+    _unchecked, cluster_findings,
 )  # fmt: skip
 
 

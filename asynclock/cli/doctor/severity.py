@@ -1,0 +1,40 @@
+"""A finding of `asynclock doctor`, and the terms by which it judges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Severity(IntEnum):
+    """Its number is the exit code."""
+
+    OK = 0
+    WARNING = 1
+    ERROR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of a check."""
+
+    severity: Severity
+    check: str
+    nodes: tuple[str, ...]
+    """The servers that it is about."""
+    what: str
+    risk: str
+    """What could happen."""
+    advice: str
+    """What to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The options of the clients, as the doctor knows them."""
+
+    prefix: str
+    lease: float
+    max_lease: float
+    node_timeout: float
+    trust_restarts: bool = False
