@@ -12,6 +12,7 @@ from redis.asyncio.cluster import ClusterNode as StartupNode
 from asynclock import ConfigError, QuorumUnavailable, Redlock, Unsupported
 from asynclock.events import Event, NodeUp
 from asynclock.stores.redis.keys import slot_of
+from tests.support.commands import answered, json_of
 from tests.support.probes import nodes_of, shards_of
 from tests.support.servers import Servers, free_port
 from tests.support.services.cluster import Cluster
@@ -211,3 +212,16 @@ async def test_an_acl_user(shared_cluster: Cluster, name: str) -> None:
         pass
     with pytest.raises(ConfigError, match=r"\+cluster\|slots"):
         await Redlock(url.replace("lockuser", "blind"))(name).acquire(timeout=1)
+
+
+@pytest.mark.one_loop("the doctor has an event loop of its own")
+def test_doctor(shared_cluster: Cluster) -> None:
+    """It examines each master. A cluster without replicas, whose masters do not wait for the disk, and refuse all
+    commands while one of them is down."""
+    done = answered("doctor", "--json", ASYNCLOCK_URLS=shared_cluster.url)
+    answer = json_of(done)
+    assert {each["check"] for each in answer["findings"]} == {"persistence", "replicas", "coverage"}
+    assert [each["node"].partition(" ")[0] for each in answer["nodes"]] == [
+        each.address for each in shared_cluster.masters
+    ]
+    assert done.returncode == 1

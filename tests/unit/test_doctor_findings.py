@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asynclock.cli.doctor.facts import NodeFacts, fields_of, is_derived, is_hold
+from asynclock.cli.doctor.facts import ClusterFacts, NodeFacts, fields_of, is_derived, is_hold
 from asynclock.cli.doctor.findings import acl_rule, findings
 from asynclock.cli.doctor.severity import Severity, Terms
 
@@ -99,3 +99,49 @@ def test_reading() -> None:
     assert [is_hold(each) for each in (one, f"+{one}", f"~{one}", "asynclock~done", "token")] == [True] * 4 + [False]
     assert is_derived("lock:asynclock~{lock:x}fence", "lock:")
     assert not is_derived("lock:x", "lock:")
+
+
+# -- clusters ----------------------------------------------------------------------------------------------------------
+
+
+def masters(number: int = 3, replicas: int = 0, **facts: Any) -> list[NodeFacts]:
+    """The masters of a good cluster, except for these facts."""
+    its: dict[str, Any] = {"uncovered": 0, "full_coverage": "no", "node_timeout": 5.0} | facts
+    return [
+        node(node=f"m{n}", run_id=str(n), replicas=replicas, mode="cluster", cluster=ClusterFacts("c", number, **its))
+        for n in range(number)
+    ]
+
+
+def checks(facts: list[NodeFacts]) -> set[tuple[str, Severity]]:
+    return set(found(*facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "also"),
+    [
+        (masters(), set()),
+        (masters(uncovered=7), {("slots", Severity.ERROR)}),
+        (masters(full_coverage="yes"), {("coverage", Severity.WARNING)}),
+        (masters(1, full_coverage="yes"), set()),
+        (masters(node_timeout=20.0), {("failover-time", Severity.WARNING)}),
+        (masters(node_timeout=30.0), {("failover-time", Severity.ERROR)}),
+        (masters(node_timeout=None), set()),
+    ],
+)
+def test_a_cluster(facts: list[NodeFacts], also: set[tuple[str, Severity]]) -> None:
+    """Its masters are one node, so three of them are no quorum, and cluster mode is no error."""
+    assert checks(facts) == {("replicas", Severity.WARNING)} | also
+
+
+def test_replicas_of_a_cluster() -> None:
+    """A failover may lose locks; with two masters there is none."""
+    assert checks(masters(replicas=1)) == {("failover", Severity.WARNING)}
+    assert checks(masters(2, replicas=1)) == {("failover", Severity.WARNING), ("masters", Severity.WARNING)}
+
+
+def test_a_silent_master_of_a_cluster() -> None:
+    """Names in its slots cannot be locked."""
+    facts = masters()
+    facts[0] = NodeFacts("m0", error="m0 refused", cluster=facts[0].cluster)
+    assert ("reachable", Severity.ERROR) in checks(facts)

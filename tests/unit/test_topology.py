@@ -1,0 +1,86 @@
+"""What the nodes of a cluster say about its slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asynclock.stores.redis.keys import slot_of, tag_within
+from asynclock.stores.redis.topology import Address, Range, Redirect, apart, ranges_of, redirect_of, span_of, uncovered
+
+ASKED = Address("10.0.0.1", 7000)
+
+
+def test_ranges() -> None:
+    """An empty host is the host that was asked; a node with an unknown address does not count."""
+    said = [
+        [0, 99, [b"10.0.0.2", 7001, b"id", []], [b"", 7002, b"id"], [b"?", 7003, b"id"]],
+        [100, 200, [b"?", 7004, b"id"]],
+        [300, 16383, [None, 7005, b"id"]],
+    ]
+    ranges = ranges_of(said, ASKED)
+    assert ranges == (
+        Range(0, 99, Address("10.0.0.2", 7001), (Address("10.0.0.1", 7002),)),
+        Range(300, 16383, Address("10.0.0.1", 7005), ()),
+    )
+    assert uncovered(ranges) == 200
+
+
+@pytest.mark.parametrize("said", [None, b"OK", [1], [[1, 2, 3]], [[b"x", 1, [b"a", 1]]]])
+def test_no_ranges(said: Any) -> None:
+    with pytest.raises(ValueError, match="no answer to CLUSTER SLOTS"):
+        ranges_of(said, ASKED)
+
+
+@pytest.mark.parametrize(
+    ("error", "means"),
+    [
+        ("MOVED 3999 10.0.0.2:7001", Redirect("MOVED", Address("10.0.0.2", 7001))),
+        ("ASK 3999 :7001", Redirect("ASK", Address("10.0.0.1", 7001))),
+        ("MOVED 3999 ::1:7001", Redirect("MOVED", Address("::1", 7001))),
+        ("MOVED 3999 ?:7001", Redirect("MOVED", None)),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", Redirect("TRYAGAIN", None)),
+        ("CLUSTERDOWN The cluster is down", Redirect("CLUSTERDOWN", None)),
+    ],
+)
+def test_redirections(error: str, means: Redirect) -> None:
+    assert redirect_of(error, ASKED) == means
+
+
+@pytest.mark.parametrize(
+    ("names", "tagged"),
+    [
+        (("order:1", "order:2"), '"{order}:1", "{order}:2"'),
+        (("a", "b"), '"{together}:a", "{together}:b"'),
+        (("shop/eu/1", "shop/eu/22"), '"{shop/eu}/1", "{shop/eu}/22"'),
+        (("order", "order:1"), '"{together}:order", "{together}:order:1"'),
+        (("a", "b", "c", "d"), '"{together}:a", "{together}:b", "{together}:c", ...'),
+        (("{x}:1", "{y}:1"), '"{together}:x:1", "{together}:y:1"'),
+    ],
+)
+def test_the_hash_tag_to_use(names: tuple[str, ...], tagged: str) -> None:
+    """The message shows names that are in one slot."""
+    assert (apart("lock:", names) or "").endswith(f"redlock.multi({tagged})")
+
+
+def test_in_one_slot() -> None:
+    """A hash tag in the names or in the prefix."""
+    assert apart("lock:", ("{a}1", "x{a}y")) is None
+    assert apart("{app}:", ("a", "b")) is None
+    assert apart("lock:", ("a",)) is None
+    assert apart("lock:", ()) is None
+
+
+def test_slots_in_words() -> None:
+    assert span_of([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert span_of(range(0, 20, 2)) == "0, 2, 4, 6 and 6 more ranges"
+    assert span_of([]) == ""
+
+
+def test_a_tag_in_a_slot() -> None:
+    """All clients find the same one, in one of these slots."""
+    tag = tag_within(lambda slot: 5461 <= slot <= 10922)
+    assert 5461 <= slot_of("", f"{{{tag}}}") <= 10922
+    assert tag_within(lambda slot: slot == 7) == tag_within(lambda slot: slot == 7) != ""
+    assert tag_within(lambda slot: False) == ""
