@@ -24,6 +24,7 @@ from asynclock.acquire.journal import Journal, write
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.loop_lag import LoopLag
 from asynclock.acquire.renewal_thread import RenewalThread, started_thread
+from asynclock.acquire.tenure import Loss
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
 from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
@@ -209,6 +210,8 @@ class Session:
             for hold in self.holds.of(notice.name):
                 if notice.broken:
                     hold.broken(notice.id)
+                elif notice.expired and hold.op.id.startswith(notice.id):
+                    hold.lose(Loss.EXPIRED)
                 else:
                     hold.waited_for(notice.id)
             name, marked, by = notice.name.rpartition(BROKEN_BY)

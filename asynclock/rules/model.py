@@ -5,7 +5,7 @@ in seconds; a store converts them to its own units."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
@@ -87,6 +87,7 @@ class Notice(NamedTuple):
     left: float = 0.0  # seconds until the name will be free; 0.0: it is free
     name: str = ""  # of the lock, without the client's prefix
     broken: bool = False  # an operator broke the hold
+    expired: bool = False  # the store knows that the hold has ended
     continue_batch: bool = False  # the step reached its limit: after its entry this waiter serves the next tickets
 
     @property
@@ -272,6 +273,12 @@ class Op:
         """The release or the undo of its id was queued. From now on no store may send it again, because it could create
         a key or a ticket that nothing deletes."""
         self.revoked = True
+
+    def take_one_fence(self) -> None:
+        """For a store whose fences are numbers that it does not choose: a hold has one fence, and so it is not passed
+        on within a process."""
+        if self.queueing.span > 1:
+            self.queueing = replace(self.queueing, span=1)
 
     def forget_packed(self) -> None:
         """All nodes have replied to it: its encoding is not needed any more."""

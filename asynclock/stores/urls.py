@@ -31,6 +31,7 @@ STORES = {
     **dict.fromkeys(("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster"), Entry(_CLUSTER)),
     "embedded": Entry("asynclock.stores.embedded.store:EmbeddedStore", "Linux or macOS"),
     "memory": Entry("asynclock.stores.memory:store_of_url"),
+    "zookeeper": Entry("asynclock.stores.zookeeper.store:ZooKeeperStore", "kazoo: pip install 'asynclock[zookeeper]'"),
 }
 """By the scheme of a url, which the callable takes."""
 

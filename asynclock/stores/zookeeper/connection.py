@@ -1,0 +1,270 @@
+"""One ZooKeeper session of one event loop: kazoo's client in its threads, and its answers as futures of the loop.
+
+    CONNECTING   there is no session yet; or the last one has expired, and kazoo asks for another one
+    CONNECTED    requests are answered
+    SUSPENDED    the connection is lost. The session lives on at the servers until its timeout: what it holds is unknown
+
+Each change is told in the event loop. A request ends with its answer, or with the end of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+from kazoo.protocol.states import EventType, KazooState
+from kazoo.retry import KazooRetry
+
+from asynclock.stores.zookeeper.handler import Handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+log = logging.getLogger("asynclock.kazoo")
+
+_BEATS = 8
+"""The event loop shows this often in a session timeout that it runs."""
+
+_CLOSE = 2.0
+"""Seconds for which a close waits for the server. Then the session ends by its timeout."""
+
+
+class Address(NamedTuple):
+    """The servers, and how to reach them."""
+
+    hosts: str  # as kazoo takes them, without a path
+    session_timeout: float  # seconds
+    user: str = ""  # "user:password" for digest authentication; "": none
+    acl: Any = None  # kazoo's ACLs of the nodes that are created; None: everybody may do everything
+
+
+class SessionState(Enum):
+    """The state of a session."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+
+
+class Stat(NamedTuple):
+    """What the server says about a node."""
+
+    czxid: int  # the number of the transaction that created it
+    pzxid: int  # the number of the last transaction that created or deleted a child
+    owner: int  # the session of an ephemeral node
+    children: int
+
+
+class Connection:
+    """See the module. `changed` is called in the loop with each new state; `lost` when a session has expired."""
+
+    def __init__(
+        self, address: Address, limit: float, changed: Callable[[SessionState], object], lost: Callable[[], object]
+    ) -> None:
+        self.state = SessionState.CONNECTING
+        self.timeout = 0.0  # of the session, as the server gave it; seconds
+        self.session = 0
+        self._loop = asyncio.get_running_loop()
+        self._changed = changed
+        self._lost = lost
+        self._timer: asyncio.TimerHandle | None = None
+        self._period = address.session_timeout / _BEATS
+        hosts = address.hosts.count(",") + 1
+        limit = max(limit, address.session_timeout / (3 * hosts))
+        self._handler = Handler(limit, address.session_timeout, self._greeted)
+        retry = KazooRetry(
+            max_tries=-1, delay=0.02, backoff=2, max_delay=min(1.0, address.session_timeout / 10), sleep_func=time.sleep
+        )
+        self._client = KazooClient(
+            hosts=address.hosts,
+            timeout=address.session_timeout,
+            handler=self._handler,
+            default_acl=address.acl,
+            auth_data=[("digest", address.user)] if address.user else None,
+            connection_retry=retry,
+            logger=log,
+        )
+        self._client.add_listener(self._told)
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why the last attempt to connect failed; None: it did not, or there was none."""
+        return self._handler.trouble
+
+    def start(self) -> None:
+        """Connect, in the background and for ever."""
+        self._beat()
+        self._client.start_async()
+
+    async def close(self) -> None:
+        """End the session. The servers delete what it holds."""
+        self._client.remove_listener(self._told)
+        self._handler.rest()
+        if self._timer is not None:
+            self._timer.cancel()
+        closed: asyncio.Future[None] = self._loop.create_future()
+        threading.Thread(target=self._close, args=(closed,), name="asynclock zookeeper close", daemon=True).start()
+        done, _ = await asyncio.wait({closed}, timeout=_CLOSE)
+        if not done:  # the server does not answer
+            self._handler.hang_up()
+            await asyncio.wait({closed}, timeout=_CLOSE)
+
+    def _close(self, closed: asyncio.Future[None]) -> None:
+        """In a thread, because kazoo blocks."""
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception as error:  # kazoo raises Exception itself
+            log.debug("asynclock: closing the session: %s", error)
+        self._post(_settle, closed, None)
+
+    # -- from the threads of kazoo -------------------------------------------------------------------------------
+
+    def _post(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call it in the event loop."""
+        try:
+            self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop is closed, and nobody has closed this: do not keep its locks
+            self._handler.rest()
+            self._client.remove_listener(self._told)
+            threading.Thread(target=self._abandon, daemon=True).start()
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(Exception):  # nobody is there to learn of it
+            self._client.stop()
+
+    def _greeted(self, timeout: float, session: int) -> None:
+        if timeout > 0:
+            self._post(self._opened, timeout, session)
+
+    def _told(self, state: str) -> None:
+        self._post(self._change, state)
+
+    def _answered(self, future: asyncio.Future[Any], result: Any) -> None:
+        self._post(self._answer, future, result)
+
+    def _watched(self, callback: Callable[[], object], event: Any) -> None:
+        if event.type != EventType.NONE:  # NONE: the connection is lost, which `changed` tells
+            self._post(callback)
+
+    # -- in the event loop ---------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        self._handler.beat()
+        self._timer = self._loop.call_later(self._period, self._beat)
+
+    def _opened(self, timeout: float, session: int) -> None:
+        self.timeout, self.session = timeout, session
+
+    def _change(self, state: str) -> None:
+        known = {KazooState.CONNECTED: SessionState.CONNECTED, KazooState.SUSPENDED: SessionState.SUSPENDED}
+        self.state = known.get(state, SessionState.CONNECTING)
+        if state == KazooState.LOST:
+            self._lost()
+        self._changed(self.state)
+
+    def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
+        if future.done():
+            return
+        try:
+            future.set_result(result.get(block=False))
+        except Exception as error:  # kazoo's
+            future.set_exception(error)
+
+    def _ask(self, asked: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        asked(*args, **options).rawlink(partial(self._answered, future))
+        return future
+
+    # -- requests. They raise kazoo's exceptions -----------------------------------------------------------------
+
+    async def create(self, path: str, data: bytes) -> tuple[str, Stat]:
+        """Create an ephemeral, sequential node: its path, with its number."""
+        made, stat = await self._ask(
+            self._client.create_async, path, data, ephemeral=True, sequence=True, include_data=True
+        )
+        return made, _stat(stat)
+
+    async def create_all(self, nodes: Sequence[tuple[str, bytes]]) -> list[str]:
+        """Create several such nodes in one transaction: all or none. Their paths."""
+        transaction = self._client.transaction()
+        for path, data in nodes:
+            transaction.create(path, data, ephemeral=True, sequence=True)
+        return await self._commit(transaction)
+
+    async def delete_all(self, paths: Sequence[str]) -> None:
+        """Delete several nodes in one transaction."""
+        transaction = self._client.transaction()
+        for path in paths:
+            transaction.delete(path)
+        await self._commit(transaction)
+
+    async def _commit(self, transaction: Any) -> list[Any]:
+        results: list[Any] = await self._ask(transaction.commit_async)
+        errors = [each for each in results if isinstance(each, Exception)]
+        if errors:  # the one that failed comes among those that were rolled back for it
+            raise next((each for each in errors if isinstance(each, NoNodeError)), errors[0])
+        return results
+
+    async def ensure(self, path: str) -> None:
+        """Create a node that stays, and its parents, where they do not exist."""
+        await self._ask(self._client.ensure_path_async, path)
+
+    async def delete(self, path: str) -> bool:
+        """Delete a node. Returns whether it existed."""
+        try:
+            await self._ask(self._client.delete_async, path)
+        except NoNodeError:
+            return False
+        return True
+
+    async def exists(self, path: str, watch: Callable[[], object] | None = None) -> Stat | None:
+        """What the server says about a node; None: it does not exist. `watch` is called once, when it changes."""
+        watcher = None if watch is None else partial(self._watched, watch)
+        stat = await self._ask(self._client.exists_async, path, watch=watcher)
+        return None if stat is None else _stat(stat)
+
+    async def children(self, path: str, watch: Callable[[], object] | None = None) -> list[str]:
+        """The names of the children; none of a node that does not exist. `watch` is called once, when they change."""
+        watcher = None if watch is None else partial(self._watched, watch)
+        try:
+            found: list[str] = await self._ask(self._client.get_children_async, path, watch=watcher)
+        except NoNodeError:
+            return []
+        return found
+
+    async def data(self, path: str) -> bytes | None:
+        """The data of a node; None: it does not exist."""
+        try:
+            data, _ = await self._ask(self._client.get_async, path)
+        except NoNodeError:
+            return None
+        found: bytes = data
+        return found
+
+    async def touch(self, path: str, data: bytes) -> None:
+        """Write its data, so that those who watch it look again."""
+        with contextlib.suppress(NoNodeError):
+            await self._ask(self._client.set_async, path, data)
+
+    async def sync(self, path: str) -> None:
+        """Wait until the server has all that was written before."""
+        with contextlib.suppress(NoNodeError):
+            await self._ask(self._client.sync_async, path)
+
+
+def _stat(stat: Any) -> Stat:
+    return Stat(stat.czxid, stat.pzxid, stat.ephemeralOwner, stat.numChildren)
+
+
+def _settle(future: asyncio.Future[None], value: None) -> None:
+    if not future.done():
+        future.set_result(value)

@@ -1,0 +1,28 @@
+"""What the exceptions of kazoo mean for a lock."""
+
+from __future__ import annotations
+
+from kazoo.exceptions import AuthFailedError, InvalidACLError, KazooException, NoAuthError, QuotaExceededError
+
+from asynclock._errors import ConfigError
+
+_HOPELESS = (AuthFailedError, InvalidACLError, NoAuthError)
+
+
+def error_of(label: str, error: Exception) -> Exception:
+    """The error to tell: a ConfigError where only the user can help. Pure."""
+    if isinstance(error, _HOPELESS):
+        return ConfigError(
+            f"{label}: {_named(error)}: this user may not create, read or delete nodes there: "
+            "give zookeeper://user:password@host, or let the owner of the path grant all permissions"
+        )
+    if isinstance(error, QuotaExceededError):
+        return ConfigError(f"{label}: the quota of the path is used up: raise it")
+    if isinstance(error, KazooException):
+        return ConnectionError(f"{label}: {_named(error)}")
+    return error
+
+
+def _named(error: Exception) -> str:
+    name = type(error).__name__
+    return f"{name} ({error})" if str(error) and str(error) != "()" else name

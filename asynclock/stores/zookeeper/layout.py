@@ -1,0 +1,186 @@
+"""How locks are laid out in ZooKeeper: the names of the nodes, their order, and who waits for whom. Pure.
+
+A lock is a node, the child of the store's path that has the escaped name. Each client that holds the lock or waits for
+it has an ephemeral, sequential child of that node. The server numbers these children in the order in which it creates
+them. A client holds the lock once no child with a smaller number is in its way.
+
+    kazoo      <random><mark>__lock__<number>           mutex, writer     kazoo.recipe.lock: Lock, WriteLock
+               <random><mark>__rlock__<number>          reader            ReadLock
+               <random><mark>__sem__<number>            semaphore         (none: see the page)
+    curator    _c_<uuid>-<mark>-lock-<number>           mutex             InterProcessMutex
+               _c_<uuid>-<mark>-__WRIT__<number>        writer            InterProcessReadWriteLock
+               _c_<uuid>-<mark>-__READ__<number>        reader
+               _c_<uuid>-<mark>-sem-<number>            semaphore         (none)
+
+`random` are the 32 hexadecimal digits of an id of asynclock; `uuid` is the same, written as a UUID. By them a client
+finds the node of a create whose reply was lost. `mark` names the kind: m, w, r, or s with the number of permits. The
+nodes of kazoo and of Curator have no mark. The number has ten digits.
+
+Sources: kazoo/recipe/lock.py; Curator's StandardLockInternalsDriver, InterProcessReadWriteLock and ProtectedUtils.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
+
+from asynclock.rules.model import ID_LENGTH
+from asynclock.rules.registry import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from asynclock.rules.model import Rule
+
+FOREIGN = "-" * ID_LENGTH + "|"
+"""The beginning of the id under which a hold of another program is shown. It has the bar of an id, because the store
+notices when such a hold ends, too."""
+
+
+class Layout(StrEnum):
+    """Whose nodes the nodes of asynclock look like."""
+
+    KAZOO = "kazoo"
+    CURATOR = "curator"
+
+
+_WORDS = {
+    Layout.KAZOO: {"": "__lock__", "w": "__lock__", "r": "__rlock__", "s": "__sem__"},
+    Layout.CURATOR: {"": "-lock-", "w": "-__WRIT__", "r": "-__READ__", "s": "-sem-"},
+}
+"""The word before the number, by the letter of a kind."""
+
+_OURS = {
+    Layout.KAZOO: re.compile(r"([0-9a-f]{32})([mwr]|s\d+)(?:__lock__|__rlock__|__sem__)(-?\d{10})"),
+    Layout.CURATOR: re.compile(
+        r"_c_([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-([mwr]|s\d+)"
+        r"-(?:lock-|__WRIT__|__READ__|sem-)(-?\d{10})"
+    ),
+}
+
+_THEIRS = {
+    Layout.KAZOO: re.compile(r"(__lock__|__rlock__)(-?\d{10})$"),
+    Layout.CURATOR: re.compile(r"(lock-|__WRIT__|__READ__)(-?\d{10})$"),
+}
+
+_THEIR_LETTERS = {"__lock__": "x", "__rlock__": "r", "lock-": "", "__WRIT__": "w", "__READ__": "r"}
+"""kazoo gives the same word to a mutex and to a writer: x."""
+
+_READ_WRITE = FAMILIES["r"]
+
+
+class Child(NamedTuple):
+    """The node of one client that holds a lock or waits for it. Children are ordered by their number."""
+
+    number: int
+    name: str  # of the node, below the node of the lock
+    letter: str  # of its kind; "x": a mutex or a writer of kazoo
+    permits: int = 0  # of a semaphore
+    random: str = ""  # the beginning of its id; "": another program made it
+
+    @property
+    def foreign_id(self) -> str:
+        """The id under which the hold of another program is shown."""
+        return f"{FOREIGN}r." if self.letter == "r" else FOREIGN
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+_ESCAPED = re.compile("[^ -$&-.0-~\xa0-\ud7ff\uf900-\uffef]")
+"""A slash, a percent sign, and the characters that ZooKeeper does not allow in a path."""
+
+
+def escaped(name: str) -> str:
+    """The node of a lock: its name, with a slash, a percent sign and what ZooKeeper does not allow percent-encoded as
+    UTF-8. A name of dots, and the name of ZooKeeper's own node, have their first character encoded."""
+    node = _ESCAPED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+    if node in (".", "..", "zookeeper"):
+        node = f"%{ord(node[0]):02X}{node[1:]}"
+    return node
+
+
+def unescaped(node: str) -> str:
+    """The name of a lock, from its node."""
+    return unquote(node, errors="replace")
+
+
+def prefix_of(layout: Layout, id: str, rule: Rule) -> str:
+    """The name of the node of that id, without its number."""
+    random, letter = id[:ID_LENGTH], rule.letter
+    mark = f"s{rule.slots}" if letter == "s" else letter or "m"
+    if layout is Layout.KAZOO:
+        return f"{random}{mark}{_WORDS[layout][letter]}"
+    return f"_c_{_as_uuid(random)}-{mark}{_WORDS[layout][letter]}"
+
+
+def _as_uuid(random: str) -> str:
+    return f"{random[:8]}-{random[8:12]}-{random[12:16]}-{random[16:20]}-{random[20:]}"
+
+
+def queue_of(layout: Layout, names: Iterable[str]) -> list[Child]:
+    """The children of a lock in order. Nodes that are no part of a lock are left out."""
+    return sorted(child for name in names if (child := _child(layout, name)) is not None)
+
+
+def _child(layout: Layout, name: str) -> Child | None:
+    if ours := _OURS[layout].fullmatch(name):
+        mark = ours[2]
+        letter = "" if mark == "m" else mark[0]
+        return Child(int(ours[3]), name, letter, int(mark[1:] or 0), ours[1].replace("-", ""))
+    if theirs := _THEIRS[layout].search(name):
+        return Child(int(theirs[2]), name, _THEIR_LETTERS[theirs[1]])
+    return None
+
+
+# -- who waits for whom ----------------------------------------------------------------------------------------------
+
+
+class Obstacle(NamedTuple):
+    """What a waiter watches: it looks again when this changes."""
+
+    child: Child  # the last one that is in its way
+    any_child: bool = False  # the waiter watches all children: whichever of several holders leaves, it may enter
+
+
+def obstacle(before: Sequence[Child], rule: Rule) -> Obstacle | None:
+    """What an attempt of this kind behind these children waits for; None: it holds the lock."""
+    if rule.letter == "s":
+        return _permit_obstacle(before, rule.slots)
+    for child in reversed(before):
+        if rule.letter != "r" or child.letter != "r":
+            return Obstacle(child)
+    return None
+
+
+def _permit_obstacle(before: Sequence[Child], permits: int) -> Obstacle | None:
+    """A waiter with fewer or as many permits before this one enters earlier: this one watches it. The first one that
+    waits watches all children, because each holder that leaves makes room."""
+    if len(before) < permits:
+        return None
+    for rank in range(len(before) - 1, -1, -1):
+        if before[rank].permits >= permits and rank >= before[rank].permits:
+            return Obstacle(before[rank])
+    return Obstacle(before[-1], any_child=True)
+
+
+def holders(queue: Sequence[Child]) -> list[Child]:
+    """Those that hold the lock."""
+    found: list[Child] = []
+    for rank, child in enumerate(queue):
+        if child.letter == "s":
+            enters = rank < child.permits
+        elif child.letter == "r":
+            enters = len(found) == rank and all(each.letter == "r" for each in found)
+        else:
+            enters = rank == 0
+        if enters:
+            found.append(child)
+    return found
+
+
+def is_of(child: Child, rule: Rule) -> bool:
+    """Whether a holder is of the same kind of lock."""
+    mine = FAMILIES[rule.letter]
+    return mine != FAMILIES["s"] if child.letter == "x" else FAMILIES[child.letter] == mine

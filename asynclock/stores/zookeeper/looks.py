@@ -1,0 +1,101 @@
+"""What operators ask of the servers: holders and waiters, the names, break a lock, and whether locks work."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+from kazoo.exceptions import NoNodeError
+
+from asynclock.rules.model import ANY, ID_LENGTH
+from asynclock.rules.mutex import MUTEX
+from asynclock.stores.port import PROBE, Checked, NodeView, WaiterView
+from asynclock.stores.zookeeper.layout import escaped, holders, prefix_of, queue_of, unescaped
+
+if TYPE_CHECKING:
+    from asynclock._clock import Clock
+    from asynclock.rules.model import Op
+    from asynclock.stores.zookeeper.connection import Connection
+    from asynclock.stores.zookeeper.layout import Child
+    from asynclock.stores.zookeeper.store import ZooKeeperStore
+
+_MOST = 1000
+"""So many waiters of a name are shown."""
+
+_PAGE = 500
+"""So many names are looked at together."""
+
+
+class Looks:
+    """Over one connection. All raise kazoo's exceptions."""
+
+    def __init__(self, servers: Connection, store: ZooKeeperStore) -> None:
+        self._servers = servers
+        self._store = store
+
+    def _path(self, name: str) -> str:
+        return f"{self._store.root}/{escaped(name)}"
+
+    async def id_of(self, name: str, child: Child) -> str:
+        """The id in the data of a child. If another program made it, or it is gone: a substitute."""
+        if not child.random:
+            return child.foreign_id
+        data = await self._servers.data(f"{self._path(name)}/{child.name}")
+        found = (data or b"").decode(errors="replace")
+        return found if found.startswith(child.random) else f"{child.random}|"
+
+    async def view(self, name: str) -> NodeView:
+        """The holders and the waiters of a name."""
+        path = self._path(name)
+        stat, names = await asyncio.gather(self._servers.exists(path), self._servers.children(path))
+        queue = queue_of(self._store.layout, names)
+        inside = holders(queue)
+        held = {child.name for child in inside}
+        waiting = [child for child in queue if child.name not in held][:_MOST]
+        ids = await asyncio.gather(*(self.id_of(name, child) for child in (*inside, *waiting)))
+        fence = 0 if stat is None else stat.pzxid
+        stats = await asyncio.gather(*(self._servers.exists(f"{path}/{child.name}") for child in inside))
+        fence = max((each.czxid for each in stats if each is not None), default=fence)
+        left = self._store.session_timeout
+        return NodeView(
+            "string" if inside else "none",
+            tuple((known, left) for known in ids[: len(inside)]),
+            fence,
+            tuple(WaiterView(child.number, known) for child, known in zip(waiting, ids[len(inside) :], strict=True)),
+        )
+
+    async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
+        """A page of the names that are held and begin so."""
+        nodes = sorted(await self._servers.children(self._store.root or "/"))
+        known = [node for node in nodes if unescaped(node).startswith(begin) and unescaped(node) != PROBE]
+        start = int(cursor)
+        page = known[start : start + _PAGE]
+        stats = await asyncio.gather(*(self._servers.exists(f"{self._store.root}/{node}") for node in page))
+        held = [unescaped(node) for node, stat in zip(page, stats, strict=True) if stat is not None and stat.children]
+        return str(start + _PAGE) if start + _PAGE < len(known) else "0", held
+
+    async def break_lock(self, op: Op) -> tuple[set[str], str | None]:
+        """Delete the nodes of the holders, with the id ANY also those of other programs. The paths that were deleted;
+        and the id of a holder that was not, or None."""
+        path = self._path(op.name)
+        inside = holders(queue_of(self._store.layout, await self._servers.children(path)))
+        mine = [child for child in inside if child.random or op.id == ANY]
+        paths = [f"{path}/{child.name}" for child in mine]
+        gone = await asyncio.gather(*(self._servers.delete(each) for each in paths))
+        kept = next((child.foreign_id for child in inside if child not in mine), None)
+        return {each for each, was in zip(paths, gone, strict=True) if was}, kept
+
+    async def check_vote(self, clock: Clock) -> Checked:
+        """Create a node of the reserved name, and delete it, as an acquire and its release do."""
+        began, path = clock.now(), self._path(PROBE)
+        random = secrets.token_hex(ID_LENGTH // 2)
+        node = f"{path}/{prefix_of(self._store.layout, random, MUTEX)}"
+        try:
+            made, _ = await self._servers.create(node, random.encode())
+        except NoNodeError:
+            await self._servers.ensure(path)
+            made, _ = await self._servers.create(node, random.encode())
+        await self._servers.children(path)
+        await self._servers.delete(made)
+        return Checked(clock.now() - began)

@@ -1,0 +1,159 @@
+"""Real ZooKeeper servers, from Debian's package, each started with java directly: alone, or as an ensemble."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from tests.support.services import needs, program
+
+_JAR = Path("/usr/share/java/zookeeper.jar")
+_PATIENCE = 30.0
+_JAVA = (
+    *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx128m", "-XX:-UsePerfData"),
+    # Tests look at locks, not at what a disk keeps: no fsync.
+    *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.forceSync=no", "-Djava.awt.headless=true"),
+)
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody listens to now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+class ZooKeeper:
+    """One server process. `peers`: the lines of its ensemble; `number`: its own in that."""
+
+    def __init__(self, folder: Path, port: int, *, number: int = 0, peers: str = "", longest: float = 60.0) -> None:
+        self.port = port
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "zoo.cfg").write_text(
+            f"tickTime=100\ninitLimit=100\nsyncLimit=20\ndataDir={folder}/data\nclientPort={port}\n"
+            f"clientPortAddress=127.0.0.1\n4lw.commands.whitelist=*\nmaxClientCnxns=0\n"
+            f"minSessionTimeout=200\nmaxSessionTimeout={int(longest * 1000)}\n{peers}"
+        )
+        (folder / "data").mkdir(exist_ok=True)
+        if number:
+            (folder / "data" / "myid").write_text(str(number))
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def url(self, path: str = "/locks", **options: object) -> str:
+        """The url of this server."""
+        return url_of([self], path, **options)
+
+    def start(self) -> None:
+        """Start it, without waiting for it."""
+        (java,) = needs("java", program("java"))
+        needs("ZooKeeper", _JAR if _JAR.exists() else None)
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [java, *_JAVA, "-cp", str(_JAR), _MAIN, str(self.folder / "zoo.cfg")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait(self) -> str:
+        """Wait until it serves. Its mode: standalone, leader or follower."""
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            if mode := self.mode():
+                return mode
+            time.sleep(0.02)
+        raise AssertionError(f"ZooKeeper did not start: {(self.folder / 'log').read_text()[-2000:]}")
+
+    def mode(self) -> str:
+        """Its mode; "" while it does not serve."""
+        for line in self.ask("srvr").splitlines():
+            if line.startswith("Mode:"):
+                return line.partition(":")[2].strip()
+        return ""
+
+    def ask(self, word: str) -> str:
+        """The answer to a four letter word; "" if it does not answer."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as sock:
+                sock.settimeout(1.0)
+                sock.sendall(word.encode())
+                parts = []
+                while part := sock.recv(65536):
+                    parts.append(part)
+        except OSError:
+            return ""
+        return b"".join(parts).decode(errors="replace")
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        self.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """As a power cut does to it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+class ZooKeepers:
+    """The servers of one test, or of one worker; all end with it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="asynclock-zk-")
+        self._all: list[ZooKeeper] = []
+
+    def start(self, *, longest: float = 60.0) -> ZooKeeper:
+        """One server that is alone."""
+        server = self._made(free_ports(1)[0], longest=longest)
+        server.start()
+        server.wait()
+        return server
+
+    def ensemble(self, number: int = 3) -> list[ZooKeeper]:
+        """So many servers that are one ensemble."""
+        ports = free_ports(3 * number)
+        peers = "".join(f"server.{i + 1}=127.0.0.1:{ports[3 * i + 1]}:{ports[3 * i + 2]}\n" for i in range(number))
+        servers = [self._made(ports[3 * i], number=i + 1, peers=peers) for i in range(number)]
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait()
+        return servers
+
+    def _made(self, port: int, *, number: int = 0, peers: str = "", longest: float = 60.0) -> ZooKeeper:
+        folder = Path(self._folder.name) / str(len(self._all))
+        self._all.append(ZooKeeper(folder, port, number=number, peers=peers, longest=longest))
+        return self._all[-1]
+
+    def stop(self) -> None:
+        """End them all."""
+        for server in self._all:
+            server.kill()
+        self._folder.cleanup()
+
+
+def url_of(servers: list[ZooKeeper], path: str = "/locks", **options: object) -> str:
+    """The url of an ensemble."""
+    query = "&".join(f"{key}={value}" for key, value in options.items())
+    return f"zookeeper://{','.join(each.address for each in servers)}{path}{'?' if query else ''}{query}"
