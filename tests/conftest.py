@@ -28,6 +28,7 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
 from tests.support.servers import Server, Servers, Several, container_urls
 from tests.support.services.cluster import Cluster
 from tests.support.services.sentinels import sentinel_deployment  # noqa: F401 - a fixture
+from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 
 _numbers = itertools.count()
 
@@ -94,6 +95,16 @@ def shared_cluster() -> Iterator[Cluster]:
     cluster.stop()
 
 
+@pytest.fixture(scope="session")
+def shared_zookeeper() -> Iterator[ZooKeeper]:
+    """A ZooKeeper server that lives as long as the tests."""
+    pool = ZooKeepers()
+    try:
+        yield pool.start()
+    finally:
+        pool.stop()
+
+
 @pytest.fixture
 def servers() -> Iterator[Servers]:
     """Servers of the test's own, which it may freeze and kill."""
@@ -135,7 +146,7 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Callable[..., Re
     clients: list[Redlock] = []
 
     def client(**options: Any) -> Redlock:
-        clients.append(Redlock(*nodes, **{**fixed, **options}))
+        clients.append(Redlock(*deployment.adapted(nodes, options), **{**fixed, **options}))
         return clients[-1]
 
     yield client

@@ -29,6 +29,7 @@ class Deployment:
     usual: bool = False  # all tests run over it, on both event loops; else those of EVERYWHERE, on one loop
     leaves_out: Callable[[pytest.Item], bool] = lambda item: False  # the tests of what this store cannot keep
     options: dict[str, Any] | None = None  # of each client
+    adapted: Callable[[list[Any], dict[str, Any]], list[Any]] = lambda nodes, options: nodes  # to a client's options
 
 
 def _shared(number: int) -> Callable[[pytest.FixtureRequest], list[Any]]:
@@ -47,6 +48,16 @@ def _of_several_names(item: pytest.Item) -> bool:
     return item.path.name == "test_multi.py" or item.name.startswith("test_several_names")
 
 
+def _zookeeper(request: pytest.FixtureRequest) -> list[Any]:
+    return [request.getfixturevalue("shared_zookeeper").url()]
+
+
+def _with_session(nodes: list[Any], options: dict[str, Any]) -> list[Any]:
+    """The lease of a client is that of its session."""
+    lease = options.get("lease", 30.0)
+    return [f"{url}?session_timeout={lease:g}" for url in nodes] if lease >= 1 else nodes
+
+
 DEPLOYMENTS = {
     "one": Deployment(_shared(1), usual=True),
     "five": Deployment(_shared(5), usual=True),
@@ -55,6 +66,7 @@ DEPLOYMENTS = {
     "user": Deployment(lambda request: [DictStore()]),
     "cluster": Deployment(_cluster, leaves_out=_of_several_names),
     "slot": Deployment(_cluster, leaves_out=lambda item: not _of_several_names(item), options={"prefix": "{all}"}),
+    "zookeeper": Deployment(_zookeeper, adapted=_with_session),
 }
 """By the name that the id of a test shows."""
 

@@ -5,13 +5,18 @@ kazoo runs a connection in a thread of its own, and takes its sockets and its wa
 - remembers why no connection comes up, since kazoo only logs that;
 - reads the session timeout that the server gives, since kazoo does not tell it;
 - limits the time that a server may take to accept a connection;
+- runs callbacks in the thread of the connection: they only wake the event loop. So they come in the order in which the
+  server answered, and without a change of threads each;
 - lets the session end if the event loop does not run: a session that a thread keeps alive for a loop that is blocked
   would keep the names of its locks taken, although no code runs under them.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import queue
+import select
 import struct
 import time
 from typing import TYPE_CHECKING, Any
@@ -21,6 +26,8 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+log = logging.getLogger("asynclock.kazoo")
+
 _GREETING = struct.Struct(">iiiq")
 """The beginning of the first message of a server: its length, the version, the session timeout in ms, the session."""
 
@@ -28,8 +35,23 @@ _PAUSE = 0.02
 """Seconds between two looks at a loop that does not run."""
 
 
+class _Direct(queue.Queue):  # type: ignore[type-arg]
+    """A queue of callbacks that runs each at once. What is no callback tells a worker thread to stop."""
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if not callable(item):
+            super().put(item, block, timeout)
+            return
+        try:
+            item()
+        except Exception:  # a thread of kazoo must not end by it
+            log.exception("asynclock: a callback failed")
+
+
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """See the module. `silent_after`: seconds after the last beat for which the session is kept alive."""
+
+    queue_impl = _Direct
 
     def __init__(self, limit: float, silent_after: float, greeted: Callable[[float, int], object]) -> None:
         super().__init__()
@@ -66,18 +88,31 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         self._socket = _Socket(made, self._heard)
         return self._socket
 
-    def select(self, *args: Any, **kwargs: Any) -> Any:
+    def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
         while time.monotonic() - self._beat > self._silent_after:
             time.sleep(_PAUSE)
         sock = self._socket
-        if sock is not None and not sock.greeted and len(args) == 4 and args[3] is not None:
-            args = (*args[:3], min(args[3], self._limit))
-        return super().select(*args, **kwargs)
+        if sock is not None and not sock.greeted and timeout is not None:
+            timeout = min(timeout, self._limit)
+        if not hasattr(select, "poll"):  # Windows
+            return super().select(rlist, wlist, xlist, timeout)
+        return _polled(rlist, wlist, timeout)
 
     def _heard(self, timeout: float, session: int) -> None:
         if timeout > 0:  # 0: the session has expired
             self.trouble = None
         self._greeted(timeout, session)
+
+
+def _polled(rlist: list[Any], wlist: list[Any], timeout: float | None) -> tuple[list[Any], list[Any], list[Any]]:
+    """As select.select, for any number of files; without the selector that kazoo makes for each call."""
+    poller = select.poll()
+    for each in wlist:
+        poller.register(each, select.POLLOUT)
+    for each in rlist:
+        poller.register(each, select.POLLIN)
+    ready = {number for number, _ in poller.poll(None if timeout is None else max(0, math.ceil(timeout * 1000)))}
+    return [each for each in rlist if each.fileno() in ready], [each for each in wlist if each.fileno() in ready], []
 
 
 class _Socket:
