@@ -6,27 +6,34 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock.rules.model import parts_of
+from asynclock.rules.model import Part, parts_of
 
 if TYPE_CHECKING:
-    from asynclock.rules.model import Op, Part
+    from collections.abc import Sequence
+
+    from asynclock.rules.model import Op
 
 
 class Own(NamedTuple):
-    """The node of a contender at one name."""
+    """A node of a contender at one name."""
 
     path: str
     name: str  # its last part
     czxid: int
-    session: int  # that created it; 0: not known
+    part: Part
+
+    @property
+    def number(self) -> int:
+        """Its place in the order of the queue."""
+        return int(self.name[-10:])
 
 
 class Contender:
     """Its ops, and the looks of a waiter, are carried out one after the other (`turn`)."""
 
     __slots__ = (
-        "czxid", "doubtful", "ends", "given_up", "granted", "id", "lease", "name", "nodes", "number", "parts", "sent",
-        "turn", "users", "waits", "watch",
+        "czxid", "doubtful", "ends", "given_up", "granted", "id", "lease", "name", "nodes", "number", "parts",
+        "refusals", "sent", "ticket", "turn", "users", "waits", "watch",
     )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
@@ -37,19 +44,37 @@ class Contender:
         self.turn = asyncio.Lock()
         self.users = 0  # ops that are under way
         self.nodes: tuple[Own, ...] = ()  # one for each part; (): none, as far as this client knows
+        self.ticket: Own | None = None  # where a waiter for several names waits
+        self.refusals = 0  # of that waiter, in a row
         self.doubtful = False  # a create had no reply: there may be nodes that `nodes` does not have
         self.granted = False
         self.given_up = False  # its release was sent: nodes that are found are deleted
         self.czxid = 0  # of the nodes: the fencing token
-        self.waits = False  # a ticket was stored, and its owner waits for a notice
+        self.waits = False  # its owner waits for a notice
         self.number = 0  # of the last sending of the ticket
         self.sent = 0.0  # when that was sent
         self.ends = math.inf  # when the hold ends, unless it is extended
         self.watch = 0  # of several watches only the last one counts
 
+    @property
+    def several(self) -> bool:
+        """Whether it is for several names."""
+        return len(self.parts) > 1
+
+    def id_at(self, part: Part) -> str:
+        """Its id at one name."""
+        return part.named(self.id) if self.several else self.id
+
+    def keep(self, paths: Sequence[str], czxid: int) -> None:
+        """These are its nodes, one for each part."""
+        self.czxid = czxid
+        self.nodes = tuple(
+            Own(path, path.rpartition("/")[2], czxid, part) for path, part in zip(paths, self.parts, strict=True)
+        )
+
     def forget(self) -> None:
         """Its nodes are gone."""
-        self.nodes = ()
+        self.nodes, self.ticket = (), None
         self.doubtful = self.granted = self.waits = False
         self.ends = math.inf
         self.watch += 1
@@ -57,4 +82,4 @@ class Contender:
     @property
     def is_over(self) -> bool:
         """Whether nothing of it is at the servers."""
-        return not self.nodes and not self.doubtful
+        return not self.nodes and self.ticket is None and not self.doubtful

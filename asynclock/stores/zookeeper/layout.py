@@ -12,6 +12,9 @@ them. A client holds the lock once no child with a smaller number is in its way.
                _c_<uuid>-<mark>-__READ__<number>        reader
                _c_<uuid>-<mark>-sem-<number>            semaphore         (none)
 
+A waiter for several names has a ticket, with the word __wait__ (kazoo) or -wait- (curator), which is in nobody's way:
+the recipes of kazoo do not see it, and those of Curator sort it behind all others.
+
 `random` are the 32 hexadecimal digits of an id of asynclock; `uuid` is the same, written as a UUID. By them a client
 finds the node of a create whose reply was lost. `mark` names the kind: m, w, r, or s with the number of permits. The
 nodes of kazoo and of Curator have no mark. The number has ten digits.
@@ -60,6 +63,13 @@ _OURS = {
     ),
 }
 
+_TICKETS = {Layout.KAZOO: "__wait__", Layout.CURATOR: "-wait-"}
+
+_TICKET = {
+    Layout.KAZOO: re.compile(r"([0-9a-f]{32})__wait__(-?\d{10})"),
+    Layout.CURATOR: re.compile(r"_c_([0-9a-f-]{36})-wait-(-?\d{10})"),
+}
+
 _THEIRS = {
     Layout.KAZOO: re.compile(r"(__lock__|__rlock__)(-?\d{10})$"),
     Layout.CURATOR: re.compile(r"(lock-|__WRIT__|__READ__)(-?\d{10})$"),
@@ -67,8 +77,6 @@ _THEIRS = {
 
 _THEIR_LETTERS = {"__lock__": "x", "__rlock__": "r", "lock-": "", "__WRIT__": "w", "__READ__": "r"}
 """kazoo gives the same word to a mutex and to a writer: x."""
-
-_READ_WRITE = FAMILIES["r"]
 
 
 class Child(NamedTuple):
@@ -113,6 +121,26 @@ def prefix_of(layout: Layout, id: str, rule: Rule) -> str:
     if layout is Layout.KAZOO:
         return f"{random}{mark}{_WORDS[layout][letter]}"
     return f"_c_{_as_uuid(random)}-{mark}{_WORDS[layout][letter]}"
+
+
+def random_of(layout: Layout, id: str) -> str:
+    """The beginning of the names of all nodes of that id."""
+    random = id[:ID_LENGTH]
+    return random if layout is Layout.KAZOO else f"_c_{_as_uuid(random)}"
+
+
+def ticket_prefix_of(layout: Layout, id: str) -> str:
+    """The name of the ticket of that id, without its number."""
+    return f"{random_of(layout, id)}{_TICKETS[layout]}"
+
+
+def tickets_of(layout: Layout, names: Iterable[str]) -> list[Child]:
+    """The tickets at a lock, in order."""
+    return sorted(
+        Child(int(found[2]), name, "", random=found[1].replace("-", ""))
+        for name in names
+        if (found := _TICKET[layout].fullmatch(name))
+    )
 
 
 def _as_uuid(random: str) -> str:

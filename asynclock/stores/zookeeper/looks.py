@@ -11,7 +11,7 @@ from kazoo.exceptions import NoNodeError
 from asynclock.rules.model import ANY, ID_LENGTH
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.port import PROBE, Checked, NodeView, WaiterView
-from asynclock.stores.zookeeper.layout import escaped, holders, prefix_of, queue_of, unescaped
+from asynclock.stores.zookeeper.layout import escaped, holders, prefix_of, queue_of, tickets_of, unescaped
 
 if TYPE_CHECKING:
     from asynclock._clock import Clock
@@ -52,7 +52,8 @@ class Looks:
         queue = queue_of(self._store.layout, names)
         inside = holders(queue)
         held = {child.name for child in inside}
-        waiting = [child for child in queue if child.name not in held][:_MOST]
+        waiting = [child for child in queue if child.name not in held]
+        waiting = sorted([*waiting, *tickets_of(self._store.layout, names)])[:_MOST]
         ids = await asyncio.gather(*(self.id_of(name, child) for child in (*inside, *waiting)))
         fence = 0 if stat is None else stat.pzxid
         stats = await asyncio.gather(*(self._servers.exists(f"{path}/{child.name}") for child in inside))

@@ -13,7 +13,8 @@ The rules:
 4. An expired session has no nodes any more. All its holds are lost, and the next session does not bring them back: a
    hold is known by the transaction that created its node.
 5. A hold that is not extended in time is deleted by its own client, since the session lives on.
-6. Several names are one transaction. A refused attempt deletes all its nodes, and watches the child that refused it.
+6. Several names are one transaction. A refused attempt deletes all its nodes, and leaves a ticket at the name that
+   refused it, which is in nobody's way. Each waiter with a ticket watches the ticket before its own.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
+from kazoo.exceptions import SessionExpiredError
 
 from asynclock._errors import ConfigError, brief
 from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
 from asynclock.stores.port import Refused, WrongKind
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import Connection, SessionState
-from asynclock.stores.zookeeper.contender import Contender, Own
+from asynclock.stores.zookeeper.contender import Contender
 from asynclock.stores.zookeeper.errors import error_of
 from asynclock.stores.zookeeper.layout import (
     Child,
     Obstacle,
-    escaped,
     holders,
     is_of,
     obstacle,
-    prefix_of,
     queue_of,
+    tickets_of,
 )
 from asynclock.stores.zookeeper.looks import Looks
+from asynclock.stores.zookeeper.places import Places
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -53,8 +54,10 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Checked, Grant, NodeConfig, NodeView, ReplyHandler
     from asynclock.stores.zookeeper.store import ZooKeeperStore
 
-_TRIES = 5
-"""So often a create is tried again whose parent was deleted between two requests."""
+_STAYS = 8
+"""After so many refusals in a row a waiter for several names keeps its nodes, so that others do not overtake it for
+ever. No two such waiters wait for each other: one transaction gives each its places, so it is before the other at all
+names, or behind it."""
 
 _SETTLED = 0.05
 """Seconds after a grant until the holder watches its own node. A shorter hold saves that."""
@@ -75,6 +78,7 @@ class ZooKeeperNode:
         self._listener = config.listener
         self._connect_timeout = config.connect_timeout
         self._reports = Reports(store.label, config.tell, config.clock)
+        self._places = Places(store, lambda: self._servers)
         self._contenders: dict[str, Contender] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ops: set[asyncio.Task[None]] = set()  # those of `_tasks` that answer an op
@@ -228,186 +232,91 @@ class ZooKeeperNode:
     async def _acquire(self, contender: Contender, sent: float, number: int) -> Grant | Refused:
         """Rule 1. A second acquire of an id renews its ticket, or finds its hold."""
         contender.number, contender.sent = max(contender.number, number), sent
-        await self._find(contender)
-        if contender.nodes and not await self._is_there(contender):
-            contender.forget()
+        await self._places.find(contender)
+        if contender.nodes and not await self._places.are_there(contender):
+            await self._places.delete(contender)  # of several names, the others
         if contender.granted:
             self._ends_at(contender, sent + contender.lease)
             return contender.czxid, False
         if not contender.nodes:
             if not number and (refused := await self._refusal_before(contender)) is not None:
                 return refused
-            await self._create(contender)
+            await self._places.create(contender)
         return await self._judge(contender, waits=number > 0)
 
     async def _refusal_before(self, contender: Contender) -> Refused | None:
         """A try that leaves no ticket looks before it writes."""
         for part in contender.parts:
-            queue = await self._queue(part.name)
+            queue = await self._places.queue(part.name)
             _check_kind(queue, part)
             if (blocked := obstacle(queue, part.kind)) is not None:
-                return await self._refused(part, queue, len(queue), blocked)
+                return await self._places.refused(part, queue, len(queue), blocked)
         return None
 
     async def _judge(self, contender: Contender, *, waits: bool) -> Grant | Refused:
         """Whether a contender that has its nodes holds the lock now."""
-        while True:
-            blocked = await self._blocked(contender)
-            if blocked is None:
-                return await self._grant(contender)
+        while (blocked := await self._blocked(contender)) is not None:
             part, queue, rank, found = blocked
-            several = len(contender.parts) > 1
-            contender.waits = waits
-            if not waits or several:
+            leaves = not waits or (contender.several and contender.refusals < _STAYS)
+            if leaves:
+                contender.refusals += 1
                 refused, _ = await asyncio.gather(
-                    self._refused(part, queue, rank, found), self._delete(contender), return_exceptions=False
+                    self._places.refused(part, queue, rank, found), self._places.delete(contender, keep_ticket=waits)
                 )
             else:
-                refused = await self._refused(part, queue, rank, found)
-            contender.waits = waits
-            if not waits or await self._watch(contender, part, found):
+                refused = await self._places.refused(part, queue, rank, found)
+            if not waits:
                 return refused
-            if not contender.nodes:
-                await self._create(contender)
+            contender.waits = True
+            if leaves:
+                await self._places.leave_ticket(contender, part)
+            if await (self._watch_as_ticket if leaves else self._watch)(contender, part, found):
+                return refused
+            if leaves:  # the name may be free by now: the owner tries again
+                asyncio.get_running_loop().call_soon(self._fired, contender, contender.watch)
+                return refused
+        return self._grant(contender)
 
     async def _blocked(self, contender: Contender) -> tuple[Part, list[Child], int, Obstacle] | None:
         """The name that refuses a contender, the children there, its rank, and what is in its way. None: no name does.
         Raises WrongKind, and then deletes its nodes."""
-        queues = await asyncio.gather(*(self._queue(part.name) for part in contender.parts))
+        queues = await asyncio.gather(*(self._places.queue(part.name) for part in contender.parts))
         for part, own, queue in zip(contender.parts, contender.nodes, queues, strict=True):
             rank = next((rank for rank, child in enumerate(queue) if child.name == own.name), None)
             if rank is None:
-                contender.forget()
+                await self._places.delete(contender)
                 raise SessionExpiredError("the node of this attempt is gone")
             try:
                 _check_kind(queue[:rank], part)
             except WrongKind:
-                await self._delete(contender)
+                await self._places.delete(contender)
                 raise
             if (found := obstacle(queue[:rank], part.kind)) is not None:
                 return part, queue, rank, found
         return None
 
-    async def _grant(self, contender: Contender) -> Grant:
+    def _grant(self, contender: Contender) -> Grant:
         contender.granted, waited = True, contender.waits
         contender.waits = False
         contender.watch += 1
+        contender.refusals = 0
         self._ends_at(contender, contender.sent + contender.lease)
         asyncio.get_running_loop().call_later(_SETTLED, self._watch_own, contender)
-        if waited and contender.parts[0].kind.letter == "s" and len(contender.parts) == 1:
-            # Those behind it watch its node, and wait for the first holder that leaves once this one waits no more.
-            self._spawn(self._servers.touch(contender.nodes[0].path, contender.id.encode()))
+        if contender.ticket is not None:
+            self._spawn(self._places.withdraw(contender))
+        if waited:
+            for own in contender.nodes:
+                if own.part.kind.letter == "s":  # those behind watch it, until it waits no more
+                    self._spawn(self._servers.touch(own.path, contender.id_at(own.part).encode()))
         return contender.czxid, False
-
-    async def _refused(self, part: Part, queue: Sequence[Child], rank: int, found: Obstacle) -> Refused:
-        """A refusal, with the id of a holder."""
-        first = next(iter(holders(queue[:rank])), found.child)
-        holder = await self._looks.id_of(part.name, first)
-        return Refused(self._store.session_timeout, holder, rank, found.child.number + 1)
-
-    # -- the nodes of a contender --------------------------------------------------------------------------------
-
-    async def _queue(self, name: str) -> list[Child]:
-        return queue_of(self._layout, await self._servers.children(self._path(name)))
-
-    def _path(self, name: str) -> str:
-        return f"{self._store.root}/{escaped(name)}"
-
-    def _named(self, contender: Contender, part: Part) -> str:
-        """Its id at one name."""
-        return part.named(contender.id) if len(contender.parts) > 1 else contender.id
-
-    async def _create(self, contender: Contender) -> None:
-        """Create its nodes, in the order of the queue."""
-        nodes = [
-            (
-                f"{self._path(part.name)}/{prefix_of(self._layout, contender.id, part.kind)}",
-                self._named(contender, part).encode(),
-            )
-            for part in contender.parts
-        ]
-        for again in range(_TRIES, -1, -1):
-            contender.doubtful = True
-            try:
-                if len(nodes) == 1:
-                    path, stat = await self._servers.create(*nodes[0])
-                    paths = [path]
-                else:
-                    paths = await self._servers.create_all(nodes)
-                    stat = await self._stat(paths[0])
-            except NoNodeError:
-                contender.doubtful = False
-                if not again:
-                    raise
-                await asyncio.gather(*(self._servers.ensure(self._path(part.name)) for part in contender.parts))
-                continue
-            except (ConfigError, SessionExpiredError):
-                contender.doubtful = False
-                raise
-            except Exception as error:
-                contender.doubtful = isinstance(error, (ConnectionLoss, ConnectionError))
-                raise
-            contender.doubtful = False
-            self._keep(contender, paths, stat.czxid, stat.owner)
-            return
-
-    def _keep(self, contender: Contender, paths: Sequence[str], czxid: int, session: int) -> None:
-        contender.czxid = czxid
-        contender.nodes = tuple(Own(path, path.rpartition("/")[2], czxid, session) for path in paths)
-
-    async def _stat(self, path: str) -> Any:
-        stat = await self._servers.exists(path)
-        if stat is None:
-            raise SessionExpiredError("the node of this attempt is gone")
-        return stat
-
-    async def _find(self, contender: Contender) -> None:
-        """Rule 2: find the nodes of a create without a reply."""
-        if not contender.doubtful or contender.nodes:
-            return
-        paths: list[str] = []
-        for part in contender.parts:
-            path, prefix = self._path(part.name), prefix_of(self._layout, contender.id, part.kind)
-            await self._servers.sync(path)
-            names = await self._servers.children(path)
-            paths += [f"{path}/{name}" for name in names if name.startswith(prefix)]
-        if len(paths) == len(contender.parts):  # one transaction created all or none
-            stat = await self._stat(paths[0])
-            self._keep(contender, paths, stat.czxid, stat.owner)
-        contender.doubtful = False
-
-    async def _is_there(self, contender: Contender) -> bool:
-        """Whether its nodes are there: a round trip on the session."""
-        stats = await asyncio.gather(*(self._servers.exists(own.path) for own in contender.nodes))
-        return all(
-            stat is not None and stat.czxid == own.czxid for stat, own in zip(stats, contender.nodes, strict=True)
-        )
-
-    async def _delete(self, contender: Contender) -> bool:
-        """Delete its nodes. Returns whether they were there."""
-        contender.watch += 1
-        if len(contender.nodes) == 1:
-            found = await self._servers.delete(contender.nodes[0].path)
-        elif contender.nodes:
-            try:
-                await self._servers.delete_all([own.path for own in contender.nodes])
-            except NoNodeError:  # an operator deleted one
-                await asyncio.gather(*(self._servers.delete(own.path) for own in contender.nodes))
-                found = False
-            else:
-                found = True
-        else:
-            found = False
-        contender.forget()
-        return found
 
     # -- extend and release --------------------------------------------------------------------------------------
 
     async def _extend(self, contender: Contender, sent: float, lease: float) -> Grant | Refused:
         if not contender.granted:
             return Refused(None)
-        if not await self._is_there(contender):
-            await self._delete(contender)  # of several names, the others
+        if not await self._places.are_there(contender):
+            await self._places.delete(contender)  # of several names, the others
             return Refused(None)
         if lease:
             self._ends_at(contender, sent + lease)
@@ -416,8 +325,8 @@ class ZooKeeperNode:
     async def _release(self, contender: Contender) -> Grant | Refused:
         """Delete what the contender has. It is given up: after a failure, `_clean` goes on (rule 3)."""
         granted = contender.granted
-        await self._find(contender)
-        found = await self._delete(contender)
+        await self._places.find(contender)
+        found = await self._places.delete(contender)
         return (contender.czxid, False) if granted and found else Refused(None)
 
     async def _clean(self, contender: Contender) -> None:
@@ -426,8 +335,8 @@ class ZooKeeperNode:
         while True:
             try:
                 async with contender.turn:
-                    await self._find(contender)
-                    await self._delete(contender)
+                    await self._places.find(contender)
+                    await self._places.delete(contender)
             except Exception as error:
                 if self.error is not None or self._closed:
                     return
@@ -462,18 +371,21 @@ class ZooKeeperNode:
         """Watch what is in the way of a waiter. False: it is gone already, so look again."""
         contender.watch += 1
         fired = partial(self._fired, contender, contender.watch)
-        path = self._path(part.name)
-        if found.any_child:
-            before = await self._servers.children(path, fired)
-            return found.child.name in before and self._is_blocked_by(contender, part, before)
-        return await self._servers.exists(f"{path}/{found.child.name}", fired) is not None
-
-    def _is_blocked_by(self, contender: Contender, part: Part, names: Sequence[str]) -> bool:
-        own = next((each.name for each, its in zip(contender.nodes, contender.parts, strict=False) if its is part), "")
-        queue = queue_of(self._layout, names)
-        before = [child for child in queue if child.name != own]
-        rank = next((rank for rank, child in enumerate(queue) if child.name == own), len(before))
+        path = self._places.path(part.name)
+        if not found.any_child:
+            return await self._servers.exists(f"{path}/{found.child.name}", fired) is not None
+        queue = queue_of(self._layout, await self._servers.children(path, fired))
+        own = {each.name for each in contender.nodes}
+        rank = next((rank for rank, child in enumerate(queue) if child.name in own), len(queue))
         return obstacle(queue[:rank], part.kind) is not None
+
+    async def _watch_as_ticket(self, contender: Contender, part: Part, found: Obstacle) -> bool:
+        """Watch the ticket before its own; the first one watches what was in the way. So a release wakes one of those
+        that wait for several names. False: look again."""
+        names = await self._places.children(part.name)
+        own = contender.ticket.number if contender.ticket is not None else 0
+        before = [each for each in tickets_of(self._layout, names) if each.number < own]
+        return await self._watch(contender, part, Obstacle(before[-1]) if before else found)
 
     def _fired(self, contender: Contender, watch: int) -> None:
         """What a waiter watched has changed."""
@@ -486,16 +398,15 @@ class ZooKeeperNode:
             if contender.given_up or (watch >= 0 and contender.watch != watch):
                 return
             if contender.granted:
-                if not await self._is_there(contender):
-                    await self._delete(contender)
+                if not await self._places.are_there(contender):
+                    await self._places.delete(contender)
                     self._tell(contender, broken=True)
                 elif watch < 0:
                     self._watch_own(contender)
                 return
             if not contender.waits:
                 return
-            if len(contender.parts) > 1:
-                contender.waits = False
+            if contender.several and not contender.nodes:
                 self._tell(contender, number=contender.number)
                 return
             if contender.nodes and not contender.doubtful:
@@ -529,10 +440,10 @@ class ZooKeeperNode:
 
     async def _peek(self, parts: Sequence[Part]) -> Refused:
         for part in parts:
-            queue = await self._queue(part.name)
+            queue = await self._places.queue(part.name)
             _check_kind(queue, part)
             if (found := obstacle(queue, part.kind)) is not None:
-                refused = await self._refused(part, queue, len(queue), found)
+                refused = await self._places.refused(part, queue, len(queue), found)
                 return refused._replace(rank=0)
         return Refused(None)
 

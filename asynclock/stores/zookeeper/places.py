@@ -1,0 +1,162 @@
+"""The nodes of a contender at the servers: created, found again, looked at, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
+
+from asynclock.stores.port import Refused
+from asynclock.stores.zookeeper.contender import Own
+from asynclock.stores.zookeeper.layout import escaped, holders, prefix_of, queue_of, random_of, ticket_prefix_of
+from asynclock.stores.zookeeper.looks import Looks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asynclock.rules.model import Part
+    from asynclock.stores.zookeeper.connection import Connection, Stat
+    from asynclock.stores.zookeeper.contender import Contender
+    from asynclock.stores.zookeeper.layout import Child, Obstacle
+    from asynclock.stores.zookeeper.store import ZooKeeperStore
+
+_TRIES = 5
+"""So often a create is tried again whose parent was deleted between two requests."""
+
+
+class Places:
+    """Of one store, over the connection that there is now. All raise kazoo's exceptions."""
+
+    def __init__(self, store: ZooKeeperStore, servers: Callable[[], Connection]) -> None:
+        self._store = store
+        self._layout = store.layout
+        self._connection = servers
+
+    @property
+    def servers(self) -> Connection:
+        """Raises ConnectionError if there is none."""
+        return self._connection()
+
+    def path(self, name: str) -> str:
+        """The node of a lock."""
+        return f"{self._store.root}/{escaped(name)}"
+
+    async def children(self, name: str) -> list[str]:
+        """The names of all nodes of a lock."""
+        return await self.servers.children(self.path(name))
+
+    async def queue(self, name: str) -> list[Child]:
+        """Those that hold a lock or wait for it, in order."""
+        return queue_of(self._layout, await self.children(name))
+
+    async def refused(self, part: Part, queue: Sequence[Child], rank: int, found: Obstacle) -> Refused:
+        """The refusal of a contender with so many others before it, with the id of a holder."""
+        first = next(iter(holders(queue[:rank])), found.child)
+        holder = await Looks(self.servers, self._store).id_of(part.name, first)
+        return Refused(self._store.session_timeout, holder, rank, found.child.number + 1)
+
+    async def create(self, contender: Contender) -> None:
+        """Create its nodes, all or none, each as the last one of its queue."""
+        nodes = [
+            (
+                f"{self.path(part.name)}/{prefix_of(self._layout, contender.id, part.kind)}",
+                contender.id_at(part).encode(),
+            )
+            for part in contender.parts
+        ]
+        for again in range(_TRIES, -1, -1):
+            contender.doubtful = True
+            try:
+                if len(nodes) == 1:
+                    path, stat = await self.servers.create(*nodes[0])
+                    paths = [path]
+                else:
+                    paths = await self.servers.create_all(nodes)
+                    stat = await self._stat(paths[0])
+            except NoNodeError:
+                contender.doubtful = False
+                if not again:
+                    raise
+                await asyncio.gather(*(self.servers.ensure(self.path(part.name)) for part in contender.parts))
+            except Exception as error:
+                contender.doubtful = isinstance(error, (ConnectionLoss, ConnectionError))
+                raise
+            else:
+                contender.doubtful = False
+                contender.keep(paths, stat.czxid)
+                return
+
+    async def leave_ticket(self, contender: Contender, part: Part) -> None:
+        """A waiter for several names has a place in the order of those that wait so for one of them. It is in nobody's
+        way."""
+        if contender.ticket is not None and contender.ticket.part is part:
+            return
+        await self.withdraw(contender)
+        prefix = ticket_prefix_of(self._layout, contender.id)
+        contender.doubtful = True
+        path, stat = await self.servers.create(f"{self.path(part.name)}/{prefix}", contender.id_at(part).encode())
+        contender.doubtful = False
+        contender.ticket = Own(path, path.rpartition("/")[2], stat.czxid, part)
+
+    async def find(self, contender: Contender) -> None:
+        """Find the nodes of a create without a reply."""
+        if not contender.doubtful or contender.nodes:
+            return
+        found: list[str] = []
+        for part in contender.parts:
+            path = self.path(part.name)
+            await self.servers.sync(path)
+            random = random_of(self._layout, contender.id)
+            found += [f"{path}/{name}" for name in await self.servers.children(path) if name.startswith(random)]
+        nodes = [path for path in found if ticket_prefix_of(self._layout, contender.id) not in path]
+        for path in found:
+            if path not in nodes:
+                await self.servers.delete(path)
+        if nodes:  # one transaction created all of them
+            stat = await self._stat(nodes[0])
+            contender.keep(nodes, stat.czxid)
+        contender.doubtful = False
+
+    async def are_there(self, contender: Contender) -> bool:
+        """Whether its nodes are there. It is a round trip on the session."""
+        stats = await asyncio.gather(*(self.servers.exists(own.path) for own in contender.nodes))
+        return all(
+            stat is not None and stat.czxid == own.czxid for stat, own in zip(stats, contender.nodes, strict=True)
+        )
+
+    async def delete(self, contender: Contender, *, keep_ticket: bool = False) -> bool:
+        """Delete what it has. Returns whether its nodes were there."""
+        contender.watch += 1
+        paths = [own.path for own in contender.nodes]
+        if len(paths) == 1:
+            found = await self.servers.delete(paths[0])
+        elif paths:
+            found = await self._delete_all(paths)
+        else:
+            found = False
+        contender.nodes = ()
+        if not keep_ticket:
+            await self.withdraw(contender)
+            contender.forget()
+        return found
+
+    async def _delete_all(self, paths: Sequence[str]) -> bool:
+        try:
+            await self.servers.delete_all(paths)
+        except NoNodeError:  # an operator deleted one
+            await asyncio.gather(*(self.servers.delete(path) for path in paths))
+            return False
+        return True
+
+    async def withdraw(self, contender: Contender) -> None:
+        """Delete its ticket."""
+        if contender.ticket is not None:
+            await self.servers.delete(contender.ticket.path)
+            contender.ticket = None
+
+    async def _stat(self, path: str) -> Stat:
+        stat = await self.servers.exists(path)
+        if stat is None:
+            raise SessionExpiredError("the node of this attempt is gone")
+        return stat
