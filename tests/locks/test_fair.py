@@ -10,8 +10,9 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.stores.transactional import TransactionalStore
+from asynclock.stores.zookeeper import ZooKeeperStore
 from tests.support.default_keys import keys_of
-from tests.support.probes import stores_of
+from tests.support.probes import nodes_of, stores_of
 from tests.support.servers import Server
 from tests.support.stored_keys import members_at
 from tests.support.user_store import state_of
@@ -55,6 +56,9 @@ async def tickets_everywhere(redlock: Redlock, name: str) -> int:
     for store in stores_of(redlock):
         if isinstance(store, TransactionalStore):
             known.append(len(state_of(store, name).queue))
+        elif isinstance(store, ZooKeeperStore):
+            await redlock.health()  # connected
+            known.append(len((await nodes_of(redlock)[0].probe(name)).waiters))
         else:
             known.append(await members_at(store, keys_of(name).queue))
     return min(known)

@@ -10,7 +10,8 @@ from typing import Any
 from asynclock import Redlock
 from asynclock.locks.lease import Lease
 from asynclock.stores.transactional import TransactionalStore
-from tests.support.probes import left_over, nodes_of, ping, stores_of
+from asynclock.stores.zookeeper import ZooKeeperStore
+from tests.support.probes import left_over, nodes_of, ping, seen_at, stores_of
 from tests.support.proxy import cancelled_at, stepped
 from tests.support.still_clock import idle
 from tests.support.stored_keys import keys_at
@@ -38,6 +39,8 @@ async def known(redlock: Redlock, name: str) -> list[Any]:
         if isinstance(store, TransactionalStore):
             state = state_of(store, name)
             found += [*state.holds, *state.queue, *state.undone]
+        elif isinstance(store, ZooKeeperStore):
+            found += await seen_at(nodes_of(redlock)[0], name)
         else:
             found += [key for key in await keys_at(store, f"*{name}*") if not key.endswith("fence")]
     return found

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Op
 
 
+def data_of(id: str, tasks: int) -> bytes:
+    """The data of a node: the id, and the number of tasks if it is more than one."""
+    return (f"{id}\0{tasks}" if tasks > 1 else id).encode()
+
+
+def read(data: bytes | None) -> tuple[str, int]:
+    """The id and the number of tasks in the data of a node."""
+    known, _, tasks = (data or b"").decode(errors="replace").partition("\0")
+    return known, int(tasks) if tasks.isdecimal() else 1
+
+
 class Own(NamedTuple):
     """A node of a contender at one name."""
 
@@ -33,7 +44,7 @@ class Contender:
 
     __slots__ = (
         "czxid", "doubtful", "ends", "given_up", "granted", "id", "lease", "name", "nodes", "number", "parts",
-        "refusals", "sent", "ticket", "turn", "users", "waits", "watch",
+        "refusals", "sent", "tasks", "ticket", "turn", "users", "waits", "watch",
     )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
@@ -53,6 +64,7 @@ class Contender:
         self.waits = False  # its owner waits for a notice
         self.number = 0  # of the last sending of the ticket
         self.sent = 0.0  # when that was sent
+        self.tasks = op.queueing.tasks  # of this process that wait for the name, as its data say
         self.ends = math.inf  # when the hold ends, unless it is extended
         self.watch = 0  # of several watches only the last one counts
 
@@ -61,9 +73,9 @@ class Contender:
         """Whether it is for several names."""
         return len(self.parts) > 1
 
-    def id_at(self, part: Part) -> str:
-        """Its id at one name."""
-        return part.named(self.id) if self.several else self.id
+    def data_at(self, part: Part) -> bytes:
+        """The data of its node at one name."""
+        return data_of(part.named(self.id) if self.several else self.id, self.tasks)
 
     def keep(self, paths: Sequence[str], czxid: int) -> None:
         """These are its nodes, one for each part."""

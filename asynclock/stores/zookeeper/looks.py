@@ -11,6 +11,7 @@ from kazoo.exceptions import NoNodeError
 from asynclock.rules.model import ANY, ID_LENGTH
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.port import PROBE, Checked, NodeView, WaiterView
+from asynclock.stores.zookeeper.contender import read
 from asynclock.stores.zookeeper.layout import escaped, holders, prefix_of, queue_of, tickets_of, unescaped
 
 if TYPE_CHECKING:
@@ -39,11 +40,14 @@ class Looks:
 
     async def id_of(self, name: str, child: Child) -> str:
         """The id in the data of a child. If another program made it, or it is gone: a substitute."""
+        return (await self._read(name, child))[0]
+
+    async def _read(self, name: str, child: Child) -> tuple[str, int]:
+        """The id, and the tasks that wait with it."""
         if not child.random:
-            return child.foreign_id
-        data = await self._servers.data(f"{self._path(name)}/{child.name}")
-        found = (data or b"").decode(errors="replace")
-        return found if found.startswith(child.random) else f"{child.random}|"
+            return child.foreign_id, 1
+        known, tasks = read(await self._servers.data(f"{self._path(name)}/{child.name}"))
+        return (known, tasks) if known.startswith(child.random) else (f"{child.random}|", 1)
 
     async def view(self, name: str) -> NodeView:
         """The holders and the waiters of a name."""
@@ -54,16 +58,19 @@ class Looks:
         held = {child.name for child in inside}
         waiting = [child for child in queue if child.name not in held]
         waiting = sorted([*waiting, *tickets_of(self._store.layout, names)])[:_MOST]
-        ids = await asyncio.gather(*(self.id_of(name, child) for child in (*inside, *waiting)))
+        ids = await asyncio.gather(*(self._read(name, child) for child in (*inside, *waiting)))
         fence = 0 if stat is None else stat.pzxid
         stats = await asyncio.gather(*(self._servers.exists(f"{path}/{child.name}") for child in inside))
         fence = max((each.czxid for each in stats if each is not None), default=fence)
         left = self._store.session_timeout
         return NodeView(
             "string" if inside else "none",
-            tuple((known, left) for known in ids[: len(inside)]),
+            tuple((known, left) for known, _ in ids[: len(inside)]),
             fence,
-            tuple(WaiterView(child.number, known) for child, known in zip(waiting, ids[len(inside) :], strict=True)),
+            tuple(
+                WaiterView(child.number, known, tasks=tasks)
+                for child, (known, tasks) in zip(waiting, ids[len(inside) :], strict=True)
+            ),
         )
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:

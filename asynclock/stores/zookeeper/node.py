@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import math
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kazoo.exceptions import SessionExpiredError
 
@@ -61,6 +61,15 @@ names, or behind it."""
 
 _SETTLED = 0.05
 """Seconds after a grant until the holder watches its own node. A shorter hold saves that."""
+
+
+class Asked(NamedTuple):
+    """What an op asked for when it was sent. Its owner may change the op before it is carried out."""
+
+    sent: float
+    number: int  # of the ticket; 0: none
+    tasks: int
+    lease: float
 
 
 class ZooKeeperNode:
@@ -175,13 +184,12 @@ class ZooKeeperNode:
         if contender is not None:
             contender.users += 1
         self._last_deadline = max(self._last_deadline, handler.deadline)
-        task = self._spawn(self._answer(op, contender, handler, op.queueing.number, op.lease))
+        asked = Asked(handler.sent, op.queueing.number, op.queueing.tasks, op.lease)
+        task = self._spawn(self._answer(op, contender, handler, asked))
         self._ops.add(task)
         task.add_done_callback(self._ops.discard)
 
-    async def _answer(
-        self, op: Op, contender: Contender | None, handler: ReplyHandler, number: int, lease: float
-    ) -> None:
+    async def _answer(self, op: Op, contender: Contender | None, handler: ReplyHandler, asked: Asked) -> None:
         """Carry an op out, and answer it or its failure by its deadline."""
         overdue = False
 
@@ -193,7 +201,7 @@ class ZooKeeperNode:
 
         timer = self._clock.call_at(handler.deadline, fail)
         try:
-            vote = await self._carry_out(op, contender, handler.sent, number, lease)
+            vote = await self._carry_out(op, contender, asked)
         except Exception as error:  # any failure of kazoo
             if not overdue:
                 handler.fail(self._index, error_of(self.label, error), maybe=not isinstance(error, ConfigError))
@@ -208,9 +216,7 @@ class ZooKeeperNode:
                 contender.users -= 1
                 self._drop(contender)
 
-    async def _carry_out(
-        self, op: Op, contender: Contender | None, sent: float, number: int, lease: float
-    ) -> Grant | Refused:
+    async def _carry_out(self, op: Op, contender: Contender | None, asked: Asked) -> Grant | Refused:
         match op.verb:
             case Verb.PEEK:
                 return await self._peek(parts_of(op))
@@ -222,22 +228,25 @@ class ZooKeeperNode:
             return Refused(None)
         async with contender.turn:
             if op.verb is Verb.EXTEND:
-                return await self._extend(contender, sent, lease)
+                return await self._extend(contender, asked.sent, asked.lease)
             if op.verb is Verb.RELEASE:
                 return await self._release(contender)
-            return await self._acquire(contender, sent, number)
+            return await self._acquire(contender, asked)
 
     # -- acquire -------------------------------------------------------------------------------------------------
 
-    async def _acquire(self, contender: Contender, sent: float, number: int) -> Grant | Refused:
+    async def _acquire(self, contender: Contender, asked: Asked) -> Grant | Refused:
         """Rule 1. A second acquire of an id renews its ticket, or finds its hold."""
-        contender.number, contender.sent = max(contender.number, number), sent
+        number = asked.number
+        contender.number, contender.sent = max(contender.number, number), asked.sent
         await self._places.find(contender)
         if contender.nodes and not await self._places.are_there(contender):
             await self._places.delete(contender)  # of several names, the others
         if contender.granted:
-            self._ends_at(contender, sent + contender.lease)
+            self._ends_at(contender, asked.sent + contender.lease)
             return contender.czxid, False
+        if contender.tasks != asked.tasks:
+            await self._places.tell_tasks(contender, asked.tasks)
         if not contender.nodes:
             if not number and (refused := await self._refusal_before(contender)) is not None:
                 return refused
@@ -307,7 +316,7 @@ class ZooKeeperNode:
         if waited:
             for own in contender.nodes:
                 if own.part.kind.letter == "s":  # those behind watch it, until it waits no more
-                    self._spawn(self._servers.touch(own.path, contender.id_at(own.part).encode()))
+                    self._spawn(self._servers.touch(own.path, contender.data_at(own.part)))
         return contender.czxid, False
 
     # -- extend and release --------------------------------------------------------------------------------------

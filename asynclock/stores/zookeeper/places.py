@@ -61,7 +61,7 @@ class Places:
         nodes = [
             (
                 f"{self.path(part.name)}/{prefix_of(self._layout, contender.id, part.kind)}",
-                contender.id_at(part).encode(),
+                contender.data_at(part),
             )
             for part in contender.parts
         ]
@@ -87,6 +87,12 @@ class Places:
                 contender.keep(paths, stat.czxid)
                 return
 
+    async def tell_tasks(self, contender: Contender, tasks: int) -> None:
+        """So many tasks of this process wait now: for the look of an operator."""
+        contender.tasks = tasks
+        waiting = contender.nodes or ((contender.ticket,) if contender.ticket is not None else ())
+        await asyncio.gather(*(self.servers.touch(own.path, contender.data_at(own.part)) for own in waiting))
+
     async def leave_ticket(self, contender: Contender, part: Part) -> None:
         """A waiter for several names has a place in the order of those that wait so for one of them. It is in nobody's
         way."""
@@ -95,7 +101,7 @@ class Places:
         await self.withdraw(contender)
         prefix = ticket_prefix_of(self._layout, contender.id)
         contender.doubtful = True
-        path, stat = await self.servers.create(f"{self.path(part.name)}/{prefix}", contender.id_at(part).encode())
+        path, stat = await self.servers.create(f"{self.path(part.name)}/{prefix}", contender.data_at(part))
         contender.doubtful = False
         contender.ticket = Own(path, path.rpartition("/")[2], stat.czxid, part)
 
