@@ -207,6 +207,13 @@ def contenders_of(client: Redlock) -> dict[str, Any]:
     return {each.id: each for each in found if not each.granted}
 
 
+def zookeeper_session(client: Redlock) -> tuple[int, bytes]:
+    """The id and the password of the session that a client has in ZooKeeper."""
+    (node,) = nodes_of(client)
+    found: tuple[int, bytes] = node._connection._client.client_id
+    return found
+
+
 async def seen_at(node: Any, name: str) -> list[Any]:
     """The holds and the waiters of a name at a node."""
     view = await node.probe(name)

@@ -71,8 +71,11 @@ class Proxy:
         """Watch for none any more."""
         self._wanted.clear()
 
+    async def _to_server(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(str(self.back))
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_unix_connection(str(self.back))
+        server_reader, server_writer = await self._to_server()
         pair = (writer, server_writer)
         self._pairs.add(pair)
         pumps = [
@@ -105,6 +108,30 @@ class Proxy:
                 self.held -= 1
             if not self.drop_replies:
                 writer.write(data)
+
+
+class TcpProxy(Proxy):
+    """On a port of this machine, before another port. While it is `away`, it accepts no connection."""
+
+    def __init__(self, back: int) -> None:
+        super().__init__(Path(), Path())
+        self.port = 0
+        self.away = False
+        self._back_port = back
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def _to_server(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self._back_port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.away:
+            writer.transport.abort()
+        else:
+            await super()._serve(reader, writer)
 
 
 @types.coroutine
