@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 log = logging.getLogger("asynclock.kazoo")
+if log.level == logging.NOTSET:  # what kazoo warns of is told as an event of the node, once
+    log.setLevel(logging.ERROR)
 
 _BEATS = 8
 """The event loop shows this often in a session timeout that it runs."""
 
-_CLOSE = 2.0
+_CLOSE = 1.0
 """Seconds for which a close waits for the server. Then the session ends by its timeout."""
 
 

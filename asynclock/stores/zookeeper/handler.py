@@ -5,6 +5,8 @@ kazoo runs a connection in a thread of its own, and takes its sockets and its wa
 - remembers why no connection comes up, since kazoo only logs that;
 - reads the session timeout that the server gives, since kazoo does not tell it;
 - limits the time that a server may take to accept a connection;
+- hangs up on a server that does not answer for a third of the session timeout. kazoo does not notice that while it has
+  requests to send, because it takes each of them for a ping;
 - runs callbacks in the thread of the connection: they only wake the event loop. So they come in the order in which the
   server answered, and without a change of threads each;
 - lets the session end if the event loop does not run: a session that a thread keeps alive for a loop that is blocked
@@ -92,11 +94,20 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         while time.monotonic() - self._beat > self._silent_after:
             time.sleep(_PAUSE)
         sock = self._socket
-        if sock is not None and not sock.greeted and timeout is not None:
-            timeout = min(timeout, self._limit)
+        if sock is not None and timeout is not None:
+            timeout = min(timeout, self._limit) if not sock.greeted else self._patience(sock, timeout)
         if not hasattr(select, "poll"):  # Windows
             return super().select(rlist, wlist, xlist, timeout)
         return _polled(rlist, wlist, timeout)
+
+    def _patience(self, sock: _Socket, timeout: float) -> float:
+        """Seconds to wait at most. Hangs up if the server has been silent for too long."""
+        if sock.asked_at is None:
+            return timeout
+        left = sock.asked_at + self._silent_after / 3 - time.monotonic()
+        if left <= 0:
+            sock.hang_up()
+        return max(0.0, min(timeout, left))
 
     def _heard(self, timeout: float, session: int) -> None:
         if timeout > 0:  # 0: the session has expired
@@ -116,19 +127,27 @@ def _polled(rlist: list[Any], wlist: list[Any], timeout: float | None) -> tuple[
 
 
 class _Socket:
-    """A socket that reads the first message along."""
+    """A socket that reads the first message along, and knows since when it waits for an answer."""
 
     def __init__(self, sock: Any, heard: Callable[[float, int], object]) -> None:
         self._sock = sock
         self._heard = heard
         self._head = b""
         self.greeted = False
+        self.asked_at: float | None = None  # when the first message was sent that has no answer; None: there is none
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
+    def send(self, data: Any) -> int:
+        if self.asked_at is None:
+            self.asked_at = time.monotonic()
+        sent: int = self._sock.send(data)
+        return sent
+
     def recv(self, size: int) -> bytes:
         data: bytes = self._sock.recv(size)
+        self.asked_at = None  # a later message sets it again
         if not self.greeted:
             self._head += data
             if len(self._head) >= _GREETING.size:

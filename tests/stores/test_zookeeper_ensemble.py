@@ -1,0 +1,66 @@
+"""Locks over an ensemble of three ZooKeeper servers, of which one is killed or frozen."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from asynclock import Redlock
+from tests.support.services.zookeeper import ZooKeeper, ZooKeepers, url_of
+from tests.support.waiters import LIMIT
+
+pytestmark = pytest.mark.one_loop("it is about the servers")
+
+SESSION = 3.0
+
+
+@pytest.fixture
+def three() -> Iterator[list[ZooKeeper]]:
+    pool = ZooKeepers()
+    yield pool.ensemble()
+    pool.stop()
+
+
+@pytest.mark.parametrize(("which", "how"), [("leader", "killed"), ("follower", "frozen")])
+async def test_c19_one_of_three_fails(three: list[ZooKeeper], name: str, which: str, how: str) -> None:
+    """While a lock is held and twenty tasks wait. The lease is kept, all tasks are served, one at a time, and the
+    fencing tokens rise."""
+    url = url_of(three, session_timeout=SESSION)
+    victim = next(each for each in three if each.mode() == which)
+    clients = [Redlock(url, lease=SESSION, patience=LIMIT, node_timeout=1.0) for _ in range(3)]
+    fences: list[int] = []
+    inside = 0
+
+    async def work(client: Redlock) -> None:
+        nonlocal inside
+        async with client(name, fair=True) as lease:
+            inside += 1
+            assert inside == 1
+            fences.append(lease.fence)
+            await asyncio.sleep(0.01)
+            assert lease.held
+            inside -= 1
+
+    async with clients[0], clients[1], clients[2]:
+        lease = await clients[0](name).acquire(timeout=None)
+        tasks = [asyncio.create_task(work(clients[number % 3])) for number in range(20)]
+        async with asyncio.timeout(LIMIT):
+            while len((await clients[0].inspect(name)).waiters) < 1:
+                await asyncio.sleep(0.01)
+        if how == "killed":
+            victim.kill()
+        else:
+            victim.freeze()
+        held_until = time.monotonic() + SESSION * (0.3 if how == "killed" else 1.2)
+        while time.monotonic() < held_until:
+            assert lease.held
+            await asyncio.sleep(0.05)
+        await lease.release()
+        async with asyncio.timeout(2 * LIMIT):
+            await asyncio.gather(*tasks)
+        assert fences == sorted(set(fences))
+        assert len(fences) == 20
+        assert fences[0] > lease.fence
