@@ -20,47 +20,32 @@ The rules:
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from kazoo.exceptions import SessionExpiredError
-
-from asynclock._errors import ConfigError, brief
+from asynclock._errors import ConfigError
 from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
-from asynclock.stores.port import Refused, WrongKind
+from asynclock.stores.port import Refused
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import Connection, SessionState
 from asynclock.stores.zookeeper.contender import Contender
 from asynclock.stores.zookeeper.errors import error_of
-from asynclock.stores.zookeeper.layout import (
-    Child,
-    Obstacle,
-    holders,
-    is_of,
-    obstacle,
-    queue_of,
-    tickets_of,
-)
 from asynclock.stores.zookeeper.looks import Looks
 from asynclock.stores.zookeeper.places import Places
+from asynclock.stores.zookeeper.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine
     from typing import Any
 
     from asynclock._clock import Timer
-    from asynclock.rules.model import Op, Part
+    from asynclock.rules.model import Op
     from asynclock.stores.port import Checked, Grant, NodeConfig, NodeView, ReplyHandler
     from asynclock.stores.zookeeper.store import ZooKeeperStore
 
-_STAYS = 8
-"""After so many refusals in a row a waiter for several names keeps its nodes, so that others do not overtake it for
-ever. No two such waiters wait for each other: one transaction gives each its places, so it is before the other at all
-names, or behind it."""
-
-_SETTLED = 0.05
-"""Seconds after a grant until the holder watches its own node. A shorter hold saves that."""
+log = logging.getLogger("asynclock")
 
 
 class Asked(NamedTuple):
@@ -81,13 +66,13 @@ class ZooKeeperNode:
         self.label = store.label
         self.error: Exception | None = ConnectionError(f"{store.label} is not connected yet")
         self._store = store
-        self._layout = store.layout
         self._index = config.position
         self._clock = config.clock
         self._listener = config.listener
         self._connect_timeout = config.connect_timeout
         self._reports = Reports(store.label, config.tell, config.clock)
         self._places = Places(store, lambda: self._servers)
+        self._turns = Turns(store.layout, self._places, self)
         self._contenders: dict[str, Contender] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ops: set[asyncio.Task[None]] = set()  # those of `_tasks` that answer an op
@@ -145,9 +130,9 @@ class ZooKeeperNode:
         self._reports.up()
         for contender in list(self._contenders.values()):
             if contender.given_up:
-                self._spawn(self._clean(contender))
+                self.spawn(self._clean(contender))
             elif contender.waits or contender.granted:
-                self._spawn(self._look_again(contender))
+                self.spawn(self._turns.look_again(contender))
         self._listener.connected(self._index)
 
     def _session_expired(self) -> None:
@@ -158,7 +143,7 @@ class ZooKeeperNode:
             granted = contender.granted
             contender.forget()
             if granted:
-                self._tell(contender, expired=True)
+                self.notify(contender, expired=True)
             self._drop(contender)
 
     def _drop(self, contender: Contender) -> None:
@@ -176,7 +161,7 @@ class ZooKeeperNode:
             error, maybe = self.error, contender is not None
             asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=maybe))
             if self._connection is None and not self._closed:
-                self._spawn(self.open())
+                self.spawn(self.open())
             return
         op.take_one_fence()
         if contender is None and op.verb is Verb.ACQUIRE:
@@ -185,7 +170,7 @@ class ZooKeeperNode:
             contender.users += 1
         self._last_deadline = max(self._last_deadline, handler.deadline)
         asked = Asked(handler.sent, op.queueing.number, op.queueing.tasks, op.lease)
-        task = self._spawn(self._answer(op, contender, handler, asked))
+        task = self.spawn(self._answer(op, contender, handler, asked))
         self._ops.add(task)
         task.add_done_callback(self._ops.discard)
 
@@ -206,7 +191,7 @@ class ZooKeeperNode:
             if not overdue:
                 handler.fail(self._index, error_of(self.label, error), maybe=not isinstance(error, ConfigError))
             if op.verb is Verb.RELEASE and contender is not None and self.error is None:
-                self._spawn(self._clean(contender))
+                self.spawn(self._clean(contender))
         else:
             if not overdue:
                 handler.answer(self._index, vote)
@@ -219,7 +204,7 @@ class ZooKeeperNode:
     async def _carry_out(self, op: Op, contender: Contender | None, asked: Asked) -> Grant | Refused:
         match op.verb:
             case Verb.PEEK:
-                return await self._peek(parts_of(op))
+                return await self._turns.peek(parts_of(op))
             case Verb.BREAK:
                 return await self._break(op)
             case Verb.ADOPT:
@@ -243,92 +228,26 @@ class ZooKeeperNode:
         if contender.nodes and not await self._places.are_there(contender):
             await self._places.delete(contender)  # of several names, the others
         if contender.granted:
-            self._ends_at(contender, asked.sent + contender.lease)
+            self.ends_at(contender, asked.sent + contender.lease)
             return contender.czxid, False
         if contender.tasks != asked.tasks:
             await self._places.tell_tasks(contender, asked.tasks)
         if not contender.nodes:
-            if not number and (refused := await self._refusal_before(contender)) is not None:
+            if not number and (refused := await self._turns.refusal_before(contender)) is not None:
                 return refused
             await self._places.create(contender)
-        return await self._judge(contender, waits=number > 0)
-
-    async def _refusal_before(self, contender: Contender) -> Refused | None:
-        """A try that leaves no ticket looks before it writes."""
-        for part in contender.parts:
-            queue = await self._places.queue(part.name)
-            _check_kind(queue, part)
-            if (blocked := obstacle(queue, part.kind)) is not None:
-                return await self._places.refused(part, queue, len(queue), blocked)
-        return None
-
-    async def _judge(self, contender: Contender, *, waits: bool) -> Grant | Refused:
-        """Whether a contender that has its nodes holds the lock now."""
-        while (blocked := await self._blocked(contender)) is not None:
-            part, queue, rank, found = blocked
-            leaves = not waits or (contender.several and contender.refusals < _STAYS)
-            if leaves:
-                contender.refusals += 1
-                refused, _ = await asyncio.gather(
-                    self._places.refused(part, queue, rank, found), self._places.delete(contender, keep_ticket=waits)
-                )
-            else:
-                refused = await self._places.refused(part, queue, rank, found)
-            if not waits:
-                return refused
-            contender.waits = True
-            if leaves:
-                await self._places.leave_ticket(contender, part)
-            if await (self._watch_as_ticket if leaves else self._watch)(contender, part, found):
-                return refused
-            if leaves:  # the name may be free by now: the owner tries again
-                asyncio.get_running_loop().call_soon(self._fired, contender, contender.watch)
-                return refused
-        return self._grant(contender)
-
-    async def _blocked(self, contender: Contender) -> tuple[Part, list[Child], int, Obstacle] | None:
-        """The name that refuses a contender, the children there, its rank, and what is in its way. None: no name does.
-        Raises WrongKind, and then deletes its nodes."""
-        queues = await asyncio.gather(*(self._places.queue(part.name) for part in contender.parts))
-        for part, own, queue in zip(contender.parts, contender.nodes, queues, strict=True):
-            rank = next((rank for rank, child in enumerate(queue) if child.name == own.name), None)
-            if rank is None:
-                await self._places.delete(contender)
-                raise SessionExpiredError("the node of this attempt is gone")
-            try:
-                _check_kind(queue[:rank], part)
-            except WrongKind:
-                await self._places.delete(contender)
-                raise
-            if (found := obstacle(queue[:rank], part.kind)) is not None:
-                return part, queue, rank, found
-        return None
-
-    def _grant(self, contender: Contender) -> Grant:
-        contender.granted, waited = True, contender.waits
-        contender.waits = False
-        contender.watch += 1
-        contender.refusals = 0
-        self._ends_at(contender, contender.sent + contender.lease)
-        asyncio.get_running_loop().call_later(_SETTLED, self._watch_own, contender)
-        if contender.ticket is not None:
-            self._spawn(self._places.withdraw(contender))
-        if waited:
-            for own in contender.nodes:
-                if own.part.kind.letter == "s":  # those behind watch it, until it waits no more
-                    self._spawn(self._servers.touch(own.path, contender.data_at(own.part)))
-        return contender.czxid, False
+        return await self._turns.judge(contender, waits=number > 0)
 
     # -- extend and release --------------------------------------------------------------------------------------
 
     async def _extend(self, contender: Contender, sent: float, lease: float) -> Grant | Refused:
         if not contender.granted:
             return Refused(None)
-        if not await self._places.are_there(contender):
+        if not await self._places.are_there(contender) or not contender.granted:
             await self._places.delete(contender)  # of several names, the others
             return Refused(None)
         if lease:
-            self._ends_at(contender, sent + lease)
+            self.ends_at(contender, sent + lease)
         return contender.czxid, False
 
     async def _release(self, contender: Contender) -> Grant | Refused:
@@ -355,11 +274,19 @@ class ZooKeeperNode:
                 self._drop(contender)
                 return
 
-    def _ends_at(self, contender: Contender, ends: float) -> None:
+    def ends_at(self, contender: Contender, ends: float) -> None:
         """The hold ends then, unless it is extended (rule 5)."""
         contender.ends = ends if contender.ends == math.inf else max(ends, contender.ends)
         if self._sweeper is None:
             self._sweeper = self._clock.call_at(contender.ends, self._sweep)
+
+    async def _expire(self, contender: Contender) -> None:
+        """End a hold, unless it was extended a moment ago."""
+        async with contender.turn:
+            if not contender.granted or contender.ends > self._clock.now():
+                return
+            contender.given_up = True
+        await self._clean(contender)
 
     def _sweep(self) -> None:
         """End the holds that were not extended."""
@@ -368,73 +295,13 @@ class ZooKeeperNode:
             if not contender.granted or contender.given_up:
                 continue
             if contender.ends <= now:
-                self._spawn(self._clean(contender))
+                self.spawn(self._expire(contender))
             else:
                 soonest = min(soonest, contender.ends)
         if soonest < math.inf:
             self._sweeper = self._clock.call_at(soonest, self._sweep)
 
-    # -- watches -------------------------------------------------------------------------------------------------
-
-    async def _watch(self, contender: Contender, part: Part, found: Obstacle) -> bool:
-        """Watch what is in the way of a waiter. False: it is gone already, so look again."""
-        contender.watch += 1
-        fired = partial(self._fired, contender, contender.watch)
-        path = self._places.path(part.name)
-        if not found.any_child:
-            return await self._servers.exists(f"{path}/{found.child.name}", fired) is not None
-        queue = queue_of(self._layout, await self._servers.children(path, fired))
-        own = {each.name for each in contender.nodes}
-        rank = next((rank for rank, child in enumerate(queue) if child.name in own), len(queue))
-        return obstacle(queue[:rank], part.kind) is not None
-
-    async def _watch_as_ticket(self, contender: Contender, part: Part, found: Obstacle) -> bool:
-        """Watch the ticket before its own; the first one watches what was in the way. So a release wakes one of those
-        that wait for several names. False: look again."""
-        names = await self._places.children(part.name)
-        own = contender.ticket.number if contender.ticket is not None else 0
-        before = [each for each in tickets_of(self._layout, names) if each.number < own]
-        return await self._watch(contender, part, Obstacle(before[-1]) if before else found)
-
-    def _fired(self, contender: Contender, watch: int) -> None:
-        """What a waiter watched has changed."""
-        if contender.watch == watch and not self._closed:
-            self._spawn(self._look_again(contender, watch))
-
-    async def _look_again(self, contender: Contender, watch: int = -1) -> None:
-        """A waiter enters if it can, and its owner is notified. A holder is notified if its node is gone."""
-        async with contender.turn:
-            if contender.given_up or (watch >= 0 and contender.watch != watch):
-                return
-            if contender.granted:
-                if not await self._places.are_there(contender):
-                    await self._places.delete(contender)
-                    self._tell(contender, broken=True)
-                elif watch < 0:
-                    self._watch_own(contender)
-                return
-            if not contender.waits:
-                return
-            if contender.several and not contender.nodes:
-                self._tell(contender, number=contender.number)
-                return
-            if contender.nodes and not contender.doubtful:
-                vote = await self._judge(contender, waits=True)
-                if not isinstance(vote, Refused):
-                    self._tell(contender, number=contender.number, fence=vote[0])
-
-    def _watch_own(self, contender: Contender) -> None:
-        if contender.granted and not contender.given_up and not self._closed and self.error is None:
-            contender.watch += 1
-            self._spawn(self._watch_nodes(contender, contender.watch))
-
-    async def _watch_nodes(self, contender: Contender, watch: int) -> None:
-        fired = partial(self._fired, contender, watch)
-        found = await asyncio.gather(*(self._servers.exists(own.path, fired) for own in contender.nodes))
-        if None in found:
-            self._fired(contender, watch)
-
-    def _tell(
+    def notify(
         self, contender: Contender, number: int = 0, fence: int = 0, *, broken: bool = False, expired: bool = False
     ) -> None:
         for part in contender.parts if number == 0 else contender.parts[:1]:
@@ -447,21 +314,12 @@ class ZooKeeperNode:
     def _looks(self) -> Looks:
         return Looks(self._servers, self._store)
 
-    async def _peek(self, parts: Sequence[Part]) -> Refused:
-        for part in parts:
-            queue = await self._places.queue(part.name)
-            _check_kind(queue, part)
-            if (found := obstacle(queue, part.kind)) is not None:
-                refused = await self._places.refused(part, queue, len(queue), found)
-                return refused._replace(rank=0)
-        return Refused(None)
-
     async def _break(self, op: Op) -> Grant | Refused:
         """Delete the nodes of the holders. They learn it by their own watch."""
         broken, left = await self._looks.break_lock(op)
         for contender in list(self._contenders.values()):
             if contender.granted and any(own.path in broken for own in contender.nodes):
-                self._spawn(self._look_again(contender, contender.watch))
+                self.spawn(self._turns.look_again(contender, contender.watch))
         if broken:
             return 0, False
         return Refused(None) if left is None else Refused(self._store.session_timeout, left)
@@ -488,19 +346,18 @@ class ZooKeeperNode:
 
     # -- tasks, and the end --------------------------------------------------------------------------------------
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._run(work), name=f"asynclock {self.label}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """What fails here is done again when the connection is back."""
+        """What fails here is done again when the connection is back, or when a ticket or a lease is renewed."""
         try:
             await work
         except Exception as error:
-            if self.error is None and not self._closed:
-                self._reports.unreleased("", error_of(self.label, error))
+            log.debug("asynclock: %s: %s", self.label, error_of(self.label, error))
 
     async def aclose(self) -> None:
         ops = set(self._ops)
@@ -519,10 +376,3 @@ class ZooKeeperNode:
         if connection is not None:
             await connection.close()
         self._reports.stop()
-
-
-def _check_kind(before: Sequence[Child], part: Part) -> None:
-    """Raise WrongKind where the name is held as another kind."""
-    for child in holders(before)[:1]:
-        if not is_of(child, part.kind):
-            raise WrongKind(f"{brief(part.name)} is in use as another kind")

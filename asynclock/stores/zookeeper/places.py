@@ -119,6 +119,7 @@ class Places:
         for path in found:
             if path not in nodes:
                 await self.servers.delete(path)
+        contender.ticket = None
         if nodes:  # one transaction created all of them
             stat = await self._stat(nodes[0])
             contender.keep(nodes, stat.czxid)

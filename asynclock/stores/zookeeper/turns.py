@@ -1,0 +1,214 @@
+"""Whether a contender enters, and what it watches if it does not.
+
+A waiter watches the last child that is in its way, and looks again when that has gone. So each release wakes one
+waiter; of readers, all that wait for the same writer. A waiter for a permit watches an earlier waiter, and the first
+one watches all children. A holder watches its own node, so that it learns at once that an operator deleted it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from kazoo.exceptions import SessionExpiredError
+
+from asynclock._errors import brief
+from asynclock.stores.port import Refused, WrongKind
+from asynclock.stores.zookeeper.layout import (
+    Child,
+    Obstacle,
+    holders,
+    is_of,
+    obstacle,
+    queue_of,
+    tickets_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+    from typing import Any
+
+    from asynclock.rules.model import Part
+    from asynclock.stores.port import Grant
+    from asynclock.stores.zookeeper.contender import Contender
+    from asynclock.stores.zookeeper.layout import Layout
+    from asynclock.stores.zookeeper.places import Places
+
+_STAYS = 8
+"""After so many refusals in a row a waiter for several names keeps its nodes, so that others do not overtake it for
+ever. No two such waiters wait for each other: one transaction gives each its places, so it is before the other at all
+names, or behind it."""
+
+_SETTLED = 0.05
+"""Seconds after a grant until the holder watches its own node. A shorter hold saves that."""
+
+
+class Host(Protocol):
+    """The node that a contender belongs to."""
+
+    error: Exception | None
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> object:
+        """Do it in the background."""
+
+    def ends_at(self, contender: Contender, ends: float) -> None:
+        """The hold ends then, unless it is extended."""
+
+    def notify(self, contender: Contender, number: int = 0, fence: int = 0, *, broken: bool = False) -> None:
+        """Send a notice to its owner."""
+
+
+class Turns:
+    """Of one node. All raise kazoo's exceptions."""
+
+    def __init__(self, layout: Layout, places: Places, host: Host) -> None:
+        self._layout = layout
+        self._places = places
+        self._host = host
+
+    async def refusal_before(self, contender: Contender) -> Refused | None:
+        """A try that leaves no ticket looks before it writes."""
+        for part in contender.parts:
+            queue = await self._places.queue(part.name)
+            _check_kind(queue, part)
+            if (blocked := obstacle(queue, part.kind)) is not None:
+                return await self._places.refused(part, queue, len(queue), blocked)
+        return None
+
+    async def judge(self, contender: Contender, *, waits: bool) -> Grant | Refused:
+        """Whether a contender that has its nodes holds the lock now."""
+        while (blocked := await self._blocked(contender)) is not None:
+            part, queue, rank, found = blocked
+            leaves = not waits or (contender.several and contender.refusals < _STAYS)
+            if leaves:
+                contender.refusals += 1
+                refused, _ = await asyncio.gather(
+                    self._places.refused(part, queue, rank, found), self._places.delete(contender, keep_ticket=waits)
+                )
+            else:
+                refused = await self._places.refused(part, queue, rank, found)
+            if not waits:
+                return refused
+            contender.waits = True
+            if leaves:
+                await self._places.leave_ticket(contender, part)
+            if await (self._watch_as_ticket if leaves else self._watch)(contender, part, found):
+                return refused
+            if leaves:  # the name may be free by now: the owner tries again
+                asyncio.get_running_loop().call_soon(self._fired, contender, contender.watch)
+                return refused
+        return self._grant(contender)
+
+    async def _blocked(self, contender: Contender) -> tuple[Part, list[Child], int, Obstacle] | None:
+        """The name that refuses a contender, the children there, its rank, and what is in its way. None: no name does.
+        Raises WrongKind, and then deletes its nodes."""
+        queues = await asyncio.gather(*(self._places.queue(part.name) for part in contender.parts))
+        if not contender.nodes:  # the session has expired meanwhile
+            raise SessionExpiredError("the session of this attempt has expired")
+        for part, own, queue in zip(contender.parts, contender.nodes, queues, strict=True):
+            rank = next((rank for rank, child in enumerate(queue) if child.name == own.name), None)
+            if rank is None:
+                await self._places.delete(contender)
+                raise SessionExpiredError("the node of this attempt is gone")
+            try:
+                _check_kind(queue[:rank], part)
+            except WrongKind:
+                await self._places.delete(contender)
+                raise
+            if (found := obstacle(queue[:rank], part.kind)) is not None:
+                return part, queue, rank, found
+        return None
+
+    def _grant(self, contender: Contender) -> Grant:
+        contender.granted, waited = True, contender.waits
+        contender.waits = False
+        contender.watch += 1
+        contender.refusals = 0
+        self._host.ends_at(contender, contender.sent + contender.lease)
+        asyncio.get_running_loop().call_later(_SETTLED, self.watch_own, contender)
+        if contender.ticket is not None:
+            self._host.spawn(self._places.withdraw(contender))
+        if waited:
+            for own in contender.nodes:
+                if own.part.kind.letter == "s":  # those behind watch it, until it waits no more
+                    self._host.spawn(self._places.servers.touch(own.path, contender.data_at(own.part)))
+        return contender.czxid, False
+
+    # -- watches -------------------------------------------------------------------------------------------------
+
+    async def _watch(self, contender: Contender, part: Part, found: Obstacle) -> bool:
+        """Watch what is in the way of a waiter. False: it is gone already, so look again."""
+        contender.watch += 1
+        fired = partial(self._fired, contender, contender.watch)
+        path = self._places.path(part.name)
+        if not found.any_child:
+            return await self._places.servers.exists(f"{path}/{found.child.name}", fired) is not None
+        queue = queue_of(self._layout, await self._places.servers.children(path, fired))
+        own = {each.name for each in contender.nodes}
+        rank = next((rank for rank, child in enumerate(queue) if child.name in own), len(queue))
+        return obstacle(queue[:rank], part.kind) is not None
+
+    async def _watch_as_ticket(self, contender: Contender, part: Part, found: Obstacle) -> bool:
+        """Watch the ticket before its own; the first one watches what was in the way. So a release wakes one of those
+        that wait for several names. False: look again."""
+        names = await self._places.children(part.name)
+        own = contender.ticket.number if contender.ticket is not None else 0
+        before = [each for each in tickets_of(self._layout, names) if each.number < own]
+        return await self._watch(contender, part, Obstacle(before[-1]) if before else found)
+
+    def _fired(self, contender: Contender, watch: int) -> None:
+        """What a waiter watched has changed."""
+        if contender.watch == watch:
+            self._host.spawn(self.look_again(contender, watch))
+
+    async def look_again(self, contender: Contender, watch: int = -1) -> None:
+        """A waiter enters if it can, and its owner is notified. A holder is notified if its node is gone."""
+        async with contender.turn:
+            if contender.given_up or (watch >= 0 and contender.watch != watch):
+                return
+            if contender.granted:
+                if not await self._places.are_there(contender):
+                    await self._places.delete(contender)
+                    self._host.notify(contender, broken=True)
+                elif watch < 0:
+                    self.watch_own(contender)
+                return
+            if not contender.waits:
+                return
+            if contender.several and not contender.nodes:
+                self._host.notify(contender, number=contender.number)
+                return
+            if contender.nodes and not contender.doubtful:
+                vote = await self.judge(contender, waits=True)
+                if not isinstance(vote, Refused):
+                    self._host.notify(contender, number=contender.number, fence=vote[0])
+
+    def watch_own(self, contender: Contender) -> None:
+        """A holder watches its own node."""
+        if contender.granted and not contender.given_up and self._host.error is None:
+            contender.watch += 1
+            self._host.spawn(self._watch_nodes(contender, contender.watch))
+
+    async def _watch_nodes(self, contender: Contender, watch: int) -> None:
+        fired = partial(self._fired, contender, watch)
+        found = await asyncio.gather(*(self._places.servers.exists(own.path, fired) for own in contender.nodes))
+        if None in found:
+            self._fired(contender, watch)
+
+    async def peek(self, parts: Sequence[Part]) -> Refused:
+        """Whether an attempt would enter now: then the refusal has no holder."""
+        for part in parts:
+            queue = await self._places.queue(part.name)
+            _check_kind(queue, part)
+            if (found := obstacle(queue, part.kind)) is not None:
+                refused = await self._places.refused(part, queue, len(queue), found)
+                return refused._replace(rank=0)
+        return Refused(None)
+
+
+def _check_kind(before: Sequence[Child], part: Part) -> None:
+    """Raise WrongKind where the name is held as another kind."""
+    for child in holders(before)[:1]:
+        if not is_of(child, part.kind):
+            raise WrongKind(f"{brief(part.name)} is in use as another kind")

@@ -1,0 +1,180 @@
+"""What is particular to the kinds of locks in ZooKeeper, and to its permissions. The promises of all kinds are tested
+over it by the modules of `deployments.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
+
+from asynclock import ConfigError, LockLost, Redlock, Unsupported
+from asynclock.stores.zookeeper import ZooKeeperStore
+from tests.support.probes import contenders_of
+from tests.support.services.zookeeper import ZooKeeper
+from tests.support.waiters import LIMIT, until
+
+pytestmark = pytest.mark.one_loop("the loop has no part in it")
+
+
+@pytest.fixture
+async def clients(shared_zookeeper: ZooKeeper) -> AsyncIterator[list[Redlock]]:
+    found = [Redlock(shared_zookeeper.url()) for _ in range(3)]
+    async with found[0], found[1], found[2]:
+        yield found
+
+
+async def test_all_permits_are_used(clients: list[Redlock], name: str) -> None:
+    """Each holder that leaves makes room for one waiter, whichever of them it is. No waiter is forgotten."""
+    inside: set[int] = set()
+    leave = [asyncio.Event() for _ in range(9)]
+
+    async def work(number: int) -> None:
+        async with clients[number % 3].semaphore(name, 3):
+            inside.add(number)
+            await leave[number].wait()
+            inside.remove(number)
+
+    tasks = [asyncio.create_task(work(number)) for number in range(9)]
+    for left in range(9, 0, -1):
+        await until(lambda left=left: len(inside) == min(3, left))
+        leaver = max(inside) if left % 2 else min(inside)
+        leave[leaver].set()
+        await until(lambda leaver=leaver: leaver not in inside)
+    await asyncio.gather(*tasks)
+
+
+async def test_waiters_with_other_numbers_of_permits(clients: list[Redlock], name: str) -> None:
+    """Each enters while fewer than its own number hold the name, and does not wait for one that needs fewer holders."""
+    first, second = [await clients[0].semaphore(name, 5).acquire(timeout=None) for _ in range(2)]
+    one = asyncio.create_task(clients[1].semaphore(name, 1).acquire(timeout=None))
+    await until(lambda: any(each.waits for each in contenders_of(clients[1]).values()))
+    third = await clients[2].semaphore(name, 4).acquire(timeout=LIMIT)
+    four = asyncio.create_task(clients[2].semaphore(name, 4).acquire(timeout=None))
+    await until(lambda: any(each.waits for each in contenders_of(clients[2]).values()))
+    await second.release()
+    async with asyncio.timeout(LIMIT):
+        fourth = await four
+        assert not one.done()
+        for lease in (first, third, fourth):
+            assert lease is not None
+            await lease.release()
+        await (await one).release()
+
+
+async def test_e2_a_release_wakes_one_waiter(clients: list[Redlock], name: str, shared_zookeeper: ZooKeeper) -> None:
+    """Of ten, each in a task of its own: the others send nothing. Counted by the server."""
+
+    def received() -> int:
+        return next(
+            int(line.split("\t")[1]) for line in shared_zookeeper.ask("mntr").splitlines() if "packets_received" in line
+        )
+
+    lease = await clients[0](name).acquire(timeout=None)
+    waiting = [asyncio.create_task(clients[1](name, fair=True).acquire(timeout=None)) for _ in range(10)]
+    await until(lambda: sum(each.waits for each in contenders_of(clients[1]).values()) == 10)
+    before = received()
+    await lease.release()
+    done, pending = await asyncio.wait(waiting, timeout=LIMIT, return_when=asyncio.FIRST_COMPLETED)
+    assert len(done) == 1
+    await asyncio.sleep(0.2)  # time in which a herd would come
+    assert received() - before < 10  # a delete, a look at the children, a watch; the question itself, and pings
+    for task in waiting:
+        await (await task).release()
+    assert not pending & done
+
+
+async def test_a_waiter_for_several_names_is_not_overtaken_for_ever(clients: list[Redlock], name: str) -> None:
+    """Single locks of its names come and go, and there is always one that waits. After some refusals it queues at all
+    of its names."""
+    names = [f"{name}:a", f"{name}:b"]
+    counts: Counter[str] = Counter()
+    stop = asyncio.Event()
+
+    async def busy(client: Redlock, which: str) -> None:
+        while not stop.is_set():
+            async with client(which, fair=True):
+                counts[which] += 1
+                await asyncio.sleep(0.002)
+
+    tasks = [asyncio.create_task(busy(clients[number % 2], names[number % 2])) for number in range(8)]
+    await until(lambda: all(counts[each] > 5 for each in names))
+    async with asyncio.timeout(LIMIT), clients[2].multi(*names) as lease:
+        before = counts.copy()
+        await asyncio.sleep(0.05)
+        assert counts == before
+        assert lease.held
+    stop.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_d7_a_node_that_an_operator_deletes(
+    clients: list[Redlock], name: str, shared_zookeeper: ZooKeeper
+) -> None:
+    """With ZooKeeper's own tools. The holder learns it at once, by its watch."""
+    operator = KazooClient(shared_zookeeper.address)
+    operator.start()
+    with pytest.raises(LockLost) as lost:
+        async with asyncio.timeout(LIMIT), clients[0](name):
+            await asyncio.sleep(0.2)  # the watch is there
+            operator.delete(f"/locks/{name}", recursive=True)
+            await asyncio.Event().wait()
+    assert lost.value.reason == "broken"
+    operator.stop()
+    operator.close()
+    async with asyncio.timeout(LIMIT), clients[1](name):
+        pass
+
+
+def test_what_it_cannot_keep_is_unsupported_when_the_lock_is_made() -> None:
+    """With the reason, and without a server."""
+    client = Redlock("zookeeper://127.0.0.1:1/locks")
+    with pytest.raises(Unsupported, match="session_timeout=10"):
+        client("a", lease=10)
+    with pytest.raises(Unsupported, match="min_hold"):
+        client("a", min_hold=1)
+    with pytest.raises(Unsupported, match="TTL"):
+        client.once("a", within=60)
+    with pytest.raises(ConfigError, match="prefix"):
+        Redlock("zookeeper://127.0.0.1:1/locks", prefix="a:")
+    with pytest.raises(ConfigError):
+        Redlock("zookeeper://127.0.0.1:1/locks", "redis://b", "redis://c")
+
+
+async def test_detach_is_unsupported(clients: list[Redlock], name: str) -> None:
+    async with clients[0](name) as lease:
+        with pytest.raises(Unsupported, match="session"):
+            await lease.detach()
+        with pytest.raises(Unsupported, match="session"):
+            await lease.extend(lease=5)
+        assert lease.held
+
+
+async def test_c13_permissions(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The nodes of a client with a user are for this user alone. Another one gets a ConfigError that says so, at
+    once."""
+    path = f"/private-{name.replace(':', '-')}"
+    url = shared_zookeeper.url(path).replace("zookeeper://", "zookeeper://me:secret@")
+    async with Redlock(url) as client, client(name):
+        pass
+    stranger = Redlock(shared_zookeeper.url(path))
+    with pytest.raises(ConfigError, match="NoAuthError") as refused:
+        await stranger(name).acquire(timeout=None)
+    assert "secret" not in str(refused.value)
+    assert "NoAuthError" in (await stranger.health()).reason
+    await stranger.aclose()
+
+
+async def test_permissions_of_ones_own(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """`acl` names them, for example so that several users share the locks."""
+    path = f"/shared-{name.replace(':', '-')}"
+    both = [make_digest_acl("me", "a", all=True), make_digest_acl("you", "b", all=True)]
+    urls = [shared_zookeeper.url(path).replace("//", f"//{user}@") for user in ("me:a", "you:b")]
+    async with Redlock(ZooKeeperStore(urls[0], acl=both)) as me, Redlock(ZooKeeperStore(urls[1], acl=both)) as you:
+        async with me(name):
+            assert await you(name).acquire(timeout=0) is None
+        async with you(name):
+            assert await me(name).acquire(timeout=0) is None
