@@ -4,6 +4,7 @@ over it by the modules of `deployments.py`."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -18,6 +19,10 @@ from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, until
 
 pytestmark = pytest.mark.one_loop("the loop has no part in it")
+
+
+TICKET = 8.0
+"""Seconds after which a waiter asks again by itself, at the soonest."""
 
 
 @pytest.fixture
@@ -39,12 +44,14 @@ async def test_all_permits_are_used(clients: list[Redlock], name: str) -> None:
             inside.remove(number)
 
     tasks = [asyncio.create_task(work(number)) for number in range(9)]
+    began = time.monotonic()
     for left in range(9, 0, -1):
         await until(lambda left=left: len(inside) == min(3, left))
         leaver = max(inside) if left % 2 else min(inside)
         leave[leaver].set()
         await until(lambda leaver=leaver: leaver not in inside)
     await asyncio.gather(*tasks)
+    assert time.monotonic() - began < TICKET  # none was found only by its renewal
 
 
 async def test_waiters_with_other_numbers_of_permits(clients: list[Redlock], name: str) -> None:

@@ -18,7 +18,7 @@ from kazoo.client import KazooClient
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown, NodeUp, ReleaseFailed
-from tests.support.probes import contenders_of, zookeeper_session
+from tests.support.probes import acquisitions_of, contenders_of, waits_for_notice, zookeeper_session
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.waiters import LIMIT, until
@@ -96,12 +96,17 @@ async def test_a_waiter_whose_session_expires_enqueues_again(shared_zookeeper: Z
         async with asyncio.timeout(SOON):
             async with other(name):
                 waiting = asyncio.create_task(client(name).acquire(timeout=None))
-                await until_async(lambda: children(other, name), 2)
+                await until_it_waits(client)
                 await end_session(shared_zookeeper, client)
                 await until_async(lambda: children(other, name), 2)
                 assert not waiting.done()
             lease = await waiting
             await lease.release()
+
+
+async def until_it_waits(client: Redlock) -> None:
+    """Its only acquire has its refusal, and watches."""
+    await until(lambda: [waits_for_notice(each) for each in acquisitions_of(client)] == [True])
 
 
 async def until_async(ask: Callable[[], Any], wanted: object) -> None:
@@ -200,7 +205,7 @@ async def test_a16_cancelled_while_the_connection_is_lost(
     async with behind(proxy) as client, client_of(shared_zookeeper) as other:
         async with other(name):
             waiting = asyncio.create_task(client(name).acquire())
-            await until_async(lambda: children(other, name), 2)
+            await until_it_waits(client)
             proxy.away = True
             proxy.cut()
             waiting.cancel()
@@ -218,13 +223,30 @@ async def test_e15_a_release_while_the_waiter_is_disconnected(
     async with behind(proxy) as client, client_of(shared_zookeeper) as other:
         lease = await other(name).acquire(timeout=None)
         waiting = asyncio.create_task(client(name).acquire(timeout=None))
-        await until_async(lambda: children(other, name), 2)
+        await until_it_waits(client)
         proxy.away = True
         proxy.cut()
         await lease.release()
         proxy.away = False
         async with asyncio.timeout(SOON):
             await (await waiting).release()
+
+
+async def test_d7_broken_after_the_connection_was_lost(proxy: TcpProxy, shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The holder watches its node again once the connection is back: it learns of a break at once."""
+    told: list[Event] = []
+    async with behind(proxy) as client, client_of(shared_zookeeper) as other:
+        client.subscribe(told.append)
+        with pytest.raises(LockLost) as lost:
+            async with asyncio.timeout(SOON), client(name):
+                await asyncio.sleep(0.2)  # the first watch is there
+                proxy.cut()
+                await until(lambda: any(isinstance(each, NodeDown) for each in told))
+                await until(lambda: isinstance(told[-1], NodeUp))
+                await asyncio.sleep(0.2)  # the next one is there
+                assert await other.break_lock(name)
+                await asyncio.Event().wait()
+        assert lost.value.reason == "broken"
 
 
 async def test_c20_no_server(name: str) -> None:

@@ -214,6 +214,13 @@ def zookeeper_session(client: Redlock) -> tuple[int, bytes]:
     return found
 
 
+def zookeeper_port(client: Redlock) -> int:
+    """The port of the server to which a client is connected."""
+    (node,) = nodes_of(client)
+    port: int = node._connection._handler._socket.getpeername()[1]
+    return port
+
+
 async def seen_at(node: Any, name: str) -> list[Any]:
     """The holds and the waiters of a name at a node."""
     view = await node.probe(name)

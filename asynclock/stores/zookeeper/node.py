@@ -131,7 +131,7 @@ class ZooKeeperNode:
         for contender in list(self._contenders.values()):
             if contender.given_up:
                 self.spawn(self._clean(contender))
-            elif contender.waits or contender.granted:
+            elif contender.granted:
                 self.spawn(self._turns.look_again(contender))
         self._listener.connected(self._index)
 
