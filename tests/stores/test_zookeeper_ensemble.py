@@ -15,7 +15,7 @@ from tests.support.waiters import LIMIT
 
 pytestmark = pytest.mark.one_loop("it is about the servers")
 
-SESSION = 3.0
+SESSION = 6.0
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ expires, the client hangs."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -301,9 +302,19 @@ async def test_d4_a_server_that_starts_again_keeps_the_session(zookeepers: ZooKe
 
 
 async def test_c10_a_frozen_server(zookeepers: ZooKeepers, name: str) -> None:
-    """The holder stops when its lease is over, by its own clock. Once the server runs again, so do locks."""
+    """The holder stops when its lease is over, by its own clock. The client hangs up before that, also while it has
+    requests to send all the time: another server could answer. Once the server runs again, so do locks."""
     server = await asyncio.to_thread(zookeepers.start)
+    told: list[Event] = []
+
+    async def ask(client: Redlock) -> None:
+        while True:
+            with contextlib.suppress(QuorumUnavailable):
+                await client("another").locked()
+
     async with client_of(server, SHORT, patience=LIMIT) as client:
+        client.subscribe(told.append)
+        asking = [asyncio.create_task(ask(client)) for _ in range(20)]
         with pytest.raises(LockLost) as lost:
             async with client(name) as lease:
                 server.freeze()
@@ -311,9 +322,13 @@ async def test_c10_a_frozen_server(zookeepers: ZooKeepers, name: str) -> None:
                 await asyncio.Event().wait()
         assert lost.value.reason == "expired"
         assert time.monotonic() - began < SHORT + 1.0
+        assert any(isinstance(each, NodeDown) for each in told)
         server.thaw()
         async with asyncio.timeout(LIMIT), client(name) as again:
             assert again.fence > lease.fence
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
 
 
 async def test_a_close_does_not_wait_for_a_frozen_server(zookeepers: ZooKeepers, name: str) -> None:
