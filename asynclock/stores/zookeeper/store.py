@@ -86,21 +86,21 @@ class ZooKeeperStore:
     def cannot(self, wish: Wish) -> str | None:
         """Why it cannot keep such a lock; None: it can."""
         if wish.use in (Use.DETACH, Use.ADOPT):
-            return f"{self.label}: a lock belongs to the session of its client, and no other process can take it over"
+            return "a lock belongs to the session of its client, and no other process can take it over"
         if wish.use is Use.ONCE:
             return (
-                f"{self.label}: once() needs nodes that outlive their session and then end by themselves (TTL nodes), "
+                "once() needs nodes that outlive their session and then end by themselves (TTL nodes), "
                 "which kazoo cannot create: use a store on Redis or SQL for it"
             )
         if abs(wish.lease - self.session_timeout) > 0.001:
             return (
-                f"{self.label}: the session is the lease: give lease={self.session_timeout:g}, the session_timeout of "
+                f"the session is the lease: give lease={self.session_timeout:g}, the session_timeout of "
                 f"the store, or session_timeout={wish.lease:g} to the store"
             )
         if wish.min_hold:
-            return f"{self.label}: a released node is gone at once, so min_hold cannot be kept"
+            return "a released node is gone at once, so min_hold cannot be kept"
         if any(len(escaped(name).encode()) > _LONGEST for name in wish.names):
-            return f"{self.label}: a name may have {_LONGEST} bytes in a path of ZooKeeper: give a shorter one"
+            return f"a name may have {_LONGEST} bytes in a path of ZooKeeper: give a shorter one"
         return None
 
 
