@@ -6,14 +6,16 @@ Such a store keeps one `State` for each key. It implements:
     listen     receive the notices for one client; `unlisten` ends that
     keys       list the keys that are held
 
-This module does the rest. The step computes the new states from an op. The node sends ops in order, keeps their
-deadlines, and lets no notice overtake the reply to an op that was carried out before.
+This module does the rest. The step computes the new states from an op. The node carries out the ops of a name in the
+order in which they are sent, keeps their deadlines, and lets no notice overtake the reply to an op that was carried out
+before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -28,6 +30,7 @@ from asynclock.rules.model import ID_LENGTH, Notice, Op, Slots, State, Verb, Ver
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
+from asynclock.stores.jobs import Jobs
 from asynclock.stores.port import PROBE, UNDONE, Checked, NodeView, Refused, WaiterView, WrongKind
 from asynclock.stores.reports import Reports
 
@@ -36,11 +39,25 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Kind, Reply
     from asynclock.stores.port import Grant, NodeConfig, ReplyHandler, Undone
 
-__all__ = ["Change", "Notice", "State", "Step", "TransactionalNode", "TransactionalStore", "decided", "vote_of"]
+__all__ = [
+    "Change",
+    "Notice",
+    "State",
+    "Step",
+    "TransactionalNode",
+    "TransactionalStore",
+    "copy_of",
+    "decided",
+    "keys_of",
+    "vote_of",
+]
 
 _MARGIN = 0.001
 """Seconds added to the remaining time of a hold, so that the name is free in every store when a waiter asks again."""
 
+
+_REOPEN = (0.05, 1.0)
+"""Seconds between two attempts to open a node that is down: the least and the greatest; doubled after each."""
 
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
@@ -64,13 +81,15 @@ class TransactionalStore(ABC):
     label: str  # for messages; without a password
     clock: Clock | None = None  # the clock that its clients must use; None: the clock of the machine
     thread_safe = False  # whether several threads may use it at the same time, each in an event loop of its own
+    concurrency = 1  # transactions of one node at the same time; more than one: of different keys only
 
     @abstractmethod
     def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None] | None:
         """Read the states of `keys` (State() where none is stored), call `step` with them and the server's time, store
         the states that it returns, and push its notices after the commit. This is one atomic and isolated transaction.
         `keys` are distinct, and may be empty. Return None if the work is done, else a coroutine; the node awaits it
-        before it sends its next op. Raise any exception if the transaction failed."""
+        before it sends its next op (with a `concurrency`, its next op of one of these keys). Raise any exception if the
+        transaction failed."""
 
     @abstractmethod
     def listen(self, tag: str, receive: Callable[[Notice], object]) -> Coroutine[Any, Any, None] | None:
@@ -78,8 +97,8 @@ class TransactionalStore(ABC):
         fails."""
 
     @abstractmethod
-    def unlisten(self, tag: str) -> None:
-        """The client of that tag has closed."""
+    def unlisten(self, tag: str) -> Coroutine[Any, Any, None] | None:
+        """The client of that tag has closed. Must not raise."""
 
     @abstractmethod
     async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:
@@ -92,6 +111,12 @@ class TransactionalStore(ABC):
         del tag
         return True
 
+    def is_down(self, error: Exception) -> bool:
+        """Whether an error of `transact` says that the database cannot be reached. Then the node opens again in the
+        background, and meanwhile its ops fail at once."""
+        del error
+        return False
+
     def open(self, config: NodeConfig) -> TransactionalNode:
         """Make its node for one event loop."""
         return TransactionalNode(self, config)
@@ -102,6 +127,16 @@ class TransactionalStore(ABC):
         """Carry out an op. None: it is carried out, and `answer` was called. Else a coroutine, and a list that contains
         the answer once the coroutine has been awaited. Raises WrongKind, or the exception of the store."""
         asked = [op]
+        step, votes = self.step_of(asked)
+        running = self.transact(keys_of(prefix, op), step)
+        if running is None:
+            answer(votes[0])
+            return None
+        asked[0] = copy_of(op)
+        return running, votes
+
+    def step_of(self, asked: Sequence[Op]) -> tuple[Step, list[Grant | Refused | Undone]]:
+        """The step for the op in `asked`, and the list that contains its answer after each run of the step."""
         votes: list[Grant | Refused | Undone] = []
 
         def step(states: Sequence[State], now: float) -> Change:
@@ -109,13 +144,19 @@ class TransactionalStore(ABC):
             votes[:] = [vote]
             return change
 
-        running = self.transact([prefix + part.name for part in parts_of(op)], step)
-        if running is None:
-            answer(votes[0])
-            return None
-        asked[0] = copy(op)  # a copy, because its owner may change the op before the transaction begins
-        asked[0].queueing = replace(op.queueing)
-        return running, votes
+        return step, votes
+
+
+def keys_of(prefix: str, op: Op) -> list[str]:
+    """The keys of the names of an op."""
+    return [prefix + part.name for part in parts_of(op)]
+
+
+def copy_of(op: Op) -> Op:
+    """A copy of an op, because its owner may change it before the transaction begins."""
+    copied = copy(op)
+    copied.queueing = replace(op.queueing)
+    return copied
 
 
 def decided(
@@ -176,11 +217,13 @@ class TransactionalNode:
         self._clock = config.clock
         self._reports = Reports(store.label, config.tell, config.clock)
         self._due = 0  # the number of replies that are scheduled
-        self._notices: deque[Notice] = deque()  # received while a transaction ran or a reply was scheduled
-        self._queue: deque[tuple[Coroutine[Any, Any, None], Callable[[Exception | None], object]]] = deque()
-        self._runner: asyncio.Task[None] | None = None
+        self._notices: deque[Notice] = deque()  # received while a reply was scheduled
+        self._jobs = Jobs(store.concurrency, self._finished, f"asynclock {store.label}")
+        self._held_back: dict[str, list[Notice]] = {}  # by key: received while a transaction of that key ran
         self._opening: asyncio.Task[None] | None = None
+        self._opened = False
         self._last_deadline = -math.inf
+        self._closed = False
 
     async def open(self) -> None:
         try:
@@ -190,8 +233,31 @@ class TransactionalNode:
             self.error = error
             self._reports.down(error)
         else:
+            again, self._opened = self._opened, True
             self.error, self.listens = None, True
             self._reports.up()
+            if again:
+                self._listener.connected(self._index)
+
+    def lost(self, error: Exception) -> None:
+        """The database cannot be reached: ops fail at once, while the node opens again in the background. A store calls
+        it, from the loop of the node, when its connection for notices is gone."""
+        if self.error is None and not self._closed:
+            self.error = error
+            self._reports.down(error)
+            self._open_soon(self._reopen())
+
+    async def _reopen(self) -> None:
+        pause = _REOPEN[0]
+        while True:
+            await self.open()
+            if self.error is None:
+                return
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            pause = min(2 * pause, _REOPEN[1])
+
+    def _open_soon(self, opening: Coroutine[Any, Any, None]) -> None:
+        self._opening = asyncio.get_running_loop().create_task(opening, name=f"asynclock {self.label}")
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         def answer(vote: Grant | Refused | Undone) -> None:
@@ -200,7 +266,7 @@ class TransactionalNode:
         if self.error is not None:
             self._fail(handler, self.error, maybe=False)
             if self._opening is None or self._opening.done():
-                self._opening = asyncio.get_running_loop().create_task(self.open(), name=f"asynclock {self.label}")
+                self._open_soon(self.open())
             return
         try:
             pending = self._store.decide(self._prefix, op, answer)
@@ -218,9 +284,11 @@ class TransactionalNode:
                 answer(votes[0])
             else:
                 self._fail(handler, error, maybe=not isinstance(error, WrongKind))
+                if self._store.is_down(error):
+                    self.lost(error)
 
         self._last_deadline = max(self._last_deadline, handler.deadline)
-        self._enqueue(running, done)
+        self._jobs.add(keys_of(self._prefix, op), running, done)
 
     def _overdue(self, handler: ReplyHandler) -> None:
         within = handler.deadline - handler.sent
@@ -231,25 +299,12 @@ class TransactionalNode:
 
     # -- the order of ops, replies and notices -------------------------------------------------------------------
 
-    def _enqueue(self, running: Coroutine[Any, Any, None], done: Callable[[Exception | None], object]) -> None:
-        self._queue.append((running, done))
-        if self._runner is None:
-            self._runner = asyncio.get_running_loop().create_task(self._run(), name=f"asynclock {self.label}")
-
-    async def _run(self) -> None:
-        try:
-            while self._queue:
-                running, done = self._queue.popleft()
-                try:
-                    await running
-                except Exception as error:  # any failure of the store; its next transaction may work
-                    done(error)
-                else:
-                    done(None)
-                for _ in self._notices:  # after the reply
-                    asyncio.get_running_loop().call_soon(self._pass_notice_on)
-        finally:
-            self._runner = None
+    def _finished(self, keys: Sequence[str]) -> None:
+        """The transactions of these keys have ended, and their replies are scheduled. Their notices come after them."""
+        for key in keys:
+            for notice in self._held_back.pop(key, ()):
+                self._notices.append(notice)
+                asyncio.get_running_loop().call_soon(self._pass_notice_on)
 
     def _reply(self, deliver: Callable[[], object]) -> None:
         self._due += 1
@@ -262,9 +317,10 @@ class TransactionalNode:
     def _received(self, notice: Notice) -> None:
         """A notice arrived. It may belong to an op that is committed, but whose reply is not delivered yet. Then it
         waits for that reply."""
-        self._notices.append(notice)
-        if self._runner is not None:
+        if self._jobs.runs(key := self._prefix + notice.name):
+            self._held_back.setdefault(key, []).append(notice)
             return
+        self._notices.append(notice)
         if self._due or len(self._notices) > 1:
             asyncio.get_running_loop().call_soon(self._pass_notice_on)
         else:
@@ -285,7 +341,7 @@ class TransactionalNode:
             if not ended.done():
                 ended.set_result(None) if error is None else ended.set_exception(error)
 
-        self._enqueue(running, done)
+        self._jobs.add(keys, running, done)
         await ended
 
     # -- the rest ------------------------------------------------------------------------------------------------
@@ -320,17 +376,13 @@ class TransactionalNode:
         return after, [key[len(self._prefix) :] for key in keys]
 
     async def aclose(self) -> None:
+        self._closed = True
         if self._opening is not None:
             self._opening.cancel()
-        if (runner := self._runner) is not None:
-            await asyncio.wait({runner}, timeout=max(0.0, self._last_deadline - self._clock.now()))
-            runner.cancel()
-            await asyncio.wait({runner})
-        for running, _ in self._queue:  # the handler of each has timed out
-            running.close()
-        self._queue.clear()
+        await self._jobs.aclose(max(0.0, self._last_deadline - self._clock.now()))
         self.listens = False
-        self._store.unlisten(self._listener.tag)
+        if (closing := self._store.unlisten(self._listener.tag)) is not None:
+            await closing
 
 
 def _view_of(state: State, now: float) -> NodeView:
