@@ -27,6 +27,8 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
 )
 from tests.support.servers import Server, Servers, Several, container_urls
 from tests.support.services.cluster import Cluster
+from tests.support.services.mariadb import shared_mariadb
+from tests.support.services.postgresql import shared_postgresql
 from tests.support.services.sentinels import sentinel_deployment  # noqa: F401 - a fixture
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 
@@ -103,6 +105,20 @@ def shared_zookeeper() -> Iterator[ZooKeeper]:
         yield pool.start()
     finally:
         pool.stop()
+
+
+@pytest.fixture(scope="session")
+def postgresql_url() -> Iterator[str]:
+    """A PostgreSQL for tests that do not harm it."""
+    with shared_postgresql() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """A MariaDB for tests that do not harm it."""
+    with shared_mariadb() as url:
+        yield url
 
 
 @pytest.fixture

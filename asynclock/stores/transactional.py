@@ -228,6 +228,8 @@ class TransactionalNode:
     async def open(self) -> None:
         try:
             if (listening := self._store.listen(self._listener.tag, self._received)) is not None:
+                if not self._opened and self.error is None:
+                    self.error = ConnectionError(f"{self.label} is not connected yet")
                 await listening
         except Exception as error:  # a store may fail in any way; `error` keeps the reason, and the next op tries again
             self.error = error

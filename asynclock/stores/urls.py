@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 _REDIS = "asynclock.stores.redis.store:RedisStore"
 _CLUSTER = "asynclock.stores.redis.cluster:ClusterStore"
+_SQL = "asynclock.stores.sql.store:SQLStore"
+
+_EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
+"""The databases that a SQLStore knows, and the extra of each. Its url may name a driver: postgresql+psycopg://."""
 
 
 class Entry(NamedTuple):
@@ -29,6 +33,7 @@ STORES = {
     **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), Entry(_REDIS)),
     **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), Entry(_REDIS)),
     **dict.fromkeys(("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster"), Entry(_CLUSTER)),
+    **{scheme: Entry(_SQL, f"pip install 'asynclock[{extra}]'") for scheme, extra in _EXTRAS.items()},
     "embedded": Entry("asynclock.stores.embedded.store:EmbeddedStore", "Linux or macOS"),
     "memory": Entry("asynclock.stores.memory:store_of_url"),
     "zookeeper": Entry("asynclock.stores.zookeeper.store:ZooKeeperStore", "kazoo: pip install 'asynclock[zookeeper]'"),
@@ -63,7 +68,7 @@ def store_of_url(url: str) -> Store:
             "one url names several nodes: give each as an argument of its own; "
             "a comma that is part of a secret is written %2C"
         )
-    if ("://" in url or (colon and scheme in _WITHOUT_SLASHES)) and (entry := STORES.get(scheme)):
+    if ("://" in url or (colon and scheme in _WITHOUT_SLASHES)) and (entry := _entry(scheme)):
         return _made(entry, url, f"{scheme}:")
     if "://" in url and _SCHEME.fullmatch(scheme):
         raise ConfigError(f"no store for the scheme {brief(scheme)}: there are {', '.join(STORES)}")
@@ -73,6 +78,11 @@ def store_of_url(url: str) -> Store:
         f"{shown} is not a url: a client takes servers, such as Redlock('redis://host:6379'); "
         "a lock's name goes into the client's call, redlock('order:42')"
     )
+
+
+def _entry(scheme: str) -> Entry | None:
+    """With a driver, `scheme` is that of a database and its driver."""
+    return STORES.get(scheme) or (STORES.get(found) if (found := scheme.partition("+")[0]) in _EXTRAS else None)
 
 
 def store_of_client(client: object) -> Store | None:

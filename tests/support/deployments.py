@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 
 from asynclock.stores.memory import MemoryStore
 from tests.support.user_store import DictStore
+
+_tables = itertools.count()
 
 EVERYWHERE = {
     *("locks.test_lock", "locks.test_fair", "locks.test_reentrant", "locks.test_rwlock", "locks.test_semaphore"),
@@ -81,6 +85,15 @@ _NOT_OVER_ZOOKEEPER = {
 }
 
 
+def _table(service: str) -> Callable[[pytest.FixtureRequest], list[Any]]:
+    """A table of the test's own in a database that many tests share."""
+
+    def urls(request: pytest.FixtureRequest) -> list[Any]:
+        return [f"{request.getfixturevalue(service)}?asynclock_table=t{os.getpid()}_{next(_tables)}"]
+
+    return urls
+
+
 DEPLOYMENTS = {
     "one": Deployment(_shared(1), usual=True),
     "five": Deployment(_shared(5), usual=True),
@@ -92,6 +105,9 @@ DEPLOYMENTS = {
     "zookeeper": Deployment(
         _zookeeper, leaves_out=lambda item: item.name.partition("[")[0] in _NOT_OVER_ZOOKEEPER, adapted=_with_session
     ),
+    "postgresql": Deployment(_table("postgresql_url")),
+    "mariadb": Deployment(_table("mariadb_url")),
+    "sqlite": Deployment(lambda request: [f"sqlite:///{request.getfixturevalue('tmp_path')}/locks.db"]),
 }
 """By the name that the id of a test shows."""
 

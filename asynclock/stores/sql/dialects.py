@@ -1,0 +1,173 @@
+"""The statements of each database.
+
+READ COMMITTED is enough: an op reads each row that it may change with FOR UPDATE, so it has the newest version, and no
+other op changes it before the commit. An absent row cannot be locked. There the INSERT decides: it fails if another
+client was first, and the transaction is repeated.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asynclock.stores.sql.errors import Conflict, is_duplicate
+from asynclock.stores.sql.rows import FLOOR, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from asynclock.stores.sql.lines import Line
+
+_COLUMNS = "resource_name, owner, node_info, count, fence, expires_at, keep_until, state"
+
+IDLE = 3.0
+"""Seconds after which a server ends the transaction of a client that stands still: its row locks stop all others."""
+
+
+class Read(NamedTuple):
+    """What an op needs to know."""
+
+    now: float  # Unix time, of the server
+    floor: int  # a fence that is at least that of each row that was removed
+    rows: Mapping[str, Row]  # those that exist, by resource_name
+
+
+class Dialect:
+    """The statements for one table. The base is PostgreSQL."""
+
+    name = "postgresql"
+    now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
+    begin = (
+        f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {int(IDLE * 1000)}; "
+        f"SET LOCAL lock_timeout = {int(IDLE * 1000)}"
+    )
+    mixes = True  # some clients may get push messages, and others look for theirs
+    returns = True  # INSERT ... RETURNING
+    single_statements = True  # `single.py` has statements for it
+
+    def __init__(self, table: str) -> None:
+        self.table = table
+
+    async def read(self, line: Line, names: Sequence[str]) -> Read:
+        """Lock the rows of these names, in their order, and read them. The clock is read once they are locked."""
+        params: dict[str, Any] = {f"k{number}": name for number, name in enumerate(names)} | {"floor": FLOOR}
+        found = await line.fetch(self._reading(len(names)), params)
+        now, floor = found[0][0], found[0][1]
+        return Read(float(now), int(floor or 0), {each[2]: Row(*each[2:]) for each in found if each[2] is not None})
+
+    def _reading(self, number: int) -> str:
+        wanted = ", ".join(f":k{each}" for each in range(number)) or "NULL"
+        return (
+            f"SELECT {self.now}, (SELECT fence FROM {self.table} WHERE resource_name = :floor), r.* "  # noqa: S608
+            f"FROM (SELECT 1 AS one) AS o LEFT JOIN (SELECT {_COLUMNS} FROM {self.table} "
+            f"WHERE resource_name IN ({wanted}) ORDER BY resource_name FOR UPDATE) AS r ON true"
+        )
+
+    async def insert(self, line: Line, row: Row, now: float) -> None:
+        """Raises Conflict if there is such a row."""
+        if not await line.fetch(self._insert, {**row._asdict(), "now": now}):
+            raise Conflict
+
+    @cached_property
+    def _insert(self) -> str:
+        values = ", ".join(f":{field}" for field in Row._fields)
+        inserting = f"INSERT INTO {self.table} ({_COLUMNS}, create_time, update_time) VALUES ({values}, :now, :now)"  # noqa: S608
+        return f"{inserting} ON CONFLICT (resource_name) DO NOTHING RETURNING 1" if self.returns else inserting
+
+    async def update(self, line: Line, row: Row, now: float) -> None:
+        await line.fetch(self._update, {**row._asdict(), "now": now})
+
+    @cached_property
+    def _update(self) -> str:
+        pairs = list(zip(_COLUMNS.split(", "), Row._fields, strict=True))[1:]
+        changes = ", ".join(f"{column} = :{field}" for column, field in pairs)
+        return f"UPDATE {self.table} SET {changes}, update_time = :now WHERE resource_name = :resource_name"  # noqa: S608
+
+    async def delete(self, line: Line, name: str) -> None:
+        await line.fetch(f"DELETE FROM {self.table} WHERE resource_name = :name", {"name": name})  # noqa: S608
+
+    async def page(self, line: Line, after: str, limit: int, where: str = "", **params: Any) -> Sequence[Row]:
+        """The next rows after that name, in the order of the names."""
+        found = await line.fetch(
+            f"SELECT {_COLUMNS} FROM {self.table} WHERE resource_name > :after {where} "  # noqa: S608
+            f"ORDER BY resource_name LIMIT {int(limit)}",
+            {"after": after, **params},
+        )
+        return [Row(*each) for each in found]
+
+    async def time(self, line: Line) -> float:
+        return float((await line.fetch(f"SELECT {self.now}"))[0][0])
+
+
+class MySQL(Dialect):
+    """MySQL and MariaDB. SYSDATE is the time at which a row is returned, thus after the wait for its lock; NOW is that
+    of the begin of the statement."""
+
+    name = "mysql"
+    mixes = False
+    now = "(UNIX_TIMESTAMP(SYSDATE(6)) + 0e0)"
+    begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION"
+    returns = False
+    single_statements = False
+
+    async def read(self, line: Line, names: Sequence[str]) -> Read:
+        # A statement for each name: with several, the server might scan the table, and wait for the locks of others.
+        rows, now = {}, None
+        for name in names:
+            for found in await line.fetch(self._reading(1), {"k0": name}):
+                now = float(found[0])
+                rows[name] = Row(*found[1:])
+        if len(rows) == len(names) and now is not None:
+            return Read(now, 0, rows)
+        ((time, floor),) = await line.fetch(
+            f"SELECT {self.now}, (SELECT fence FROM {self.table} WHERE resource_name = :floor)",  # noqa: S608
+            {"floor": FLOOR},
+        )
+        return Read(float(time), int(floor or 0), rows)
+
+    def _reading(self, number: int) -> str:
+        del number
+        return f"SELECT {self.now}, {_COLUMNS} FROM {self.table} WHERE resource_name = :k0 FOR UPDATE"  # noqa: S608
+
+    async def insert(self, line: Line, row: Row, now: float) -> None:
+        try:
+            await line.fetch(self._insert, {**row._asdict(), "now": now})
+        except Exception as error:
+            if is_duplicate(error):
+                raise Conflict from error
+            raise
+
+
+class SQLite(Dialect):
+    """One writer at a time has the whole file. The clock is that of the machine (`machine_clock.py`)."""
+
+    name = "sqlite"
+    mixes = False
+    now = ":now"
+    begin = "BEGIN IMMEDIATE"
+    single_statements = False
+
+    def __init__(self, table: str) -> None:
+        super().__init__(table)
+        self.clock: Callable[[], float] | None = None  # set once the file is open
+
+    async def read(self, line: Line, names: Sequence[str]) -> Read:
+        wanted = ", ".join(f":k{each}" for each in range(len(names)))
+        params: dict[str, Any] = {f"k{number}": name for number, name in enumerate(names)} | {"floor": FLOOR}
+        found = await line.fetch(
+            f"SELECT {_COLUMNS} FROM {self.table} WHERE resource_name IN ({wanted}) OR resource_name = :floor",  # noqa: S608
+            params,
+        )
+        rows = {each[0]: Row(*each) for each in found}
+        floor = rows.pop(FLOOR, None)
+        return Read(await self.time(line), floor.fence if floor is not None else 0, rows)
+
+    async def time(self, line: Line) -> float:
+        del line
+        if self.clock is None:
+            raise RuntimeError("the file is not open")
+        return self.clock()
+
+
+DIALECTS: dict[str, type[Dialect]] = {"postgresql": Dialect, "mysql": MySQL, "mariadb": MySQL, "sqlite": SQLite}
+"""By SQLAlchemy's name."""

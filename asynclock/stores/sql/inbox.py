@@ -1,0 +1,144 @@
+"""Notices for clients that get no push messages: on MariaDB, MySQL and SQLite, and behind a pooler.
+
+A notice is a row, which the sender inserts in the transaction of its op. A client looks for its rows while it waits or
+holds: often right after it began to wait or received a notice, and then less and less often, at least every 250 ms
+while it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from asynclock.rules.model import TAG_LENGTH
+from asynclock.stores.sql.listening import message_of, notice_of
+from asynclock.stores.sql.rows import NOTICES, Row, tags_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from asynclock.rules.model import Notice, State
+    from asynclock.stores.sql.dialects import Dialect
+    from asynclock.stores.sql.engines import Pool
+    from asynclock.stores.sql.lines import Line
+
+FIRST = 0.002
+"""Seconds until the first look; each pause is twice the one before ..."""
+WAITING = 0.25
+"""... up to this while a client waits ..."""
+HOLDING = 1.0
+"""... and up to this while it only holds: then a notice can only say that the hold was broken."""
+
+_KEPT = 60.0
+"""Seconds after which a notice that nobody took is removed."""
+
+
+async def put(dialect: Dialect, line: Line, notice: Notice, now: float) -> None:
+    """Store a notice, in a transaction. The notices of a client are in the order of their names."""
+    if not notice.number and not notice.broken:
+        return  # it says that others wait for a hold: its release looks for them anyway
+    name = f"{NOTICES}{notice.tag}:{int(now * 1_000_000):020d}:{secrets.token_hex(6)}"
+    await dialect.insert(line, Row(name, keep_until=now + _KEPT, state=message_of(notice)), now)
+
+
+class Inbox:
+    """The looks of one event loop. `deliver` gets the notices."""
+
+    def __init__(self, dialect: Dialect, pool: Pool, deliver: Callable[[Notice], object]) -> None:
+        self._dialect = dialect
+        self._pool = pool
+        self._deliver = deliver
+        self._tags: set[str] = set()
+        self._waiting: dict[str, float] = {}  # by key: when the last ticket of ours ends, on the clock of the loop
+        self._holding: dict[str, float] = {}  # by key: the same of holds
+        self._loop = asyncio.get_running_loop()
+        self._look: asyncio.Event = asyncio.Event()
+        self._pause = FIRST
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, tag: str) -> None:
+        """A client looks from now on."""
+        self._tags.add(tag)
+
+    def remove(self, tag: str) -> None:
+        self._tags.discard(tag)
+
+    @property
+    def tags(self) -> Collection[str]:
+        """Of the clients that look."""
+        return self._tags
+
+    def seen(self, key: str, state: State, now: float) -> None:
+        """An op of a client of this loop has left that state, at `now` of the server."""
+        if not self._tags or (
+            not self._tags & tags_in(state) and key not in self._waiting and key not in self._holding
+        ):
+            return
+        tickets = [each.ends for each in state.queue if each.id[:TAG_LENGTH] in self._tags]
+        holds = [each.ends for each in state.holds if each.id[:TAG_LENGTH] in self._tags]
+        self._note(self._waiting, key, tickets, now)
+        self._note(self._holding, key, holds, now)
+        if tickets:
+            self._pause = FIRST
+        if tickets or holds:
+            self._look.set()
+            if self._task is None:
+                self._task = self._loop.create_task(self._run(), name="asynclock looks for notices")
+
+    def _note(self, noted: dict[str, float], key: str, ends: list[Any], now: float) -> None:
+        if ends:
+            noted[key] = self._loop.time() + max(float("inf") if end is None else end - now for end in ends)
+        else:
+            noted.pop(key, None)
+
+    async def _run(self) -> None:
+        while True:
+            await self._look.wait()
+            waits = self._is_any(self._waiting)
+            if not waits and not self._is_any(self._holding):
+                self._look.clear()
+                continue
+            self._pause = min(self._pause, WAITING if waits else HOLDING)
+            await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            self._pause *= 2
+            try:
+                for tag in sorted(self._tags):
+                    await self._take(tag)
+            except Exception:  # noqa: S112 - the next op finds it out, and reports it
+                continue
+
+    def _is_any(self, noted: dict[str, float]) -> bool:
+        """Whether one has not ended; the others are forgotten."""
+        now = self._loop.time()
+        for key in [key for key, ends in noted.items() if ends <= now]:
+            del noted[key]
+        return bool(noted)
+
+    async def _take(self, tag: str) -> None:
+        begin = f"{NOTICES}{tag}:"
+        async with self._pool.line() as line:
+            found = await self._pool.alone(
+                line,
+                f"SELECT resource_name, state FROM {self._dialect.table} "  # noqa: S608
+                "WHERE resource_name > :begin AND resource_name < :end ORDER BY resource_name",
+                {"begin": begin, "end": f"{begin}~"},
+            )
+            for name, _ in found:
+                await self._pool.alone(
+                    line,
+                    f"DELETE FROM {self._dialect.table} WHERE resource_name = :name",  # noqa: S608
+                    {"name": name},
+                )
+        for _, message in found:
+            if (notice := notice_of(message)) is not None:
+                self._pause = FIRST
+                if notice.fence:
+                    self._waiting.pop(notice.name, None)
+                self._deliver(notice)
+
+    async def aclose(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

@@ -1,0 +1,111 @@
+"""Connections to the database, as the store uses them: statements with named parameters, and short transactions.
+
+    CoreLine      any driver, through SQLAlchemy
+    AsyncpgLine   asyncpg itself, below SQLAlchemy: a statement costs the client a third
+
+A line is in autocommit mode: transactions begin and end by statements.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sqlalchemy import text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy import TextClause
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+_PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
+_NOTHING: dict[str, Any] = {}
+
+
+class Line(Protocol):
+    """One connection. A statement is text with parameters such as :name."""
+
+    async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
+        """The rows of a statement; () if it has none."""
+
+    async def run(self, sql: str) -> None:
+        """One or several statements without parameters, separated by semicolons."""
+
+    async def give_back(self) -> None:
+        """To the pool of SQLAlchemy. No transaction is open."""
+
+    async def abandon(self) -> None:
+        """Close it at once: its state is unknown. Never raises."""
+
+
+class CoreLine:
+    """See the module."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
+        result = await self._connection.execute(_clause(sql), dict(params))
+        return result.all() if result.returns_rows else ()
+
+    async def run(self, sql: str) -> None:
+        for each in sql.split(";"):
+            await self._connection.exec_driver_sql(each)
+
+    async def give_back(self) -> None:
+        await self._connection.close()
+
+    async def abandon(self) -> None:
+        await closed(self._connection)
+
+
+class AsyncpgLine:
+    """See the module. `driver` is the connection of asyncpg in `connection`."""
+
+    def __init__(self, connection: AsyncConnection, driver: Any) -> None:
+        self._connection = connection
+        self.driver = driver
+
+    async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
+        compiled, names = _numbered(sql)
+        rows: Sequence[Any] = await self.driver.fetch(compiled, *[params[name] for name in names])
+        return rows
+
+    async def run(self, sql: str) -> None:
+        await self.driver.execute(sql)
+
+    async def give_back(self) -> None:
+        await self._connection.close()
+
+    async def abandon(self) -> None:
+        self.driver.terminate()
+        await closed(self._connection)
+
+
+async def closed(connection: AsyncConnection) -> None:
+    """Close a connection that nothing uses any more; it does not go back to its pool. Never raises."""
+    with contextlib.suppress(Exception):  # it is closed already, or half open
+        await connection.invalidate()
+    with contextlib.suppress(Exception):
+        await connection.close()
+
+
+@lru_cache(maxsize=256)
+def _clause(sql: str) -> TextClause:
+    return text(sql)
+
+
+@lru_cache(maxsize=256)
+def _numbered(sql: str) -> tuple[str, tuple[str, ...]]:
+    """The statement with $1, $2, ..., and the names of these parameters."""
+    names: list[str] = []
+
+    def number(found: re.Match[str]) -> str:
+        if found[1] not in names:
+            names.append(found[1])
+        return f"${names.index(found[1]) + 1}"
+
+    return _PARAMETER.sub(number, sql), tuple(names)

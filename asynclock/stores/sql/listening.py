@@ -1,0 +1,123 @@
+"""Push messages of PostgreSQL: NOTIFY on a channel for each client, and one connection that listens to those of this
+event loop.
+
+Behind a pooler that gives a connection of the server to each transaction (PgBouncer, pool_mode=transaction), LISTEN has
+no effect. That is tried out: a message that another connection sends must arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from asynclock.rules.model import Notice
+from asynclock.stores.sql.lines import closed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+    from asynclock.stores.sql.lines import Line
+
+LONGEST = 7900
+"""Bytes of a message: PostgreSQL takes less than 8000."""
+
+
+def channel(tag: str) -> str:
+    """The channel of a client."""
+    return f"asynclock_{tag}"
+
+
+def message_of(notice: Notice) -> str:
+    """As JSON. A name that is too long is left out: then a waiter is still found by its id, and a holder learns at its
+    next renewal what the notice would say."""
+    text = json.dumps(notice, separators=(",", ":"))
+    return text if len(text) <= LONGEST else json.dumps(notice._replace(name=""), separators=(",", ":"))
+
+
+def notice_of(message: str) -> Notice | None:
+    """The reverse; None for a message of another program."""
+    try:
+        return Notice(*json.loads(message))
+    except (TypeError, ValueError):
+        return None
+
+
+class Listening:
+    """A connection that listens. `lost` is called once when it is gone."""
+
+    def __init__(
+        self, connection: AsyncConnection, driver: Any, received: Callable[[Notice], object], lost: Callable[[], object]
+    ) -> None:
+        self._connection = connection
+        self.driver = driver
+        self._received = received
+        self._lost: Callable[[], object] | None = lost
+        driver.add_termination_listener(self._terminated)
+
+    @classmethod
+    async def connect(
+        cls, engine: AsyncEngine, received: Callable[[Notice], object], lost: Callable[[], object]
+    ) -> Listening:
+        """A connection of that engine, but not of its pool: it never goes back there."""
+        connection = await engine.connect()
+        try:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            raw = await connection.get_raw_connection()
+            driver = raw.driver_connection
+            await connection.run_sync(lambda each: each.detach())
+        except BaseException:
+            await connection.close()
+            raise
+        return cls(connection, driver, received, lost)
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self.driver.is_closed())
+
+    async def works(self, line: Line, within: float) -> bool:
+        """Whether a message arrives that another connection sends."""
+        name, came = f"asynclock_{secrets.token_hex(6)}", asyncio.Event()
+
+        def heard(*args: object) -> None:
+            came.set()
+
+        await self.driver.add_listener(name, heard)
+        try:
+            await line.run(f'NOTIFY "{name}"')
+            async with asyncio.timeout(within):
+                await came.wait()
+        except TimeoutError:
+            return False
+        finally:
+            await self.driver.remove_listener(name, heard)
+        return True
+
+    async def add(self, tag: str) -> None:
+        await self.driver.add_listener(channel(tag), self._heard)
+
+    async def remove(self, tag: str) -> None:
+        if not self.driver.is_closed():
+            await self.driver.remove_listener(channel(tag), self._heard)
+
+    def _heard(self, driver: Any, pid: int, name: str, message: str) -> None:
+        del driver, pid, name
+        if (notice := notice_of(message)) is not None:
+            self._received(notice)
+
+    def _terminated(self, driver: Any) -> None:
+        del driver
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            lost()
+
+    async def aclose(self) -> None:
+        self._lost = None
+        try:
+            await self.driver.close(timeout=1.0)
+        except Exception:  # a server that is gone
+            self.driver.terminate()
+        await closed(self._connection)

@@ -1,0 +1,68 @@
+"""The clock of a SQLite file: the same for all processes of the machine, and never going back.
+
+A SQLite file has no server, so the clients read the clock. The wall clock can jump, and with it leases would end early
+or late. So the time is that of CLOCK_BOOTTIME, which all processes of a machine share, plus an offset. The first client
+after a boot writes the offset into the file; it is such that no time is earlier than one that was used before.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asynclock._clock import now as since_boot
+from asynclock.stores.sql.rows import CLOCK, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asynclock.stores.sql.dialects import Dialect
+    from asynclock.stores.sql.lines import Line
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_TIME_NAMESPACE = Path("/proc/self/timens_offsets")
+
+
+def boot() -> str:
+    """What is the same for all processes until the machine boots again."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:  # not Linux: the moment of the boot, which moves with the wall clock
+        return f"boot at {round((time.time() - since_boot()) / 10) * 10}"
+
+
+def boottime() -> float:
+    """Seconds since the boot, for all processes. A time namespace may shift the clock of a container."""
+    return since_boot() - _shift()
+
+
+def _shift() -> float:
+    try:
+        lines = _TIME_NAMESPACE.read_text().splitlines()
+    except OSError:
+        return 0.0
+    found = [words for words in map(str.split, lines) if len(words) == 3 and words[0] in ("boottime", "7")]
+    return float(found[0][1]) + float(found[0][2]) / 1e9 if found else 0.0
+
+
+async def read_clock(dialect: Dialect, line: Line, booted: str, since: float, wall: float) -> float:
+    """The offset of the file: Unix time less `since`, the seconds since the boot. In a transaction that writes."""
+    params = {"name": CLOCK}
+    found = await line.fetch(f"SELECT owner, expires_at FROM {dialect.table} WHERE resource_name = :name", params)  # noqa: S608
+    if found and found[0][0] == booted:
+        return float(found[0][1])
+    ((last,),) = await line.fetch(f"SELECT max(update_time) FROM {dialect.table}")  # noqa: S608
+    offset = max(wall, last or 0.0) - since
+    row = Row(CLOCK, owner=booted, expires_at=offset, keep_until=None)
+    if found:
+        await dialect.update(line, row, since + offset)
+    else:
+        await dialect.insert(line, row, since + offset)
+    return offset
+
+
+def clock_with(offset: float) -> Callable[[], float]:
+    """The clock of a file with that offset."""
+    shift = _shift()
+    return lambda: since_boot() - shift + offset

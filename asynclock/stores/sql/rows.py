@@ -1,0 +1,183 @@
+"""A row of the table, and the state that it stands for. Pure.
+
+A row is *plain* if its columns say all: at most one hold, the fencing counter, and nothing else. Then its column
+`state` is NULL, and one statement can grant or release the name (`single.py`). Any other state is JSON in the column
+`state`; the other columns show operators what it says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asynclock._errors import ConfigError
+from asynclock._options import RESERVED
+from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Entry, State, Ticket, is_made_by_asynclock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+VERSION = 1
+"""Of the JSON. A reader refuses a newer one."""
+
+FLOOR = f"{RESERVED}floor"
+"""The row whose fence is at least that of each row that was removed."""
+
+CLEANER = f"{RESERVED}cleaner"
+"""The row that says which client removes rows now, and how far it came."""
+
+CLOCK = f"{RESERVED}clock"
+"""The row with the clock of a SQLite file."""
+
+NOTICES = f"{RESERVED}notice:"
+"""The begin of the names of rows that are notices for a client without push messages."""
+
+LONGEST = 255
+"""Characters of a resource_name."""
+
+_HEAD = 150
+_UNFIT = re.compile(r"[\x00\ud800-\udfff]")
+_HASHED = re.compile(r"~[0-9a-f]{64}\Z")
+
+
+class Row(NamedTuple):
+    """The columns of a row, without those that are for operators only. Times are Unix seconds."""
+
+    resource_name: str
+    owner: str = ""  # the id of the first hold
+    node_info: str = ""  # the host and the process of that hold
+    holds: int = 0  # their number: the column `count`
+    fence: int = 0  # F of docs/safety.md
+    expires_at: float | None = 0.0  # when the last hold ends; None: never
+    keep_until: float | None = 0.0  # plain: when F may be forgotten; else when all of the state has ended; None: never
+    state: str | None = None  # None: the other columns say all
+
+
+def resource_name(key: str) -> str:
+    """The resource_name of a key: the key itself, or its begin and its hash if a database could not keep it."""
+    if fits(key):
+        return key
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{_UNFIT.sub('?', key)[:_HEAD]}~{digest}"
+
+
+def fits(key: str) -> bool:
+    """Whether every database keeps the text as it is: PostgreSQL has no NUL, MySQL ignores spaces at the end."""
+    return len(key) <= LONGEST and not key.endswith(" ") and not _UNFIT.search(key) and not _HASHED.search(key)
+
+
+def common_begin(begin: str) -> str:
+    """The longest text with which the resource_name of each key begins that begins with `begin`."""
+    unfit = _UNFIT.search(begin)
+    return begin[: min(_HEAD, unfit.start() if unfit else _HEAD)]
+
+
+def row_of(key: str, state: State, looks: Iterable[str] = ()) -> Row:
+    """The row of a state. `looks`: the tags of its clients that get no push messages."""
+    name, holds, tags = resource_name(key), state.holds, sorted(looks)
+    owner = holds[0].id if holds else ""
+    ends = None if any(each.ends is None for each in holds) else max((each.ends or 0.0 for each in holds), default=0.0)
+    shown = Row(name, _UNFIT.sub("?", owner), node_info(owner), len(holds), state.fence, ends)
+    complete = name == key and shown.owner == owner and len(holds) <= 1 and ends is not None
+    complete = complete and not (state.undone or state.queue or state.marked or tags) and state.fence_ends < math.inf
+    if complete:
+        return shown._replace(keep_until=state.fence_ends)
+    entries = (*holds, *state.undone)
+    last = max(
+        [state.fence_ends, state.queue_ends, *(math.inf if each.ends is None else each.ends for each in entries)]
+    )
+    fields: dict[str, Any] = {
+        "v": VERSION,
+        "name": None if name == key else key,
+        "holds": holds,
+        "fence": state.fence,
+        "fence_ends": state.fence_ends,
+        "undone": state.undone,
+        "queue": state.queue,
+        "queue_ends": state.queue_ends,
+        "marked": state.marked,
+        "looks": tags,
+    }
+    text = json.dumps({name: value for name, value in fields.items() if value}, separators=(",", ":"))
+    return shown._replace(keep_until=last if last < math.inf else None, state=text)
+
+
+def state_of(row: Row) -> State:
+    """The state of a row. Raises ConfigError for a row of a newer version."""
+    if row.state is None:
+        holds = (Entry(row.owner, row.expires_at),) if row.holds else ()
+        return State(holds, row.fence, row.keep_until or 0.0)
+    fields = _fields(row)
+    return State(
+        tuple(Entry(*each) for each in fields.get("holds", ())),
+        fields.get("fence", 0),
+        fields.get("fence_ends", 0.0),
+        tuple(Entry(*each) for each in fields.get("undone", ())),
+        tuple(Ticket(*each) for each in fields.get("queue", ())),
+        fields.get("queue_ends", 0.0),
+        fields.get("marked", False),
+    )
+
+
+def looks_of(row: Row) -> frozenset[str]:
+    """The tags of its clients that get no push messages."""
+    return frozenset(_fields(row).get("looks", ())) if row.state is not None else frozenset()
+
+
+def key_of(row: Row) -> str:
+    """The key of a row."""
+    full = _fields(row).get("name") if row.state is not None else None
+    return row.resource_name if full is None else str(full)
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(row.state or "{}")
+    if fields.get("v", 0) > VERSION:
+        raise ConfigError(f"the row {row.resource_name!r} was written by a newer asynclock: update this one")
+    return fields
+
+
+def node_info(owner: str) -> str:
+    """The host and the process in an id, for operators."""
+    if not is_made_by_asynclock(owner) or len(owner) <= ID_LENGTH:
+        return ""
+    _, _, rest = owner[ID_LENGTH + 1 :].partition("|")
+    pid, _, rest = rest.partition("|")
+    host = rest.partition("|")[0]
+    return _UNFIT.sub("?", f"{host} pid {pid}")[:LONGEST] if pid else ""
+
+
+def covered(state: State, now: float, floor: int) -> State:
+    """A state to decide on, in which the counter is never forgotten. After its end it stays what it was; a name without
+    one has `floor`, which is at least that of each row that was removed. `uncovered` takes this back."""
+    if state.fence and state.fence_ends <= now:
+        return replace(state, fence_ends=math.inf)
+    if not state.fence and floor and not state.at(now).holds:
+        return replace(state, fence=floor, fence_ends=math.inf)
+    return state
+
+
+def uncovered(state: State, before: State) -> State:
+    """The state to store. `before`: the state as it was read. A counter that the op did not write stays as it was."""
+    if state.fence_ends == math.inf and before.fence_ends < math.inf:
+        return replace(state, fence=before.fence, fence_ends=before.fence_ends)
+    return state
+
+
+def tags_in(state: State) -> set[str]:
+    """The tags of the clients that wait there, or hold it."""
+    return {each.id[:TAG_LENGTH] for each in state.holds} | {each.id[:TAG_LENGTH] for each in state.queue}
+
+
+def is_row_of_a_lock(name: str) -> bool:
+    """Not one of those that keep the table itself."""
+    return not name.startswith(RESERVED)
+
+
+def ordered(keys: Sequence[str]) -> list[str]:
+    """The resource_names in the order in which all clients lock their rows: by their bytes."""
+    return sorted((resource_name(key) for key in keys), key=lambda name: name.encode())

@@ -1,0 +1,95 @@
+"""What a SQLStore was made with: a url or an engine, and the table."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.schema import CreateTable
+
+from asynclock._errors import ConfigError, brief
+from asynclock.stores.sql.dialects import DIALECTS
+from asynclock.stores.sql.engines import engine_of, label_of, url_of
+from asynclock.stores.sql.errors import Meaning, meaning, reason
+from asynclock.stores.sql.files import check_file
+from asynclock.stores.sql.schema import lock_table
+
+if TYPE_CHECKING:
+    from asynclock.stores.sql.dialects import Dialect
+    from asynclock.stores.sql.lines import Line
+
+_TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(?:\.[a-z_][a-z0-9_]{0,62})?")
+
+TABLE_OPTION = "asynclock_table"
+"""The option of a url that names the table."""
+
+
+class Settings:
+    """Checked when the store is made. Raises ConfigError."""
+
+    def __init__(self, url_or_engine: str | AsyncEngine, table: str) -> None:
+        self.engine = url_or_engine if isinstance(url_or_engine, AsyncEngine) else None
+        if self.engine is not None:
+            self.url = self.engine.url
+            if self.url.get_backend_name() not in DIALECTS:
+                raise ConfigError(
+                    f"no statements for {self.url.get_backend_name()}: there are {', '.join(sorted(DIALECTS))}"
+                )
+        elif isinstance(url_or_engine, str):
+            self.url = url_of(url_or_engine)
+            named = self.url.query.get(TABLE_OPTION)
+            self.url = self.url.difference_update_query([TABLE_OPTION])
+            table = named if isinstance(named, str) else table
+        else:
+            raise ConfigError("SQLStore takes a url or an AsyncEngine of SQLAlchemy (create_async_engine)")
+        if not isinstance(table, str) or not _TABLE.fullmatch(table):
+            raise ConfigError(
+                f"table={brief(str(table))}: give a name of small letters, digits and _, with its schema if need be"
+            )
+        self.table = table
+        self.backend = self.url.get_backend_name()
+        self.driver = self.url.get_driver_name()
+        self.label = label_of(self.url, table)
+        if self.backend == "sqlite" and self.engine is None:
+            check_file(self.url.database)
+
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.backend](self.table)
+
+    def new_engine(self, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
+        return engine_of(self.url, connect_timeout, pooler=pooler)
+
+    async def prepare(self, line: Line) -> None:
+        """Make the table if it is absent. Raises ConfigError if that is not permitted."""
+        if self.backend == "sqlite":
+            await line.run("PRAGMA journal_mode = WAL")
+        if await self._exists(line):
+            return
+        try:
+            await self.create(line)
+        except Exception as error:
+            if await self._exists(line):  # another client was first
+                return
+            if meaning(error) not in (Meaning.REFUSED, Meaning.FAILED):
+                raise
+            raise ConfigError(
+                f"{self.label} has no table {self.table}, and it cannot be made ({reason(error)}): let its owner run "
+                "await store.create_schema(), or the statement of docs/stores/sql.md"
+            ) from error
+
+    async def create(self, line: Line) -> None:
+        """Make the table, unless it exists."""
+        schema, _, name = self.table.rpartition(".")
+        table = lock_table(name, schema=schema or None)
+        statement = CreateTable(table, if_not_exists=True).compile(dialect=self.url.get_dialect()())
+        await line.run(str(statement))
+
+    async def _exists(self, line: Line) -> bool:
+        try:
+            await line.run(f"SELECT fence FROM {self.table} WHERE 1 = 0")  # noqa: S608
+        except Exception as error:
+            if meaning(error) is Meaning.ABSENT:
+                return False
+            raise
+        return True

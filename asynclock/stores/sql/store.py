@@ -1,0 +1,122 @@
+"""SQLStore: the locks in one table of a database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.pool import NullPool
+
+from asynclock._errors import ConfigError
+from asynclock.stores.sql.database import Database
+from asynclock.stores.sql.engines import Pool
+from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.settings import Settings
+from asynclock.stores.transactional import TransactionalNode, TransactionalStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from asynclock.rules.model import Notice
+    from asynclock.stores.port import NodeConfig
+    from asynclock.stores.transactional import Step
+
+_INHERITED: list[Any] = []
+"""Of a forked child: what belongs to its parent, and must not be closed."""
+
+
+class SQLStore(TransactionalStore):
+    """Locks in the table `table` of a database. It takes a url (`postgresql://`, `mysql://`, `mariadb://`,
+    `sqlite:///path`, each with `+driver` as well), or an AsyncEngine of SQLAlchemy, which is used as it is and never
+    disposed of.
+
+    With a url each event loop gets an engine of its own. Raises ConfigError."""
+
+    standalone = True
+    concurrency = 64
+
+    def __init__(self, url_or_engine: str | AsyncEngine, table: str = "asynclock") -> None:
+        self._settings = Settings(url_or_engine, table)
+        self.label = self._settings.label
+        self.thread_safe = self._settings.engine is None
+        self._databases: dict[asyncio.AbstractEventLoop, Database] = {}
+        self._nodes: weakref.WeakValueDictionary[str, TransactionalNode] = weakref.WeakValueDictionary()  # by tag
+        self._connect_timeout = 1.0
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<SQLStore {self.label}>"
+
+    async def create_schema(self) -> None:
+        """Make the table, unless it exists: for a user who may, where the clients may not. Raises the error of the
+        database."""
+        settings = self._settings
+        engine = settings.engine or settings.new_engine(5.0, pooler=True)
+        pool = Pool(engine, 5.0, size=1, pooler=True)
+        try:
+            async with pool.line() as line:
+                await settings.create(line)
+        finally:
+            await pool.aclose(dispose=settings.engine is None)
+
+    # -- for the floors above ------------------------------------------------------------------------------------
+
+    def open(self, config: NodeConfig) -> TransactionalNode:
+        self._forget_parent()
+        self._connect_timeout = config.connect_timeout
+        node = super().open(config)
+        self._nodes[config.listener.tag] = node
+        return node
+
+    async def listen(self, tag: str, receive: Callable[[Notice], object]) -> None:
+        loop = asyncio.get_running_loop()
+        database = self._databases.get(loop)
+        if database is None:
+            self._check_loop()
+            database = self._databases[loop] = Database(self._settings, self._connect_timeout)
+        await database.listen(tag, receive, self._nodes[tag].lost)
+
+    async def unlisten(self, tag: str) -> None:
+        loop = asyncio.get_running_loop()
+        if (database := self._databases.get(loop)) is not None and await database.unlisten(tag):
+            self._databases.pop(loop, None)
+
+    def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None]:
+        return self._database.transact(keys, step)
+
+    async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:
+        after, found = await self._database.connected.names(begin, "" if cursor == "0" else cursor.removeprefix(">"))
+        return f">{after}" if after else "0", found
+
+    def is_down(self, error: Exception) -> bool:
+        return meaning(error) is Meaning.LOST
+
+    @property
+    def _database(self) -> Database:
+        database = self._databases.get(asyncio.get_running_loop())
+        if database is None:
+            raise OSError(f"{self.label} is not connected")
+        return database
+
+    def _check_loop(self) -> None:
+        """Raise ConfigError if the engine of the user is in use in another event loop: its connections belong there."""
+        engine = self._settings.engine
+        if engine is None or isinstance(engine.pool, NullPool):
+            return
+        if any(not loop.is_closed() for loop in self._databases):
+            raise ConfigError(
+                f"{self.label}: this AsyncEngine is in use in another event loop, and it belongs to one: "
+                "give the url, or an engine for each loop, or one with poolclass=NullPool"
+            )
+
+    def _forget_parent(self) -> None:
+        """After a fork: the connections are those of the parent process."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            _INHERITED.append((self._databases, self._nodes))
+            self._databases = {}
+            self._nodes = weakref.WeakValueDictionary()

@@ -1,0 +1,160 @@
+"""Transactions: one for each op, repeated where the database asks for that."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from asynclock.rules.model import State
+from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.rows import (
+    common_begin,
+    covered,
+    key_of,
+    looks_of,
+    ordered,
+    resource_name,
+    row_of,
+    state_of,
+    tags_in,
+    uncovered,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Sequence
+
+    from asynclock.rules.model import Notice
+    from asynclock.stores.sql.dialects import Dialect
+    from asynclock.stores.sql.engines import Pool
+    from asynclock.stores.sql.lines import Line
+    from asynclock.stores.sql.rows import Row
+    from asynclock.stores.transactional import Change, Step
+
+LIMIT = 5.0
+"""Seconds for one transaction with its repetitions. Then its connection is closed, and the database counts as down."""
+
+PAGE = 500
+"""Rows that are read at a time."""
+
+_PAUSE = (0.0005, 0.02)  # seconds between two tries of a transaction; doubled after each
+
+
+class _Failed(NamedTuple):
+    """The transaction was rolled back, and its connection is good."""
+
+    error: Exception
+
+
+class Transactions:
+    """Over a pool. `send` stores or sends a notice within a transaction, for another client."""
+
+    def __init__(
+        self,
+        label: str,
+        dialect: Dialect,
+        pool: Pool,
+        send: Callable[[Line, Notice, float, Collection[str]], Awaitable[None]],
+    ) -> None:
+        self._label = label
+        self._dialect = dialect
+        self._send = send
+        self.pool = pool
+
+    async def step(self, keys: Sequence[str], step: Step, looking: Collection[str]) -> tuple[Change, float]:
+        """Carry out a step; what it returned, and the time of the server. `looking`: the tags of the clients of this
+        loop that look for their notices."""
+
+        async def run(line: Line) -> tuple[Change, float]:
+            return await self._step(line, keys, step, looking)
+
+        result: tuple[Change, float] = await self.repeated(run)
+        return result
+
+    async def repeated(self, run: Callable[[Line], Awaitable[Any]]) -> Any:
+        """Run it in a transaction; again if the database asks for that, or if an idle connection was closed."""
+        pause, stale = _PAUSE[0], True
+        try:
+            async with asyncio.timeout(LIMIT):
+                while True:
+                    began: list[bool] = []
+                    try:
+                        async with self.pool.line() as line:
+                            result = await self._in_transaction(line, run, began)
+                    except Exception as error:
+                        if began or not stale or meaning(error) is not Meaning.LOST:
+                            raise
+                        stale = False
+                        continue
+                    if not isinstance(result, _Failed):
+                        return result
+                    if meaning(result.error) is not Meaning.AGAIN:
+                        raise result.error
+                    await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+                    pause = min(2 * pause, _PAUSE[1])
+        except TimeoutError as error:
+            raise TimeoutError(f"{self._label} did not end a transaction within {LIMIT:g} s") from error
+
+    async def _in_transaction(self, line: Line, run: Callable[[Line], Awaitable[Any]], began: list[bool]) -> Any:
+        try:
+            await line.run(self._dialect.begin)
+            began.append(True)
+            result = await run(line)
+            await line.run("COMMIT")
+        except Exception as error:  # of the step, too
+            if meaning(error) is Meaning.LOST:
+                raise
+            if began:
+                await line.run("ROLLBACK")
+            return _Failed(error)
+        return result
+
+    async def _step(
+        self, line: Line, keys: Sequence[str], step: Step, looking: Collection[str]
+    ) -> tuple[Change, float]:
+        now, floor, rows = await self._dialect.read(line, ordered(keys))
+        found = [rows.get(resource_name(key)) for key in keys]
+        before = [State() if row is None else state_of(row) for row in found]
+        change = step([covered(state, now, floor) for state in before], now)
+        looks: set[str] = set()
+        for index in sorted(range(len(keys)), key=lambda each: resource_name(keys[each]).encode()):
+            row, old = found[index], before[index]
+            new = uncovered(change.states[index], old)
+            looks |= await self._write(line, keys[index], row, old, new, now, looking)
+        for notice in change.notices:
+            await self._send(line, notice, now, looks)
+        return change, now
+
+    async def _write(
+        self, line: Line, key: str, row: Row | None, old: State, new: State, now: float, looking: Collection[str]
+    ) -> frozenset[str]:
+        """Store a state, if it is another one. The tags of its clients that look for their notices."""
+        looks = looks_of(row) if row is not None else frozenset[str]()
+        if new == old:
+            return looks
+        if new == State():
+            if row is not None:
+                await self._dialect.delete(line, row.resource_name)
+            return looks
+        after = looks.union(looking) & tags_in(new) if self._dialect.mixes else ()
+        write = self._dialect.insert if row is None else self._dialect.update
+        await write(line, row_of(key, new, after), now)
+        return looks.union(looking)
+
+    async def names(self, begin: str, after: str) -> tuple[str, list[str]]:
+        """Keys that begin with `begin` and are held, after the row `after`; and the last row that was read, "" at the
+        end."""
+        async with self.pool.line() as line:
+            now = await self._dialect.time(line)
+            shared = common_begin(begin)
+            rows = await self._dialect.page(
+                line,
+                after,
+                PAGE,
+                "AND resource_name >= :begin AND count > 0 AND (expires_at IS NULL OR expires_at > :now)",
+                begin=shared,
+                now=now,
+            )
+        found = [row for row in rows if row.resource_name.startswith(shared)]
+        keys = [key for row in found if (key := key_of(row)).startswith(begin)]
+        return (found[-1].resource_name if found and len(found) == PAGE else ""), keys

@@ -1,0 +1,205 @@
+"""A PostgreSQL of the tests, on a unix socket and a free port, and a PgBouncer before it."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.services import needs, program
+from tests.support.services.shared import shared
+
+_FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
+
+
+def _programs() -> Sequence[Path]:
+    where = "/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin"
+    return needs("PostgreSQL", program("initdb", *where), program("postgres", *where))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def as_user(name: str) -> dict[str, Any]:
+    """Arguments of subprocess: PostgreSQL and MariaDB do not run as root."""
+    return {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+def own(folder: Path, name: str) -> None:
+    if os.geteuid() == 0:
+        shutil.chown(folder, name)
+
+
+def until(check: Any, what: str, within: float = 20.0) -> None:
+    """Wait until check() is true."""
+    end = time.monotonic() + within
+    while not check():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def answers(port: int) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+class PostgreSQL:
+    """One server. The user postgres needs no password; others can be made with `sql`."""
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    def make(self) -> None:
+        initdb, _ = _programs()
+        own(self.folder, "postgres")
+        options = ["-D", str(self.folder / "data"), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8"]
+        options += ["--locale=C"]
+        subprocess.run([initdb, *options], check=True, capture_output=True, cwd=self.folder, **as_user("postgres"))
+
+    def start(self) -> PostgreSQL:
+        _, postgres = _programs()
+        settings = {**_FAST, "unix_socket_directories": str(self.folder), "listen_addresses": "127.0.0.1"}
+        words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        with open(self.folder / "log", "ab") as log:
+            self.process = subprocess.Popen(
+                [postgres, "-D", str(self.folder / "data"), "-p", str(self.port), *words],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+                **as_user("postgres"),
+            )
+        until(self._is_ready, "PostgreSQL does not start")
+        return self
+
+    def _is_ready(self) -> bool:
+        status = self.folder / "data" / "postmaster.pid"
+        try:
+            return status.read_text().splitlines()[7].strip() == "ready"
+        except (OSError, IndexError):
+            return False
+
+    @property
+    def group(self) -> list[int]:
+        """The process and its children."""
+        assert self.process is not None
+        return processes_of(self.process.pid)
+
+    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """SIGQUIT: at once, as after a crash."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait()
+            self.process = None
+
+
+def processes_of(pid: int) -> list[int]:
+    """A process and its children."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *map(int, children)]
+
+
+@contextmanager
+def own_postgresql() -> Iterator[PostgreSQL]:
+    """A server of the test's own, which it may freeze and kill."""
+    folder = Path(tempfile.mkdtemp(prefix="asynclock-pg-"))
+    server = PostgreSQL(folder)
+    try:
+        server.make()
+        yield server.start()
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def shared_postgresql() -> Iterator[str]:
+    """The url of a server that all workers share."""
+    _programs()
+
+    def start(folder: Path) -> dict[str, Any]:
+        server = PostgreSQL(folder)
+        server.make()
+        server.start()
+        assert server.process is not None
+        return {"folder": str(folder), "url": server.url, "pid": let_run(server.process)}
+
+    with shared("postgresql", start, _stop) as service:
+        yield service["url"]
+
+
+def let_run(process: subprocess.Popen[bytes]) -> int:
+    """The id of a process that this one need not end."""
+    process.returncode = 0  # else Popen warns that it still runs
+    return process.pid
+
+
+def _stop(service: dict[str, Any]) -> None:
+    """It may be the child of another worker."""
+    stop_process(service["pid"], signal.SIGQUIT)
+    shutil.rmtree(service["folder"], ignore_errors=True)
+
+
+def stop_process(pid: int, how: signal.Signals) -> None:
+    """End a server that this process, or another one, has started."""
+    try:
+        os.kill(pid, how)
+    except ProcessLookupError:
+        return
+
+    def gone() -> bool:
+        try:
+            return os.waitpid(pid, os.WNOHANG)[0] == pid
+        except ChildProcessError:
+            stat = Path(f"/proc/{pid}/stat")
+            return not stat.exists() or ") Z " in stat.read_text()
+
+    until(gone, f"process {pid} does not end")
+
+
+@contextmanager
+def pgbouncer(server: str, mode: str = "transaction", pool: int = 2) -> Iterator[str]:
+    """The url of a PgBouncer before the server with that url. Its pool has so many connections."""
+    (found,) = needs("PgBouncer", program("pgbouncer", "/usr/sbin"))
+    folder = Path(tempfile.mkdtemp(prefix="asynclock-pgbouncer-"))
+    folder.chmod(0o755)
+    own(folder, "postgres")
+    behind = server.rpartition(":")[2].partition("/")[0]
+    port = free_port()
+    (folder / "users.txt").write_text('"postgres" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"[databases]\npostgres = host=127.0.0.1 port={behind} dbname=postgres user=postgres\n"
+        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = trust\n"
+        f"auth_file = {folder}/users.txt\npool_mode = {mode}\ndefault_pool_size = {pool}\nmax_client_conn = 200\n"
+    )
+    with open(folder / "log", "ab") as log:
+        process = subprocess.Popen([found, folder / "pgbouncer.ini"], stdout=log, stderr=log, **as_user("postgres"))
+    try:
+        until(lambda: answers(port), "PgBouncer does not start")
+        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
+    finally:
+        process.terminate()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
