@@ -46,17 +46,18 @@ async def known(redlock: Redlock, name: str) -> list[Any]:
     return found
 
 
-async def sent(clients: Iterable[Redlock]) -> None:
-    """Return once the servers have carried out, and answered, all that these clients have sent."""
+async def sent(clients: Iterable[Redlock], name: str = "any") -> None:
+    """Return once the servers have carried out, and answered, all that these clients have sent; a SQL database: all
+    about that name."""
     for client in clients:
-        await asyncio.gather(*(ping(node) for node in nodes_of(client)))
+        await asyncio.gather(*(ping(node, name) for node in nodes_of(client)))
     for _ in range(3):  # a memory store answers in the next turn
         await asyncio.sleep(0)
 
 
 async def nothing_is_left(clients: list[Redlock], name: str) -> None:
     """No hold, no ticket, no tombstone, and in the clients nothing that waits, holds or undoes."""
-    await sent(clients)
+    await sent(clients, name)
     assert not await known(clients[0], name)
     assert [kept(client) for client in clients] == [{}] * len(clients)
 

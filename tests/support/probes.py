@@ -227,14 +227,15 @@ async def seen_at(node: Any, name: str) -> list[Any]:
     return [*view.holds, *view.waiters]
 
 
-async def ping(node: Any) -> None:
-    """Wait until the server has answered behind all that the node sent; of a cluster, all masters have."""
+async def ping(node: Any, name: str = "any") -> None:
+    """Wait until the server has answered behind all that the node sent; of a cluster, all masters have; of a database,
+    behind all about that name."""
     if isinstance(node, ClusterNode):
         await asyncio.gather(*(shard.run("PING") for shard in shards_of(node)))
     elif isinstance(node, RedisNode):
         await node._run("PING")
     else:
-        await node.probe("any")
+        await node.probe(name)
 
 
 def shards_of(node: ClusterNode) -> list[Any]:

@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from asynclock.stores.sql import SQLStore
 from asynclock.stores.transactional import Notice, State, Step, TransactionalStore
 from tests.support.default_keys import key_of
+from tests.support.sql_states import sql_state
 
 
 class DictStore(TransactionalStore):
@@ -43,5 +45,7 @@ def state_of(store: Any, name: str) -> State:
     key = key_of(name)
     if isinstance(store, DictStore):
         return store.states.get(key, State()).at(time.time())
+    if isinstance(store, SQLStore):
+        return sql_state(store, name)  # its prefix is ""
     found: State = store.state(key)
     return found

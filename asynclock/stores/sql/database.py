@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from asynclock._errors import ConfigError
 from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.dialects import SQLite
-from asynclock.stores.sql.engines import CONNECTIONS, Pool
+from asynclock.stores.sql.engines import CONNECTIONS, EngineSource
 from asynclock.stores.sql.errors import Meaning, meaning, reason, refusal
 from asynclock.stores.sql.inbox import Inbox, put
 from asynclock.stores.sql.listening import Listening, channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
+from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -90,22 +91,20 @@ class Database:
         settings, timeout = self.settings, self._timeout
         size = 1 if settings.backend == "sqlite" else CONNECTIONS
         listens = settings.driver == "asyncpg"
-        engine = settings.engine or settings.new_engine(timeout, pooler=listens)
-        pool, listening = Pool(engine, timeout, size=size, pooler=listens), None
+        source = settings.new_source(timeout, pooler=listens)
+        pool, listening = Pool(source, size=size, pooler=listens), None
         try:
-            if listens:
-                listening = await self._new_listening(engine, pool)
-            if listening is not None and settings.engine is None:  # no pooler: statements may be prepared for long
-                await pool.aclose(dispose=True)
-                pool = Pool(settings.new_engine(timeout, pooler=False), timeout, size=size, pooler=False)
-            elif listening is not None:
-                pool.pooler = False
+            if listens and isinstance(source, EngineSource):
+                listening = await self._new_listening(source.engine, pool)
+            if listening is not None:  # no pooler: statements may be prepared for more than one transaction
+                await pool.aclose()
+                pool = Pool(settings.new_source(timeout, pooler=False), size=size, pooler=False)
             transactions = Transactions(settings.label, self.dialect, pool, self._send)
             await self._prepare(transactions)
         except BaseException:
             if listening is not None:
                 await listening.aclose()
-            await pool.aclose(dispose=settings.engine is None)
+            await pool.aclose()
             raise
         self._listening, self.pushes = listening, listening is not None
         if listening is None:
@@ -129,7 +128,8 @@ class Database:
         return None
 
     async def _listen_again(self, pool: Pool) -> None:
-        self._listening = await self._new_listening(pool.engine, pool)
+        if isinstance(pool.source, EngineSource):
+            self._listening = await self._new_listening(pool.source.engine, pool)
         if self._listening is None:
             raise OSError("its push messages do not arrive any more")
         for tag in self._receivers:
@@ -160,7 +160,7 @@ class Database:
             if each is not None:
                 await each.aclose()
         if self.transactions is not None:
-            await self.transactions.pool.aclose(dispose=self.settings.engine is None)
+            await self.transactions.pool.aclose()
         return True
 
     # -- ops and notices -----------------------------------------------------------------------------------------

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import deque
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from asynclock._errors import ConfigError
@@ -17,8 +15,6 @@ from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.lines import AsyncpgLine, CoreLine
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
     from sqlalchemy import URL
 
     from asynclock.stores.sql.lines import Line
@@ -35,9 +31,6 @@ EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sql
 
 CONNECTIONS = 4
 """For transactions, of one event loop."""
-
-_KEPT = 2.0
-"""Seconds for which an idle connection is kept out of the pool of SQLAlchemy, which checks it in and out."""
 
 
 def url_of(text: str) -> URL:
@@ -88,43 +81,16 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
     return create_async_engine(url, connect_args=arguments, **options)
 
 
-class Pool:
-    """The connections of one event loop for transactions. A line that was used a moment ago is used again without
-    asking SQLAlchemy's pool, which sends statements of its own when it checks connections in and out."""
+class EngineSource:
+    """Connections of an engine. `own`: it is ours, and disposed of at the end."""
 
-    def __init__(self, engine: AsyncEngine, connect_timeout: float, *, size: int, pooler: bool) -> None:
+    def __init__(self, engine: AsyncEngine, connect_timeout: float, *, own: bool) -> None:
         self.engine = engine
-        self.pooler = pooler
         self._timeout = connect_timeout
-        self._room = asyncio.Semaphore(size)
-        self._idle: deque[tuple[Line, float]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._returning: set[asyncio.Task[None]] = set()
-        self._closed = False
-
-    @asynccontextmanager
-    async def line(self) -> AsyncIterator[Line]:
-        """A connection for one use. If the block raises, it is closed: catch what leaves it intact inside."""
-        async with self._room:
-            line = self._idle.pop()[0] if self._idle else await self.connect()
-            try:
-                yield line
-            except BaseException:
-                await line.abandon()
-                raise
-            self._keep(line)
-
-    async def alone(self, line: Line, sql: str, params: Mapping[str, Any]) -> Sequence[Any]:
-        """One statement that is a transaction of its own. Behind a pooler its two messages need one for certain."""
-        if not self.pooler:
-            return await line.fetch(sql, params)
-        await line.run("BEGIN")
-        found = await line.fetch(sql, params)
-        await line.run("COMMIT")
-        return found
+        self._own = own
 
     async def connect(self) -> Line:
-        """A connection of SQLAlchemy's pool. Raises its error, or TimeoutError."""
+        """A connection of its pool. Raises its error, or TimeoutError."""
         async with asyncio.timeout(self._timeout):
             connection = await self.engine.connect()
             try:
@@ -137,37 +103,6 @@ class Pool:
                 raise
             return CoreLine(connection)
 
-    def _keep(self, line: Line) -> None:
-        loop = asyncio.get_running_loop()
-        self._idle.append((line, loop.time() + _KEPT))
-        if self._timer is None:
-            self._timer = loop.call_later(_KEPT, self._give_back)
-
-    def _give_back(self) -> None:
-        """Give the lines back that were not used for a while: the least recently used are at the left."""
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        while self._idle and (self._closed or self._idle[0][1] <= loop.time()):
-            task = loop.create_task(_given_back(self._idle.popleft()[0]))
-            self._returning.add(task)
-            task.add_done_callback(self._returning.discard)
-        if self._idle:
-            self._timer = loop.call_at(self._idle[0][1], self._give_back)
-
-    async def aclose(self, *, dispose: bool) -> None:
-        """Give all lines back. `dispose`: the engine is ours."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._give_back()
-        if self._returning:
-            await asyncio.wait(self._returning)
-        if dispose:
+    async def aclose(self) -> None:
+        if self._own:
             await self.engine.dispose()
-
-
-async def _given_back(line: Line) -> None:
-    try:
-        await line.give_back()
-    except (SQLAlchemyError, OSError):
-        await line.abandon()

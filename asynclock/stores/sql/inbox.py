@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Notice, State
     from asynclock.stores.sql.dialects import Dialect
-    from asynclock.stores.sql.engines import Pool
     from asynclock.stores.sql.lines import Line
+    from asynclock.stores.sql.pool import Pool
 
 FIRST = 0.002
 """Seconds until the first look; each pause is twice the one before ..."""

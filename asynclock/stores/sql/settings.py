@@ -10,8 +10,9 @@ from sqlalchemy.schema import CreateTable
 
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.sql.dialects import DIALECTS
-from asynclock.stores.sql.engines import engine_of, label_of, url_of
+from asynclock.stores.sql.engines import EngineSource, engine_of, label_of, url_of
 from asynclock.stores.sql.errors import Meaning, meaning, reason
+from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import check_file
 from asynclock.stores.sql.schema import lock_table
 
@@ -51,18 +52,25 @@ class Settings:
         self.backend = self.url.get_backend_name()
         self.driver = self.url.get_driver_name()
         self.label = label_of(self.url, table)
+        # A url that names no driver: the file is used without SQLAlchemy's engine.
+        self.is_plain_file = isinstance(url_or_engine, str) and url_or_engine.startswith("sqlite:")
         if self.backend == "sqlite" and self.engine is None:
             check_file(self.url.database)
 
     def dialect(self) -> Dialect:
         return DIALECTS[self.backend](self.table)
 
-    def new_engine(self, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
-        return engine_of(self.url, connect_timeout, pooler=pooler)
+    def new_source(self, connect_timeout: float, *, pooler: bool) -> EngineSource | FileSource:
+        """Where the connections of one event loop come from. `pooler`: see `engine_of`."""
+        if self.engine is not None:
+            return EngineSource(self.engine, connect_timeout, own=False)
+        if self.is_plain_file:
+            return FileSource(str(self.url.database))
+        return EngineSource(engine_of(self.url, connect_timeout, pooler=pooler), connect_timeout, own=True)
 
     async def prepare(self, line: Line) -> None:
         """Make the table if it is absent. Raises ConfigError if that is not permitted."""
-        if self.backend == "sqlite":
+        if self.is_plain_file:
             await line.run("PRAGMA journal_mode = WAL")
         if await self._exists(line):
             return

@@ -11,8 +11,8 @@ from sqlalchemy.pool import NullPool
 
 from asynclock._errors import ConfigError
 from asynclock.stores.sql.database import Database
-from asynclock.stores.sql.engines import Pool
 from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.settings import Settings
 from asynclock.stores.transactional import TransactionalNode, TransactionalStore
 
@@ -55,13 +55,12 @@ class SQLStore(TransactionalStore):
         """Make the table, unless it exists: for a user who may, where the clients may not. Raises the error of the
         database."""
         settings = self._settings
-        engine = settings.engine or settings.new_engine(5.0, pooler=True)
-        pool = Pool(engine, 5.0, size=1, pooler=True)
+        pool = Pool(settings.new_source(5.0, pooler=True), size=1, pooler=True)
         try:
             async with pool.line() as line:
                 await settings.create(line)
         finally:
-            await pool.aclose(dispose=settings.engine is None)
+            await pool.aclose()
 
     # -- for the floors above ------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import State
 from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.file_lines import FileLine
 from asynclock.stores.sql.rows import (
     common_begin,
     covered,
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Notice
     from asynclock.stores.sql.dialects import Dialect
-    from asynclock.stores.sql.engines import Pool
     from asynclock.stores.sql.lines import Line
+    from asynclock.stores.sql.pool import Pool
     from asynclock.stores.sql.rows import Row
     from asynclock.stores.transactional import Change, Step
 
@@ -96,6 +97,8 @@ class Transactions:
             raise TimeoutError(f"{self._label} did not end a transaction within {LIMIT:g} s") from error
 
     async def _in_transaction(self, line: Line, run: Callable[[Line], Awaitable[Any]], began: list[bool]) -> Any:
+        if isinstance(line, FileLine):
+            return await line.whole(lambda inside: self._in_transaction(inside, run, began))
         try:
             await line.run(self._dialect.begin)
             began.append(True)

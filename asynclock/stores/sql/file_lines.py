@@ -1,0 +1,122 @@
+"""A SQLite file without an asyncio driver: the sqlite3 of Python, in a thread.
+
+A transaction is four statements. Through an asyncio driver each of them is a trip to a thread and back. Here the whole
+transaction is one trip: the coroutine that sends the statements runs in the thread, where no statement waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from asynclock.stores.sql.lines import Line
+
+_NOTHING: dict[str, Any] = {}
+
+_Result = TypeVar("_Result")
+
+
+class FileLine:
+    """One connection. Only its thread uses it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="asynclock-sqlite")
+        self._inline: _Inline | None = None
+
+    async def open(self) -> FileLine:
+        """Raises the error of sqlite3."""
+        try:
+            self._inline = await self._call(_opened, self._path)
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            raise
+        return self
+
+    async def whole(self, run: Callable[[Line], Awaitable[_Result]]) -> _Result:
+        """Run a coroutine function that awaits nothing but statements of the line that it gets."""
+        if self._inline is None:
+            raise OSError("this connection is closed")
+        return await self._call(_driven, run, self._inline)
+
+    async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
+        return await self.whole(lambda line: line.fetch(sql, params))
+
+    async def run(self, sql: str) -> None:
+        await self.whole(lambda line: line.run(sql))
+
+    async def give_back(self) -> None:
+        inline, self._inline = self._inline, None
+        if inline is not None:
+            await self._call(inline.close)
+        self._thread.shutdown(wait=False)
+
+    async def abandon(self) -> None:
+        """The thread may be in a transaction: it closes the connection after that."""
+        inline, self._inline = self._inline, None
+        if inline is not None:
+            self._thread.submit(inline.close)
+        self._thread.shutdown(wait=False)
+
+    async def _call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+
+class _Inline:
+    """The connection, inside its thread: nothing waits."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
+        return self._connection.execute(sql, params).fetchall()
+
+    async def run(self, sql: str) -> None:
+        for each in sql.split(";"):
+            self._connection.execute(each)
+
+    async def give_back(self) -> None:
+        self.close()
+
+    async def abandon(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _opened(path: str) -> _Inline:
+    # It would sleep up to 100 ms while the file is locked; the store asks again after a shorter pause.
+    connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
+    return _Inline(connection)
+
+
+def _driven(run: Callable[[Line], Awaitable[_Result]], line: Line) -> _Result:
+    """Run a coroutine to its end, without an event loop."""
+    coroutine: Any = run(line)
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a transaction in a thread waited for something else than the file")
+
+
+class FileSource:
+    """Connections to a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    async def connect(self) -> FileLine:
+        line = await FileLine(self._path).open()
+        await line.run("PRAGMA synchronous = NORMAL")  # in WAL mode a crash of the program loses nothing
+        return line
+
+    async def aclose(self) -> None: ...

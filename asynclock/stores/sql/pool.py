@@ -1,0 +1,95 @@
+"""The connections of one event loop for transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from asynclock.stores.sql.lines import Line
+
+_KEPT = 2.0
+"""Seconds for which an idle connection is kept out of the pool of SQLAlchemy, which checks it in and out."""
+
+
+class Source(Protocol):
+    """Where connections come from."""
+
+    async def connect(self) -> Line:
+        """A new one, or one of a pool. Raises the error of the database."""
+
+    async def aclose(self) -> None:
+        """All connections were given back."""
+
+
+class Pool:
+    """The connections of one event loop for transactions. A line that was used a moment ago is used again without
+    asking SQLAlchemy's pool, which sends statements of its own when it checks connections in and out."""
+
+    def __init__(self, source: Source, *, size: int, pooler: bool) -> None:
+        self.source = source
+        self.pooler = pooler
+        self._room = asyncio.Semaphore(size)
+        self._idle: deque[tuple[Line, float]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._returning: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @asynccontextmanager
+    async def line(self) -> AsyncIterator[Line]:
+        """A connection for one use. If the block raises, it is closed: catch what leaves it intact inside."""
+        async with self._room:
+            line = self._idle.pop()[0] if self._idle else await self.source.connect()
+            try:
+                yield line
+            except BaseException:
+                await line.abandon()
+                raise
+            self._keep(line)
+
+    async def alone(self, line: Line, sql: str, params: Mapping[str, Any]) -> Sequence[Any]:
+        """One statement that is a transaction of its own. Behind a pooler its two messages need one for certain."""
+        if not self.pooler:
+            return await line.fetch(sql, params)
+        await line.run("BEGIN")
+        found = await line.fetch(sql, params)
+        await line.run("COMMIT")
+        return found
+
+    def _keep(self, line: Line) -> None:
+        loop = asyncio.get_running_loop()
+        self._idle.append((line, loop.time() + _KEPT))
+        if self._timer is None:
+            self._timer = loop.call_later(_KEPT, self._give_back)
+
+    def _give_back(self) -> None:
+        """Give the lines back that were not used for a while: the least recently used are at the left."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        while self._idle and (self._closed or self._idle[0][1] <= loop.time()):
+            task = loop.create_task(_given_back(self._idle.popleft()[0]))
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
+        if self._idle:
+            self._timer = loop.call_at(self._idle[0][1], self._give_back)
+
+    async def aclose(self) -> None:
+        """Give all lines back."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._give_back()
+        if self._returning:
+            await asyncio.wait(self._returning)
+        await self.source.aclose()
+
+
+async def _given_back(line: Line) -> None:
+    try:
+        await line.give_back()
+    except Exception:  # a connection that broke while it was idle
+        await line.abandon()
