@@ -1,0 +1,90 @@
+"""The rule and the SQL stores agree: random histories; vote, full state and notices are compared after each step.
+
+`ASYNCLOCK_EXAMPLES=2000 pytest tests/agreement/test_sql_agreement.py` plays that many, other ones each time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from asynclock.rules.model import Kind
+from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.stores.sql import SQLStore
+from tests.support.directed import DIRECTED
+from tests.support.directed_operators import OPERATORS
+from tests.support.histories import STILL, Step
+from tests.support.shared_directed import FAMILIES, directed
+from tests.support.shared_histories import Play, plays
+from tests.support.sql_agreement import MUTEX_NAMES, WORLD_NAMES, SQLPlayer, SQLStage
+from tests.support.stage import playing
+
+KINDS = pytest.mark.parametrize("kind", [MUTEX, FAIR], ids=["mutex", "fair"])
+
+
+class Theatre:
+    """A stage in a loop of its own, which lives as long as the module."""
+
+    def __init__(self, store: SQLStore) -> None:
+        self.runner = asyncio.Runner()
+        self.stage = self.runner.run(SQLStage(store).open())
+
+    def mutex(self, kind: Kind, steps: Sequence[Step]) -> None:
+        self.runner.run(SQLPlayer(self.stage, MUTEX_NAMES).play_mutex(kind, steps))
+
+    def world(self, play: Play) -> None:
+        world, steps = play
+        names = WORLD_NAMES[: len(world.modes)]
+        self.runner.run(SQLPlayer(self.stage, names).play_world(world, steps))
+
+    def close(self) -> None:
+        self.runner.run(self.stage.aclose())
+        self.runner.close()
+
+
+@pytest.fixture(scope="module", params=["postgresql", "mariadb", "sqlite"])
+def theatre(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Theatre]:
+    """On each database."""
+    if request.param == "sqlite":
+        folder: Path = tmp_path_factory.mktemp("agreement")
+        store = SQLStore(f"sqlite:///{folder}/locks.db")
+    else:
+        store = SQLStore(request.getfixturevalue(f"{request.param}_url"), table=f"agreed_{os.getpid()}")
+    theatre = Theatre(store)
+    yield theatre
+    theatre.close()
+
+
+@KINDS
+@playing(25)
+@given(steps=STILL)
+def test_decide_and_table_agree_over_hours(theatre: Theatre, kind: Kind, steps: Sequence[Step]) -> None:
+    """The mutex, with writes by other programs."""
+    theatre.mutex(kind, steps)
+
+
+@KINDS
+def test_decide_and_table_agree_on_named_histories(theatre: Theatre, kind: Kind) -> None:
+    """Those that hold Redis to `decide`."""
+    for steps in (DIRECTED | OPERATORS).values():
+        theatre.mutex(kind, steps)
+
+
+@pytest.mark.parametrize("family", ["read-write", "semaphore", "multi"])
+def test_decide_and_table_agree_on_other_kinds(theatre: Theatre, family: str) -> None:
+    """Readers and writers, permits, and several names at once: random histories, and the named ones."""
+    families, count = FAMILIES[family]
+
+    @playing(20)
+    @given(play=plays(families, count=count))
+    def play_all(play: Play) -> None:
+        theatre.world(play)
+
+    play_all()
+    for play in list(directed(family).values())[::4]:
+        theatre.world(play)
