@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 
 from asynclock.rules.model import Kind
 from asynclock.rules.mutex import FAIR, MUTEX
@@ -22,7 +22,18 @@ from tests.support.histories import STILL, Step
 from tests.support.shared_directed import FAMILIES, directed
 from tests.support.shared_histories import Play, plays
 from tests.support.sql_agreement import MUTEX_NAMES, WORLD_NAMES, SQLPlayer, SQLStage
-from tests.support.stage import playing
+from tests.support.stage import EXAMPLES
+
+def playing(examples: int) -> settings:
+    """Without shrinking, which would take minutes over a database."""
+    return settings(
+        max_examples=EXAMPLES or examples,
+        derandomize=not EXAMPLES,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+    )
+
 
 KINDS = pytest.mark.parametrize("kind", [MUTEX, FAIR], ids=["mutex", "fair"])
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 from asynclock.rules.decide import decide
 from asynclock.rules.model import Kind, Notice, Op, Rule, State
 from asynclock.rules.mutex import MUTEX
+from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.sql import SQLStore
 from asynclock.stores.sql.database import Database
@@ -136,7 +137,8 @@ class SQLPlayer:
                 case Write():
                     kind = kind_of(world.modes[step.name][0])
                     _, state = step.does(AT[step.name], kind, self.states[step.name].at(self.now), self.now)
-                    await self._put(step.name, state)
+                    if all(family_of(each.id) == FAMILIES[kind.letter] for each in state.holds):
+                        await self._put(step.name, state)  # else the store says that it is another kind
                 case Ask():
                     op, names = op_of(step, world, [state.at(self.now) for state in self.states], self._us)
                     await self._ask(op, names)
@@ -185,7 +187,7 @@ def _with_end(after: State, before: State) -> State:
 
 def _alive(state: State, now: float) -> State:
     """Without what has ended, but with the counter and its end."""
-    return replace(state.at(now), fence=state.fence, fence_ends=state.fence_ends)
+    return replace(state.at(now), fence=state.fence, fence_ends=state.fence_ends if state.fence else 0.0)
 
 
 MUTEX_NAMES = (histories.NAME,)
