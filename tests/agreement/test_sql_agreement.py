@@ -24,6 +24,7 @@ from tests.support.shared_histories import Play, plays
 from tests.support.sql_agreement import MUTEX_NAMES, WORLD_NAMES, SQLPlayer, SQLStage
 from tests.support.stage import EXAMPLES
 
+
 def playing(examples: int) -> settings:
     """Without shrinking, which would take minutes over a database."""
     return settings(

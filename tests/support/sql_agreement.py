@@ -24,6 +24,7 @@ from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.rows import Row, resource_name, row_of, state_of
+from asynclock.stores.sql.single import Singles
 from asynclock.stores.transactional import vote_of
 from tests.support import histories
 from tests.support.histories import Ask, Foreign, Listen, Pass, Permit
@@ -57,6 +58,11 @@ class SQLStage:
                 await line.run(f"CREATE TABLE {self._clock} (now DOUBLE PRECISION)")
                 await line.run(f"INSERT INTO {self._clock} VALUES (0)")
             self.database.dialect.now = f"(SELECT now FROM {self._clock})"  # type: ignore[misc]
+        self.database.singles = (
+            Singles(store._settings.table, self.database.dialect.now, transactions.pool)
+            if self.database.singles is not None
+            else None
+        )
         return self
 
     async def aclose(self) -> None:

@@ -15,6 +15,7 @@ from asynclock.stores.sql.inbox import Inbox, put
 from asynclock.stores.sql.listening import Listening, channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
 from asynclock.stores.sql.pool import Pool
+from asynclock.stores.sql.single import Singles
 from asynclock.stores.sql.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Database:
         self.pushes = False  # notices come by LISTEN
         self.transactions: Transactions | None = None  # None: not connected yet
         self.cleaning: Cleaning | None = None
+        self.singles: Singles | None = None  # None: each op is a transaction
         self._inbox: Inbox | None = None
         self._timeout = connect_timeout
         self._receivers: dict[str, Callable[[Notice], object]] = {}  # by the tag of the client
@@ -107,6 +109,8 @@ class Database:
             await pool.aclose()
             raise
         self._listening, self.pushes = listening, listening is not None
+        if self.dialect.single_statements and listening is not None:
+            self.singles = Singles(settings.table, self.dialect.now, pool)
         if listening is None:
             self._inbox = Inbox(self.dialect, pool, self._received)
         self.cleaning = Cleaning(self.dialect, transactions)
@@ -156,7 +160,7 @@ class Database:
             if self._listening is not None:
                 await self._listening.remove(tag)
             return False
-        for each in (self.cleaning, self._inbox, self._listening):
+        for each in (self.cleaning, self._inbox, self._listening, self.singles):
             if each is not None:
                 await each.aclose()
         if self.transactions is not None:

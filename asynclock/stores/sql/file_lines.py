@@ -24,6 +24,8 @@ _Result = TypeVar("_Result")
 class FileLine:
     """One connection. Only its thread uses it."""
 
+    is_closed = False
+
     def __init__(self, path: str) -> None:
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="asynclock-sqlite")
@@ -69,6 +71,8 @@ class FileLine:
 
 class _Inline:
     """The connection, inside its thread: nothing waits."""
+
+    is_closed = False
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -34,6 +34,10 @@ class Line(Protocol):
     async def run(self, sql: str) -> None:
         """One or several statements without parameters, separated by semicolons."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is known to be closed."""
+
     async def give_back(self) -> None:
         """To the pool of SQLAlchemy. No transaction is open."""
 
@@ -43,6 +47,8 @@ class Line(Protocol):
 
 class CoreLine:
     """See the module."""
+
+    is_closed = False  # not known
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
@@ -68,6 +74,10 @@ class AsyncpgLine:
     def __init__(self, connection: AsyncConnection, driver: Any) -> None:
         self._connection = connection
         self.driver = driver
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self.driver.is_closed())
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
         compiled, names = _numbered(sql)

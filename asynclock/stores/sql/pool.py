@@ -43,13 +43,21 @@ class Pool:
     async def line(self) -> AsyncIterator[Line]:
         """A connection for one use. If the block raises, it is closed: catch what leaves it intact inside."""
         async with self._room:
-            line = self._idle.pop()[0] if self._idle else await self.source.connect()
+            line = await self._next()
             try:
                 yield line
             except BaseException:
                 await line.abandon()
                 raise
             self._keep(line)
+
+    async def _next(self) -> Line:
+        while self._idle:
+            line, _ = self._idle.pop()
+            if not line.is_closed:
+                return line
+            await line.abandon()
+        return await self.source.connect()
 
     async def alone(self, line: Line, sql: str, params: Mapping[str, Any]) -> Sequence[Any]:
         """One statement that is a transaction of its own. Behind a pooler its two messages need one for certain."""

@@ -5,25 +5,32 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.pool import NullPool
 
 from asynclock._errors import ConfigError
+from asynclock.rules.model import ACQUIRE, RELEASE
 from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.settings import Settings
-from asynclock.stores.transactional import TransactionalNode, TransactionalStore
+from asynclock.stores.sql.single import single_of
+from asynclock.stores.transactional import TransactionalNode, TransactionalStore, copy_of, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from asynclock.rules.model import Notice
-    from asynclock.stores.port import NodeConfig
+    from asynclock.rules.model import Notice, Op
+    from asynclock.stores.port import Grant, NodeConfig, Refused, Undone
+    from asynclock.stores.sql.single import Single, Singles
     from asynclock.stores.transactional import Step
+
+_DOUBTFUL = 10_000
+"""Ids that are remembered, at most."""
 
 _INHERITED: list[Any] = []
 """Of a forked child: what belongs to its parent, and must not be closed."""
@@ -46,6 +53,7 @@ class SQLStore(TransactionalStore):
         self._databases: dict[asyncio.AbstractEventLoop, Database] = {}
         self._nodes: weakref.WeakValueDictionary[str, TransactionalNode] = weakref.WeakValueDictionary()  # by tag
         self._connect_timeout = 1.0
+        self._doubtful: dict[str, None] = {}  # ids whose acquire failed
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -83,6 +91,45 @@ class SQLStore(TransactionalStore):
         loop = asyncio.get_running_loop()
         if (database := self._databases.get(loop)) is not None and await database.unlisten(tag):
             self._databases.pop(loop, None)
+
+    def decide(
+        self, prefix: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]
+    ) -> tuple[Coroutine[Any, Any, None], list[Grant | Refused | Undone]]:
+        del answer
+        database, asked = self._database, copy_of(op)
+        asked.tombstone = asked.tombstone or (op.verb is RELEASE and op.id in self._doubtful)
+        step, votes = self.step_of([asked])
+        keys = keys_of(prefix, asked)
+        single = single_of(keys[0], asked) if database.singles is not None else None
+        if single is None or database.singles is None:
+            return self._in_doubt(asked, database.transact(keys, step)), votes
+        alone = self._alone(database.singles, single, votes, partial(database.transact, keys, step))
+        return self._in_doubt(asked, alone), votes
+
+    async def _alone(
+        self,
+        singles: Singles,
+        single: tuple[str, Single],
+        votes: list[Grant | Refused | Undone],
+        transact: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """One statement if that is enough, else a transaction."""
+        fence = await singles.ask(*single)
+        if fence is None:
+            await transact()
+        else:
+            votes[:] = [(fence, False)]
+
+    async def _in_doubt(self, op: Op, running: Coroutine[Any, Any, None]) -> None:
+        """An acquire that fails may still arrive, if the server stood still: its undo leaves a tombstone."""
+        try:
+            await running
+        except BaseException:
+            if op.verb is ACQUIRE:
+                self._doubtful[op.id] = None
+                if len(self._doubtful) > _DOUBTFUL:
+                    del self._doubtful[next(iter(self._doubtful))]
+            raise
 
     def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None]:
         return self._database.transact(keys, step)
