@@ -87,8 +87,8 @@ class Notice(NamedTuple):
     left: float = 0.0  # seconds until the name will be free; 0.0: it is free
     name: str = ""  # of the lock, without the client's prefix
     broken: bool = False  # an operator broke the hold
-    expired: bool = False  # the store knows that the hold has ended
     continue_batch: bool = False  # the step reached its limit: after its entry this waiter serves the next tickets
+    expired: bool = False  # the store knows that the hold has ended
 
     @property
     def tag(self) -> str:

@@ -52,4 +52,5 @@ def notice_of(message: bytes, prefix: str) -> Notice | None:
     if not name.startswith(prefix):
         return None
     wait = ms / 1000 + A_MS if ms >= 0 else 0.0
-    return Notice(random, int(number), int(fence), wait, name[len(prefix) :], ms == -2, ms == -3)
+    its = name[len(prefix) :]
+    return Notice(random, int(number), int(fence), wait, its, broken=ms == -2, continue_batch=ms == -3)
