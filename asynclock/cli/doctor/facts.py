@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from asynclock._options import RESERVED, ClientSettings
+from asynclock.cli.doctor.sentinels import SentinelFacts, ask_sentinels
 from asynclock.rules.model import MARK, RESTING_MARK, TIMED, is_made_by_asynclock
 from asynclock.stores.redis.keys import channel, mark
 from asynclock.stores.redis.replies import ACL_COMMANDS, connect_error
@@ -32,6 +33,7 @@ _ANSWER = 5.0  # seconds for all answers of one server to one question
 _PAGES = 10  # of SCAN
 _PAGE = "500"
 _SAMPLE = 100  # keys of which the type is read
+_SETTINGS = ("appendfsync", "save", "stop-writes-on-bgsave-error", "min-replicas-to-write")
 _LIBRARY = re.compile(r"lib-name=asynclock\(max_lease=([\d.e+]+)\)")
 
 
@@ -95,11 +97,19 @@ class NodeFacts:
     example: str = ""
     cluster: ClusterFacts | None = None
     """Of a master of a cluster that was named as a whole."""
+    sentinels: tuple[SentinelFacts, ...] = ()
+    """The sentinels that name this master, if the url names sentinels."""
+    min_replicas: int = 0
+    """The option of the store."""
+    min_replicas_to_write: int | None = None
 
 
 async def facts_of(store: Dialer, prefix: str, cluster: ClusterFacts | None = None) -> NodeFacts:
     """Ask one server; `cluster`: it is a master of one. Never raises for what the server says or does."""
     facts, stages = NodeFacts(store.label, cluster=cluster), [Stage.CONNECT]
+    facts.min_replicas = getattr(store, "min_replicas", 0)
+    if (sentinels := getattr(store, "sentinels", None)) is not None:
+        facts.sentinels = await ask_sentinels(sentinels)
     try:
         connection = await store.dial()  # it may have to start an embedded server
         follow(connection, stages.append)
@@ -185,12 +195,13 @@ class _Questions:
             ("INFO",),
             ("GET", mark(self._prefix)),
             ("ACL", "WHOAMI"),
-            *(("CONFIG", "GET", each) for each in ("appendfsync", "save", "stop-writes-on-bgsave-error")),
+            *(("CONFIG", "GET", each) for each in _SETTINGS),
         )
         self._note("INFO", info)
         self._note("CONFIG GET", *settings)
         said = fields_of(_text(info))
-        fsync, save, stops = map(_setting, settings)
+        fsync, save, stops, to_write = map(_setting, settings)
+        facts.min_replicas_to_write = int(to_write) if to_write else None
         facts.run_id = said.get("run_id", "")
         facts.product = "valkey" if "valkey_version" in said else "redis" if said else ""
         facts.version = said.get("valkey_version") or said.get("redis_version", "")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._options import RESERVED
 from asynclock.cli.doctor.clusters import cluster_findings, independent
+from asynclock.cli.doctor.sentinels import remarks
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.output import count, length, printable
 from asynclock.rules.model import CLOCK_SKEW
@@ -332,9 +333,17 @@ def _prefix(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
         )
 
 
+def _sentinels(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    for each in facts:
+        if each.sentinels:
+            for said in remarks(each.node, each.sentinels, each.min_replicas_to_write, each.min_replicas, terms.lease):
+                severity = Severity.ERROR if said.is_error else Severity.WARNING
+                yield Finding(severity, said.check, (each.node,), said.what, said.risk, said.advice)
+
+
 _CHECKS: tuple[Callable[[Sequence[NodeFacts], Terms], Iterator[Finding]], ...] = (
-    _reachable, _quorum, _role, _restarts, _memory, _clocks, _latency, _max_leases, _versions, _permissions, _prefix,
-    _unchecked, cluster_findings,
+    _reachable, _quorum, _role, _sentinels, _restarts, _memory, _clocks, _latency, _max_leases, _versions, _permissions,
+    _prefix, _unchecked, cluster_findings,
 )  # fmt: skip
 
 

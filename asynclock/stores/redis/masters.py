@@ -125,17 +125,25 @@ class Sentinels:
 
     async def ask(self, endpoint: Endpoint) -> Master:
         """The master that this sentinel names. Raises ConnectionError, TimeoutError, ConfigError."""
+        return self._master(endpoint.label, *await self._asked(endpoint))
+
+    async def state(self, endpoint: Endpoint) -> dict[str, str]:
+        """What this sentinel says of the master, for `asynclock doctor`. Raises as `ask` does."""
+        address, state = await self._asked(endpoint)
+        self._master(endpoint.label, address, state)
+        return fields_of(state)
+
+    async def _asked(self, endpoint: Endpoint) -> list[Any]:
         connection, stages = endpoint.dial(), [Stage.CONNECT]
         follow(connection, stages.append)
         try:
             async with asyncio.timeout(_LIMIT):
                 await connection.connect()  # type: ignore[no-untyped-call]
-                address, state = await _answers(
+                return await _answers(
                     connection,
                     ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.name),
                     ("SENTINEL", "MASTER", self.name),
                 )
-            return self._master(endpoint.label, address, state)
         except Exception as error:
             raise connect_error(endpoint.label, error, stages[-1]) from None
         finally:
