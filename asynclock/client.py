@@ -68,7 +68,8 @@ class Redlock:
         async with redlock("order:42") as lease:
             await charge(fence=lease.fence)
 
-    Nodes are urls (redis, rediss, unix, valkey, valkeys, embedded, memory), `redis.asyncio.Redis` clients or Stores.
+    Nodes are urls (redis, rediss, unix, valkey, valkeys, redis+sentinel, embedded, memory), `redis.asyncio.Redis`
+    clients or Stores.
     Without nodes, the client takes those of `configure`, or of $ASYNCLOCK_URLS at its first await; and then also the
     options that were not given, from $ASYNCLOCK_PREFIX, _LEASE, _MAX_LEASE, _TIMEOUT and _TRUST_RESTARTS. `options` are
     those of ClientOptions; times are in seconds. Making a client does no I/O and needs no event loop. One client serves

@@ -20,7 +20,7 @@ from tests.support.programs import QUIET
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "stores").glob("*.md"))]
 # They have no Python snippets, but their links lead somewhere, too.
 OTHERS = [
     ROOT / "CONTRIBUTING.md",
@@ -111,8 +111,9 @@ def test_a_kinds_page_links_to_its_script(kind: str) -> None:
 def test_the_index_names_every_page() -> None:
     """docs/README.md says which page answers which question."""
     index = (ROOT / "docs" / "README.md").read_text()
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"({page.name}" in index
+    for page in (ROOT / "docs").rglob("*.md"):
+        path = page.relative_to(ROOT / "docs")
+        assert page.name == "README.md" or f"({path}" in index
 
 
 def test_every_link_in_the_docs_leads_somewhere() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from redis.asyncio.sentinel import Sentinel
@@ -256,6 +257,27 @@ async def test_a_connected_client_needs_no_sentinel(own: Deployment, name: str) 
             each.restart()
         await until(lambda: nodes_of(client)[0].error is None)
         await works(client, name)
+
+
+@other_servers
+async def test_a_sentinel_user_with_few_rights(own: Deployment, name: str) -> None:
+    """Those that docs/stores/sentinel.md names are enough; without the epochs, too."""
+    rule = "on >secret resetchannels &+switch-master -@all +auth +ping +subscribe +sentinel|get-master-addr-by-name"
+    for more in ("+sentinel|master", "-sentinel|master"):
+        for each in own.sentinels:
+            with each.cli() as cli:
+                cli.execute_command("ACL", "SETUSER", "locks", *rule.split(), more)
+        url = f"{own.url}?sentinel_username=locks&sentinel_password=secret"
+        async with Redlock(url) as client:
+            await works(client, name)
+            await until(lambda: listeners(own.sentinels[0]) == 1)
+
+
+def listeners(sentinel: Part) -> int:
+    """The number of clients that listen to a sentinel for switches."""
+    with sentinel.cli() as cli:
+        found: Any = cli.execute_command("CLIENT", "LIST")
+    return sum(" user=locks " in line and " sub=1 " in line for line in found.decode().splitlines())
 
 
 A, B = ("a", 1), ("b", 2)

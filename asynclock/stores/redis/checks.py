@@ -41,8 +41,8 @@ def mode_of(hello: Any, label: str) -> Mode:
     found = next((each for each in Mode if each.value.encode() == mode), Mode.UNKNOWN)
     if found is Mode.SENTINEL:
         raise ConfigError(
-            f"{label} is a Sentinel, which keeps no locks: pass the client of its master, "
-            "Sentinel(...).master_for(name) of redis.asyncio.sentinel"
+            f"{label} is a Sentinel, which keeps no locks: write redis+sentinel://host:26379/mymaster, or pass the "
+            "client of its master, Sentinel(...).master_for(name) of redis.asyncio.sentinel"
         )
     return found
 
