@@ -139,6 +139,9 @@ class Deployment:
             wait(lambda each=each: each.cli().execute_command("SENTINEL", "DEBUG", *fast), "a sentinel answers", _START)
         replicas = len(self.servers) - 1
         wait(lambda: all(self._is_complete(each, replicas) for each in self.sentinels), "the sentinels agree", _START)
+        for each in self.sentinels:  # one that has not heard of a promotion for four of these undoes it
+            with each.cli() as cli:
+                cli.execute_command("SENTINEL", "DEBUG", "PUBLISH-PERIOD", 1000)
 
     def _server(self, *options: str) -> Part:
         port = free_port()
