@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from redis.asyncio.sentinel import Sentinel
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
@@ -111,6 +113,23 @@ async def test_ipv6(name: str) -> None:
         assert "[::1]:" in deployment.url
         async with Redlock(deployment.url) as client:
             await works(client, name)
+    finally:
+        deployment.stop()
+
+
+@other_servers
+async def test_tls(tmp_path: Path, name: str) -> None:
+    """To the sentinels and to the servers, with one CA; a certificate that does not verify is a ConfigError."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(tmp_path / "ca.pem")
+    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    deployment = Deployment(replicas=0, tls=tmp_path)
+    try:
+        async with Redlock(f"{deployment.url}?ssl_ca_certs={tmp_path / 'ca.pem'}") as client:
+            await works(client, name)
+        async with aclosing(Redlock(deployment.url)) as client:
+            with pytest.raises(ConfigError, match="certificate does not verify"):
+                await client(name).acquire(timeout=0)
     finally:
         deployment.stop()
 

@@ -300,7 +300,9 @@ class ReplicatedNode(RedisNode):
         checked = await super().check_vote()
         replicas = fields(await self._run("INFO", "replication")).get("connected_slaves", "")
         if replicas.isdecimal() and int(replicas) < self._replicas:
-            raise ConnectionError(f"{self.label} has {replicas} replicas, and min_replicas is {self._replicas}")
+            raise ConnectionError(
+                f"{self.label} has too few replicas: {replicas} are connected, and min_replicas is {self._replicas}"
+            )
         outcome: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
         def settle(error: Exception | None = None) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -33,7 +34,8 @@ busy machine, it does nothing for 30 s."""
 class Part:
     """One process of a deployment."""
 
-    def __init__(self, host: str, port: int, password: str, command: list[str]) -> None:
+    def __init__(self, host: str, port: int, password: str, command: list[str], ca: Path | None = None) -> None:
+        self._ca = ca
         self.host = host
         self.port = port
         self.password = password
@@ -50,7 +52,8 @@ class Part:
         )
 
     def cli(self) -> redis.Redis:
-        return redis.Redis(host=self.host, port=self.port, password=self.password or None, socket_timeout=2.0)
+        tls: dict[str, Any] = {} if self._ca is None else {"ssl": True, "ssl_ca_certs": str(self._ca)}
+        return redis.Redis(host=self.host, port=self.port, password=self.password or None, socket_timeout=2.0, **tls)
 
     def kill(self) -> None:
         stop([self.process])
@@ -101,10 +104,13 @@ class Deployment:
         password: str = "",
         sentinel_password: str = "",
         host: str = "127.0.0.1",
+        tls: Path | None = None,
     ) -> None:
+        """`tls`: a folder with ca.pem and server.pem (certificate and key); then nothing listens without TLS."""
         (self._program,) = needs("Redis", program("redis-server"))
         self._host = host
         self._count = sentinels
+        self._tls = tls
         self._down_after = down_after
         self._password = password
         self._sentinel_password = sentinel_password
@@ -151,19 +157,33 @@ class Deployment:
             port,
             self._password,
             [
-                *(str(self._program), "--port", str(port), "--bind", self._host, "--dir", self._folder.name),
+                *(str(self._program), *self._ports(port), "--bind", self._host, "--dir", self._folder.name),
                 *("--save", "", "--appendonly", "no", "--daemonize", "no", "--dbfilename", f"{port}.rdb"),
                 *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"),
                 *("--enable-debug-command", "yes", *secret, *options),
             ],
+            self._ca,
         )
         self.servers.append(part)
         return part
 
+    def _ports(self, port: int) -> list[str]:
+        """The options for that port."""
+        if self._tls is None:
+            return ["--port", str(port)]
+        ca, server = str(self._tls / "ca.pem"), str(self._tls / "server.pem")
+        files = ["--tls-ca-cert-file", ca, "--tls-cert-file", server, "--tls-key-file", server]
+        return ["--port", "0", "--tls-port", str(port), "--tls-replication", "yes", "--tls-auth-clients", "no", *files]
+
+    @property
+    def _ca(self) -> Path | None:
+        return None if self._tls is None else self._tls / "ca.pem"
+
     def _sentinel(self, port: int, master: int) -> None:
         path = Path(self._folder.name) / f"sentinel-{port}.conf"
+        ports = " ".join(self._ports(port)).replace("--", "\n").strip()
         path.write_text(
-            f"port {port}\nbind {self._host}\ndir {self._folder.name}\n"
+            f"{ports}\nbind {self._host}\ndir {self._folder.name}\n"
             f"sentinel monitor {NAME} {self._host} {master} {self._count // 2 + 1}\n"
             f"sentinel down-after-milliseconds {NAME} {self._down_after}\n"
             f"sentinel failover-timeout {NAME} 1500\n"
@@ -171,7 +191,7 @@ class Deployment:
             + (f"requirepass {self._sentinel_password}\n" if self._sentinel_password else "")
             + (f"sentinel sentinel-pass {self._sentinel_password}\n" if self._sentinel_password else "")
         )
-        part = Part(self._host, port, self._sentinel_password, [str(self._program), str(path), "--sentinel"])
+        part = Part(self._host, port, self._sentinel_password, [str(self._program), str(path), "--sentinel"], self._ca)
         self.sentinels.append(part)
 
     def _is_complete(self, sentinel: Part, replicas: int) -> bool:
@@ -196,7 +216,8 @@ class Deployment:
         hosts = ",".join(f"{host}:{each.port}" for each in self.sentinels)
         login = f":{self._password}@" if self._password else ""
         secret = f"?sentinel_password={self._sentinel_password}" if self._sentinel_password else ""
-        return f"redis+sentinel://{login}{hosts}/{NAME}{secret}"
+        scheme = "redis+sentinel" if self._tls is None else "rediss+sentinel"
+        return f"{scheme}://{login}{hosts}/{NAME}{secret}"
 
     @property
     def master(self) -> Part:
