@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asynclock.cli.doctor import findings
+from asynclock.cli.doctor import clusters, findings
 from asynclock.cli.program import Code
 from tests.support.commands import environment
 from tests.support.servers import Server
@@ -99,7 +99,7 @@ def test_every_exit_code_is_in_the_table() -> None:
 
 def test_every_check_of_the_doctor_is_in_its_table() -> None:
     """And no other."""
-    source = Path(findings.__file__).read_text()
+    source = "".join(Path(str(each.__file__)).read_text() for each in (findings, clusters))
     checks = {*re.findall(r'^ +"([a-z-]+)",$', source, re.M), *re.findall(r'Finding\(severity, "([a-z-]+)"', source)}
     rows = re.findall(r"^\| (`[a-z`, -]+`) \|", PAGE, re.M)
     shown = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}

@@ -13,7 +13,7 @@ from asynclock import ConfigError, QuorumUnavailable, Redlock, Unsupported
 from asynclock.events import Event, NodeUp
 from asynclock.stores.redis.keys import slot_of
 from tests.support.commands import answered, json_of
-from tests.support.probes import nodes_of, shards_of
+from tests.support.probes import nodes_of
 from tests.support.servers import Servers, free_port
 from tests.support.services.cluster import Cluster
 from tests.support.waiters import LIMIT
@@ -110,8 +110,8 @@ async def test_each_name_is_at_its_master(shared_cluster: Cluster, redlock: Redl
             owner = shared_cluster.owner(slot_of(PREFIX, each))
             assert owner.cli("EXISTS", PREFIX + each) == 1
     (node,) = nodes_of(redlock)
-    assert len(shards_of(node)) == 3
-    assert all(shard.up for shard in shards_of(node))
+    assert len(node.shards) == 3
+    assert all(shard.up for shard in node.shards)
 
 
 async def test_d8_any_name(redlock: Redlock) -> None:
@@ -145,7 +145,7 @@ async def test_a_prefix_in_one_slot(shared_cluster: Cluster, name: str) -> None:
     async with Redlock(shared_cluster.url, prefix="{app}:") as client:
         async with client(name):
             assert [holder.name async for holder in client.holders()] == [name]
-        assert len(shards_of(nodes_of(client)[0])) == 1
+        assert len(nodes_of(client)[0].shards) == 1
         assert (await client.health()).ok
 
 

@@ -231,16 +231,11 @@ async def ping(node: Any, name: str = "any") -> None:
     """Wait until the server has answered behind all that the node sent; of a cluster, all masters have; of a database,
     behind all about that name."""
     if isinstance(node, ClusterNode):
-        await asyncio.gather(*(shard.run("PING") for shard in shards_of(node)))
+        await asyncio.gather(*(shard.run("PING") for shard in node.shards))
     elif isinstance(node, RedisNode):
         await node._run("PING")
     else:
         await node.probe(name)
-
-
-def shards_of(node: ClusterNode) -> list[Any]:
-    """The nodes of the masters of a cluster."""
-    return list(node._masters.shards)
 
 
 def connection_of(node: Any) -> Any:

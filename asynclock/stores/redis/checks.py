@@ -16,6 +16,7 @@ from asynclock.stores.redis.scripts import PROBE_SCRIPT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from asynclock.stores.port import NodeConfig
     from asynclock.stores.redis.connection import CommandReply
 
 _SHA = sha1(PROBE_SCRIPT.encode()).hexdigest()  # noqa: S324 - Redis identifies scripts by their SHA-1
@@ -48,12 +49,13 @@ def mode_of(hello: Any, label: str) -> Mode:
 
 
 async def check_vote(
-    ask: Callable[..., CommandReply], prefix: str, id: str, mode: Mode, label: str, name: str = PROBE
+    ask: Callable[..., CommandReply], config: NodeConfig, mode: Mode, label: str, name: str = PROBE
 ) -> str:
     """Take and give back a hold of `name`. Returns the server's refusal of PUBLISH, "" if it publishes. Raises
     ConfigError for an error that only the user can solve, else ServerError."""
+    prefix, tag = config.prefix, config.listener.tag
     at = keys(prefix, name)
-    words = ("5", *at[:-1], at.undone + id[:ID_LENGTH], id, _LEASE, channel(""))
+    words = ("5", *at[:-1], at.undone + tag[:ID_LENGTH], tag, _LEASE, channel(""))
     slots = _SLOTS if mode is Mode.CLUSTER and "{" not in prefix else ()  # a prefix with a tag has one slot
     try:
         for each in [ask("EXISTS", key_in_slot(prefix, slot)) for slot in slots]:

@@ -73,6 +73,11 @@ class ClusterNode:
     def __repr__(self) -> str:
         return f"<ClusterNode {self.label} {len(self._masters.all)} masters>"
 
+    @property
+    def shards(self) -> list[Shard]:
+        """The nodes of its masters."""
+        return self._masters.shards
+
     # -- commands ------------------------------------------------------------------------------------------------
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
@@ -94,12 +99,12 @@ class ClusterNode:
         return ConnectionError(f"{self.label}: no master has slot {slot}, in which the name is: give it to one")
 
     def flush(self) -> None:
-        for shard in self._masters.shards:
+        for shard in self.shards:
             shard.flush()
 
     def rtt(self) -> float | None:
         """The rtt of `port.Measured`: the longest of the masters."""
-        return max((rtt for each in self._masters.shards if (rtt := each.rtt()) is not None), default=None)
+        return max((rtt for each in self.shards if (rtt := each.rtt()) is not None), default=None)
 
     # -- redirections (rule 2) -----------------------------------------------------------------------------------
 

@@ -74,8 +74,7 @@ class RedisNode:
         self.index = config.position
         self.mark, self.probe_name = mark(config.prefix), PROBE
         self.state = NodeState.NEW
-        self.listens: bool = False
-        self._listened = False
+        self.listens = self._listened = False
         self.error: Exception | None = None
         self._reached(Stage.CONNECT)
         self._store = store
@@ -157,14 +156,7 @@ class RedisNode:
             self.lost(connection, error)
             handler.fail(self.index, error, maybe=True)  # it has left the deque, so `lost` did not fail it
 
-    def redirected(self, handler: ReplyHandler, error: replies.ServerError) -> bool:
-        """Whether another server was asked instead: only a cluster has others (`shard.py`)."""
-        del handler, error
-        return False
-
     def _server_error(self, connection: Connection, handler: ReplyHandler, error: replies.ServerError) -> None:
-        if self.redirected(handler, error):
-            return
         match replies.fault_of(error):
             case replies.Fault.RESEND if not handler.op.revoked:
                 connection.send(encode_whole(handler.op, self._config.prefix), handler)
@@ -370,8 +362,7 @@ class RedisNode:
             raise self._restarts.no_vote()
         ask = partial(self._ask, connection)
         try:
-            tag, name = self._config.listener.tag, self.probe_name
-            refusal = await check_vote(ask, self._config.prefix, tag, self._mode, self.label, name)
+            refusal = await check_vote(ask, self._config, self._mode, self.label, self.probe_name)
         except replies.ServerError as error:
             if replies.fault_of(error) is replies.Fault.RECONNECT:
                 self._no_master(connection, error)

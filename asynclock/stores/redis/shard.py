@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from asynclock.stores.port import Checked, NodeConfig, Notice, ReplyHandler
+    from asynclock.stores.redis.connection import Connection
     from asynclock.stores.redis.pending import PendingRelease
     from asynclock.stores.redis.restarts import Dialer
     from asynclock.stores.redis.topology import Address
@@ -139,11 +140,11 @@ class Shard(RedisNode):
         if not self._router.watches:
             self._router.watch()
 
-    def redirected(self, handler: ReplyHandler, error: ServerError) -> bool:
-        if not is_redirect(error):
-            return False
-        self._router.redirected(self, handler, error)
-        return True
+    def _server_error(self, connection: Connection, handler: ReplyHandler, error: ServerError) -> None:
+        if is_redirect(error):
+            self._router.redirected(self, handler, error)
+        else:
+            super()._server_error(connection, handler, error)
 
     def send_asking(self, op: Op, handler: ReplyHandler) -> None:
         """Send an op for a slot that is being moved here: the server takes it only after ASKING. No other command may
