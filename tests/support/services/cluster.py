@@ -110,6 +110,7 @@ class Cluster:
     def __init__(self, masters: int = 3, replicas: int = 1, *options: str, valkey_server: bool = False) -> None:
         found = Path(valkey.binary()) if valkey_server else program("redis-server", "/usr/bin")
         (self._binary,) = needs("redis-server", found)
+        self._shards = valkey_server
         self._folder = tempfile.TemporaryDirectory(prefix="asynclock-cluster-")
         self._options = ("--cluster-node-timeout", "400", "--cluster-replica-validity-factor", "0", *options)
         self.members: list[Member] = []
@@ -135,7 +136,8 @@ class Cluster:
             (me.folder / "nodes.conf").write_text(text)
 
     def _line(self, number: int, each: Member, masters: int, *, mine: bool) -> str:
-        head = f"{each.id} 127.0.0.1:{each.port}@{each.bus} {'myself,' if mine else ''}"
+        shard = f",,shard-id={self.members[number % masters].id}" if self._shards else ""  # Redis 7.0 knows none
+        head = f"{each.id} 127.0.0.1:{each.port}@{each.bus}{shard} {'myself,' if mine else ''}"
         if number >= masters:
             return f"{head}slave {self.members[number % masters].id} 0 0 {number % masters + 1} connected"
         first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
