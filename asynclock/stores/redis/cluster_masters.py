@@ -10,7 +10,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock.stores.port import PROBE
-from asynclock.stores.redis.keys import mark, only_slot, slot_of, tag_within
+from asynclock.stores.redis.keys import mark, only_slot, slot_of, tag_of, tag_within
 from asynclock.stores.redis.shard import Router, Shard
 from asynclock.stores.redis.topology import SLOTS, Address, span_of
 
@@ -182,11 +182,19 @@ class Masters:
 
     def _choose_keys(self, shard: Shard) -> None:
         """The keys with which the shard is marked and checked, in one of its slots."""
+        before = shard.tag
         if self.only is None:
-            tag = tag_within(lambda slot: self.by_slot[slot] is shard)
-            shard.mark, shard.probe_name = mark(self._config.prefix, tag), f"{PROBE}{{{tag}}}"
+            shard.tag = tag_within(lambda slot: self.by_slot[slot] is shard)
+            shard.mark, shard.probe_name = mark(self._config.prefix, shard.tag), f"{PROBE}{{{shard.tag}}}"
         else:
-            shard.mark = mark(self._config.prefix)
+            shard.tag, shard.mark = tag_of(self._config.prefix), mark(self._config.prefix)
+        if shard.tag != before:
+            self.subscribe(shard)
+
+    def subscribe(self, shard: Shard) -> None:
+        """The channel of a shard is in another slot. A shard that is not up subscribes when it is."""
+        if shard.up:
+            self._run_in_background(shard.subscribe())
 
     # -- what redirections say -----------------------------------------------------------------------------------
 

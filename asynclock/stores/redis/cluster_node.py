@@ -7,12 +7,13 @@
 3. When a slot gets another master, the pending releases of its names go to that master (`pending.py`).
 4. The client asks the cluster for its slots when it opens, when a master is lost or silent, and after each MOVED; again
    and again until all slots have a master that is up.
-5. PUBLISH reaches every node of a cluster, and each of them passes a notice on to its clients. So a notice arrives once
-   on each connection. The one from the master of the slot counts, because it comes behind the replies of that master.
+5. A notice comes from the master that has the slot, by sharded pub/sub (`shard_channel.py`), behind the replies of that
+   master. A server without it, and one on whose channel nobody listens, sends it with PUBLISH. That reaches every node
+   of a cluster, and each of them passes it on to its clients. The one from the master of the slot counts.
    If it does not come, the slot may have another master, and another one counts after a moment.
-6. A server counts only the clients that are connected to it as receivers. A waiter that is connected to the old master
-   of a slot gets the notice from there, although the new master did not count it, and gave the hold to another. So a
-   notice does not grant a hold here: it wakes the waiter, whose next try finds out.
+6. A server counts only the clients that are connected to it as receivers. With PUBLISH, a waiter that is connected to
+   the old master of a slot gets a notice from there, although the new master did not count it, and gave the hold to
+   another. So such a notice does not grant a hold: it wakes the waiter, whose next try finds out.
 7. In a quorum of clusters a master that this client finds in place of another one is in quarantine, as a server that
    restarted: it may be a replica that did not have all holds when it was promoted. A slot that moves to a master which
    this client knew before takes its keys along.
@@ -158,9 +159,12 @@ class ClusterNode:
 
     # -- notices (rules 5 and 6) ---------------------------------------------------------------------------------
 
-    def received(self, shard: Shard, notice: Notice) -> None:
-        """A notice came on the connection to this shard."""
+    def received(self, shard: Shard, notice: Notice, *, certain: bool = False) -> None:
+        """A notice came on the connection to this shard. `certain`: from this shard itself, so a grant counts."""
         owner = self._masters.by_slot[slot_of(self._prefix, notice.name.partition(BROKEN_BY)[0])]
+        if certain:
+            self._config.listener.received(self.index, notice if shard is owner else notice._replace(fence=0))
+            return
         if shard is owner or owner is None or not owner.listens:
             self._strays[notice] = True
             self._config.listener.received(self.index, notice._replace(fence=0))
@@ -176,6 +180,11 @@ class ClusterNode:
             if not (was_received or self._closed):
                 self._masters.look()
                 self._config.listener.received(self.index, notice._replace(fence=0))
+
+    def channel_lost(self, shard: Shard) -> None:
+        """The slot of its channel has moved, or it forgot its scripts."""
+        self._masters.look()
+        self._masters.subscribe(shard)
 
     # -- the masters (rule 4) ------------------------------------------------------------------------------------
 

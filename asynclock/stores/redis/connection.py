@@ -29,6 +29,7 @@ REPLIES = 64
 _AWAITED = (RELEASE, ADOPT, BREAK)
 _LOOKS = 250  # commands that a closing client looks at in one turn of the loop; it may do so for five nodes at once
 
+_ACKNOWLEDGED = (b"subscribe", b"ssubscribe")  # pushes that come in place of a reply
 _PING = pack("PING")
 _BACKLOG = 5.0  # seconds for which a command may wait after its deadline while others are being answered
 _SILENCE = 0.5  # seconds for which a server on a busy machine may get no CPU time
@@ -101,7 +102,7 @@ class Connection(asyncio.Protocol):
                         handler.answer(index, refusal_of(reply))
                     else:
                         self._node.odd_reply(self, handler, reply)
-                elif kind is hiredis.PushNotification and reply[0] != b"subscribe":
+                elif kind is hiredis.PushNotification and reply[0] not in _ACKNOWLEDGED:
                     self._node.pushed(reply)
                 elif kind is int and reply:  # a release by the server's own command
                     take().answer(index, PLAIN_YES)

@@ -98,6 +98,11 @@ def only_slot(prefix: str) -> int | None:
     return slot_of(prefix, "") if _tag(prefix) is not None else None
 
 
+def tag_of(prefix: str) -> str:
+    """The hash tag of a prefix that has one; "": it has none."""
+    return _tag(prefix) or ""
+
+
 def tag_within(owned: Callable[[int], bool]) -> str:
     """A hash tag in one of the slots for which `owned` is true. All clients find the same one. "": there is none."""
     return next((str(n) for n in range(_TRIES) if owned(key_slot(b"%d" % n))), "")
@@ -134,6 +139,7 @@ def _tag_for(slot: int) -> str:
     return next(str(n) for n in count() if key_slot(b"%d" % n) == slot)
 
 
-def channel(tag: str) -> str:
-    """The channel of a client. It is the same on every node and for every prefix."""
-    return f"{RESERVED}{tag}"
+def channel(tag: str, shard: str = "") -> str:
+    """The channel of a client. It is the same on every node and for every prefix. `shard`: a hash tag in a slot of one
+    master of a cluster, for the channel of that master."""
+    return f"{RESERVED}{tag}{{{shard}}}" if shard else f"{RESERVED}{tag}"

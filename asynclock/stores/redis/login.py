@@ -177,7 +177,7 @@ def take_over(node: RedisNode, redis: AbstractConnection) -> Connection:
     writer, redis._writer, redis._reader = redis._writer, None, None  # noqa: SLF001
     if writer is None:
         raise ConnectionError(f"{node.label} hung up")
-    connection = Connection(node, writer)
+    connection = node.connection_class(node, writer)
     connection.transport.set_protocol(connection)
     provider = redis.credential_provider
     if isinstance(provider, Fetched) and (stream := _streams.get(id(provider.provider))) is not None:

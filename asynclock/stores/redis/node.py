@@ -69,9 +69,10 @@ _FAREWELL = 1.0  # seconds for which a client that closes tries to deliver pendi
 class RedisNode:
     """One server. The rules are in the docstring of this module."""
 
+    connection_class = Connection
+
     def __init__(self, store: Dialer, config: NodeConfig) -> None:
-        self.label = store.label
-        self.index = config.position
+        self.label, self.index = store.label, config.position
         self.mark, self.probe_name = mark(config.prefix), PROBE
         self.state = NodeState.NEW
         self.listens = self._listened = False
@@ -84,8 +85,7 @@ class RedisNode:
         self.rtt = Stopwatch(config.clock.now)
         self.pushed = Channel(config, self.label).pushed
         self._restarts = Restarts(store, config)
-        self._quarantined = False
-        self._mode = Mode.UNKNOWN
+        self._quarantined, self._mode = False, Mode.UNKNOWN
         self._native: tuple[str, ...] = ()  # the server's own compare-and-delete; (): it has none, or forbids it
         self._timer: Any = None
         self._timer_at = 0.0

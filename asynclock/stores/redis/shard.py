@@ -3,7 +3,9 @@ another master has the slot (`cluster_node.py`)."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._options import ANSWER_TIMEOUT
@@ -13,7 +15,9 @@ from asynclock.stores.redis.connection import CommandReply, IgnoredCommand, Igno
 from asynclock.stores.redis.delivery import SLICE
 from asynclock.stores.redis.encoding import encode, pack
 from asynclock.stores.redis.node import RedisNode
-from asynclock.stores.redis.replies import ServerError, is_redirect
+from asynclock.stores.redis.notices import notice_of
+from asynclock.stores.redis.replies import Fault, ServerError, fault_of, is_redirect
+from asynclock.stores.redis.shard_channel import ShardConnection, subscribe
 
 if TYPE_CHECKING:
     from collections import OrderedDict
@@ -39,8 +43,11 @@ class Router(Protocol):
     def redirected(self, shard: Shard, handler: ReplyHandler, error: ServerError) -> None:
         """The shard did nothing: send the op to the master that has the slot."""
 
-    def received(self, shard: Shard, notice: Notice) -> None:
-        """A notice came on the connection to this shard."""
+    def received(self, shard: Shard, notice: Notice, *, certain: bool = False) -> None:
+        """A notice came on the connection to this shard. `certain`: from this shard itself."""
+
+    def channel_lost(self, shard: Shard) -> None:
+        """The slot of its channel has moved, or it forgot its scripts."""
 
     def connected(self, shard: Shard) -> None:
         """The shard is connected (again)."""
@@ -68,6 +75,8 @@ class _Listener:
 class Shard(RedisNode):
     """One master."""
 
+    connection_class = ShardConnection
+
     def __init__(
         self,
         store: Dialer,
@@ -80,6 +89,9 @@ class Shard(RedisNode):
         super().__init__(store, config._replace(listener=listener))
         listener.shard = self
         self.address = address
+        self.tag = ""  # a hash tag in one of its slots, for its channel
+        self._client = config.listener.tag
+        self._plain, self.pushed = self.pushed, self._pushed
         self.asked_at = -math.inf  # when an ASK named it last
         self._router = router
         self._pending.unanswered = unanswered  # of all shards: a slot may move before an answer comes
@@ -144,6 +156,9 @@ class Shard(RedisNode):
         if is_redirect(error):
             self._router.redirected(self, handler, error)
         else:
+            if fault_of(error) is Fault.RESEND and isinstance(connection, ShardConnection) and connection.tag:
+                connection.tag = b""
+                self._router.channel_lost(self)
             super()._server_error(connection, handler, error)
 
     def send_asking(self, op: Op, handler: ReplyHandler) -> None:
@@ -159,6 +174,35 @@ class Shard(RedisNode):
         connection.send(encode(op, self._config.prefix), handler)
         if self._timer is None or handler.deadline < self._timer_at:
             self._arm(handler.deadline)
+
+    # -- its channel ---------------------------------------------------------------------------------------------
+
+    async def _greet(self, ask: Callable[..., CommandReply], name: str | None) -> tuple[tuple[str, ...], bool, Mode]:
+        native, listens, mode = await super()._greet(ask, name)
+        self._tag = await subscribe(ask, self._client, self.tag) if listens and self.tag else b""
+        return native, listens, mode
+
+    async def _open_connection(self) -> None:
+        await super()._open_connection()
+        if isinstance(self._connection, ShardConnection):
+            self._connection.tag = self._tag
+
+    async def subscribe(self) -> None:
+        """Its channel is in another slot now. Never raises for what the server says."""
+        connection = self._connection
+        if isinstance(connection, ShardConnection) and self.listens and self.tag:
+            connection.tag = b""
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                connection.tag = await subscribe(partial(self._ask, connection), self._client, self.tag)
+
+    def _pushed(self, push: Any) -> None:
+        if push[0] == b"smessage":
+            if (notice := notice_of(push[2], self._config.prefix)) is not None:
+                self._router.received(self, notice, certain=True)
+        elif push[0] == b"sunsubscribe":
+            self._router.channel_lost(self)
+        else:
+            self._plain(push)
 
     # -- pending releases ----------------------------------------------------------------------------------------
 

@@ -30,10 +30,16 @@ def _parts_of(text: str) -> dict[str, str]:
 _PARTS = _parts_of(read("queue")) | _parts_of(read("holders"))
 
 
-def joined(own: str) -> str:
+_IN_SHARD = _PARTS | {"notify": _PARTS["notify_in_shard"]}
+
+
+def joined(own: str, parts: dict[str, str] = _PARTS) -> str:
     """The text `own`, with the shared parts in place of its join lines."""
     return re.sub(
-        r"^( *)--@ join (\w+)\n", lambda line: indent(joined(_PARTS[line[2]]), line[1]), own, flags=re.MULTILINE
+        r"^( *)--@ join (\w+)\n",
+        lambda line: indent(joined(parts[line[2]], parts), line[1]),
+        own,
+        flags=re.MULTILINE,
     )
 
 
@@ -54,3 +60,9 @@ PROBE_SCRIPT = read("probe")
 """The script that checks whether a server votes."""
 
 SCRIPTS["multi"] = joined_multi(read("multi"), SCRIPTS)
+
+_SHARDED = {letter: joined(read(name), _IN_SHARD) for letter, name in _OWN.items()}
+_SHARDED["multi"] = joined_multi(read("multi"), _SHARDED)
+SHARDED_SCRIPTS = {letter: f"local shard = ARGV[#ARGV]\n{script}" for letter, script in _SHARDED.items()}
+"""The same for a server of a cluster with sharded pub/sub. They have one more argument at the end: a hash tag in one of
+the slots of that server."""

@@ -74,13 +74,7 @@ end
 --   no(rank, turn)   the reply of a refusal; turn: all tickets before the waiter are served, and it can enter
 local serving, number, fresh, asked, tasks = string.sub(ARGV[8], 1, 1), string.match(ARGV[11], '(%S+) (%S+) (%S+) (%S+)')
 
--- The number of clients that received the notice; false: no permission to publish. All arguments are strings, because
--- `..` rounds numbers.
-local function notify(to, its, token, left, by)
-  local notice = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold .. (by or '')
-  local received = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), notice)
-  return type(received) == 'number' and received
-end
+--@ join notify
 
 local enqueue
 if number then
@@ -184,3 +178,23 @@ end
 if number and verb == 'release' then enqueue() end
 if reply then return reply end
 if verb == 'wait' or not turn then return no(number and redis.call('ZRANK', queue, waiter) or -1, turn) end
+
+--@ part notify
+-- The number of clients that received the notice; false: no permission to publish. All arguments are strings, because
+-- `..` rounds numbers.
+local function notify(to, its, token, left, by)
+  local notice = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold .. (by or '')
+  local received = redis.pcall('PUBLISH', 'asynclock~' .. string.sub(to, 1, 12), notice)
+  return type(received) == 'number' and received
+end
+
+--@ part notify_in_shard
+-- The same in a cluster. `shard` is a hash tag in a slot of this server: clients subscribe to a channel there. If none
+-- receives the notice, it goes to the clients of all servers, whose slots may have moved.
+local function notify(to, its, token, left, by)
+  local notice = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold .. (by or '')
+  local channel = 'asynclock~' .. string.sub(to, 1, 12)
+  local received = redis.pcall('SPUBLISH', channel .. '{' .. shard .. '}', notice)
+  if type(received) ~= 'number' or received == 0 then received = redis.pcall('PUBLISH', channel, notice) end
+  return type(received) == 'number' and received
+end
