@@ -37,8 +37,8 @@ from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.registry import rule_of
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import MOST, Semaphore
-from asynclock.stores import check_supported, check_thread_safe, stores_for, stores_of
-from asynclock.stores.port import Limited, Use, Wish, is_standalone
+from asynclock.stores import check_supported, check_thread_safe, limited_of, stores_for, stores_of
+from asynclock.stores.port import Use, Wish, is_standalone
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from asynclock.locks.decorators import Skipped
     from asynclock.locks.lease import Lease
     from asynclock.rules.model import Kind
+    from asynclock.stores import LimitedStore
     from asynclock.stores.port import Store
 
 _P = ParamSpec("_P")
@@ -83,7 +84,7 @@ class Redlock:
         self._given: Mapping[str, Any] = {}  # the options that were given, to __init__ or to configure()
         self._ready_made = self._unread = not nodes  # it takes other options from the environment; not read yet
         self._stores: tuple[Store, ...] = ()
-        self._limited = False  # a store cannot keep every lock
+        self._limited: tuple[LimitedStore, ...] = ()  # those that cannot keep every lock
         self._sessions = Sessions()
         self._observers = Observers()
         self._set(nodes, options)
@@ -168,7 +169,7 @@ class Redlock:
     def _checked(self, lock: Lock) -> Lock:
         """The lock. Raises Unsupported if the stores are known and cannot keep it."""
         if self._limited:
-            check_supported(self._stores, lock.__wish__()._replace(prefix=self._settings.prefix))
+            check_supported(self._limited, lock.__wish__()._replace(prefix=self._settings.prefix))
         return lock
 
     def _lock_settings(self, name: str, options: LockOptions) -> LockSettings:
@@ -238,7 +239,7 @@ class Redlock:
         labelled: LockOptions = {"label": name, **options} if isinstance(name, str) else options
         client, known = self._settings, self._lock_settings("synchronized", labelled)
         if self._limited:
-            check_supported(self._stores, Wish(use, MUTEX, (), known.lease, known.min_hold, known.fencing))
+            check_supported(self._limited, Wish(use, MUTEX, (), known.lease, known.min_hold, known.fencing))
 
         def settings() -> LockSettings:
             nonlocal client, known
@@ -346,7 +347,7 @@ class Redlock:
 
     def _use_stores(self, stores: tuple[Store, ...]) -> None:
         self._stores = stores
-        self._limited = any(isinstance(store, Limited) for store in stores)
+        self._limited = limited_of(stores)
 
     def _settings_of(self, given: Mapping[str, Any], *, strict: bool = False) -> ClientSettings:
         """The settings with these options, and others from the environment if the client is ready-made. Before the

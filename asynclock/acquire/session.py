@@ -32,8 +32,8 @@ from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
 from asynclock.rules.registry import FAMILIES
-from asynclock.stores import check_supported
-from asynclock.stores.port import Limited, WrongKind, is_thread_safe
+from asynclock.stores import check_supported, limited_of
+from asynclock.stores.port import WrongKind, is_thread_safe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -88,7 +88,7 @@ class Session:
         self.opened = False  # the first attempts to connect have ended
         self.ready = False  # and no majority of the nodes refuses for a reason that only the user can solve
         self.quorum = quorum_over(stores, settings, self.clock, self, self._reported)
-        self.limited = any(isinstance(store, Limited) for store in stores)
+        self.limited = limited_of(stores)
         self._stores = stores
         self._renewal_thread: RenewalThread | None = None
         self._whoami = f"{os.getpid()}|{_HOST}"
@@ -125,7 +125,7 @@ class Session:
 
     def check_supported(self, wish: Wish) -> None:
         """Raise Unsupported for a lock that the stores cannot keep."""
-        check_supported(self._stores, wish._replace(prefix=self.settings.prefix))
+        check_supported(self.limited, wish._replace(prefix=self.settings.prefix))
 
     def check_open(self) -> None:
         """Raise ConfigError once the client was closed."""

@@ -13,10 +13,10 @@ All times that cross the port are in seconds.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from asynclock._errors import ConfigError, Unsupported, brief
-from asynclock.stores.port import Limited, Use, is_standalone, is_thread_safe
+from asynclock.stores.port import Limited, Store, Use, is_standalone, is_thread_safe
 from asynclock.stores.urls import store_of_client, store_of_url, urls_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from asynclock.stores.port import Store, Wish
+    from asynclock.stores.port import Wish
 
 URLS = "ASYNCLOCK_URLS"
 """The environment variable with the urls of a client that was given no nodes: comma-separated (`urls_of`)."""
@@ -73,10 +73,19 @@ def _family(store: Store) -> object:
     return type(store)
 
 
-def check_supported(stores: Sequence[Store], wish: Wish) -> None:
-    """Raise Unsupported for a lock that one of the stores cannot keep."""
-    for store in stores:
-        if isinstance(store, Limited) and (reason := store.cannot(wish)):
+class LimitedStore(Store, Limited, Protocol):
+    """A store that cannot keep every lock."""
+
+
+def limited_of(stores: Sequence[Store]) -> tuple[LimitedStore, ...]:
+    """The stores that cannot keep every lock. Looked up once for a client: it takes 50 us."""
+    return tuple(cast("LimitedStore", store) for store in stores if isinstance(store, Limited))
+
+
+def check_supported(limited: Sequence[LimitedStore], wish: Wish) -> None:
+    """Raise Unsupported for a lock that one of these stores cannot keep."""
+    for store in limited:
+        if reason := store.cannot(wish):
             name = ", ".join(wish.names)
             what = wish.kind.name if wish.use is Use.LOCK else wish.use.value
             about = f"{what} of {brief(name)}" if name else what
