@@ -90,7 +90,7 @@ def span_of(slots: Sequence[int]) -> str:
 
 def apart(prefix: str, names: Sequence[str]) -> str | None:
     """Why one lock cannot have these names; None: it can, because all are in one slot."""
-    if len({slot_of(prefix, name) for name in names}) < 2:
+    if len(names) < 2 or len({slot_of(prefix, name) for name in names}) < 2:
         return None
     shown = ", ".join(f'"{_tagged(each, names)}"' for each in names[:3]) + ", ..." * (len(names) > 3)
     return (
