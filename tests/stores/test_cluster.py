@@ -152,9 +152,22 @@ async def test_a_prefix_in_one_slot(shared_cluster: Cluster, name: str) -> None:
 # -- notices ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_waiter_is_notified(shared_cluster: Cluster, redlock: Redlock, name: str) -> None:
-    """By the master of the slot, and once, although each node of the cluster passes the notice on."""
-    async with Redlock(shared_cluster.url) as other:
+def published(cluster: Cluster, command: str) -> int:
+    """How often the masters have carried out that command."""
+    found = [each.info("commandstats").get(f"cmdstat_{command}", "calls=0") for each in cluster.masters]
+    return sum(int(each.partition("=")[2].partition(",")[0]) for each in found)
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+async def test_a_waiter_is_notified(shared_cluster: Cluster, name: str, sharded: bool) -> None:
+    """By the master of the slot: by sharded pub/sub alone, or if the user may not use that, by the message that each
+    node of the cluster passes on."""
+    for each in shared_cluster.members:
+        rules = () if sharded else ("-ssubscribe",)
+        each.cli("ACL", "SETUSER", "waits", "reset", "on", ">secret", "~*", "&*", "+@all", *rules)
+    url = shared_cluster.url.replace("//", "//waits:secret@")
+    async with Redlock(url) as redlock, Redlock(url) as other:
+        before = published(shared_cluster, "publish")
         for each in some_names(name, shared_cluster):
             lease = await redlock(each, lease=30).acquire()
             assert lease
@@ -167,6 +180,7 @@ async def test_a_waiter_is_notified(shared_cluster: Cluster, redlock: Redlock, n
             assert got
             assert asyncio.get_running_loop().time() - began < 2.0
             await got.release()
+        assert (published(shared_cluster, "publish") == before) is sharded
 
 
 # -- operators -------------------------------------------------------------------------------------------------------
