@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from asynclock import Redlock
-from tests.support.probes import zookeeper_port
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers, url_of
 from tests.support.waiters import LIMIT
+from tests.support.zookeeper_probes import zookeeper_port
 
 pytestmark = pytest.mark.one_loop("it is about the servers")
 

@@ -14,9 +14,9 @@ from kazoo.security import make_digest_acl
 
 from asynclock import ConfigError, LockLost, Redlock, Unsupported
 from asynclock.stores.zookeeper import ZooKeeperStore
-from tests.support.probes import contenders_of
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, until
+from tests.support.zookeeper_probes import contenders_of
 
 pytestmark = pytest.mark.one_loop("the loop has no part in it")
 

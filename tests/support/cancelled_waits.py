@@ -11,12 +11,13 @@ from asynclock import Redlock
 from asynclock.locks.lease import Lease
 from asynclock.stores.transactional import TransactionalStore
 from asynclock.stores.zookeeper import ZooKeeperStore
-from tests.support.probes import left_over, nodes_of, ping, seen_at, stores_of
+from tests.support.probes import left_over, nodes_of, ping, stores_of
 from tests.support.proxy import cancelled_at, stepped
 from tests.support.still_clock import idle
 from tests.support.stored_keys import keys_at
 from tests.support.user_store import state_of
 from tests.support.waiters import LONG
+from tests.support.zookeeper_probes import contenders_of, seen_at
 
 SOON = 10.0
 """Seconds that only a lost wake-up could take: a ticket of LONG is renewed after 16 at the soonest."""
@@ -29,7 +30,8 @@ Make = Callable[..., Redlock]
 
 def kept(redlock: Redlock) -> dict[str, Any]:
     """What a client still keeps of its locks."""
-    return left_over(redlock)
+    contenders = contenders_of(redlock)
+    return {**left_over(redlock), **({"contenders": contenders} if contenders else {})}
 
 
 async def known(redlock: Redlock, name: str) -> list[Any]:

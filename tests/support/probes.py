@@ -18,7 +18,6 @@ from asynclock.rules.model import Kind, Notice
 from asynclock.stores.redis import encoding
 from asynclock.stores.redis.cluster_node import ClusterNode
 from asynclock.stores.redis.node import RedisNode
-from asynclock.stores.zookeeper.node import ZooKeeperNode
 
 Receive: TypeAlias = Callable[[int, Notice], object]
 """Takes a notice, with the number of its node."""
@@ -167,7 +166,7 @@ def left_over(client: Redlock) -> dict[str, Any]:
     """All that a client still keeps of its locks."""
     found = {
         "acquisitions": acquisitions_of(client), "tickets": tickets_of(client), "queues": local_queues_of(client),
-        "holds": holds_of(client), "leases": watched_by(client), "contenders": contenders_of(client),
+        "holds": holds_of(client), "leases": watched_by(client),
     }  # fmt: skip
     return {each: what for each, what in found.items() if what}
 
@@ -198,33 +197,6 @@ def reconnected(client: Redlock, index: int) -> None:
 
 def nodes_of(client: Redlock) -> tuple[Any, ...]:
     return tuple(session_of(client).quorum.nodes)
-
-
-def contenders_of(client: Redlock) -> dict[str, Any]:
-    """What the nodes over ZooKeeper keep beside the holds, by id."""
-    nodes = (node for node in nodes_of(client) if isinstance(node, ZooKeeperNode))
-    found = (each for node in nodes for each in node._contenders.values())
-    return {each.id: each for each in found if not each.granted}
-
-
-def zookeeper_session(client: Redlock) -> tuple[int, bytes]:
-    """The id and the password of the session that a client has in ZooKeeper."""
-    (node,) = nodes_of(client)
-    found: tuple[int, bytes] = node._connection._client.client_id
-    return found
-
-
-def zookeeper_port(client: Redlock) -> int:
-    """The port of the server to which a client is connected."""
-    (node,) = nodes_of(client)
-    port: int = node._connection._handler._socket.getpeername()[1]
-    return port
-
-
-async def seen_at(node: Any, name: str) -> list[Any]:
-    """The holds and the waiters of a name at a node."""
-    view = await node.probe(name)
-    return [*view.holds, *view.waiters]
 
 
 async def ping(node: Any, name: str = "any") -> None:

@@ -1,0 +1,170 @@
+"""Servers of ZooKeeper that freeze or start again, and clients that hang, while a lock is held."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from kazoo.client import KazooClient
+
+from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
+from asynclock.events import Event, NodeDown
+from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
+from tests.support.waiters import LIMIT
+from tests.support.zookeeper_clients import SHORT, SOON, client_of
+
+pytestmark = pytest.mark.one_loop("the session is in the threads of kazoo")
+
+
+# -- the server ------------------------------------------------------------------------------------------------------
+
+
+async def test_d4_a_server_that_starts_again_keeps_the_session(zookeepers: ZooKeepers, name: str) -> None:
+    """Its log has the session and its nodes. So the lease goes on, and fences rise."""
+    server = await asyncio.to_thread(zookeepers.start)
+    async with client_of(server, 10.0, patience=LIMIT) as client:
+        async with client(name) as lease:
+            server.kill()
+            server.start()
+            await asyncio.to_thread(server.wait)
+            async with asyncio.timeout(SOON):
+                while True:
+                    try:
+                        await lease.extend()
+                        break
+                    except QuorumUnavailable:
+                        await asyncio.sleep(0.05)
+            assert lease.held
+        async with asyncio.timeout(SOON), client(name) as again:
+            assert again.fence > lease.fence
+
+
+async def test_c10_a_frozen_server(zookeepers: ZooKeepers, name: str) -> None:
+    """The holder stops when its lease is over, by its own clock. The client hangs up before that, also while it has
+    requests to send all the time: another server could answer. Once the server runs again, so do locks."""
+    server = await asyncio.to_thread(zookeepers.start)
+    told: list[Event] = []
+
+    async def ask(client: Redlock) -> None:
+        while True:
+            with contextlib.suppress(QuorumUnavailable):
+                await client("another").locked()
+
+    async with client_of(server, SHORT, patience=LIMIT) as client:
+        client.subscribe(told.append)
+        asking = [asyncio.create_task(ask(client)) for _ in range(20)]
+        with pytest.raises(LockLost) as lost:
+            async with client(name) as lease:
+                server.freeze()
+                began = time.monotonic()
+                await asyncio.Event().wait()
+        assert lost.value.reason == "expired"
+        assert time.monotonic() - began < SHORT + 1.0
+        assert any(isinstance(each, NodeDown) for each in told)
+        server.thaw()
+        async with asyncio.timeout(LIMIT), client(name) as again:
+            assert again.fence > lease.fence
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
+
+
+async def test_a_close_does_not_wait_for_a_frozen_server(zookeepers: ZooKeepers, name: str) -> None:
+    server = await asyncio.to_thread(zookeepers.start)
+    client = client_of(server, SHORT)
+    lease = await client(name).acquire(timeout=None)
+    server.freeze()
+    async with asyncio.timeout(LIMIT):
+        await client.aclose()
+    assert not lease.held
+
+
+async def test_a_session_shorter_than_the_lease_is_refused(zookeepers: ZooKeepers, name: str) -> None:
+    """The server gives less than was asked: nobody could rely on the lease."""
+    server = await asyncio.to_thread(zookeepers.start, longest=SHORT)
+    client = client_of(server, 10.0)
+    with pytest.raises(ConfigError, match=r"sessions of 2 s at most .* session_timeout=2 .* lease=2"):
+        await client(name).acquire(timeout=None)
+    assert "maxSessionTimeout" in (await client.health()).reason
+    await client.aclose()
+
+
+# -- the client ------------------------------------------------------------------------------------------------------
+
+HOLDS = """
+import asyncio, sys
+from asynclock import LockLost, Redlock
+
+async def main(url, name):
+    async with Redlock(url, lease=2.0) as redlock:
+        try:
+            async with redlock(name) as lease:
+                print("held", lease.fence, flush=True)
+                await asyncio.Event().wait()
+        except LockLost as lost:
+            print("lost", lost.reason, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_b3_a_client_that_is_stopped(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The session of a process that does not run expires, and another client gets the name. When the process goes on,
+    it knows at once that it has lost the lock."""
+    command = [sys.executable, "-c", HOLDS, shared_zookeeper.url(session_timeout=SHORT), name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        held = (await asyncio.to_thread(program.stdout.readline)).split()
+        os.kill(program.pid, signal.SIGSTOP)
+        async with client_of(shared_zookeeper) as other, asyncio.timeout(LIMIT), other(name) as lease:
+            assert lease.fence > int(held[1])
+            os.kill(program.pid, signal.SIGCONT)
+            assert (await asyncio.to_thread(program.stdout.readline)).split() == ["lost", "expired"]
+        program.wait(LIMIT)
+
+
+def gone_after(server: ZooKeeper, name: str, seconds: float, found: list[bool]) -> None:
+    """Whether a name is free within that time, as another program sees it."""
+    watcher = KazooClient(server.address)
+    watcher.start()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not watcher.get_children(f"/locks/{name}"):
+            found.append(True)
+            break
+        time.sleep(0.05)
+    watcher.stop()
+    watcher.close()
+
+
+async def test_b1_a_blocked_loop_does_not_keep_the_name(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The threads of kazoo run on, but do not keep the session alive for a loop that does not run."""
+    found: list[bool] = []
+    async with client_of(shared_zookeeper, 1.0) as client:
+        lease = await client(name).acquire(timeout=None)
+        watching = threading.Thread(target=gone_after, args=(shared_zookeeper, name, LIMIT, found))
+        watching.start()
+        watching.join()  # blocks the loop
+        assert found
+        assert not lease.held
+        async with asyncio.timeout(SOON), client(name) as again:
+            assert again.fence > lease.fence
+
+
+def test_a_loop_that_ended_without_a_close_keeps_nothing(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """Its threads would keep the session alive for as long as the process lives."""
+    found: list[bool] = []
+    loop = asyncio.new_event_loop()
+    client = client_of(shared_zookeeper, 1.0)
+    lease = loop.run_until_complete(client(name).acquire(timeout=None))
+    loop.close()
+    gone_after(shared_zookeeper, name, LIMIT, found)
+    assert found
+    assert not lease.held

@@ -1,0 +1,36 @@
+"""Tests reach into the nodes of ZooKeeper only here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asynclock import Redlock
+from asynclock.stores.zookeeper.node import ZooKeeperNode
+from tests.support.probes import nodes_of
+
+
+def contenders_of(client: Redlock) -> dict[str, Any]:
+    """What the nodes over ZooKeeper keep beside the holds, by id."""
+    nodes = (node for node in nodes_of(client) if isinstance(node, ZooKeeperNode))
+    found = (each for node in nodes for each in node._contenders.values())
+    return {each.id: each for each in found if not each.granted}
+
+
+def zookeeper_session(client: Redlock) -> tuple[int, bytes]:
+    """The id and the password of the session that a client has in ZooKeeper."""
+    (node,) = nodes_of(client)
+    found: tuple[int, bytes] = node._connection._client.client_id
+    return found
+
+
+def zookeeper_port(client: Redlock) -> int:
+    """The port of the server to which a client is connected."""
+    (node,) = nodes_of(client)
+    port: int = node._connection._handler._socket.getpeername()[1]
+    return port
+
+
+async def seen_at(node: Any, name: str) -> list[Any]:
+    """The holds and the waiters of a name at a node."""
+    view = await node.probe(name)
+    return [*view.holds, *view.waiters]
