@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -14,11 +15,12 @@ import time
 import pytest
 from kazoo.client import KazooClient
 
-from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
+from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.waiters import LIMIT
 from tests.support.zookeeper_clients import SHORT, SOON, client_of
+from tests.support.zookeeper_probes import end_thread, thread_of
 
 pytestmark = pytest.mark.one_loop("the session is in the threads of kazoo")
 
@@ -158,13 +160,35 @@ async def test_b1_a_blocked_loop_does_not_keep_the_name(shared_zookeeper: ZooKee
             assert again.fence > lease.fence
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a5_a_thread_that_ends_by_an_error(
+    shared_zookeeper: ZooKeeper, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kazoo does not start it again by itself. The leases are lost, and the client works on with another session."""
+    caplog.set_level(logging.CRITICAL, "asynclock.kazoo")
+    async with client_of(shared_zookeeper, patience=LIMIT) as client:
+        with pytest.raises(LockLost) as lost:
+            async with asyncio.timeout(LIMIT), client(name) as lease:
+                end_thread(client)
+                await asyncio.Event().wait()
+        assert lost.value.reason == "expired"
+        async with asyncio.timeout(SHORT + LIMIT), client(f"{name}:other") as again:
+            assert again.fence > lease.fence
+
+
 def test_a_loop_that_ended_without_a_close_keeps_nothing(shared_zookeeper: ZooKeeper, name: str) -> None:
     """Its threads would keep the session alive for as long as the process lives."""
     found: list[bool] = []
     loop = asyncio.new_event_loop()
     client = client_of(shared_zookeeper, 1.0)
-    lease = loop.run_until_complete(client(name).acquire(timeout=None))
+
+    async def acquire() -> tuple[Lease, threading.Thread]:
+        return await client(name).acquire(timeout=None), thread_of(client)
+
+    lease, thread = loop.run_until_complete(acquire())
     loop.close()
     gone_after(shared_zookeeper, name, LIMIT, found)
     assert found
-    assert not lease.held
+    thread.join(LIMIT)
+    assert not thread.is_alive()
+    time.sleep(max(0.0, lease.remaining))  # a lease that is dropped while held warns

@@ -34,3 +34,22 @@ async def seen_at(node: Any, name: str) -> list[Any]:
     """The holds and the waiters of a name at a node."""
     view = await node.probe(name)
     return [*view.holds, *view.waiters]
+
+
+def end_thread(client: Redlock) -> None:
+    """The thread of kazoo meets an error that nobody expected, and ends."""
+    (node,) = nodes_of(client)
+    handler = node._connection._handler
+    select = handler.select
+
+    def fail(*args: Any) -> Any:
+        handler.select = select
+        raise RuntimeError("an error that nobody expected")
+
+    handler.select = fail
+
+
+def thread_of(client: Redlock) -> Any:
+    """The thread of kazoo that has the connection."""
+    (node,) = nodes_of(client)
+    return node._connection._client._connection._connection_routine

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
-from kazoo.protocol.states import EventType, KazooState
+from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
 from asynclock.stores.zookeeper.handler import Handler
@@ -34,6 +34,9 @@ if log.level == logging.NOTSET:  # what kazoo warns of is told as an event of th
 
 _BEATS = 8
 """The event loop shows this often in a session timeout that it runs."""
+
+_PAUSE = 0.5
+"""Seconds until kazoo is started again whose thread has ended."""
 
 _CLOSE = 1.0
 """Seconds for which a close waits for the server. Then the session ends by its timeout."""
@@ -81,7 +84,8 @@ class Connection:
         self._period = address.session_timeout / _BEATS
         hosts = address.hosts.count(",") + 1
         limit = max(limit, address.session_timeout / (3 * hosts))
-        self._handler = Handler(limit, address.session_timeout, self._greeted)
+        self._closing = False
+        self._handler = Handler(limit, address.session_timeout, self._greeted, self._is_abandoned)
         retry = KazooRetry(
             max_tries=-1, delay=0.02, backoff=2, max_delay=min(1.0, address.session_timeout / 10), sleep_func=time.sleep
         )
@@ -108,6 +112,7 @@ class Connection:
 
     async def close(self) -> None:
         """End the session. The servers delete what it holds."""
+        self._closing = True
         self._client.remove_listener(self._told)
         self._handler.rest()
         if self._timer is not None:
@@ -134,14 +139,30 @@ class Connection:
         """Call it in the event loop."""
         try:
             self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # the loop is closed, and nobody has closed this: do not keep its locks
-            self._handler.rest()
-            self._client.remove_listener(self._told)
-            threading.Thread(target=self._abandon, daemon=True).start()
+        except RuntimeError:
+            self._is_abandoned()
 
-    def _abandon(self) -> None:
+    def _is_abandoned(self) -> bool:
+        """Whether the loop is closed, and nobody has closed this. Then its threads end, and with them its locks."""
+        if not self._loop.is_closed() or self._closing:
+            return False
+        self._closing = True
+        self._handler.rest()
+        self._client.remove_listener(self._told)
+        threading.Thread(target=self._stop, daemon=True).start()
+        return True
+
+    def _stop(self) -> None:
+        """In a thread, because kazoo blocks, and cannot stop from its own."""
         with contextlib.suppress(Exception):  # nobody is there to learn of it
             self._client.stop()
+            self._client.close()
+
+    def _start_again(self) -> None:
+        """In such a thread, after kazoo's own has ended by an error."""
+        time.sleep(_PAUSE)
+        if not self._closing:
+            self._client.start_async()
 
     def _greeted(self, timeout: float, session: int) -> None:
         if timeout > 0:
@@ -171,6 +192,8 @@ class Connection:
         self.state = known.get(state, SessionState.CONNECTING)
         if state == KazooState.LOST:
             self._lost()
+            if self._client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED) and not self._closing:
+                threading.Thread(target=self._start_again, daemon=True).start()
         self._changed(self.state)
 
     def _answer(self, future: asyncio.Future[Any], result: Any) -> None:

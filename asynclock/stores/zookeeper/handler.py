@@ -55,12 +55,19 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
 
     queue_impl = _Direct
 
-    def __init__(self, limit: float, silent_after: float, greeted: Callable[[float, int], object]) -> None:
+    def __init__(
+        self,
+        limit: float,
+        silent_after: float,
+        greeted: Callable[[float, int], object],
+        is_abandoned: Callable[[], bool],
+    ) -> None:
         super().__init__()
         self.trouble: Exception | None = None  # why the last attempt to connect failed
         self._limit = limit
         self._silent_after = silent_after
         self._greeted = greeted
+        self._is_abandoned = is_abandoned
         self._beat = math.inf
         self._socket: Any = None
 
@@ -91,7 +98,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         return self._socket
 
     def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
-        while time.monotonic() - self._beat > self._silent_after:
+        while time.monotonic() - self._beat > self._silent_after and not self._is_abandoned():
             time.sleep(_PAUSE)
         sock = self._socket
         if sock is not None and timeout is not None:
