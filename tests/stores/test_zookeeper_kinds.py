@@ -6,15 +6,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from asynclock import ConfigError, LockLost, Redlock, Unsupported
+from asynclock import ConfigError, LockLost, Redlock, Skipped, Unsupported
 from asynclock.stores.zookeeper import ZooKeeperStore
-from tests.support.services.zookeeper import ZooKeeper
+from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.waiters import LIMIT, until
 from tests.support.zookeeper_probes import contenders_of
 
@@ -158,6 +160,67 @@ async def test_detach_is_unsupported(clients: list[Redlock], name: str) -> None:
         with pytest.raises(Unsupported, match="session"):
             await lease.extend(lease=5)
         assert lease.held
+
+
+@pytest.mark.parametrize("layout", ["kazoo", "curator"])
+async def test_once_with_ttl_nodes(shared_zookeeper: ZooKeeper, name: str, layout: str) -> None:
+    """One run in two clients completes. Its mark keeps out other clients and other programs, and ends by itself."""
+    url = shared_zookeeper.url(f"/once-{layout}", ttl_nodes="true", layout=layout)
+    runs = 0
+
+    def job(client: Redlock) -> Callable[[], Coroutine[Any, Any, str | Skipped]]:
+        @client.once(name, within=1.0)
+        async def run() -> str:
+            nonlocal runs
+            runs += 1
+            await asyncio.sleep(0.1)
+            return "ran"
+
+        return run
+
+    async with Redlock(url) as one, Redlock(url) as two, asyncio.timeout(LIMIT):
+        first, second = job(one), job(two)
+        await asyncio.gather(one.health(), two.health())
+        assert set(await asyncio.gather(first(), second())) == {"ran", Skipped.RUNNING}
+        assert (await first(), await second(), runs) == (Skipped.DONE, Skipped.DONE, 1)
+        assert [holder.metadata for holder in (await two.inspect(name)).holders] == ["(done)"]
+        if layout == "kazoo":
+            assert not await asyncio.to_thread(tried, shared_zookeeper, f"/once-kazoo/{name}")
+        while await second() is Skipped.DONE:
+            await asyncio.sleep(0.05)
+        assert runs == 2
+
+
+def tried(server: ZooKeeper, path: str) -> bool:
+    """Whether a lock of kazoo is free."""
+    other = KazooClient(server.address)
+    other.start()
+    got: bool = other.Lock(path).acquire(blocking=False)
+    other.stop()
+    other.close()
+    return got
+
+
+async def test_a_run_of_once_that_raises_leaves_no_mark(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The next call runs."""
+    async with Redlock(shared_zookeeper.url("/once", ttl_nodes="true")) as client:
+
+        @client.once(name, within=60)
+        async def fails() -> None:
+            raise OSError("it failed")
+
+        for _ in range(2):
+            with pytest.raises(OSError, match="it failed"):
+                await fails()
+
+
+async def test_servers_without_ttl_nodes(zookeepers: ZooKeepers, name: str) -> None:
+    """A client that was told of TTL nodes finds out when it connects, and not after the first run."""
+    server = await asyncio.to_thread(partial(zookeepers.start, ttl=False))
+    client = Redlock(server.url(ttl_nodes="true"))
+    with pytest.raises(ConfigError, match="extendedTypesEnabled"):
+        await client(name).acquire(timeout=None)
+    await client.aclose()
 
 
 async def test_c13_permissions(shared_zookeeper: ZooKeeper, name: str) -> None:

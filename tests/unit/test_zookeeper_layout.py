@@ -15,6 +15,7 @@ from asynclock.stores.port import Use, Wish
 from asynclock.stores.zookeeper import ZooKeeperStore
 from asynclock.stores.zookeeper.layout import (
     Layout,
+    done_mark_of,
     escaped,
     holders,
     is_of,
@@ -61,6 +62,16 @@ def test_a_node_says_what_it_is(layout: Layout, kind: Rule) -> None:
     assert is_of(child, kind)
     (ticket,) = tickets_of(layout, [name, f"{ticket_prefix_of(layout, RANDOM)}0000000008"])
     assert (ticket.number, ticket.random) == (8, RANDOM)
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+def test_the_mark_of_a_run_has_the_place_of_its_mutex(layout: Layout) -> None:
+    """So no waiter enters between the two."""
+    name = f"{prefix_of(layout, RANDOM, MUTEX)}0000000007"
+    mark = done_mark_of(layout, name)
+    assert mark != name
+    (child,) = queue_of(layout, [mark])
+    assert (child.number, child.random, child.letter) == (7, RANDOM, "")
 
 
 @pytest.mark.parametrize(
@@ -162,6 +173,7 @@ def test_a_url_with_all_it_can_have() -> None:
         "zookeeper://a:1/b?session_timeout",
         "zookeeper://a:1/b?unknown=1",
         "zookeeper://a:1/b?layout=redis",
+        "zookeeper://a:1/b?ttl_nodes=maybe",
         "zookeeper://a:1/b?session_timeout=soon",
         "zookeeper://a:1/b?session_timeout=0.5",
         "zookeeper://a:1/b?session_timeout=inf",
@@ -192,4 +204,6 @@ STORE = ZooKeeperStore("zookeeper://a/b", session_timeout=20)
 def test_what_it_cannot_keep(wish: Wish, why: str | None) -> None:
     """With the reason."""
     found = STORE.cannot(wish)
+    if wish.use is Use.ONCE:
+        assert ZooKeeperStore("zookeeper://a/b", session_timeout=20, ttl_nodes=True).cannot(wish) is None
     assert found is None if why is None else found is not None and why in found

@@ -18,11 +18,11 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kazoo.client import KazooClient
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
+from asynclock.stores.zookeeper.client import Client
 from asynclock.stores.zookeeper.handler import Handler
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Connection:
         retry = KazooRetry(
             max_tries=-1, delay=0.02, backoff=2, max_delay=min(1.0, address.session_timeout / 10), sleep_func=time.sleep
         )
-        self._client = KazooClient(
+        self._client = Client(
             hosts=address.hosts,
             timeout=address.session_timeout,
             handler=self._handler,
@@ -238,6 +238,11 @@ class Connection:
         if errors:  # the one that failed comes among those that were rolled back for it
             raise next((each for each in errors if isinstance(each, NoNodeError)), errors[0])
         return results
+
+    async def create_for(self, path: str, data: bytes, seconds: float) -> None:
+        """Create a node that the servers delete after that time, or up to a minute later."""
+        with contextlib.suppress(NodeExistsError):
+            await self._ask(self._client.create_ttl_async, path, data, seconds)
 
     async def ensure(self, path: str) -> None:
         """Create a node that stays, and its parents, where they do not exist."""

@@ -44,7 +44,7 @@ class Contender:
 
     __slots__ = (
         "czxid", "doubtful", "ends", "given_up", "granted", "id", "lease", "name", "nodes", "number", "parts",
-        "refusals", "sent", "tasks", "ticket", "turn", "users", "waits", "watch",
+        "refusals", "rest", "sent", "tasks", "ticket", "turn", "users", "waits", "watch",
     )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
@@ -59,6 +59,7 @@ class Contender:
         self.refusals = 0  # of that waiter, in a row
         self.doubtful = False  # a create had no reply: there may be nodes that `nodes` does not have
         self.granted = False
+        self.rest = 0.0  # seconds for which the name is taken after its release (`once`)
         self.given_up = False  # its release was sent: nodes that are found are deleted
         self.czxid = 0  # of the nodes: the fencing token
         self.waits = False  # its owner waits for a notice

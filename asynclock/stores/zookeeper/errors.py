@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from kazoo.exceptions import AuthFailedError, InvalidACLError, KazooException, NoAuthError, QuotaExceededError
+from kazoo.exceptions import (
+    AuthFailedError,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    QuotaExceededError,
+    UnimplementedError,
+)
 
 from asynclock._errors import ConfigError
 
@@ -18,6 +25,11 @@ def error_of(label: str, error: Exception) -> Exception:
         )
     if isinstance(error, QuotaExceededError):
         return ConfigError(f"{label}: the quota of the path is used up: raise it")
+    if isinstance(error, UnimplementedError):
+        return ConfigError(
+            f"{label}: the servers have no TTL nodes: start them with zookeeper.extendedTypesEnabled=true, or leave "
+            "ttl_nodes out"
+        )
     if isinstance(error, KazooException):
         return ConnectionError(f"{label}: {_named(error)}")
     return error

@@ -16,8 +16,9 @@ A waiter for several names has a ticket, with the word __wait__ (kazoo) or -wait
 the recipes of kazoo do not see it, and those of Curator sort it behind all others.
 
 `random` are the 32 hexadecimal digits of an id of asynclock; `uuid` is the same, written as a UUID. By them a client
-finds the node of a create whose reply was lost. `mark` names the kind: m, w, r, or s with the number of permits. The
-nodes of kazoo and of Curator have no mark. The number has ten digits.
+finds the node of a create whose reply was lost. `mark` names the kind: m, w, r, or s with the number of permits; d is
+the mark of a name of which a run of `once` has returned. The nodes of kazoo and of Curator have none. The number has
+ten digits.
 
 Sources: kazoo/recipe/lock.py; Curator's StandardLockInternalsDriver, InterProcessReadWriteLock and ProtectedUtils.
 """
@@ -56,9 +57,9 @@ _WORDS = {
 """The word before the number, by the letter of a kind."""
 
 _OURS = {
-    Layout.KAZOO: re.compile(r"([0-9a-f]{32})([mwr]|s\d+)(?:__lock__|__rlock__|__sem__)(-?\d{10})"),
+    Layout.KAZOO: re.compile(r"([0-9a-f]{32})([mwrd]|s\d+)(?:__lock__|__rlock__|__sem__)(-?\d{10})"),
     Layout.CURATOR: re.compile(
-        r"_c_([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-([mwr]|s\d+)"
+        r"_c_([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-([mwrd]|s\d+)"
         r"-(?:lock-|__WRIT__|__READ__|sem-)(-?\d{10})"
     ),
 }
@@ -123,6 +124,12 @@ def prefix_of(layout: Layout, id: str, rule: Rule) -> str:
     return f"_c_{_as_uuid(random)}-{mark}{_WORDS[layout][letter]}"
 
 
+def done_mark_of(layout: Layout, name: str) -> str:
+    """The name of the mark that takes the place of that node of a mutex, after a run of `once`."""
+    place = name.rindex("m__lock__" if layout is Layout.KAZOO else "m-lock-")
+    return f"{name[:place]}d{name[place + 1 :]}"
+
+
 def random_of(layout: Layout, id: str) -> str:
     """The beginning of the names of all nodes of that id."""
     random = id[:ID_LENGTH]
@@ -155,7 +162,7 @@ def queue_of(layout: Layout, names: Iterable[str]) -> list[Child]:
 def _child(layout: Layout, name: str) -> Child | None:
     if ours := _OURS[layout].fullmatch(name):
         mark = ours[2]
-        letter = "" if mark == "m" else mark[0]
+        letter = "" if mark in ("m", "d") else mark[0]
         return Child(int(ours[3]), name, letter, int(mark[1:] or 0), ours[1].replace("-", ""))
     if theirs := _THEIRS[layout].search(name):
         return Child(int(theirs[2]), name, _THEIR_LETTERS[theirs[1]])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kazoo.exceptions import NoNodeError
 
-from asynclock.rules.model import ANY, ID_LENGTH
+from asynclock.rules.model import ANY, DONE, ID_LENGTH
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.port import PROBE, Checked, NodeView, WaiterView
 from asynclock.stores.zookeeper.contender import read
@@ -47,7 +47,7 @@ class Looks:
         if not child.random:
             return child.foreign_id, 1
         known, tasks = read(await self._servers.data(f"{self._path(name)}/{child.name}"))
-        return (known, tasks) if known.startswith(child.random) else (f"{child.random}|", 1)
+        return (known, tasks) if known == DONE or known.startswith(child.random) else (f"{child.random}|", 1)
 
     async def view(self, name: str) -> NodeView:
         """The holders and the waiters of a name."""
@@ -106,4 +106,7 @@ class Looks:
             made, _ = await self._servers.create(node, random.encode())
         await self._servers.children(path)
         await self._servers.delete(made)
+        if self._store.ttl_nodes:
+            await self._servers.create_for(f"{made}-ttl", b"", 1.0)
+            await self._servers.delete(f"{made}-ttl")
         return Checked(clock.now() - began)

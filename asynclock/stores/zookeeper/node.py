@@ -156,7 +156,7 @@ class ZooKeeperNode:
     def send(self, op: Op, handler: ReplyHandler) -> None:
         contender = self._contenders.get(op.id)
         if op.verb is Verb.RELEASE and contender is not None:
-            contender.given_up = True
+            contender.given_up, contender.rest = True, op.rest
         if self.error is not None and not (op.verb is Verb.EXTEND and contender is None):
             error, maybe = self.error, contender is not None
             asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=maybe))
@@ -254,7 +254,7 @@ class ZooKeeperNode:
         """Delete what the contender has. It is given up: after a failure, `_clean` goes on (rule 3)."""
         granted = contender.granted
         await self._places.find(contender)
-        found = await self._places.delete(contender)
+        found = await self._places.release(contender)
         return (contender.czxid, False) if granted and found else Refused(None)
 
     async def _clean(self, contender: Contender) -> None:
@@ -264,7 +264,7 @@ class ZooKeeperNode:
             try:
                 async with contender.turn:
                     await self._places.find(contender)
-                    await self._places.delete(contender)
+                    await self._places.release(contender)
             except Exception as error:
                 if self.error is not None or self._closed:
                     return

@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING
 
 from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
 
+from asynclock.rules.model import DONE
 from asynclock.stores.port import Refused
 from asynclock.stores.zookeeper.contender import Own
-from asynclock.stores.zookeeper.layout import escaped, holders, prefix_of, queue_of, random_of, ticket_prefix_of
+from asynclock.stores.zookeeper.layout import (
+    done_mark_of,
+    escaped,
+    holders,
+    prefix_of,
+    queue_of,
+    random_of,
+    ticket_prefix_of,
+)
 from asynclock.stores.zookeeper.looks import Looks
 
 if TYPE_CHECKING:
@@ -131,6 +140,16 @@ class Places:
         return all(
             stat is not None and stat.czxid == own.czxid for stat, own in zip(stats, contender.nodes, strict=True)
         )
+
+    async def release(self, contender: Contender) -> bool:
+        """Delete what it has, after a mark has taken the place of its node if the name is to stay taken. Returns
+        whether its nodes were there."""
+        if contender.rest and contender.granted and len(contender.nodes) == 1:
+            (own,) = contender.nodes
+            mark = f"{self.path(own.part.name)}/{done_mark_of(self._layout, own.name)}"
+            if await self.are_there(contender):
+                await self.servers.create_for(mark, DONE.encode(), contender.rest)
+        return await self.delete(contender)
 
     async def delete(self, contender: Contender, *, keep_ticket: bool = False) -> bool:
         """Delete what it has. Returns whether its nodes were there."""

@@ -39,7 +39,8 @@ _HOW = "write it as zookeeper://host:2181,host2:2181/path?session_timeout=30"
 class ZooKeeperStore:
     """Locks below a path of one ensemble. `session_timeout` is in seconds, and is the lease of each lock. `layout` is
     "kazoo" or "curator": whose recipe the nodes look like. `acl` are kazoo's ACLs for the nodes that are created; by
-    default the user of the url has all permissions, and without a user everybody has.
+    default the user of the url has all permissions, and without a user everybody has. `ttl_nodes`: the servers have TTL
+    nodes, which `once` needs.
 
     An option in the url, such as ?session_timeout=10, counts before the argument. Does no I/O. Raises ConfigError."""
 
@@ -53,10 +54,12 @@ class ZooKeeperStore:
         layout: str = Layout.KAZOO,
         session_timeout: float = SESSION_TIMEOUT,
         acl: Sequence[ACL] | None = None,
+        ttl_nodes: bool = False,
     ) -> None:
         hosts, self.root, user, options = _parts_of(url)
         self.layout = _layout(options.pop("layout", layout))
         self.session_timeout = _timeout(options.pop("session_timeout", session_timeout))
+        self.ttl_nodes = _flag(options.pop("ttl_nodes", ttl_nodes))
         if options:
             raise ConfigError(f"{brief(next(iter(options)))} is no option of a zookeeper url: {_HOW}&layout=kazoo")
         self.label = f"zookeeper://{hosts}{self.root}"
@@ -87,10 +90,10 @@ class ZooKeeperStore:
         """Why it cannot keep such a lock; None: it can."""
         if wish.use in (Use.DETACH, Use.ADOPT):
             return "a lock belongs to the session of its client, and no other process can take it over"
-        if wish.use is Use.ONCE:
+        if wish.use is Use.ONCE and not self.ttl_nodes:
             return (
-                "once() needs nodes that outlive their session and then end by themselves (TTL nodes), "
-                "which kazoo cannot create: use a store on Redis or SQL for it"
+                "once() needs nodes that outlive their session and then end by themselves (TTL nodes): if the servers "
+                "have zookeeper.extendedTypesEnabled=true, give ttl_nodes=true to the store"
             )
         if abs(wish.lease - self.session_timeout) > 0.001:
             return (
@@ -128,6 +131,13 @@ def _layout(name: str) -> Layout:
         return Layout(name)
     except ValueError:
         raise ConfigError(f"layout is 'kazoo' or 'curator', not {brief(str(name))}") from None
+
+
+def _flag(value: object) -> bool:
+    known = {True: True, False: False, "true": True, "1": True, "false": False, "0": False}
+    if not isinstance(value, (bool, str)) or value not in known:
+        raise ConfigError(f"ttl_nodes is true or false, not {brief(str(value))}")
+    return known[value]
 
 
 def _timeout(value: object) -> float:

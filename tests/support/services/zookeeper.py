@@ -19,6 +19,9 @@ _JAVA = (
     # Tests look at locks, not at what a disk keeps: no fsync.
     *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.forceSync=no", "-Djava.awt.headless=true"),
 )
+_TTL = ("-Dzookeeper.extendedTypesEnabled=true", "-Dznode.container.checkIntervalMs=200")
+"""Nodes with a TTL, which are deleted soon after it."""
+
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
@@ -34,8 +37,11 @@ def free_ports(number: int) -> list[int]:
 class ZooKeeper:
     """One server process. `peers`: the lines of its ensemble; `number`: its own in that."""
 
-    def __init__(self, folder: Path, port: int, *, number: int = 0, peers: str = "", longest: float = 60.0) -> None:
+    def __init__(
+        self, folder: Path, port: int, *, number: int = 0, peers: str = "", longest: float = 60.0, ttl: bool = True
+    ) -> None:
         self.port = port
+        self._options = (*_JAVA, *_TTL) if ttl else _JAVA
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +68,7 @@ class ZooKeeper:
         needs("ZooKeeper", _JAR if _JAR.exists() else None)
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [java, *_JAVA, "-cp", str(_JAR), _MAIN, str(self.folder / "zoo.cfg")],
+                [java, *self._options, "-cp", str(_JAR), _MAIN, str(self.folder / "zoo.cfg")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -123,9 +129,9 @@ class ZooKeepers:
         self._folder = tempfile.TemporaryDirectory(prefix="asynclock-zk-")
         self._all: list[ZooKeeper] = []
 
-    def start(self, *, longest: float = 60.0) -> ZooKeeper:
-        """One server that is alone."""
-        server = self._made(free_ports(1)[0], longest=longest)
+    def start(self, *, longest: float = 60.0, ttl: bool = True) -> ZooKeeper:
+        """One server that is alone. `longest`: its maxSessionTimeout; `ttl`: whether it has nodes with a TTL."""
+        server = self._made(free_ports(1)[0], longest=longest, ttl=ttl)
         server.start()
         server.wait()
         return server
@@ -141,9 +147,11 @@ class ZooKeepers:
             server.wait()
         return servers
 
-    def _made(self, port: int, *, number: int = 0, peers: str = "", longest: float = 60.0) -> ZooKeeper:
+    def _made(
+        self, port: int, *, number: int = 0, peers: str = "", longest: float = 60.0, ttl: bool = True
+    ) -> ZooKeeper:
         folder = Path(self._folder.name) / str(len(self._all))
-        self._all.append(ZooKeeper(folder, port, number=number, peers=peers, longest=longest))
+        self._all.append(ZooKeeper(folder, port, number=number, peers=peers, longest=longest, ttl=ttl))
         return self._all[-1]
 
     def stop(self) -> None:
