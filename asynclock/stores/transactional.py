@@ -224,6 +224,7 @@ class TransactionalNode:
         self._opened = False
         self._last_deadline = -math.inf
         self._closed = False
+        self._down: asyncio.Event | None = None  # set once the database is up again; None: it is not down
 
     async def open(self) -> None:
         try:
@@ -245,7 +246,7 @@ class TransactionalNode:
         """The database cannot be reached: ops fail at once, while the node opens again in the background. A store calls
         it, from the loop of the node, when its connection for notices is gone."""
         if self.error is None and not self._closed:
-            self.error = error
+            self.error, self._down = error, asyncio.Event()
             self._reports.down(error)
             self._open_soon(self._reopen())
 
@@ -254,9 +255,21 @@ class TransactionalNode:
         while True:
             await self.open()
             if self.error is None:
+                if self._down is not None:
+                    self._down.set()
+                    self._down = None
                 return
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             pause = min(2 * pause, _REOPEN[1])
+
+    async def _once_up(self, running: Coroutine[Any, Any, None]) -> None:
+        try:
+            if self._down is not None:
+                await self._down.wait()
+        except BaseException:
+            running.close()
+            raise
+        await running
 
     def _open_soon(self, opening: Coroutine[Any, Any, None]) -> None:
         self._opening = asyncio.get_running_loop().create_task(opening, name=f"asynclock {self.label}")
@@ -265,7 +278,8 @@ class TransactionalNode:
         def answer(vote: Grant | Refused | Undone) -> None:
             self._reply(lambda: handler.answer(self._index, vote))
 
-        if self.error is not None:
+        waits = self._down is not None and op.verb is Verb.RELEASE  # a hold that is not released stays for its lease
+        if self.error is not None and not waits:
             self._fail(handler, self.error, maybe=False)
             if self._opening is None or self._opening.done():
                 self._open_soon(self.open())
@@ -278,6 +292,8 @@ class TransactionalNode:
         if pending is None:
             return
         running, votes = pending
+        if waits:
+            running = self._once_up(running)
         timer = self._clock.call_at(handler.deadline, partial(self._overdue, handler))
 
         def done(error: Exception | None) -> None:

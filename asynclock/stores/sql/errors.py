@@ -30,6 +30,9 @@ _AGAIN = {"40001", "40P01", "55P03", 1213, 1205, 1020, 3572}
 _LOST = {"57P01", "57P02", "57P03", "25P03", 1053, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
 _REFUSED = {"28000", "28P01", "3D000", "42501", "3F000", 1044, 1045, 1049, 1142, 1143, 1227}
 _ABSENT = {"42P01", 1146}
+_BROKEN = ("InterfaceError", "InternalClientError", "ConnectionDoesNotExistError")
+"""Of asyncpg: the connection is closed, or closes just now."""
+
 _CODES = ((_AGAIN, Meaning.AGAIN), (_LOST, Meaning.LOST), (_REFUSED, Meaning.REFUSED), (_ABSENT, Meaning.ABSENT))
 """SQLSTATE of PostgreSQL, and the numbers of MySQL and MariaDB."""
 
@@ -51,8 +54,8 @@ def meaning(error: BaseException) -> Meaning:
             return _of_sqlite(str(each))
         if isinstance(each, OSError | TimeoutError | EOFError):
             return Meaning.LOST
-        if type(each).__module__.startswith("asyncpg") and "InterfaceError" in type(each).__name__:
-            return Meaning.LOST  # "connection is closed", "connection was closed in the middle of operation"
+        if type(each).__module__.startswith("asyncpg") and type(each).__name__.endswith(_BROKEN):
+            return Meaning.LOST
     return Meaning.FAILED
 
 
@@ -68,6 +71,11 @@ def _of_sqlite(text: str) -> Meaning:
 def is_duplicate(error: BaseException) -> bool:
     """Whether an INSERT met a row of the same key."""
     return any(getattr(each, "sqlstate", None) == "23505" or each.args[:1] == (1062,) for each in _chain(error))
+
+
+def was_not_sent(error: BaseException) -> bool:
+    """Whether the connection was closed before the statement was sent."""
+    return any("cannot switch to state" in str(each) or "connection is closed" in str(each) for each in _chain(error))
 
 
 def refusal(label: str, error: BaseException) -> ConfigError:

@@ -59,6 +59,12 @@ class Pool:
             await line.abandon()
         return await self.source.connect()
 
+    async def drop_idle(self) -> None:
+        """Close the idle connections: one of them was found closed."""
+        idle, self._idle = self._idle, deque()
+        for line, _ in idle:
+            await line.abandon()
+
     async def alone(self, line: Line, sql: str, params: Mapping[str, Any]) -> Sequence[Any]:
         """One statement that is a transaction of its own. Behind a pooler its two messages need one for certain."""
         if not self.pooler:

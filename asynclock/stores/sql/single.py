@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import ACQUIRE, CLOCK_SKEW, EXTEND, RELEASE
-from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.errors import Meaning, meaning, was_not_sent
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
 from asynclock.stores.sql.transactions import LIMIT
 
@@ -151,7 +151,9 @@ class Singles:
         text = statement(self._table, self._now, group)
         try:
             async with asyncio.timeout(LIMIT):
-                found = await self._fetch(text, {**columns, "floor": FLOOR})
+                # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after its
+                # undo. Only an extend does no harm.
+                found = await self._fetch(text, {**columns, "floor": FLOOR}, again=group == "extend")
         except BaseException as error:
             for _, answer in taken.values():
                 if not answer.done():
@@ -164,14 +166,19 @@ class Singles:
             if not answer.done():
                 answer.set_result(fences.get(name))
 
-    async def _fetch(self, text: str, params: dict[str, Any]) -> list[tuple[str, int]]:
+    async def _fetch(self, text: str, params: dict[str, Any], *, again: bool) -> list[tuple[str, int]]:
+        stale = True
         while True:
-            async with self._pool.line() as line:
-                try:
+            try:
+                async with self._pool.line() as line:
                     return [(str(name), int(fence)) for name, fence in await line.fetch(text, params)]
-                except Exception as error:
-                    if meaning(error) is not Meaning.AGAIN:
-                        raise
+            except Exception as error:
+                found = meaning(error)
+                if found is Meaning.LOST and stale and (again or was_not_sent(error)):
+                    stale = False
+                    await self._pool.drop_idle()
+                elif found is not Meaning.AGAIN:
+                    raise
             await asyncio.sleep(0.001)
 
     async def aclose(self) -> None:

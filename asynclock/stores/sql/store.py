@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.pool import NullPool
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Notice, Op
     from asynclock.stores.port import Grant, NodeConfig, Refused, Undone
-    from asynclock.stores.sql.single import Single, Singles
     from asynclock.stores.transactional import Step
 
 _DOUBTFUL = 10_000
@@ -96,34 +94,30 @@ class SQLStore(TransactionalStore):
         self, prefix: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]
     ) -> tuple[Coroutine[Any, Any, None], list[Grant | Refused | Undone]]:
         del answer
-        database, asked = self._database, copy_of(op)
-        asked.tombstone = asked.tombstone or (op.verb is RELEASE and op.id in self._doubtful)
+        asked = copy_of(op)
         step, votes = self.step_of([asked])
-        keys = keys_of(prefix, asked)
-        single = single_of(keys[0], asked) if database.singles is not None else None
-        if single is None or database.singles is None:
-            return self._in_doubt(asked, database.transact(keys, step)), votes
-        alone = self._alone(database.singles, single, votes, partial(database.transact, keys, step))
-        return self._in_doubt(asked, alone), votes
+        return self._carry_out(self._database, asked, keys_of(prefix, asked), step, votes), votes
 
-    async def _alone(
+    async def _carry_out(
         self,
-        singles: Singles,
-        single: tuple[str, Single],
+        database: Database,
+        op: Op,
+        keys: Sequence[str],
+        step: Step,
         votes: list[Grant | Refused | Undone],
-        transact: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        """One statement if that is enough, else a transaction."""
-        fence = await singles.ask(*single)
-        if fence is None:
-            await transact()
-        else:
-            votes[:] = [(fence, False)]
-
-    async def _in_doubt(self, op: Op, running: Coroutine[Any, Any, None]) -> None:
-        """An acquire that fails may still arrive, if the server stood still: its undo leaves a tombstone."""
+        """One statement if that is enough, else a transaction. An acquire that fails may still arrive, if the server
+        stood still. So its undo, which runs after it, leaves a tombstone."""
+        if op.verb is RELEASE and op.id in self._doubtful:
+            op.tombstone = True
         try:
-            await running
+            single = single_of(keys[0], op) if database.singles is not None else None
+            if single is not None and database.singles is not None:
+                fence = await database.singles.ask(*single)
+                if fence is not None:
+                    votes[:] = [(fence, False)]
+                    return
+            await database.transact(keys, step)
         except BaseException:
             if op.verb is ACQUIRE:
                 self._doubtful[op.id] = None

@@ -18,7 +18,7 @@ from typing import Any
 from tests.support.services import needs, program
 from tests.support.services.shared import shared
 
-_FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
+_FAST = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
 
 
 def _programs() -> Sequence[Path]:

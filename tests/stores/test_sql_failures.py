@@ -1,0 +1,187 @@
+"""What a client of a SQL store does when its server, its connections or another client fail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.events import NodeDown, NodeUp
+from asynclock.stores.sql import SQLStore
+from tests.support.services.mariadb import MariaDB, own_mariadb
+from tests.support.services.postgresql import PostgreSQL, own_postgresql
+from tests.support.waiters import LIMIT, until
+
+pytestmark = pytest.mark.one_loop("the server has the part that counts")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSQL]:
+    """A server of the module's own. A test leaves it running."""
+    with own_postgresql() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDB]:
+    with own_mariadb() as server:
+        yield server
+
+
+def freeze(server: PostgreSQL) -> list[int]:
+    """Stop the server and all its connections; their process ids."""
+    stopped = server.group
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    return stopped
+
+
+async def test_a_killed_server_is_down_and_comes_back(server: PostgreSQL, name: str) -> None:
+    """An acquire says what is wrong; the client tells NodeDown and NodeUp; a waiter is served once it is back."""
+    events: list[Any] = []
+    async with Redlock(server.url, patience=LIMIT) as client:
+        client.subscribe(events.append)
+        async with client(name):
+            pass
+        server.stop()
+        with pytest.raises(QuorumUnavailable):
+            await client(name).acquire(timeout=0)
+        waiting = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(lambda: any(isinstance(each, NodeDown) for each in events))
+        server.start()
+        async with asyncio.timeout(LIMIT):
+            lease = await waiting
+            await lease.release()
+        await until(lambda: any(isinstance(each, NodeUp) for each in events))
+
+
+async def test_holds_outlive_a_restart_of_the_server(server: PostgreSQL, name: str) -> None:
+    """The table is on disk: the holder keeps its lease, and another client is refused."""
+    async with Redlock(server.url, patience=LIMIT) as client, Redlock(server.url) as other:
+        lease = await client(name).acquire(timeout=None)
+        server.stop(signal.SIGINT)  # not as after a crash: this server does not write its log to disk
+        server.start()
+        async with asyncio.timeout(LIMIT):
+            await lease.extend()
+            assert await other(name).acquire(timeout=LIMIT / 10) is None
+        await lease.release()
+
+
+async def test_c10_a_server_that_stands_still_costs_one_timeout(server: PostgreSQL, name: str) -> None:
+    """An acquire fails within its node timeout. What was under way leaves no hold behind."""
+    async with Redlock(server.url, patience=0, node_timeout=0.3) as client:
+        async with client(name):
+            pass
+        stopped = freeze(server)
+        try:
+            async with asyncio.timeout(LIMIT):
+                with pytest.raises(QuorumUnavailable, match="did not answer"):
+                    await client(name).acquire(timeout=0)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        async with asyncio.timeout(LIMIT):
+            while (await client.inspect(name)).holders:
+                await asyncio.sleep(0.01)
+
+
+async def test_c3_an_acquire_that_arrives_after_its_undo_is_refused(server: PostgreSQL, name: str) -> None:
+    """The connection of the acquire stands still at the server until the client has closed it, and has undone the
+    acquire over another one."""
+    store = SQLStore(server.url)
+    async with Redlock(store, patience=0, node_timeout=0.3, lease=LIMIT * 2) as client:
+        async with client(name):
+            pass
+        driver = store_driver(store)
+        frozen = driver.get_server_pid()
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            with pytest.raises(QuorumUnavailable):
+                await client(name).acquire(timeout=0)
+            driver.terminate()  # as the store does after its limit of 5 s
+            async with asyncio.timeout(LIMIT):
+                while len(store_doubtful(store)) == 0:
+                    await asyncio.sleep(0.01)
+                await client.inspect(name)  # after the undo
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        await asyncio.sleep(0.2)  # for what may not happen
+        assert not (await client.inspect(name)).holders
+
+
+def store_driver(store: SQLStore) -> Any:
+    """The connection that the next op uses."""
+    (database,) = store._databases.values()  # noqa: SLF001
+    return database.connected.pool._idle[-1][0].driver  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+def store_doubtful(store: SQLStore) -> Any:
+    return store._doubtful  # noqa: SLF001
+
+
+async def test_the_connection_that_listens_comes_back(server: PostgreSQL, name: str) -> None:
+    """The server closes all connections of a waiter: it listens again, and is served."""
+    async with Redlock(server.url) as holds, Redlock(server.url, lease=60.0) as waits:
+        lease = await holds(name).acquire(timeout=None)
+        waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+        async with asyncio.timeout(LIMIT):
+            while not (await holds.inspect(name)).waiters:
+                await asyncio.sleep(0.01)
+        events: list[Any] = []
+        waits.subscribe(events.append)
+        admin = await asyncpg.connect(server.url)
+        await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+        await admin.close()
+        await until(lambda: any(isinstance(each, NodeUp) for each in events))
+        async with asyncio.timeout(LIMIT):
+            await lease.release()
+            await (await waiting).release()
+
+
+async def test_a_client_that_stands_still_in_a_transaction_stops_nobody_for_long(server: PostgreSQL, name: str) -> None:
+    """It has locked the row. The server ends its transaction after 3 s."""
+    store = SQLStore(server.url)
+    async with Redlock(store) as client:
+        async with client(name):
+            pass
+        idle = await asyncpg.connect(server.url)
+        await idle.execute("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 500")
+        await idle.fetch("SELECT 1 FROM asynclock WHERE resource_name = $1 FOR UPDATE", name)
+        async with asyncio.timeout(LIMIT), client(name):
+            pass
+        idle.terminate()
+
+
+async def test_deadlocks_are_repeated(mariadb: MariaDB, server: PostgreSQL, name: str) -> None:
+    """Clients that lock several names at once, in any order, all get them."""
+    for url in (mariadb.url, server.url):
+        async with Redlock(url) as one, Redlock(url) as two:
+            names = [f"{name}:{number}" for number in range(4)]
+
+            async def work(client: Redlock, names: list[str]) -> None:
+                for _ in range(5):
+                    async with client.multi(*names):
+                        pass
+
+            async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
+                for client, order in ((one, names), (two, names[::-1]), (one, names[1:]), (two, names[:2])):
+                    group.create_task(work(client, order))
+
+
+async def test_a_killed_mariadb_comes_back(mariadb: MariaDB, name: str) -> None:
+    """The same as with PostgreSQL."""
+    async with Redlock(mariadb.url, patience=LIMIT) as client:
+        async with client(name):
+            pass
+        mariadb.stop()
+        with pytest.raises(QuorumUnavailable):
+            await client(name).acquire(timeout=0)
+        mariadb.start()
+        async with asyncio.timeout(LIMIT), client(name):
+            pass
