@@ -16,7 +16,7 @@ from asynclock.stores.sql.listening import Listening, channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.single import Singles
-from asynclock.stores.sql.transactions import Transactions
+from asynclock.stores.sql.transactions import LIMIT, Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -140,8 +140,9 @@ class Database:
             await self._listening.add(tag)
 
     async def _prepare(self, transactions: Transactions) -> None:
-        async with transactions.pool.line() as line:
-            await self.settings.prepare(line)
+        async with asyncio.timeout(LIMIT), transactions.pool.line() as line:
+            while not await self.settings.is_prepared(line):
+                await asyncio.sleep(0.01)
         if isinstance(self.dialect, SQLite):
             dialect = self.dialect
 

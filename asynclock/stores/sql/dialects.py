@@ -159,7 +159,7 @@ class SQLite(Dialect):
             params,
         )
         rows = {each[0]: Row(*each) for each in found}
-        floor = rows.pop(FLOOR, None)
+        floor = rows.get(FLOOR)
         return Read(await self.time(line), floor.fence if floor is not None else 0, rows)
 
     async def time(self, line: Line) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -15,8 +15,6 @@ from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.lines import AsyncpgLine, CoreLine
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL
-
     from asynclock.stores.sql.lines import Line
 
 DRIVERS = {
@@ -57,8 +55,8 @@ def url_of(text: str) -> URL:
 
 def label_of(url: URL, table: str) -> str:
     """The name of the store in messages: no user, no password, no options."""
-    where = url.set(username=None, password=None, query={}, drivername=url.get_backend_name())
-    shown = where.render_as_string(hide_password=True)
+    where = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
+    shown = where.render_as_string()
     return shown if table == "asynclock" else f"{shown} (table {table})"
 
 

@@ -26,6 +26,9 @@ LONGEST = 7900
 """Bytes of a message: PostgreSQL takes less than 8000."""
 
 
+_DEFAULTS = Notice._field_defaults
+
+
 def channel(tag: str) -> str:
     """The channel of a client."""
     return f"asynclock_{tag}"
@@ -34,14 +37,19 @@ def channel(tag: str) -> str:
 def message_of(notice: Notice) -> str:
     """As JSON. A name that is too long is left out: then a waiter is still found by its id, and a holder learns at its
     next renewal what the notice would say."""
-    text = json.dumps(notice, separators=(",", ":"))
-    return text if len(text) <= LONGEST else json.dumps(notice._replace(name=""), separators=(",", ":"))
+    fields = {field: value for field, value in notice._asdict().items() if value != _DEFAULTS.get(field)}
+    text = json.dumps(fields, separators=(",", ":"))
+    if len(text) > LONGEST:
+        del fields["name"]
+        text = json.dumps(fields, separators=(",", ":"))
+    return text
 
 
 def notice_of(message: str) -> Notice | None:
-    """The reverse; None for a message of another program."""
+    """The reverse; None for a message of another program. A field that a newer version added is left out."""
     try:
-        return Notice(*json.loads(message))
+        fields = json.loads(message)
+        return Notice(**{field: fields[field] for field in Notice._fields if field in fields})
     except (TypeError, ValueError):
         return None
 

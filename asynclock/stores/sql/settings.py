@@ -68,6 +68,16 @@ class Settings:
             return FileSource(str(self.url.database))
         return EngineSource(engine_of(self.url, connect_timeout, pooler=pooler), connect_timeout, own=True)
 
+    async def is_prepared(self, line: Line) -> bool:
+        """Prepare it; False: another client is just doing something that excludes this one. Raises ConfigError."""
+        try:
+            await self.prepare(line)
+        except Exception as error:
+            if meaning(error) is Meaning.AGAIN:
+                return False
+            raise
+        return True
+
     async def prepare(self, line: Line) -> None:
         """Make the table if it is absent. Raises ConfigError if that is not permitted."""
         if self.is_plain_file:

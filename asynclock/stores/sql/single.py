@@ -151,8 +151,8 @@ class Singles:
         text = statement(self._table, self._now, group)
         try:
             async with asyncio.timeout(LIMIT):
-                # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after its
-                # undo. Only an extend does no harm.
+                # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
+                # its undo. Only an extend does no harm.
                 found = await self._fetch(text, {**columns, "floor": FLOOR}, again=group == "extend")
         except BaseException as error:
             for _, answer in taken.values():

@@ -1,0 +1,478 @@
+"""The SQL stores: set-up, the table, notices, and what several processes and loops share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from asynclock import ConfigError, Redlock
+from asynclock.stores import store_for
+from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql.files import is_network, type_of
+from asynclock.stores.sql.schema import ddl
+from tests.support.programs import run_python
+from tests.support.services.postgresql import pgbouncer
+from tests.support.sql_states import read_rows
+from tests.support.waiters import LIMIT, until
+
+PAGE = (Path(__file__).parents[2] / "docs" / "stores" / "sql.md").read_text()
+
+pytestmark = pytest.mark.one_loop("the database has the part that counts")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/locks.db"
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+def url(request: pytest.FixtureRequest, name: str) -> str:
+    """A table of the test's own, on each database."""
+    if request.param == "sqlite":
+        return str(request.getfixturevalue("file"))
+    table = re.sub(r"\W", "_", name)
+    return f"{request.getfixturevalue(request.param + '_url')}?asynclock_table={table}"
+
+
+# -- set-up ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_statements_that_make_the_table() -> None:
+    """Of each database, apart from spaces."""
+    shown = ["".join(each.split()) for each in re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)]
+    assert shown == ["".join(ddl(each.dialect()).split()) for each in (postgresql, mysql, sqlite)]
+
+
+def test_the_snippets_of_the_page_run() -> None:
+    """Each in an interpreter of its own, without a warning."""
+    for snippet in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        assert ("fencing token" in run_python(snippet)) == ("asyncio.run" in snippet)
+
+
+@pytest.mark.parametrize(
+    ("url", "label"),
+    [
+        ("postgresql://me:secret@db:5433/app", "postgresql://db:5433/app"),
+        ("postgresql+asyncpg://me:secret@db/app?asynclock_table=locks", "postgresql://db/app (table locks)"),
+        ("mysql://me:secret@db/app?charset=utf8mb4", "mysql://db/app"),
+        ("mariadb://db/app", "mariadb://db/app"),
+        ("sqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
+        ("sqlite+aiosqlite:///a.db", "sqlite:///a.db"),
+    ],
+)
+def test_a_url_names_a_store(url: str, label: str) -> None:
+    """Its label has no user, no password and no options."""
+    assert store_for(url).label == label
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("postgresql+psycopg2://db/app", "psycopg2|not an asyncio driver"),
+        ("postgresql://db/app?asynclock_table=a-b", "table="),
+        ("sqlite://", "name a file"),
+        ("sqlite:///:memory:", "name a file"),
+        ("postgresql://db:port/app", "not the url"),
+    ],
+)
+def test_a_wrong_url_is_refused(url: str, message: str) -> None:
+    """When the client is made; the message shows no secret."""
+    with pytest.raises(ConfigError, match=message):
+        Redlock(url)
+
+
+def test_it_is_always_the_only_node() -> None:
+    """No quorum, and no prefix."""
+    with pytest.raises(ConfigError, match="only node"):
+        Redlock("postgresql://a/app", "postgresql://b/app", "postgresql://c/app")
+    with pytest.raises(ConfigError, match="prefix"):
+        Redlock("postgresql://a/app", prefix="mine:")
+
+
+async def test_c13_a_database_that_is_not_there_is_a_config_error(postgresql_url: str, mariadb_url: str) -> None:
+    """The server says so; no retry would help."""
+    for server in (postgresql_url, mariadb_url):
+        with pytest.raises(ConfigError, match="nowhere"):
+            async with Redlock(server.rpartition("/")[0] + "/nowhere"):
+                pass
+
+
+async def test_a_table_that_may_not_be_made_is_a_config_error(postgresql_url: str, name: str) -> None:
+    """It says what to do; once the owner has made it, the client needs no more rights than those on rows."""
+    table = re.sub(r"\W", "_", name)
+    import asyncpg
+
+    admin = await asyncpg.connect(postgresql_url)
+    await admin.execute(f"CREATE USER u_{table}; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    mine = postgresql_url.replace("postgres@", f"u_{table}@")
+    with pytest.raises(ConfigError, match="create_schema"):
+        async with Redlock(SQLStore(mine, table)):
+            pass
+    owner = SQLStore(postgresql_url, table)
+    await owner.create_schema()
+    await owner.create_schema()  # harmless
+    await admin.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO u_{table}")
+    await admin.close()
+    async with Redlock(SQLStore(mine, table)) as client, client(name):
+        pass
+
+
+async def test_many_clients_make_the_table_at_once(url: str, name: str) -> None:
+    """The first use of a database."""
+    clients = [Redlock(url) for _ in range(6)]
+    async with asyncio.timeout(LIMIT):
+        await asyncio.gather(*(client.health() for client in clients))
+    assert [(await client.health()).reason for client in clients] == [""] * 6
+    for client in clients:
+        await client.aclose()
+
+
+# -- names and rows ----------------------------------------------------------------------------------------------------
+
+
+async def test_d8_odd_names(url: str) -> None:
+    """They are different locks, and are listed as they are."""
+    odd = ["a", "a ", "A", "a%", "a_", "ä", "a\x00b", "b" * 5000, "b" * 5000 + "c", "'; DROP TABLE x; --", "😀"]
+    async with Redlock(url, metadata="m\x00") as client, Redlock(url) as other:
+        leases = [await client(each).acquire(timeout=0) for each in odd]
+        assert all(leases)
+        assert [await other(each).acquire(timeout=0) for each in odd] == [None] * len(odd)
+        assert {holder.name async for holder in other.holders()} == set(odd)
+        assert {holder.name async for holder in other.holders("b" * 4000)} == {"b" * 5000, "b" * 5000 + "c"}
+        await client.release_all()
+        assert [holder async for holder in other.holders()] == []
+
+
+async def test_a_plain_row_shows_its_holder(url: str, name: str) -> None:
+    """To operators who read the table."""
+    store = SQLStore(url)
+    async with Redlock(store) as client, client(name) as lease:
+        rows, now = await read_rows(store, [name])
+        row = rows[name]
+        assert (row.holds, row.fence, row.state) == (1, lease.fence, None)
+        assert str(os.getpid()) in row.node_info
+        assert row.expires_at == pytest.approx(now + 30, abs=5)
+
+
+async def test_rows_of_free_names_are_removed_and_fences_never_fall(url: str, name: str) -> None:
+    """Also where the clock of the client that acquires next is an hour behind."""
+    store = SQLStore(url)
+    async with Redlock(store, fence_memory=60) as client:
+        async with client(name) as lease:
+            first = lease.fence
+        (database,) = store._databases.values()  # noqa: SLF001
+        table = store._settings.table  # noqa: SLF001
+        async with database.connected.pool.line() as line:  # time passes
+            await line.fetch(
+                f"UPDATE {table} SET keep_until = 1, fence = fence + 3600000000 WHERE resource_name = :n", {"n": name}
+            )
+        removed = 0
+        assert database.cleaning is not None
+        for _ in range(2):  # the first turn raises the floor
+            async with database.connected.pool.line() as line:
+                await line.fetch(
+                    f"UPDATE {table} SET expires_at = 0 WHERE resource_name = :n", {"n": "asynclock~cleaner"}
+                )
+            removed += await database.cleaning.turn()
+        rows, _ = await read_rows(store)
+        assert name not in rows
+        assert removed >= 1
+        async with client(name) as lease:
+            assert lease.fence > first + 3600000000
+
+
+# -- notices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bouncer(postgresql_url: str) -> Iterator[str]:
+    """Its connections belong to a client for one transaction only."""
+    with pgbouncer(postgresql_url) as url:
+        yield url
+
+
+async def test_behind_a_pooler_waiters_look_for_their_notices(bouncer: str, postgresql_url: str, name: str) -> None:
+    """Clients with push messages and clients without serve each other, in order of arrival."""
+    urls = [bouncer, postgresql_url, bouncer, postgresql_url]
+    clients = [Redlock(url, patience=LIMIT) for url in urls]
+    order: list[int] = []
+
+    async def work(number: int) -> None:
+        async with clients[number](name, fair=True):
+            order.append(number)
+
+    async with asyncio.timeout(LIMIT):
+        lease = await clients[0](name, fair=True).acquire(timeout=None)
+        tasks = []
+        for number in range(4):
+            tasks.append(asyncio.create_task(work(number)))
+            while len((await clients[1].inspect(name)).waiters) < number + 1:
+                await asyncio.sleep(0.01)
+        await lease.release()
+        await asyncio.gather(*tasks)
+    assert order == [0, 1, 2, 3]
+    for client in clients:
+        await client.aclose()
+
+
+async def test_a_pooler_changes_connections_under_load(bouncer: str, name: str) -> None:
+    """More tasks than connections of the pool: each op is a transaction, and none needs a statement of another."""
+    async with Redlock(bouncer, patience=LIMIT) as client:
+
+        async def work(number: int) -> None:
+            for _ in range(3):
+                async with client(f"{name}:{number % 7}"):
+                    pass
+
+        async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(work(number))
+
+
+async def test_e2_a_hand_over_by_looks_takes_a_quarter_of_a_second(url: str, name: str) -> None:
+    """At most, also after a long wait."""
+    async with Redlock(url) as holds, Redlock(url) as waits:
+        lease = await holds(name).acquire(timeout=None)
+        waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+        await asyncio.sleep(0.6)  # so long that the pauses between looks are the longest
+        began = time.monotonic()
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()
+        assert time.monotonic() - began < 0.25 + 1.0  # a busy machine
+
+
+# -- loops, forks, engines ---------------------------------------------------------------------------------------------
+
+
+async def test_an_engine_of_the_user_is_used_as_it_is(postgresql_url: str, name: str) -> None:
+    """And works on after the client has closed."""
+    engine = create_async_engine(postgresql_url.replace("postgresql:", "postgresql+asyncpg:"), pool_size=2)
+    async with Redlock(SQLStore(engine)) as client, Redlock(SQLStore(engine)) as other:
+        lease = await client(name).acquire(timeout=None)
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await asyncio.sleep(0.1)
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()
+    async with engine.connect() as connection:
+        assert (await connection.exec_driver_sql("SELECT 1")).scalar() == 1
+    await engine.dispose()
+
+
+async def test_another_driver_and_an_engine_of_sqlite(file: str, name: str) -> None:
+    """Through SQLAlchemy."""
+    engine = create_async_engine(file.replace("sqlite:", "sqlite+aiosqlite:"), poolclass=NullPool)
+    async with Redlock(SQLStore(engine)) as client, Redlock(file.replace("sqlite:", "sqlite+aiosqlite:")) as other:
+        async with client(name):
+            assert await other(name).acquire(timeout=0) is None
+        async with other(name):
+            pass
+    await engine.dispose()
+
+
+def test_c8_each_loop_and_each_child_has_connections_of_its_own(url: str, name: str) -> None:
+    """A client that was used in one loop is used in the next one, and in a forked child."""
+    run_python(
+        """
+        import asyncio, os, sys
+        from asynclock import Redlock
+        redlock = Redlock(sys.argv[1])
+        async def once(name):
+            async with redlock(name):
+                pass
+        async def forks(name):
+            async with redlock(name):
+                pid = os.fork()
+                if pid == 0:
+                    return
+            _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+            assert status == 0, status
+            await redlock.aclose()
+        async def twice(name):
+            await once(name)
+            await redlock.aclose()
+        asyncio.run(twice(sys.argv[2]))
+        asyncio.run(twice(sys.argv[2]))
+        pid = os.fork()
+        if pid == 0:
+            asyncio.run(twice(sys.argv[2]))
+            sys.stdout.flush()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        asyncio.run(twice(sys.argv[2]))
+        """,
+        url,
+        name,
+    )
+
+
+async def test_a_second_loop_needs_an_engine_of_its_own(postgresql_url: str, name: str) -> None:
+    """An engine belongs to one loop."""
+    engine = create_async_engine(postgresql_url.replace("postgresql:", "postgresql+asyncpg:"))
+    store = SQLStore(engine)
+
+    async def in_another_loop() -> None:
+        async with Redlock(store) as client, client(name):
+            pass
+
+    async with Redlock(store) as client, client(name):
+        with pytest.raises(ConfigError, match="belongs to one"):
+            await asyncio.to_thread(asyncio.run, in_another_loop())
+    await engine.dispose()
+
+
+# -- SQLite ------------------------------------------------------------------------------------------------------------
+
+WORKER = """
+import asyncio, os, sys
+from asynclock import Redlock
+async def main(url, name, shared):
+    async with Redlock(url, lease=1.0, patience=20) as client:
+        while True:
+            async with client(name) as lease:
+                with open(shared, "a") as file:
+                    file.write(f"{lease.fence} {os.getpid()} in\\n")
+                    file.flush()
+                    await asyncio.sleep(0.001)
+                    lease.ensure_held()
+                    file.write(f"{lease.fence} {os.getpid()} out\\n")
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_processes_share_a_file_and_may_be_killed(file: str, name: str, tmp_path: Path) -> None:
+    """8 processes take turns; each is killed in turn, at any moment. No two are inside, and the fences rise."""
+    shared = tmp_path / "shared"
+    started = [
+        subprocess.Popen([sys.executable, "-c", WORKER, file, name, str(shared)], stderr=subprocess.PIPE)
+        for _ in range(8)
+    ]
+    try:
+        await until(lambda: shared.exists() and len(shared.read_text().splitlines()) > 20)
+        for process in started:
+            before = len(shared.read_text().splitlines())
+            process.kill()
+            process.wait()
+            if process is not started[-1]:
+                await until(lambda before=before: len(shared.read_text().splitlines()) > before + 4)  # type: ignore[misc]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    lines = [each.split() for each in shared.read_text().splitlines()]
+    fences = [int(fence) for fence, _, what in lines if what == "in"]
+    assert fences == sorted(set(fences))
+    inside = None
+    for fence, pid, what in lines:
+        if what == "out":
+            assert inside == (fence, pid)  # nobody came in meanwhile
+        inside = (fence, pid) if what == "in" else None
+
+
+async def test_b2_the_wall_clock_may_jump(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour forward or back, in one process: the name stays held, and the fences rise."""
+    async with Redlock(file) as client:
+        lease = await client(name).acquire(timeout=None)
+        assert lease
+        fence = lease.fence
+        for jump in (3600.0, -3600.0):
+            real = time.time
+            monkeypatch.setattr(time, "time", lambda jump=jump, real=real: real() + jump)
+            async with Redlock(file) as other:
+                assert await other(name).acquire(timeout=0) is None
+                assert (await other.inspect(name)).holders[0].remaining == pytest.approx(30, abs=5)
+        await lease.release()
+        async with Redlock(file) as other, other(name) as lease:
+            assert lease.fence > fence
+
+
+async def test_b2_time_goes_on_after_a_boot(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another boot id: the time begins where the file was last written, although the wall clock is behind."""
+    store = SQLStore(file)
+    async with Redlock(store) as client, client(name):
+        _, before = await read_rows(store)
+    monkeypatch.setattr("asynclock.stores.sql.database.boot", lambda: "another boot")
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0)
+    again = SQLStore(file)
+    async with Redlock(again):
+        _, now = await read_rows(again)
+    assert before - 1 < now < before + 60
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:40 / /mnt/share rw,relatime - nfs4 server:/share rw
+31 30 0:41 / /mnt/share/local\\040disk rw - xfs /dev/sdb1 rw
+32 22 0:42 / /home/me/remote rw - fuse.sshfs me@host: rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "network"),
+    [
+        ("/var/lib/locks.db", "ext4", False),
+        ("/mnt/share/locks.db", "nfs4", True),
+        ("/mnt/shared/locks.db", "ext4", False),
+        ("/mnt/share/local disk/locks.db", "xfs", False),
+        ("/home/me/remote/a/locks.db", "fuse.sshfs", True),
+    ],
+)
+def test_a_file_on_a_network_file_system_is_known(path: str, kind: str, network: bool) -> None:
+    """By the table of mounts."""
+    assert type_of(Path(path), MOUNTS) == kind
+    assert is_network(kind) == network
+
+
+def test_a_file_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the store is made."""
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("22 1 8:1 / / rw - cifs //server/share rw\n")
+    monkeypatch.setattr("asynclock.stores.sql.files._MOUNTS", mounts)
+    with pytest.raises(ConfigError, match="cifs"):
+        Redlock(f"sqlite:///{tmp_path}/locks.db")
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line(url: str, name: str) -> None:
+    """doctor, run, ls, inspect and break."""
+
+    def command(*words: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "asynclock", *words],
+            env={**os.environ, "ASYNCLOCK_URLS": url},
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr + done.stdout
+        return done
+
+    command("doctor")
+    assert command("run", name, "--", "true").returncode == 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "asynclock", "run", name, "--", "sleep", "50"],
+        env={**os.environ, "ASYNCLOCK_URLS": url},
+        stderr=subprocess.DEVNULL,
+    ) as running:
+        end = time.monotonic() + LIMIT
+        while name not in command("ls").stdout:
+            assert time.monotonic() < end
+        assert name in command("inspect", name).stdout
+        assert command("break", name, "--yes").returncode == 0
+        running.terminate()
