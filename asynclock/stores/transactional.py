@@ -227,20 +227,49 @@ class TransactionalNode:
         self._down: asyncio.Event | None = None  # set once the database is up again; None: it is not down
 
     async def open(self) -> None:
+        if self._opening is None or self._opening.done():
+            listening = self._begin_to_listen()
+            if listening is None:
+                return
+            if not self._opened and self.error is None:
+                self.error = ConnectionError(f"{self.label} is not connected yet")
+            self._open_soon(self._listens_after(listening))
+        if self._opening is not None:
+            await asyncio.wait({self._opening})  # it goes on if this is cancelled
+
+    async def _open_again(self) -> None:
+        if (listening := self._begin_to_listen()) is not None:
+            await self._listens_after(listening)
+
+    def _begin_to_listen(self) -> Coroutine[Any, Any, None] | None:
+        """What is left to await; None: nothing."""
         try:
-            if (listening := self._store.listen(self._listener.tag, self._received)) is not None:
-                if not self._opened and self.error is None:
-                    self.error = ConnectionError(f"{self.label} is not connected yet")
-                await listening
+            listening = self._store.listen(self._listener.tag, self._received)
         except Exception as error:  # a store may fail in any way; `error` keeps the reason, and the next op tries again
-            self.error = error
-            self._reports.down(error)
+            self._is_not_open(error)
+            return None
+        if listening is None:
+            self._is_open()
+        return listening
+
+    async def _listens_after(self, listening: Coroutine[Any, Any, None]) -> None:
+        try:
+            await listening
+        except Exception as error:  # the same
+            self._is_not_open(error)
         else:
-            again, self._opened = self._opened, True
-            self.error, self.listens = None, True
-            self._reports.up()
-            if again:
-                self._listener.connected(self._index)
+            self._is_open()
+
+    def _is_not_open(self, error: Exception) -> None:
+        self.error = error
+        self._reports.down(error)
+
+    def _is_open(self) -> None:
+        again, self._opened = self._opened, True
+        self.error, self.listens = None, True
+        self._reports.up()
+        if again:
+            self._listener.connected(self._index)
 
     def lost(self, error: Exception) -> None:
         """The database cannot be reached: ops fail at once, while the node opens again in the background. A store calls
@@ -253,7 +282,7 @@ class TransactionalNode:
     async def _reopen(self) -> None:
         pause = _REOPEN[0]
         while True:
-            await self.open()
+            await self._open_again()
             if self.error is None:
                 if self._down is not None:
                     self._down.set()
@@ -282,7 +311,7 @@ class TransactionalNode:
         if self.error is not None and not waits:
             self._fail(handler, self.error, maybe=False)
             if self._opening is None or self._opening.done():
-                self._open_soon(self.open())
+                self._open_soon(self._open_again())
             return
         try:
             pending = self._store.decide(self._prefix, op, answer)

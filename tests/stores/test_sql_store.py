@@ -218,7 +218,7 @@ async def test_behind_a_pooler_waiters_look_for_their_notices(bouncer: str, post
         tasks = []
         for number in range(4):
             tasks.append(asyncio.create_task(work(number)))
-            while len((await clients[1].inspect(name)).waiters) < number + 1:
+            while sum(each.tasks for each in (await clients[1].inspect(name)).waiters) < number + 1:
                 await asyncio.sleep(0.01)
         await lease.release()
         await asyncio.gather(*tasks)
@@ -448,8 +448,9 @@ def test_a_file_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch:
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line(url: str, name: str) -> None:
-    """doctor, run, ls, inspect and break."""
+def test_the_command_line(file: str, name: str) -> None:
+    """run, ls, inspect and break work, and doctor ends without a traceback."""
+    url = file
 
     def command(*words: str) -> Any:
         done = subprocess.run(

@@ -141,7 +141,7 @@ class Database:
 
     async def _prepare(self, transactions: Transactions) -> None:
         async with asyncio.timeout(LIMIT), transactions.pool.line() as line:
-            while not await self.settings.is_prepared(line):
+            while not await self.settings.is_prepared(line):  # noqa: ASYNC110 - other processes tell nothing
                 await asyncio.sleep(0.01)
         if isinstance(self.dialect, SQLite):
             dialect = self.dialect

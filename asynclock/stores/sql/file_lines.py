@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _NOTHING: dict[str, Any] = {}
 
+_OPENING = 1.0
+"""Seconds for which a new connection waits for the file, which another client may be setting up."""
+
 _Result = TypeVar("_Result")
 
 
@@ -95,8 +98,10 @@ class _Inline:
 
 
 def _opened(path: str) -> _Inline:
+    connection = sqlite3.connect(path, timeout=_OPENING, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode a crash of the program loses nothing
     # It would sleep up to 100 ms while the file is locked; the store asks again after a shorter pause.
-    connection = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA busy_timeout = 0")
     return _Inline(connection)
 
 
@@ -119,8 +124,6 @@ class FileSource:
         self._path = path
 
     async def connect(self) -> FileLine:
-        line = await FileLine(self._path).open()
-        await line.run("PRAGMA synchronous = NORMAL")  # in WAL mode a crash of the program loses nothing
-        return line
+        return await FileLine(self._path).open()
 
     async def aclose(self) -> None: ...

@@ -83,6 +83,9 @@ class Transactions:
                         async with self.pool.line() as line:
                             result = await self._in_transaction(line, run, began)
                     except Exception as error:
+                        if not began and meaning(error) is Meaning.AGAIN:  # a file that is locked
+                            await asyncio.sleep(pause)
+                            continue
                         if began or not stale or meaning(error) is not Meaning.LOST:
                             raise
                         stale = False
