@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -449,32 +448,27 @@ def test_a_file_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch:
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line(file: str, name: str) -> None:
+async def test_the_command_line(file: str, name: str) -> None:
     """run, ls, inspect and break work, and doctor ends without a traceback."""
-    url = file
 
-    def command(*words: str) -> Any:
-        done = subprocess.run(
-            [sys.executable, "-m", "asynclock", *words],
-            env={**os.environ, "ASYNCLOCK_URLS": url},
-            capture_output=True,
-            text=True,
-            timeout=50,
-            check=False,
+    async def command(*words: str) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "asynclock", *words),
+            env={**os.environ, "ASYNCLOCK_URLS": file},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
-        assert "Traceback" not in done.stderr + done.stdout
-        return done
+        told = (await process.communicate())[0].decode()
+        assert "Traceback" not in told
+        return process.returncode, told
 
-    command("doctor")
-    assert command("run", name, "--", "true").returncode == 0
-    with subprocess.Popen(
-        [sys.executable, "-m", "asynclock", "run", name, "--", "sleep", "50"],
-        env={**os.environ, "ASYNCLOCK_URLS": url},
-        stderr=subprocess.DEVNULL,
-    ) as running:
-        end = time.monotonic() + LIMIT
-        while name not in command("ls").stdout:
-            assert time.monotonic() < end
-        assert name in command("inspect", name).stdout
-        assert command("break", name, "--yes").returncode == 0
-        running.terminate()
+    assert (await command("run", name, "--", "true"))[0] == 0
+    async with Redlock(file) as client:
+        lease = await client(name).acquire(timeout=None)
+        (_, held), (_, shown), _ = await asyncio.gather(command("ls"), command("inspect", name), command("doctor"))
+        assert name in held
+        assert str(os.getpid()) in shown
+        assert (await command("break", name, "--yes"))[0] == 0
+        async with asyncio.timeout(LIMIT):
+            assert await lease.wait_lost()
