@@ -75,9 +75,10 @@ def main(
 
 def _turn(store: Store, seconds: float) -> None:
     try:
-        times = asyncio.run(_cycles(store.urls, 1, seconds))
+        times, _ = asyncio.run(_cycles(store.urls, 1, seconds))
         store.alone.append(median(times))
-        store.crowd.append(len(asyncio.run(_cycles(store.urls, TASKS, seconds))) / seconds)
+        times, wall = asyncio.run(_cycles(store.urls, TASKS, seconds))
+        store.crowd.append(len(times) / wall)
         store.hand_over.append(handed_over(_contest(f"ours@{TENURE}", 2, 1, store.urls, seconds)))
         waits = [wait for each in _contest("ours", PROCESSES, EACH, store.urls, seconds) for wait in each["waits"]]
         store.hot.append(len(waits) / seconds)
@@ -88,9 +89,9 @@ def _turn(store: Store, seconds: float) -> None:
             store.error = str(error)
 
 
-async def _cycles(urls: Sequence[str], tasks: int, seconds: float) -> list[float]:
-    """How long each acquire and release of a free lock took."""
-    times: list[float] = []
+async def _cycles(urls: Sequence[str], tasks: int, seconds: float) -> tuple[list[float], float]:
+    """How long each acquire and release of a free lock took, and all together."""
+    times, began = list[float](), 0.0
     async with Redlock(*urls, lease=30.0) as client:
 
         async def work(i: int, until: float) -> None:
@@ -101,9 +102,9 @@ async def _cycles(urls: Sequence[str], tasks: int, seconds: float) -> list[float
 
         for length in (WARM_UP, seconds):
             times.clear()
-            until = time.perf_counter() + length
-            await asyncio.gather(*(work(i, until) for i in range(tasks)))
-    return times
+            began = time.perf_counter()
+            await asyncio.gather(*(work(i, began + length) for i in range(tasks)))
+        return times, time.perf_counter() - began
 
 
 def _contest(
