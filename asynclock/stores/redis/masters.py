@@ -83,7 +83,7 @@ class Sentinels:
     async def find(self, within: float = _LIMIT) -> Master:
         """The master, after `within` seconds at most. Raises ConnectionError, or ConfigError if only the user can solve
         the problem."""
-        asked = {asyncio.ensure_future(self.ask(each)): each for each in self.endpoints}
+        asked = {asyncio.ensure_future(self.ask(each, within)): each for each in self.endpoints}
         found: list[Master] = []
         errors: dict[str, Exception] = {}
         pending, loop = set(asked), asyncio.get_running_loop()
@@ -123,21 +123,21 @@ class Sentinels:
         hopeless = all(isinstance(each, ConfigError) for each in errors.values())
         return (ConfigError if hopeless else ConnectionError)(f"no sentinel names the master {self.name}: {reasons}")
 
-    async def ask(self, endpoint: Endpoint) -> Master:
+    async def ask(self, endpoint: Endpoint, within: float = _LIMIT) -> Master:
         """The master that this sentinel names. Raises ConnectionError, TimeoutError, ConfigError."""
-        return self._master(endpoint.label, *await self._asked(endpoint))
+        return self._master(endpoint.label, *await self._asked(endpoint, within))
 
     async def state(self, endpoint: Endpoint) -> dict[str, str]:
         """What this sentinel says of the master, for `asynclock doctor`. Raises as `ask` does."""
-        address, state = await self._asked(endpoint)
+        address, state = await self._asked(endpoint, _LIMIT)
         self._master(endpoint.label, address, state)
         return fields_of(state)
 
-    async def _asked(self, endpoint: Endpoint) -> list[Any]:
+    async def _asked(self, endpoint: Endpoint, within: float) -> list[Any]:
         connection, stages = endpoint.dial(), [Stage.CONNECT]
         follow(connection, stages.append)
         try:
-            async with asyncio.timeout(_LIMIT):
+            async with asyncio.timeout(within):
                 await connection.connect()  # type: ignore[no-untyped-call]
                 return await _answers(
                     connection,
