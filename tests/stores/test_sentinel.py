@@ -216,6 +216,15 @@ async def test_sentinels_that_see_too_few_others(sentinel_deployment: Deployment
             await client(name).acquire(timeout=0)
 
 
+@other_servers
+async def test_its_forced_host(sentinel_deployment: Deployment, name: str) -> None:
+    """`force_master_ip` takes the place of the host that the sentinels name."""
+    sentinel = Sentinel(addresses(sentinel_deployment), force_master_ip="127.0.0.2")  # no server listens there
+    async with aclosing(sentinel.master_for(NAME)) as theirs, aclosing(Redlock(theirs, patience=0.1)) as client:
+        with pytest.raises(QuorumUnavailable, match="refused the connection"):
+            await client(name).acquire(timeout=0)
+
+
 # -- sentinels that fail -----------------------------------------------------------------------------------------------
 
 

@@ -92,6 +92,12 @@ def wait(check: Callable[[], object], what: str, limit: float = _LIMIT) -> None:
         time.sleep(0.01)
 
 
+def start_server(port: int) -> Part:
+    """A single server."""
+    (path,) = needs("Redis", program("redis-server"))
+    return Part("127.0.0.1", port, "", [str(path), "--port", str(port), "--save", "", "--bind", "127.0.0.1"])
+
+
 class Deployment:
     """The first of `servers` is the master at the start."""
 

@@ -1,0 +1,100 @@
+"""Sentinels that do not agree: some have switched to a new master, and others have not heard of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from asynclock import Redlock
+from tests.support.lagging_sentinel import LaggingSentinel
+from tests.support.probes import connection_of, nodes_of, socket_of
+from tests.support.servers import free_port
+from tests.support.services.sentinels import Part, start_server, wait
+from tests.support.waiters import LIMIT, until, works
+
+pytestmark = pytest.mark.one_loop("it is about the order of messages")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[Part, Part]]:
+    """Two masters: the old one, which still answers, and the new one."""
+    old, new = (start_server(free_port()) for _ in range(2))
+    for each in (old, new):
+        wait(each.cli().ping, "a server answers")
+    yield old, new
+    for each in (old, new):
+        each.kill()
+
+
+@pytest.fixture
+async def three(pair: tuple[Part, Part]) -> AsyncIterator[list[LaggingSentinel]]:
+    """Three sentinels that name the old master."""
+    found = [await LaggingSentinel(pair[0].port).start() for _ in range(3)]
+    yield found
+    for each in found:
+        await each.stop()
+
+
+def url_of(sentinels: list[LaggingSentinel]) -> str:
+    return f"redis+sentinel://{','.join(f'127.0.0.1:{each.own_port}' for each in sentinels)}/mymaster"
+
+
+def port_of(client: Redlock) -> int:
+    """The port of the server to which the client is connected; 0: none."""
+    connection = connection_of(nodes_of(client)[0])
+    return 0 if connection is None else int(socket_of(connection).getpeername()[1])
+
+
+async def test_the_greatest_epoch_counts(pair: tuple[Part, Part], three: list[LaggingSentinel], name: str) -> None:
+    """Two sentinels lag: the third one has switched."""
+    three[2].port, three[2].epoch = pair[1].port, 1
+    async with Redlock(url_of(three)) as client:
+        await works(client, name)
+        assert port_of(client) == pair[1].port
+
+
+async def test_no_way_back(pair: tuple[Part, Part], three: list[LaggingSentinel], name: str) -> None:
+    """A sentinel tells of its switch, and all still name the old master, which answers: the client has left it, and
+    does not go back. It waits until one names the new master."""
+    old, new = pair
+    async with Redlock(url_of(three), patience=LIMIT) as client:
+        await works(client, name)
+        assert port_of(client) == old.port
+        await until(lambda: all(each.listeners for each in three))
+        three[0].publish_switch(old.port, new.port)
+        await until(lambda: "still name the old master" in str(nodes_of(client)[0].error))
+        assert port_of(client) == 0
+        three[0].port, three[0].epoch = new.port, 1
+        await works(client, name)
+        assert port_of(client) == new.port
+
+
+async def test_a_switch_that_nobody_told_of(pair: tuple[Part, Part], three: list[LaggingSentinel], name: str) -> None:
+    """It happened while the client did not listen: the sentinel is asked after each subscription."""
+    old, new = pair
+    async with Redlock(url_of(three)) as client:
+        await works(client, name)
+        await until(lambda: all(each.listeners for each in three))
+        three[1].port, three[1].epoch = new.port, 1
+        assert port_of(client) == old.port
+        three[1].hang_up()
+        await until(lambda: port_of(client) == new.port)
+        await works(client, name)
+
+
+async def test_a_late_message(pair: tuple[Part, Part], three: list[LaggingSentinel], name: str) -> None:
+    """A sentinel that lags tells of an older switch: the client stays where the greatest epoch is."""
+    old, new = pair
+    for each in three:
+        each.port, each.epoch = new.port, 2
+    async with Redlock(url_of(three)) as client:
+        await works(client, name)
+        before = connection_of(nodes_of(client)[0])
+        await until(lambda: all(each.listeners for each in three))
+        three[0].port, three[0].epoch = old.port, 1
+        asked = three[0].asked
+        three[0].publish_switch(free_port(), old.port)
+        await until(lambda: three[0].asked > asked)
+        await works(client, name)
+        assert connection_of(nodes_of(client)[0]) is before
