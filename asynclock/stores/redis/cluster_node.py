@@ -51,7 +51,7 @@ _SETTLED = 0.02  # seconds; a slot that moves twice within this time is asked ag
 _STRAY = 0.05  # seconds for which a notice from another node waits for the one from the master of its slot
 _ADMIN = 0.9  # seconds for a command of an operator
 _OTHERS = 0.03  # seconds for the votes of the other masters after the first one
-_FAREWELL = 1.0  # seconds for which a client that closes waits for slots that are being moved
+_FAREWELL = 3.0  # seconds for which a client that closes waits for slots that are being moved, to release names there
 
 
 class ClusterNode:
@@ -341,7 +341,7 @@ class ClusterNode:
 
     async def aclose(self) -> None:
         until = self.clock.now() + _FAREWELL
-        while len(self._parked) and self.clock.now() < until:  # noqa: ASYNC110 - releases whose slot is being moved
+        while self._parked.releases and self.clock.now() < until:  # noqa: ASYNC110 - until their slot has moved
             await asyncio.sleep(_SETTLED)
         self._closed = True
         self._parked.release_all()

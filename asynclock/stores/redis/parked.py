@@ -9,6 +9,8 @@ import math
 from bisect import insort
 from typing import TYPE_CHECKING, TypeAlias
 
+from asynclock.rules.model import RELEASE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,6 +42,11 @@ class Parked:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def releases(self) -> bool:
+        """Whether a release waits."""
+        return any(handler.op.verb is RELEASE for entries in self._entries.values() for handler, _ in entries)
 
     def add(self, slot: int, handler: ReplyHandler, error: Exception) -> None:
         """The op waits for a pause that grows while the slot stays unavailable, but not beyond its deadline."""
