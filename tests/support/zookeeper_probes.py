@@ -16,10 +16,10 @@ def contenders_of(client: Redlock) -> dict[str, Any]:
     return {each.id: each for each in found if not each.granted}
 
 
-def zookeeper_session(client: Redlock) -> tuple[int, bytes]:
-    """The id and the password of the session that a client has in ZooKeeper."""
+def zookeeper_session(client: Redlock) -> tuple[int, bytes] | None:
+    """The id and the password of the session that a client has in ZooKeeper; None while it is not connected."""
     (node,) = nodes_of(client)
-    found: tuple[int, bytes] = node._connection._client.client_id
+    found: tuple[int, bytes] | None = node._connection._client.client_id
     return found
 
 
