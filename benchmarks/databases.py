@@ -1,0 +1,177 @@
+"""P11: `python -m benchmarks.databases [URL...]`: locks of asynclock in a database, beside other ways to lock there.
+
+A url is `postgresql://` or `mariadb://`; without one, a PostgreSQL and a MariaDB of `make services` are started. All
+sides use the same engine settings of SQLAlchemy, with a pool of 20 connections. Some sides hold a connection of the
+pool for as long as they hold the lock, so a cycle that does nothing else favours them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from asynclock import Redlock
+from asynclock.stores.sql import SQLStore
+from benchmarks import goals, report, runner
+from benchmarks.runner import Contest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from benchmarks.servers import Server
+    from benchmarks.sides import Cycle
+
+ASYNCLOCK, ENGINE = "asynclock", "asynclock, user's engine"
+ROW, ADVISORY, NAMED, TABLE = "SELECT ... FOR UPDATE, held", "advisory lock", "GET_LOCK", "ShedLock's table"
+POOL = 20
+
+app = typer.Typer(add_completion=False)
+
+
+def _engine(url: str) -> AsyncEngine:
+    driver = {"postgresql": "postgresql+asyncpg", "mysql": "mysql+asyncmy", "mariadb": "mariadb+asyncmy"}
+    scheme, _, rest = url.partition("://")
+    return create_async_engine(f"{driver.get(scheme, scheme)}://{rest}", pool_size=POOL, max_overflow=0)
+
+
+@contextlib.asynccontextmanager
+async def asynclock(url: str, servers: Sequence[Server], own_engine: bool = False) -> AsyncIterator[Cycle]:
+    """With watchdog and fencing token."""
+    del servers
+    engine = _engine(url) if own_engine else None
+    async with Redlock(SQLStore(engine or url, table="asynclock_bench"), lease=30.0) as redlock:
+
+        async def cycle(i: int) -> None:
+            async with redlock(f"asynclock:{i}"):
+                pass
+
+        yield cycle
+    if engine is not None:
+        await engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def row_lock(url: str, servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """A row for each name, locked in a transaction that stays open while the lock is held."""
+    del servers
+    engine = _engine(url)
+    async with engine.begin() as connection:
+        await connection.execute(text("CREATE TABLE IF NOT EXISTS bench_rows (name VARCHAR(100) PRIMARY KEY)"))
+        await connection.execute(text("DELETE FROM bench_rows"))
+        await connection.execute(text("INSERT INTO bench_rows VALUES (:n)"), [{"n": f"row:{i}"} for i in range(64)])
+    lock = text("SELECT name FROM bench_rows WHERE name = :name FOR UPDATE")
+
+    async def cycle(i: int) -> None:
+        async with engine.begin() as connection:
+            (await connection.execute(lock, {"name": f"row:{i}"})).one()
+
+    yield cycle
+    await engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def session_lock(url: str, servers: Sequence[Server], take: str, give: str) -> AsyncIterator[Cycle]:
+    """A lock of the server's session: the connection stays checked out while the lock is held."""
+    del servers
+    engine = _engine(url).execution_options(isolation_level="AUTOCOMMIT")
+    taking, giving = text(take), text(give)
+
+    async def cycle(i: int) -> None:
+        name: dict[str, Any] = {"name": i if "advisory" in take else f"lock:{i}"}
+        async with engine.connect() as connection:
+            await connection.execute(taking, name)
+            await connection.execute(giving, name)
+
+    yield cycle
+    await engine.dispose()
+
+
+@contextlib.asynccontextmanager
+async def shedlock(url: str, servers: Sequence[Server]) -> AsyncIterator[Cycle]:
+    """The statements of ShedLock: INSERT once, then UPDATE ... WHERE lock_until <= now; release sets lock_until."""
+    del servers
+    engine = _engine(url)
+    async with engine.begin() as connection:
+        await connection.execute(text("DROP TABLE IF EXISTS bench_shedlock"))
+        await connection.execute(
+            text(
+                "CREATE TABLE bench_shedlock (name VARCHAR(64) PRIMARY KEY, lock_until DOUBLE PRECISION NOT NULL, "
+                "locked_at DOUBLE PRECISION NOT NULL, locked_by VARCHAR(255) NOT NULL)"
+            )
+        )
+    insert = text("INSERT INTO bench_shedlock VALUES (:name, :until, :now, :who)")
+    take = text(
+        "UPDATE bench_shedlock SET lock_until = :until, locked_at = :now, locked_by = :who "
+        "WHERE name = :name AND lock_until <= :now"
+    )
+    give = text("UPDATE bench_shedlock SET lock_until = :now WHERE name = :name AND locked_by = :who")
+    known: set[int] = set()
+
+    async def cycle(i: int) -> None:
+        now, who = time.time(), secrets.token_hex(8)
+        async with engine.begin() as connection:
+            statement = take if i in known else insert
+            await connection.execute(statement, {"name": f"job:{i}", "until": now + 30, "now": now, "who": who})
+        known.add(i)
+        async with engine.begin() as connection:
+            await connection.execute(give, {"name": f"job:{i}", "now": time.time(), "who": who})
+
+    yield cycle
+    await engine.dispose()
+
+
+def contest(url: str, tasks: int) -> Contest:
+    """The sides of one database."""
+    ours = {ASYNCLOCK: partial(asynclock, url), ENGINE: partial(asynclock, url, own_engine=True)}
+    if url.startswith("postgresql"):
+        take, give = (
+            "SELECT pg_advisory_lock(CAST(:name AS bigint))",
+            "SELECT pg_advisory_unlock(CAST(:name AS bigint))",
+        )
+        other = {ADVISORY: partial(session_lock, url, take=take, give=give)}
+    else:
+        take, give = "SELECT GET_LOCK(:name, 10)", "SELECT RELEASE_LOCK(:name)"
+        other = {NAMED: partial(session_lock, url, take=take, give=give)}
+    judged = tuple(goals.rate(ASYNCLOCK, rival, 1.0) for rival in (ROW, *other, TABLE))
+    return Contest(
+        f"{url.partition(':')[0]}, free lock, {tasks} task{'s' * (tasks > 1)}",
+        servers=0,
+        tasks=tasks,
+        sides={**ours, ROW: partial(row_lock, url), **other, TABLE: partial(shedlock, url)},
+        goals=judged,
+    )
+
+
+@app.command()
+def main(
+    urls: Annotated[list[str] | None, typer.Argument(metavar="URL...")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="The number of turns of each side.")] = 8,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long a turn takes.")] = 0.5,
+) -> None:
+    """Measure the sides in turn. Nothing is asserted: read the tables."""
+    with contextlib.ExitStack() as stack:
+        if not urls:
+            from tests.support.services.mariadb import own_mariadb
+            from tests.support.services.postgresql import own_postgresql
+
+            urls = [stack.enter_context(own_postgresql()).url, stack.enter_context(own_mariadb()).url]
+        for url in urls:
+            for tasks in (1, 64):
+                each = contest(url, tasks)
+                runs = asyncio.run(runner.run(each, rounds, seconds))
+                report.runs(each.title, runs)
+                report.verdicts("P11", [goal(runs) for goal in each.goals])
+
+
+if __name__ == "__main__":
+    app()
