@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from asynclock._errors import ConfigError
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
-from asynclock.stores.sql.lines import AsyncpgLine, CoreLine
+from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine
 
 if TYPE_CHECKING:
     from asynclock.stores.sql.lines import Line
@@ -96,6 +96,10 @@ class EngineSource:
                 if self.engine.dialect.driver == "asyncpg":
                     raw = await connection.get_raw_connection()
                     return AsyncpgLine(connection, raw.driver_connection)
+                if self.engine.dialect.driver == "asyncmy" and self._own:
+                    line = AsyncmyLine(connection, (await connection.get_raw_connection()).driver_connection)
+                    await line.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                    return line
             except BaseException:
                 await connection.close()
                 raise

@@ -2,6 +2,7 @@
 
     CoreLine      any driver, through SQLAlchemy
     AsyncpgLine   asyncpg itself, below SQLAlchemy: a statement costs the client a third
+    AsyncmyLine   asyncmy itself, for an engine of our own
 
 A line is in autocommit mode: transactions begin and end by statements.
 """
@@ -68,6 +69,35 @@ class CoreLine:
         await closed(self._connection)
 
 
+class AsyncmyLine:
+    """See the module. `driver` is the connection of asyncmy in `connection`. The session is set up once, so that a
+    transaction begins with one statement."""
+
+    is_closed = False  # not known
+
+    def __init__(self, connection: AsyncConnection, driver: Any) -> None:
+        self._connection = connection
+        self._driver = driver
+
+    async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
+        compiled, names = _formatted(sql)
+        async with self._driver.cursor() as cursor:
+            await cursor.execute(compiled, [params[name] for name in names])
+            return [] if cursor.description is None else await cursor.fetchall()
+
+    async def run(self, sql: str) -> None:
+        for each in sql.split(";"):
+            if "ISOLATION" not in each:  # the session has it
+                await self._driver.query(each)
+
+    async def give_back(self) -> None:
+        await self._connection.close()
+
+    async def abandon(self) -> None:
+        self._driver.close()
+        await closed(self._connection)
+
+
 class AsyncpgLine:
     """See the module. `driver` is the connection of asyncpg in `connection`."""
 
@@ -106,6 +136,12 @@ async def closed(connection: AsyncConnection) -> None:
 @lru_cache(maxsize=256)
 def _clause(sql: str) -> TextClause:
     return text(sql)
+
+
+@lru_cache(maxsize=256)
+def _formatted(sql: str) -> tuple[str, tuple[str, ...]]:
+    """The statement with %s, and the names of these parameters in their order."""
+    return _PARAMETER.sub("%s", sql.replace("%", "%%")), tuple(_PARAMETER.findall(sql))
 
 
 @lru_cache(maxsize=256)

@@ -110,6 +110,7 @@ class Singles:
         self._waiting: dict[str, deque[tuple[Single, asyncio.Future[int | None]]]] = {}
         self._workers: set[asyncio.Task[None]] = set()
         self._active = 0
+        self._texts: dict[str, str] = {}  # by group
 
     async def ask(self, group: str, values: Single) -> int | None:
         """The fence; None: the row is not plain, or not free. Raises the error of the database."""
@@ -148,7 +149,7 @@ class Singles:
     async def _send(self, group: str, taken: dict[str, tuple[Single, asyncio.Future[int | None]]]) -> None:
         values = [each for each, _ in sorted(taken.values(), key=lambda each: each[0].name.encode())]
         columns: dict[str, Any] = dict(zip(Single._fields, map(list, zip(*values, strict=True)), strict=True))
-        text = statement(self._table, self._now, group)
+        text = self._texts.get(group) or self._texts.setdefault(group, statement(self._table, self._now, group))
         try:
             async with asyncio.timeout(LIMIT):
                 # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
