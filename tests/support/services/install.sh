@@ -7,8 +7,10 @@ test "$(id -u)" = 0 || sudo=sudo
 export DEBIAN_FRONTEND=noninteractive
 $sudo apt-get update -qq
 # The packages would start their services. The tests start servers of their own.
-printf '#!/bin/sh\nexit 101\n' | $sudo tee /usr/sbin/policy-rc.d >/dev/null
-$sudo chmod +x /usr/sbin/policy-rc.d
-trap '$sudo rm -f /usr/sbin/policy-rc.d' EXIT
+if ! test -e /usr/sbin/policy-rc.d; then
+  printf '#!/bin/sh\nexit 101\n' | $sudo tee /usr/sbin/policy-rc.d >/dev/null
+  $sudo chmod +x /usr/sbin/policy-rc.d
+  trap '$sudo rm -f /usr/sbin/policy-rc.d' EXIT
+fi
 # shellcheck disable=SC2086
 $sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
