@@ -36,7 +36,7 @@ async def test_e12_never_more_than_permits(make: Callable[..., Redlock], name: s
                 most = max(most, inside)
                 assert inside <= 3
                 fences.append(lease.fence)
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0.005)
                 inside -= 1
 
     await asyncio.gather(*(work(clients[number % 3]) for number in range(12)))
