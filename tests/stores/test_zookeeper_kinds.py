@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.security import make_digest_acl
+from kazoo.security import make_acl, make_digest_acl
 
 from asynclock import ConfigError, LockLost, Redlock, Skipped, Unsupported
 from asynclock.stores.zookeeper import ZooKeeperStore
@@ -236,6 +236,26 @@ async def test_c13_permissions(shared_zookeeper: ZooKeeper, name: str) -> None:
     assert "secret" not in str(refused.value)
     assert "NoAuthError" in (await stranger.health()).reason
     await stranger.aclose()
+
+
+async def test_c13_one_of_several_names_is_forbidden(
+    clients: list[Redlock], name: str, shared_zookeeper: ZooKeeper
+) -> None:
+    """The transaction fails as a whole, and the error is that of the name."""
+    names = [f"{name}:{each}" for each in "abc"]
+    owner = KazooClient(shared_zookeeper.address, auth_data=[("digest", "me:secret")])
+    owner.start()
+    read_only = [make_acl("world", "anyone", read=True), make_digest_acl("me", "secret", all=True)]
+    owner.create(f"/locks/{names[1]}", acl=read_only)
+    async with clients[0](names[0]), clients[0](names[2]):
+        pass
+    with pytest.raises(ConfigError, match="NoAuthError"):
+        await clients[0].multi(*names).acquire(timeout=None)
+    await until(lambda: not contenders_of(clients[0]))
+    async with clients[1](names[0], timeout=0), clients[1](names[2], timeout=0):
+        pass
+    owner.stop()
+    owner.close()
 
 
 async def test_permissions_of_ones_own(shared_zookeeper: ZooKeeper, name: str) -> None:

@@ -18,7 +18,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock.kazoo")
 if log.level == logging.NOTSET:  # what kazoo warns of is told as an event of the node, once
     log.setLevel(logging.ERROR)
+
+_ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
+"""The answers to the other requests of a transaction of which one failed."""
 
 _BEATS = 8
 """The event loop shows this often in a session timeout that it runs."""
@@ -235,8 +238,8 @@ class Connection:
     async def _commit(self, transaction: Any) -> list[Any]:
         results: list[Any] = await self._ask(transaction.commit_async)
         errors = [each for each in results if isinstance(each, Exception)]
-        if errors:  # the one that failed comes among those that were rolled back for it
-            raise next((each for each in errors if isinstance(each, NoNodeError)), errors[0])
+        if errors:  # the one that failed is among those that were rolled back for it
+            raise next((each for each in errors if not isinstance(each, _ROLLED_BACK)), errors[0])
         return results
 
     async def create_for(self, path: str, data: bytes, seconds: float) -> None:

@@ -13,12 +13,15 @@ from kazoo.exceptions import (
 
 from asynclock._errors import ConfigError
 
-_HOPELESS = (AuthFailedError, InvalidACLError, NoAuthError)
+_REFUSED = (AuthFailedError, InvalidACLError, NoAuthError)
+
+HOPELESS = (*_REFUSED, QuotaExceededError, UnimplementedError)
+"""The servers did nothing, and will not do it the next time."""
 
 
 def error_of(label: str, error: Exception) -> Exception:
     """The error to tell: a ConfigError where only the user can help. Pure."""
-    if isinstance(error, _HOPELESS):
+    if isinstance(error, _REFUSED):
         return ConfigError(
             f"{label}: {_named(error)}: this user may not create, read or delete nodes there: "
             "give zookeeper://user:password@host, or let the owner of the path grant all permissions"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kazoo.exceptions import ConnectionLoss, NoNodeError, SessionExpiredError
+from kazoo.exceptions import NoNodeError, SessionExpiredError
 
 from asynclock.rules.model import DONE
 from asynclock.stores.port import Refused
 from asynclock.stores.zookeeper.contender import Own
+from asynclock.stores.zookeeper.errors import HOPELESS
 from asynclock.stores.zookeeper.layout import (
     done_mark_of,
     escaped,
@@ -89,7 +90,7 @@ class Places:
                     raise
                 await asyncio.gather(*(self.servers.ensure(self.path(part.name)) for part in contender.parts))
             except Exception as error:
-                contender.doubtful = isinstance(error, (ConnectionLoss, ConnectionError))
+                contender.doubtful = not isinstance(error, (*HOPELESS, SessionExpiredError))
                 raise
             else:
                 contender.doubtful = False
