@@ -12,7 +12,7 @@ import pytest
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
 from asynclock.stores.redis.node import RedisNode
-from asynclock.stores.redis.sentinel import SentinelNode
+from asynclock.stores.redis.sentinel.node import SentinelNode
 from asynclock.stores.redis.store import RedisStore
 from tests.support.default_keys import key_of
 from tests.support.probes import (

@@ -13,7 +13,7 @@ import trustme
 from redis.asyncio.sentinel import Sentinel
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
-from asynclock.stores.redis.masters import Master, newest
+from asynclock.stores.redis.sentinel.masters import Master, newest
 from asynclock.stores.redis.store import RedisStore
 from asynclock.stores.urls import urls_of
 from tests.support.default_keys import key_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asynclock.stores.redis.masters import Endpoint, Sentinels
+    from asynclock.stores.redis.sentinel.masters import Endpoint, Sentinels
 
 
 _ELECTION = 2.0  # seconds from the detection to the new master

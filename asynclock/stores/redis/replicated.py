@@ -32,7 +32,7 @@ from asynclock.stores.redis.login import fetch_credentials
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.replies import ServerError
 from asynclock.stores.redis.restarts import fields
-from asynclock.stores.redis.sentinel import SentinelNode
+from asynclock.stores.redis.sentinel.node import SentinelNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

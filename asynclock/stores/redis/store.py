@@ -13,8 +13,8 @@ from asynclock.stores.redis.login import stream_of
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.pools import ENCODED, connection_of, label_of, pool_of, without_options
 from asynclock.stores.redis.replicated import ReplicatedNode, ReplicatedSentinelNode
-from asynclock.stores.redis.sentinel import SentinelNode
-from asynclock.stores.redis.sentinel_urls import (
+from asynclock.stores.redis.sentinel.node import SentinelNode
+from asynclock.stores.redis.sentinel.urls import (
     MasterAt,
     is_sentinel_url,
     label_of_master,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.stores.port import NodeConfig
-    from asynclock.stores.redis.masters import Address, Sentinels
+    from asynclock.stores.redis.sentinel.masters import Address, Sentinels
 
 
 class RedisStore:

@@ -6,7 +6,7 @@ The rules:
    Among the answers that differ, that with the greatest config epoch counts: each failover has a greater one than all
    before it, and a sentinel that was cut off has an older one.
 2. Where the sentinels are silent or the epochs are forbidden, one answer is enough: the node checks the role of the
-   server (`sentinel.py`), and listens to the sentinels from then on.
+   server (`node.py`), and listens to the sentinels from then on.
 """
 
 from __future__ import annotations

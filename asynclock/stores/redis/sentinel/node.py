@@ -21,11 +21,11 @@ import math
 from typing import TYPE_CHECKING
 
 from asynclock.stores.port import Facts
-from asynclock.stores.redis.masters import Watch, shown
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.reconnect import Backoff, pause
 from asynclock.stores.redis.replies import Fault, ServerError, fault_of
 from asynclock.stores.redis.restarts import fields
+from asynclock.stores.redis.sentinel.masters import Watch, shown
 from asynclock.stores.redis.stages import NodeState
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from asynclock.stores.port import NodeConfig
     from asynclock.stores.redis.checks import Mode
     from asynclock.stores.redis.connection import CommandReply
-    from asynclock.stores.redis.masters import Address, Master
+    from asynclock.stores.redis.sentinel.masters import Address, Master
     from asynclock.stores.redis.store import RedisStore
 
 _LEFT = 10.0  # seconds for which rule 3 holds; the sentinels tell each other of a switch every 2 s

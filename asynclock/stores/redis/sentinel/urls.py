@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from asynclock._errors import ConfigError
-from asynclock.stores.redis.masters import Endpoint, Sentinels, shown
 from asynclock.stores.redis.pools import ENCODED, connection_of, pool_of, without_options
+from asynclock.stores.redis.sentinel.masters import Endpoint, Sentinels, shown
 
 if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
     from redis.asyncio.sentinel import SentinelConnectionPool
 
-    from asynclock.stores.redis.masters import Address
+    from asynclock.stores.redis.sentinel.masters import Address
 
 _SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 _PORT = 26379
