@@ -1,0 +1,163 @@
+"""A SQLite file as the store of many processes of one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asynclock import ConfigError, Redlock
+from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql.files import is_network, type_of
+from tests.support.sql_states import read_rows
+from tests.support.waiters import LIMIT, until
+
+pytestmark = pytest.mark.one_loop("the file has the part that counts")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/locks.db"
+
+
+WORKER = """
+import asyncio, os, sys
+from asynclock import Redlock
+async def main(url, name, shared):
+    async with Redlock(url, lease=1.0, patience=20) as client:
+        while True:
+            async with client(name) as lease:
+                with open(shared, "a") as file:
+                    file.write(f"{lease.fence} {os.getpid()} in\\n")
+                    file.flush()
+                    await asyncio.sleep(0.001)
+                    lease.ensure_held()
+                    file.write(f"{lease.fence} {os.getpid()} out\\n")
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_processes_share_a_file_and_may_be_killed(file: str, name: str, tmp_path: Path) -> None:
+    """8 processes take turns; each is killed in turn, at any moment. No two are inside, and the fences rise."""
+    shared = tmp_path / "shared"
+    started = [
+        subprocess.Popen([sys.executable, "-c", WORKER, file, name, str(shared)], stderr=subprocess.PIPE)
+        for _ in range(8)
+    ]
+    try:
+        await until(lambda: shared.exists() and len(shared.read_text().splitlines()) > 20)
+        for process in started:
+            before = len(shared.read_text().splitlines())
+            process.kill()
+            process.wait()
+            if process is not started[-1]:
+                await until(lambda before=before: len(shared.read_text().splitlines()) > before + 4)  # type: ignore[misc]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    lines = [each.split() for each in shared.read_text().splitlines()]
+    fences = [int(fence) for fence, _, what in lines if what == "in"]
+    assert fences == sorted(set(fences))
+    inside = None
+    for fence, pid, what in lines:
+        if what == "out":
+            assert inside == (fence, pid)  # nobody came in meanwhile
+        inside = (fence, pid) if what == "in" else None
+
+
+async def test_b2_the_wall_clock_may_jump(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour forward or back, in one process: the name stays held, and the fences rise."""
+    async with Redlock(file) as client:
+        lease = await client(name).acquire(timeout=None)
+        assert lease
+        fence = lease.fence
+        for jump in (3600.0, -3600.0):
+            real = time.time
+            monkeypatch.setattr(time, "time", lambda jump=jump, real=real: real() + jump)
+            async with Redlock(file) as other:
+                assert await other(name).acquire(timeout=0) is None
+                assert (await other.inspect(name)).holders[0].remaining == pytest.approx(30, abs=5)
+        await lease.release()
+        async with Redlock(file) as other, other(name) as lease:
+            assert lease.fence > fence
+
+
+async def test_b2_time_goes_on_after_a_boot(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another boot id: the time begins where the file was last written, although the wall clock is behind."""
+    store = SQLStore(file)
+    async with Redlock(store) as client, client(name):
+        _, before = await read_rows(store)
+    monkeypatch.setattr("asynclock.stores.sql.database.boot", lambda: "another boot")
+    monkeypatch.setattr(time, "time", lambda: 1_000_000.0)
+    again = SQLStore(file)
+    async with Redlock(again):
+        _, now = await read_rows(again)
+    assert before - 1 < now < before + 60
+
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:40 / /mnt/share rw,relatime - nfs4 server:/share rw
+31 30 0:41 / /mnt/share/local\\040disk rw - xfs /dev/sdb1 rw
+32 22 0:42 / /home/me/remote rw - fuse.sshfs me@host: rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "network"),
+    [
+        ("/var/lib/locks.db", "ext4", False),
+        ("/mnt/share/locks.db", "nfs4", True),
+        ("/mnt/shared/locks.db", "ext4", False),
+        ("/mnt/share/local disk/locks.db", "xfs", False),
+        ("/home/me/remote/a/locks.db", "fuse.sshfs", True),
+    ],
+)
+def test_a_file_on_a_network_file_system_is_known(path: str, kind: str, network: bool) -> None:
+    """By the table of mounts."""
+    assert type_of(Path(path), MOUNTS) == kind
+    assert is_network(kind) == network
+
+
+def test_a_file_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the store is made."""
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("22 1 8:1 / / rw - cifs //server/share rw\n")
+    monkeypatch.setattr("asynclock.stores.sql.files._MOUNTS", mounts)
+    with pytest.raises(ConfigError, match="cifs"):
+        Redlock(f"sqlite:///{tmp_path}/locks.db")
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+async def test_the_command_line(file: str, name: str) -> None:
+    """run, ls, inspect and break work, and doctor ends without a traceback."""
+
+    async def command(*words: str) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "asynclock", *words),
+            env={**os.environ, "ASYNCLOCK_URLS": file},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        told = (await process.communicate())[0].decode()
+        assert "Traceback" not in told
+        return process.returncode, told
+
+    assert (await command("run", name, "--", "true"))[0] == 0
+    async with Redlock(file) as client:
+        lease = await client(name).acquire(timeout=None)
+        (_, held), (_, shown), _ = await asyncio.gather(command("ls"), command("inspect", name), command("doctor"))
+        assert name in held
+        assert str(os.getpid()) in shown
+        assert (await command("break", name, "--yes"))[0] == 0
+        async with asyncio.timeout(LIMIT):
+            assert await lease.wait_lost()
