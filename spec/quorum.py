@@ -25,8 +25,8 @@ from asynclock.quorum.ballot import Ballot, Outcome
 from asynclock.rules.decide import decide
 from asynclock.rules.model import Entry, Op, Queueing, Serve, State, Verb
 from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.stores.deciding import vote_of
 from asynclock.stores.port import Refused
-from asynclock.stores.transactional import vote_of
 from spec.explorer import Step
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure, Terms
     from asynclock.quorum.ballot import Outcome
-    from asynclock.rules.model import Kind
+    from asynclock.rules.kind import Kind
 
 
 class Attempt:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.tenure import Tenure
-    from asynclock.rules.model import Kind
+    from asynclock.rules.kind import Kind
 
 SPAN = 16
 """One round trip serves at most this many tenures, each with a fence of its own."""

@@ -30,7 +30,7 @@ from asynclock.acquire.watchdog import Watchdog
 from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
-from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Kind
+from asynclock.rules.model import ID_LENGTH, TAG_LENGTH
 from asynclock.rules.registry import FAMILIES
 from asynclock.stores import check_supported, limited_of
 from asynclock.stores.port import WrongKind, is_thread_safe
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.tenure import Terms
     from asynclock.events import Event
     from asynclock.quorum.ballot import Ballot
+    from asynclock.rules.kind import Kind
     from asynclock.stores.port import Notice, Store, Wish
 
 

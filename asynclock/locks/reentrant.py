@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure, Terms
-    from asynclock.rules.model import Kind
+    from asynclock.rules.kind import Kind
 
 
 class ReentrantLock(Lock):

@@ -62,7 +62,7 @@ from asynclock.rules.model import (
 )
 
 if TYPE_CHECKING:
-    from asynclock.rules.model import Rule
+    from asynclock.rules.kind import Rule
 
 HasListener: TypeAlias = Callable[[str], bool | None]
 """Whether a client listens to the channel of a tag; None: the node has no permission to publish."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asynclock.rules.model import Slotless, mode_of
+from asynclock.rules.kind import Slotless
+from asynclock.rules.model import mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asynclock.rules.model import Entry, Slots
+    from asynclock.rules.kind import Slots
+    from asynclock.rules.model import Entry
 
 MOST = 10_000
 """The greatest number of permits. A refusal visits each holder, and blocks the server meanwhile."""

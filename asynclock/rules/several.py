@@ -24,7 +24,8 @@ from asynclock.rules.model import ALONE, Op, Queueing, Reply, Verb, Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asynclock.rules.model import Notice, Part, State
+    from asynclock.rules.kind import Part
+    from asynclock.rules.model import Notice, State
 
 
 class Several(NamedTuple):

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_check
 
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
-from asynclock.rules.model import Notice, Slots
+from asynclock.rules.kind import Slots
+from asynclock.rules.model import Notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asynclock._clock import Clock
     from asynclock.events import Event
-    from asynclock.rules.model import Kind, Op
+    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Op
 
 __all__ = [
     "PROBE",

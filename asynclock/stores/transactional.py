@@ -18,25 +18,21 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from copy import copy
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from asynclock._errors import brief
 from asynclock.rules.decide import decide
-from asynclock.rules.model import ID_LENGTH, Notice, Op, Slots, State, Verb, Verdict, parts_of
+from asynclock.rules.model import ID_LENGTH, Notice, Op, State, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.rules.registry import FAMILIES, family_of
-from asynclock.rules.several import decide_all
+from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, view_of
 from asynclock.stores.jobs import Jobs
-from asynclock.stores.port import PROBE, UNDONE, Checked, NodeView, Refused, WaiterView, WrongKind
+from asynclock.stores.port import PROBE, Checked, NodeView, Refused, WrongKind
 from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
     from asynclock._clock import Clock
-    from asynclock.rules.model import Kind, Reply
     from asynclock.stores.port import Grant, NodeConfig, ReplyHandler, Undone
 
 __all__ = [
@@ -46,33 +42,13 @@ __all__ = [
     "Step",
     "TransactionalNode",
     "TransactionalStore",
-    "copy_of",
-    "decided",
-    "keys_of",
-    "vote_of",
 ]
-
-_MARGIN = 0.001
-"""Seconds added to the remaining time of a hold, so that the name is free in every store when a waiter asks again."""
-
 
 _REOPEN = (0.05, 1.0)
 """Seconds between two attempts to open a node that is down: the least and the greatest; doubled after each."""
 
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
-
-
-class Change(NamedTuple):
-    """The result of a step."""
-
-    states: Sequence[State]  # the new states of the same keys; a state that equals State() need not be stored
-    notices: Sequence[Notice] = ()  # pushed after the commit, each to the listener of its tag
-
-
-Step: TypeAlias = Callable[[Sequence[State], float], Change]
-"""From the states of some keys and the server's Unix time to what becomes of them. It may be run again, if the store
-has to repeat the transaction. What it raises must roll the transaction back."""
 
 
 class TransactionalStore(ABC):
@@ -145,62 +121,6 @@ class TransactionalStore(ABC):
             return change
 
         return step, votes
-
-
-def keys_of(prefix: str, op: Op) -> list[str]:
-    """The keys of the names of an op."""
-    return [prefix + part.name for part in parts_of(op)]
-
-
-def copy_of(op: Op) -> Op:
-    """A copy of an op, because its owner may change it before the transaction begins."""
-    copied = copy(op)
-    copied.queueing = replace(op.queueing)
-    return copied
-
-
-def decided(
-    op: Op, states: Sequence[State], now: float, has_listener: Callable[[str], bool | None]
-) -> tuple[Change, Grant | Refused | Undone]:
-    """The states of the names of an op after it, its notices, and its answer. Raises WrongKind. Pure."""
-    parts = parts_of(op)
-    mine = [
-        index
-        for index, (part, state) in enumerate(zip(parts, states, strict=True))
-        if op.verb is Verb.BREAK or _is_of(state.at(now), part.kind)
-    ]
-    if not mine or (len(mine) < len(op.kind.parts) and op.verb is not Verb.RELEASE):
-        raise WrongKind(f"{brief(op.name)} is in use as another kind")
-    some, found = [parts[index] for index in mine], [states[index] for index in mine]
-    notices: Sequence[Notice]
-    if op.kind.parts:
-        reply, part, found, notices = decide_all(some, found, op, now, has_listener)
-    else:
-        reply, part = decide(some[0].kind, found[0], op, now, has_listener), 0
-        found, notices = [reply.state], reply.notices
-    after = list(states)
-    for index, state in zip(mine, found, strict=True):
-        after[index] = state
-    return Change(after, notices), vote_of(reply, now, mine[part])
-
-
-def vote_of(reply: Reply, now: float, part: int = 0) -> Grant | Refused | Undone:
-    """The vote for a reply of `decide` at `now`, or of `decide_all` about the name number `part`. Pure."""
-    match reply.verdict:
-        case Verdict.YES:
-            return reply.fence, reply.marked
-        case Verdict.UNDONE:
-            return UNDONE
-    slots = None if reply.taken is None else Slots(reply.taken, part)
-    if reply.holder is None:
-        return Refused(None, "", reply.rank, reply.order, slots)
-    left = math.inf if reply.holder.ends is None else reply.holder.ends - now + _MARGIN
-    return Refused(left, reply.holder.id, reply.rank, reply.order, slots)
-
-
-def _is_of(state: State, kind: Kind) -> bool:
-    """Whether a name is held as that kind, or not at all."""
-    return not state.holds or family_of(state.holds[0].id) == FAMILIES[kind.letter]
 
 
 class TransactionalNode:
@@ -412,7 +332,7 @@ class TransactionalNode:
         views: list[NodeView] = []
 
         def look(states: Sequence[State], now: float) -> Change:
-            views[:] = [_view_of(states[0].at(now), now)]
+            views[:] = [view_of(states[0].at(now), now)]
             return Change(states)
 
         await self._in_turn([self._prefix + name], look)
@@ -430,12 +350,3 @@ class TransactionalNode:
         self.listens = False
         if (closing := self._store.unlisten(self._listener.tag)) is not None:
             await closing
-
-
-def _view_of(state: State, now: float) -> NodeView:
-    return NodeView(
-        "string" if state.holds else "none",
-        tuple((each.id, None if each.ends is None else each.ends - now) for each in state.holds),
-        state.fence,
-        tuple(WaiterView(each.order, each.id, each.number, each.tasks) for each in state.queue),
-    )

@@ -13,6 +13,7 @@ from functools import partial
 
 from hypothesis import strategies as st
 
+from asynclock.rules.kind import Kind
 from asynclock.rules.model import (
     ANY,
     DONE,
@@ -21,7 +22,6 @@ from asynclock.rules.model import (
     RESTING,
     TAG_LENGTH,
     Entry,
-    Kind,
     Op,
     Queueing,
     Serve,

@@ -14,7 +14,8 @@ from redis.asyncio import ConnectionPool
 from asynclock import Lease, Lock, Redlock
 from asynclock.acquire.handover import Adoption
 from asynclock.acquire.tenure import Loss, Terms
-from asynclock.rules.model import Kind, Notice
+from asynclock.rules.kind import Kind
+from asynclock.rules.model import Notice
 from asynclock.stores.redis import encoding
 from asynclock.stores.redis.cluster_node import ClusterNode
 from asynclock.stores.redis.node import RedisNode

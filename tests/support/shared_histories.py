@@ -12,6 +12,7 @@ from functools import cache, partial
 from hypothesis import strategies as st
 
 from asynclock.locks.multi import Multi
+from asynclock.rules.kind import Part, Rule
 from asynclock.rules.model import (
     ANY,
     ID_LENGTH,
@@ -20,9 +21,7 @@ from asynclock.rules.model import (
     TAG_LENGTH,
     Entry,
     Op,
-    Part,
     Queueing,
-    Rule,
     Serve,
     State,
     Ticket,

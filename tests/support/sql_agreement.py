@@ -15,17 +15,18 @@ from dataclasses import replace
 from typing import Any, cast
 
 from asynclock.rules.decide import decide
-from asynclock.rules.model import Kind, Notice, Op, Rule, State
+from asynclock.rules.kind import Kind, Rule
+from asynclock.rules.model import Notice, Op, State
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
+from asynclock.stores.deciding import vote_of
 from asynclock.stores.sql import SQLStore
 from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.rows import Row, resource_name, row_of, state_of
 from asynclock.stores.sql.single import Singles
-from asynclock.stores.transactional import vote_of
 from tests.support import histories
 from tests.support.histories import Ask, Foreign, Listen, Pass, Permit
 from tests.support.shared_histories import AT, NAMES, World, Write, kind_of, op_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError
-from asynclock.rules.model import Rule
+from asynclock.rules.kind import Rule
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore

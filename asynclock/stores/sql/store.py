@@ -11,12 +11,13 @@ from sqlalchemy.pool import NullPool
 
 from asynclock._errors import ConfigError
 from asynclock.rules.model import ACQUIRE, RELEASE
+from asynclock.stores.deciding import copy_of, keys_of
 from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.settings import Settings
 from asynclock.stores.sql.single import single_of
-from asynclock.stores.transactional import TransactionalNode, TransactionalStore, copy_of, keys_of
+from asynclock.stores.transactional import TransactionalNode, TransactionalStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

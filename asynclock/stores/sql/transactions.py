@@ -26,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from asynclock.rules.model import Notice
+    from asynclock.stores.deciding import Change
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
     from asynclock.stores.sql.pool import Pool
     from asynclock.stores.sql.rows import Row
-    from asynclock.stores.transactional import Change, Step
+    from asynclock.stores.transactional import Step
 
 LIMIT = 5.0
 """Seconds for one transaction with its repetitions. Then its connection is closed, and the database counts as down."""

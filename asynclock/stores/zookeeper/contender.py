@@ -6,7 +6,7 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock.rules.model import Part, parts_of
+from asynclock.rules.kind import Part, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._errors import ConfigError
-from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
+from asynclock.rules.kind import parts_of
+from asynclock.rules.model import ID_LENGTH, Notice, Verb
 from asynclock.stores.port import Refused
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import Connection, SessionState
