@@ -21,7 +21,7 @@ PREFIX = "lock:"
 
 @pytest.fixture(scope="module")
 def six() -> Iterator[Cluster]:
-    cluster = Cluster().ready()
+    cluster = Cluster(3, 1, "--cluster-node-timeout", "1000").ready()  # a busy machine is no reason for a failover
     yield cluster
     cluster.stop()
 

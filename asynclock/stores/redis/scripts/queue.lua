@@ -189,12 +189,14 @@ local function notify(to, its, token, left, by)
 end
 
 --@ part notify_in_shard
--- The same in a cluster. `shard` is a hash tag in a slot of this server: clients subscribe to a channel there. If none
--- receives the notice, it goes to the clients of all servers, whose slots may have moved.
+-- The same in a cluster. `shard` is a hash tag in a slot of this server: clients subscribe to a channel there. If the
+-- client is not connected here, the notice goes to the clients of all servers, because slots may have moved. SPUBLISH is
+-- not sent then: a replica would pass on a grant that is undone here, to a client that was connected to it as a master.
 local function notify(to, its, token, left, by)
   local notice = string.sub(to, 1, 32) .. ' ' .. its .. ' ' .. token .. ' ' .. left .. ' ' .. hold .. (by or '')
   local channel = 'asynclock~' .. string.sub(to, 1, 12)
-  local received = redis.pcall('SPUBLISH', channel .. '{' .. shard .. '}', notice)
+  local own = channel .. '{' .. shard .. '}'
+  local received = (redis.pcall('PUBSUB', 'SHARDNUMSUB', own)[2] or 0) > 0 and redis.pcall('SPUBLISH', own, notice)
   if type(received) ~= 'number' or received == 0 then received = redis.pcall('PUBLISH', channel, notice) end
   return type(received) == 'number' and received
 end
