@@ -6,10 +6,12 @@ import contextlib
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+from asynclock.stores.embedded.server import die_with_parent
 from tests.support.services import needs, program
 
 _JAR = Path("/usr/share/java/zookeeper.jar")
@@ -73,6 +75,7 @@ class ZooKeeper:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - two system calls
             )
 
     def wait(self) -> str:
