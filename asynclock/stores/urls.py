@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Store
 
 _REDIS = "asynclock.stores.redis.store:RedisStore"
-_CLUSTER = "asynclock.stores.redis.cluster:ClusterStore"
+_CLUSTER = "asynclock.stores.redis.cluster.store:ClusterStore"
 _SQL = "asynclock.stores.sql.store:SQLStore"
 
 _EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}

@@ -17,7 +17,7 @@ from asynclock.acquire.tenure import Loss, Terms
 from asynclock.rules.kind import Kind
 from asynclock.rules.model import Notice
 from asynclock.stores.redis import encoding
-from asynclock.stores.redis.cluster_node import ClusterNode
+from asynclock.stores.redis.cluster.node import ClusterNode
 from asynclock.stores.redis.node import RedisNode
 
 Receive: TypeAlias = Callable[[int, Notice], object]

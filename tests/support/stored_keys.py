@@ -8,8 +8,8 @@ from typing import Any
 import redis
 from redis.asyncio import Redis
 
-from asynclock.stores.redis.cluster import ClusterStore
-from asynclock.stores.redis.topology import Address, ranges_of
+from asynclock.stores.redis.cluster.store import ClusterStore
+from asynclock.stores.redis.cluster.topology import Address, ranges_of
 from tests.support.probes import pool_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asynclock.stores.redis.parked import Entry, Parked
+from asynclock.stores.redis.cluster.parked import Entry, Parked
 from tests.support.fake_clock import FakeClock
 
 

@@ -6,9 +6,9 @@ from hashlib import sha1
 
 import pytest
 
+from asynclock.stores.redis.cluster.shard_channel import with_tag
 from asynclock.stores.redis.encoding import pack
 from asynclock.stores.redis.scripts import SCRIPTS, SHARDED_SCRIPTS
-from asynclock.stores.redis.shard_channel import with_tag
 
 TAG = pack("17").partition(b"\r\n")[2]
 

@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
+from asynclock.stores.redis.cluster.topology import (
+    Address,
+    Range,
+    Redirect,
+    apart,
+    ranges_of,
+    redirect_of,
+    span_of,
+    uncovered,
+)
 from asynclock.stores.redis.keys import slot_of, tag_within
-from asynclock.stores.redis.topology import Address, Range, Redirect, apart, ranges_of, redirect_of, span_of, uncovered
 
 ASKED = Address("10.0.0.1", 7000)
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from asynclock.cli.doctor.facts import ClusterFacts, NodeFacts, facts_of
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.output import count, length
-from asynclock.stores.redis.topology import uncovered
+from asynclock.stores.redis.cluster.topology import uncovered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from asynclock.cli.doctor.severity import Terms
-    from asynclock.stores.redis.cluster import ClusterStore
+    from asynclock.stores.redis.cluster.store import ClusterStore
 
 _VOTE = 1.5
 """Seconds that the vote on a failover takes, after the node timeout."""

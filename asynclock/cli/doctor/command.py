@@ -17,7 +17,7 @@ from asynclock.cli.doctor.severity import Severity, Terms
 from asynclock.cli.options import TRUST_RESTARTS, AsJson, MaxLease, Prefix, Urls, duration, named_urls, prefix_of
 from asynclock.cli.output import count, length, plain, print_json, printable, table
 from asynclock.stores import store_for
-from asynclock.stores.redis.cluster import ClusterStore
+from asynclock.stores.redis.cluster.store import ClusterStore
 
 if TYPE_CHECKING:
     from asynclock.cli.doctor.facts import NodeFacts

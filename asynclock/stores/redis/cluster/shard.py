@@ -1,5 +1,5 @@
 """One master of a cluster, as one event loop sees it: a `RedisNode` that hands an op to the router of its cluster when
-another master has the slot (`cluster_node.py`)."""
+another master has the slot (`node.py`)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import RELEASE, Op
 from asynclock.stores.redis.checks import Mode
+from asynclock.stores.redis.cluster.shard_channel import ShardConnection, subscribe
 from asynclock.stores.redis.connection import CommandReply, IgnoredCommand, IgnoredReply
 from asynclock.stores.redis.delivery import SLICE
 from asynclock.stores.redis.encoding import encode, pack
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.notices import notice_of
 from asynclock.stores.redis.replies import Fault, ServerError, fault_of, is_redirect
-from asynclock.stores.redis.shard_channel import ShardConnection, subscribe
 
 if TYPE_CHECKING:
     from collections import OrderedDict
     from collections.abc import Callable, Iterable
 
     from asynclock.stores.port import Checked, NodeConfig, Notice, ReplyHandler
+    from asynclock.stores.redis.cluster.topology import Address
     from asynclock.stores.redis.connection import Connection
     from asynclock.stores.redis.pending import PendingRelease
     from asynclock.stores.redis.restarts import Dialer
-    from asynclock.stores.redis.topology import Address
 
 _ASKING = pack("ASKING")
 

@@ -14,20 +14,20 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
 from asynclock._errors import ConfigError
-from asynclock.stores.redis.cluster_node import ClusterNode
+from asynclock.stores.redis.cluster.node import ClusterNode
+from asynclock.stores.redis.cluster.topology import Address, apart, ranges_of
 from asynclock.stores.redis.login import fetch_credentials
 from asynclock.stores.redis.pools import pool_of
 from asynclock.stores.redis.replies import ServerError, config_error, connect_error
 from asynclock.stores.redis.stages import Stage, follow, running_for
 from asynclock.stores.redis.store import RedisStore
-from asynclock.stores.redis.topology import Address, apart, ranges_of
 
 if TYPE_CHECKING:
     from redis.asyncio import RedisCluster
 
     from asynclock.stores.port import NodeConfig, Wish
-    from asynclock.stores.redis.shard import Shard
-    from asynclock.stores.redis.topology import Range
+    from asynclock.stores.redis.cluster.shard import Shard
+    from asynclock.stores.redis.cluster.topology import Range
 
 _SCHEMES = {
     "redis+cluster": "redis",

@@ -30,11 +30,11 @@ from asynclock._options import BROKEN_BY
 from asynclock.events import NodeDown, NodeUp, Quarantined, QuarantineEnded
 from asynclock.rules.model import RELEASE
 from asynclock.stores.port import Checked, Facts, SameServer
-from asynclock.stores.redis.cluster_masters import Masters, Source
+from asynclock.stores.redis.cluster.masters import Masters, Source
+from asynclock.stores.redis.cluster.parked import Parked
+from asynclock.stores.redis.cluster.topology import redirect_of
 from asynclock.stores.redis.keys import slot_of
-from asynclock.stores.redis.parked import Parked
 from asynclock.stores.redis.replies import ServerError, clear, is_redirect
-from asynclock.stores.redis.topology import redirect_of
 from asynclock.stores.redis.views import names, view
 from asynclock.stores.reports import Reports
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from asynclock.events import Event
     from asynclock.rules.model import Op
     from asynclock.stores.port import NodeConfig, NodeView, Notice, ReplyHandler
-    from asynclock.stores.redis.parked import Entry
-    from asynclock.stores.redis.shard import Shard
+    from asynclock.stores.redis.cluster.parked import Entry
+    from asynclock.stores.redis.cluster.shard import Shard
 
 _SETTLED = 0.02  # seconds; a slot that moves twice within this time is asked again after a pause
 _STRAY = 0.05  # seconds for which a notice from another node waits for the one from the master of its slot

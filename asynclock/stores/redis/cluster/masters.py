@@ -1,5 +1,5 @@
 """The masters of a cluster, as one event loop sees them: which has which slot, and the connections to them. The rules
-are in `cluster_node.py`; this is rule 4."""
+are in `node.py`; this is rule 4."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock.stores.port import PROBE
+from asynclock.stores.redis.cluster.shard import Router, Shard
+from asynclock.stores.redis.cluster.topology import SLOTS, Address, span_of
 from asynclock.stores.redis.keys import mark, only_slot, slot_of, tag_of, tag_within
-from asynclock.stores.redis.shard import Router, Shard
-from asynclock.stores.redis.topology import SLOTS, Address, span_of
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
     from asynclock._clock import Timer
     from asynclock.stores.port import NodeConfig, ReplyHandler
+    from asynclock.stores.redis.cluster.topology import Range
     from asynclock.stores.redis.restarts import Dialer
-    from asynclock.stores.redis.topology import Range
 
 log = logging.getLogger("asynclock")
 
