@@ -191,6 +191,11 @@ class Jury:
     def __init__(self, members: Sequence[Member]) -> None:
         self._members = list(members)
 
+    def check(self, script: str) -> None:
+        """Raise one of KILLED if any check distinguishes it from the rule."""
+        for member in self._members:
+            member(script)
+
     def kills(self, script: str) -> bool:
         """Whether any check distinguishes it from the rule."""
         for i, member in enumerate(self._members):
