@@ -86,6 +86,7 @@ class Cause(NamedTuple):
 
     loss: Loss
     settings: LockSettings
+    at: float  # when it was lost, as Unix time
     unrenewed: float  # since the last renewal that a majority granted was sent
     late: float  # by which the check of the watchdog was late
     broken_by: str | None  # who broke it, by a server ("": it does not know); None: no server said that it was broken
@@ -93,21 +94,21 @@ class Cause(NamedTuple):
     denials: Mapping[int, Refused]  # node -> its refusal
 
 
-def lost(name: str, cause: Cause, labels: Sequence[str], now: float) -> LockLost:
-    """The error. `labels`: the addresses of the nodes; `now`: Unix time."""
+def lost(name: str, cause: Cause, labels: Sequence[str]) -> LockLost:
+    """The error. `labels`: the addresses of the nodes."""
     errors: dict[str, Exception] = {}
     for index, label in enumerate(labels):
         if index in cause.errors:
             errors[label] = cause.errors[index]
         elif index in cause.denials:
             errors[label] = LockError(f"{label}: {_refusal(cause.denials[index])}", name=name)
-    return LockLost(name, cause.loss.value, why=_why(cause, errors, now), errors=errors)
+    return LockLost(name, cause.loss.value, why=_why(cause, errors), errors=errors)
 
 
-def _why(cause: Cause, errors: Mapping[str, Exception], now: float) -> str:
+def _why(cause: Cause, errors: Mapping[str, Exception]) -> str:
     match cause.loss:
         case Loss.EXPIRED:
-            return _why_expired(cause, errors, now)
+            return _why_expired(cause, errors)
         case Loss.TAKEN:
             named = most_named(cause.denials.values())
             after = "" if cause.broken_by is None else f", after {_breaker(cause.broken_by)} broke it (break_lock)"
@@ -124,9 +125,9 @@ def _why(cause: Cause, errors: Mapping[str, Exception], now: float) -> str:
     return ""
 
 
-def _why_expired(cause: Cause, errors: Mapping[str, Exception], now: float) -> str:
+def _why_expired(cause: Cause, errors: Mapping[str, Exception]) -> str:
     said = "; ".join(str(error) or repr(error) for error in errors.values())
-    since = time.strftime("%H:%M:%S", time.gmtime(now - cause.unrenewed))
+    since = time.strftime("%H:%M:%S", time.gmtime(cause.at - cause.unrenewed))
     if cause.late >= cause.settings.lease * BLOCKED:
         text = (
             f"its lease expired: the event loop did not run for {cause.late:.3g} s or longer (blocked, or the process "

@@ -194,9 +194,10 @@ class Hold:
 
     def _why(self, loss: Loss) -> Cause:
         """The facts about its loss, as they are now."""
-        now, settings, errors = self.session.clock.now(), self._settings, self._errors or {}
-        late = self.session.lag.late(now, self._watched_at, self._renewed_at)
-        return Cause(loss, settings, now - self._renewed_at, late, self._broken, errors, self._denials or {})
+        clock, errors, denials = self.session.clock, self._errors or {}, self._denials or {}
+        now, renewed = clock.now(), self._renewed_at
+        late = self.session.lag.late(now, self._watched_at, renewed)
+        return Cause(loss, self._settings, clock.wall(), now - renewed, late, self._broken, errors, denials)
 
     def close(self) -> Ballot:
         """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""

@@ -190,7 +190,7 @@ class Session:
 
     def lost_error(self, name: str, cause: Cause) -> LockLost:
         """The error for a lease that was lost for that cause."""
-        return lost(name, cause, [node.label for node in self.quorum.nodes], self.clock.wall())
+        return lost(name, cause, [node.label for node in self.quorum.nodes])
 
     def _reported(self, event: Event) -> None:
         """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine

@@ -111,7 +111,7 @@ async def test_a_key_without_expiry_is_shown(server: Server, name: str) -> None:
         assert [holder async for holder in client.holders(name)] == [Holder(name, "", 0, 0.0, None, "")]
         info = await client.inspect(name)
     assert info.holders == (Holder(name, "", 0, 0.0, None, ""),)
-    assert "no expiry" in info.nodes[next(iter(info.nodes))]
+    assert "without an expiry" in info.nodes[next(iter(info.nodes))]
     assert "token" not in repr(info)
 
 

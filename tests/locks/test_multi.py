@@ -255,7 +255,7 @@ async def test_d7_one_of_its_names_is_broken(make: Make, name: str) -> None:
             await asyncio.Event().wait()
     assert lost.value.reason == "broken"
     for each in (a, b):
-        await (await taken(other(each))).release()
+        await (await other(each).acquire(timeout=SOON)).release()
 
 
 async def test_inspect_shows_each_name(make: Make, name: str) -> None:

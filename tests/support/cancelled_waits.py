@@ -68,7 +68,10 @@ async def nothing_is_left(clients: list[Redlock], name: str) -> None:
 def no_task_is_left() -> Iterator[None]:
     before = asyncio.all_tasks()
     yield
-    assert asyncio.all_tasks() == before
+    left = [
+        task for task in asyncio.all_tasks() - before if task.get_name() != "asynclock removes rows"
+    ]  # from time to time
+    assert not left, left
 
 
 # -- waiters -----------------------------------------------------------------------------------------------------------

@@ -119,8 +119,8 @@ def test_the_holder_of_a_timeout_has_what_its_id_says() -> None:
 
 
 def cause(loss: Loss, **facts: object) -> Cause:
-    usual = {"settings": LockSettings(lease=30.0, max_hold=90.0), "unrenewed": 29.7, "late": 0.01, "broken_by": None}
-    return Cause(loss, **{"errors": {}, "denials": {}, **usual, **facts})  # type: ignore[arg-type]
+    usual = {"settings": LockSettings(lease=30.0, max_hold=90.0), "at": NOW + 0.3, "unrenewed": 29.7, "late": 0.01}
+    return Cause(loss, **{"broken_by": None, "errors": {}, "denials": {}, **usual, **facts})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def cause(loss: Loss, **facts: object) -> Cause:
 )
 def test_a_loss_says_why(why: Cause, text: str) -> None:
     """In its message, by the facts; and shows no id."""
-    error = lost("k", why, LABELS, NOW + 0.3)
+    error = lost("k", why, LABELS)
     assert str(error).startswith("lost the lock 'k': ")
     assert text in str(error)
     assert error.reason == why.loss.value
@@ -173,7 +173,7 @@ def test_a_loss_says_why(why: Cause, text: str) -> None:
 def test_the_errors_of_a_loss_are_those_of_each_node() -> None:
     """An exception, or what a refusal says; a node that said nothing has no entry. They pickle."""
     said = cause(Loss.EXPIRED, errors={0: TimeoutError("silent")}, denials={1: Refused(9.0, OTHER)})
-    error = lost("k", said, LABELS, NOW)
+    error = lost("k", said, LABELS)
     assert list(error.errors) == ["redis://a", "redis://b"]
     assert isinstance(error.errors["redis://a"], TimeoutError)
     assert str(error.errors["redis://b"]) == "redis://b: the name is held by web-9, pid 7"
@@ -186,7 +186,7 @@ def test_the_errors_of_a_loss_are_those_of_each_node() -> None:
 @pytest.mark.parametrize(("share", "blocked"), [(BLOCKED * 0.9, False), (BLOCKED, True), (2.0, True)])
 def test_a_late_watchdog_is_named_from_a_third_of_the_lease_on(share: float, blocked: bool) -> None:
     """A shorter delay leaves time for several renewals, so it is not why the lease ended."""
-    error = lost("k", cause(Loss.EXPIRED, late=30.0 * share), LABELS, NOW)
+    error = lost("k", cause(Loss.EXPIRED, late=30.0 * share), LABELS)
     assert ("the event loop did not run" in str(error)) is blocked
 
 

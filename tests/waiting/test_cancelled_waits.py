@@ -54,7 +54,7 @@ async def test_a16_a_waiting_acquire(make: Make, name: str, where: str, fair: bo
             for index in range(100):
                 scene = Scene(clients, f"{name}:{ends}:{index}.", where, fair)
                 hit = await scene.play(index, ends, late)
-                await sent(clients)
+                await sent(clients, scene.name)
                 lease = await scene.third(scene.name, fair=fair).acquire(timeout=0)
                 assert lease is not None
                 await lease.release()
