@@ -3,26 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
 
 import typer
 
 from asynclock._errors import ConfigError
-from asynclock._options import ClientSettings, client_settings, node_timeout
+from asynclock._options import client_settings, node_timeout
 from asynclock.cli.doctor.clusters import cluster_facts
 from asynclock.cli.doctor.facts import facts_of
 from asynclock.cli.doctor.findings import findings
 from asynclock.cli.doctor.severity import Severity, Terms
+from asynclock.cli.doctor.standalone import StoreFacts, ask_votes
 from asynclock.cli.options import TRUST_RESTARTS, AsJson, MaxLease, Prefix, Urls, duration, named_urls, prefix_of
 from asynclock.cli.output import count, length, plain, print_json, printable, table
+from asynclock.client import Redlock
 from asynclock.stores import store_for
+from asynclock.stores.port import is_standalone
 from asynclock.stores.redis.cluster.store import ClusterStore
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asynclock._options import ClientOptions
     from asynclock.cli.doctor.facts import NodeFacts
     from asynclock.cli.doctor.severity import Finding
+    from asynclock.stores.port import Store
     from asynclock.stores.redis.restarts import Dialer
+    from asynclock.stores.zookeeper.store import ZooKeeperStore
+
+
+class Shown(Protocol):
+    """A server in the table."""
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def product(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def latencies(self) -> tuple[float, ...]: ...
+    @property
+    def offset(self) -> float | None: ...
+
+
+class Examined(NamedTuple):
+    """What was learnt, and what it means."""
+
+    facts: Sequence[NodeFacts | StoreFacts]
+    rows: Sequence[Shown]
+    found: list[Finding]
 
 
 def doctor(
@@ -47,7 +81,7 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the servers for what could break locks, and say what to do. Changes no key.
+    """Check the servers for what could break locks, and say what to do. Changes no lock.
 
     Exit code: 0 nothing found; 1 warnings; 2 errors.
     """
@@ -56,7 +90,6 @@ def doctor(
     options |= {} if max_lease is None else {"max_lease": max_lease}
     options |= {} if (known := prefix_of(prefix)) is None else {"prefix": known}
     settings = client_settings(options)
-    facts = asyncio.run(_examine([_dialer(each) for each in urls], settings))
     terms = Terms(
         settings.prefix,
         settings.lock.lease,
@@ -64,38 +97,73 @@ def doctor(
         node_timeout(settings, settings.lock, len(urls)),
         settings.trust_restarts,
     )
-    found = findings(facts, terms)
+    facts, rows, found = asyncio.run(_examine(urls, cast("ClientOptions", options), terms))
     worst = max((each.severity for each in found), default=Severity.OK)
     if as_json:
         shown = [{**plain(each), "severity": each.severity.name.lower()} for each in found]
         print_json({"severity": worst.name.lower(), "findings": shown, "nodes": facts})
     else:
-        print(report(facts, found))
+        print(report(rows, found, places=[each.place for each in facts if isinstance(each, StoreFacts)]))
     raise typer.Exit(int(worst))
 
 
-def _dialer(url: str) -> Dialer | ClusterStore:
-    """The store of a url, which must be a server or a cluster that the doctor can connect to. Raises ConfigError."""
-    store = store_for(url)
-    if isinstance(store, ClusterStore):
-        return store
-    if not callable(getattr(store, "dial", None)):
-        raise ConfigError(f"doctor examines Redis and Valkey servers, and {store.label} is none: name a server's url")
-    return cast("Dialer", store)
+async def _examine(urls: Sequence[str], options: ClientOptions, terms: Terms) -> Examined:
+    """Ask the servers. Raises ConfigError for a url that has none."""
+    stores = [store_for(each) for each in urls]
+    alone = next((each for each in stores if is_standalone(each)), None)
+    if alone is None:
+        facts = await _servers([_dialer(each) for each in stores], terms.prefix)
+        return Examined(facts, facts, findings(facts, terms))
+    if len(stores) > 1:
+        raise ConfigError(f"{alone.label} is always the only node of a client: examine each store with its own doctor")
+    if urls[0].partition(":")[0].lower() == "zookeeper":
+        return await _ensemble(cast("ZooKeeperStore", alone), Redlock(alone, **options), terms)
+    return await _database(urls[0], Redlock(alone, **options), terms)
 
 
-async def _examine(stores: list[Dialer | ClusterStore], settings: ClientSettings) -> list[NodeFacts]:
+async def _servers(stores: Sequence[Dialer | ClusterStore], prefix: str) -> list[NodeFacts]:
     """Ask one server after the other: the measurements must not disturb each other. Of a cluster, ask its masters."""
     facts: list[NodeFacts] = []
     for store in stores:
         if isinstance(store, ClusterStore):
-            facts += await cluster_facts(store, settings.prefix)
+            facts += await cluster_facts(store, prefix)
         else:
-            facts.append(await facts_of(store, settings.prefix))
+            facts.append(await facts_of(store, prefix))
     return facts
 
 
-def report(facts: list[NodeFacts], found: list[Finding]) -> str:
+def _dialer(store: Store) -> Dialer | ClusterStore:
+    """The store, which must be a server or a cluster that the doctor can connect to. Raises ConfigError."""
+    if isinstance(store, ClusterStore):
+        return store
+    if not callable(getattr(store, "dial", None)):
+        raise ConfigError(f"{store.label} has no server that doctor could examine: name the url of a server")
+    return cast("Dialer", store)
+
+
+async def _database(url: str, client: Redlock, terms: Terms) -> Examined:
+    # Its packages are optional, and slow to import.
+    from asynclock.cli.doctor.database_findings import database_findings
+    from asynclock.cli.doctor.databases import database_facts
+
+    facts = await database_facts(url)
+    async with aclosing(client):
+        if facts.has_table and not facts.error:  # else the client would make the table
+            await ask_votes(facts, client)
+    return Examined([facts], [facts], database_findings(facts, terms))
+
+
+async def _ensemble(store: ZooKeeperStore, client: Redlock, terms: Terms) -> Examined:
+    from asynclock.cli.doctor.zookeepers import zookeeper_facts, zookeeper_findings
+
+    facts = await zookeeper_facts(store)
+    async with aclosing(client):
+        if not facts.error:
+            await ask_votes(facts, client)
+    return Examined([facts], [facts, *facts.servers], zookeeper_findings(facts, terms))
+
+
+def report(facts: Sequence[Shown], found: Sequence[Finding], places: Sequence[str] = ()) -> str:
     """What people read. Pure."""
     rows = [
         (
@@ -108,6 +176,7 @@ def report(facts: list[NodeFacts], found: list[Finding]) -> str:
         for each in facts
     ]
     lines = [table(("SERVER", "VERSION", "ROLE", "LATENCY", "CLOCK"), rows)]
+    lines += [f"The locks are in: {printable(each)}" for each in places]
     for each in found:
         lines += [
             "",

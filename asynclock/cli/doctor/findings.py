@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import groupby
-from statistics import median
 from typing import TYPE_CHECKING
 
 from asynclock._options import RESERVED
 from asynclock.cli.doctor.clusters import cluster_findings, independent
+from asynclock.cli.doctor.measures import clock_findings, latency_findings
 from asynclock.cli.doctor.sentinels import remarks
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.output import count, length, printable
-from asynclock.rules.model import CLOCK_SKEW
 from asynclock.stores.redis.replies import ACL_COMMANDS
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from asynclock.cli.doctor.facts import NodeFacts
     from asynclock.cli.doctor.severity import Terms
 
-_DRIFT = 1.0  # seconds between clocks that the usual time services keep to by far
 _FULL = 0.9  # of maxmemory
 _OLDEST = (6, 2)
 _NOTICES = {"publish", "subscribe"}
@@ -187,40 +185,7 @@ def _memory(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 
 def _clocks(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     del terms
-    known = {each.node: (each.offset, each.offset_error) for each in facts if each.offset is not None}
-    known["this machine"] = 0.0, 0.0
-    lowest, highest = (pick(known, key=lambda node: known[node][0]) for pick in (min, max))
-    apart = known[highest][0] - known[lowest][0] - known[highest][1] - known[lowest][1]
-    if apart > _DRIFT:
-        yield Finding(
-            Severity.ERROR if apart > CLOCK_SKEW else Severity.WARNING,
-            "clock",
-            tuple(node for node in (lowest, highest) if node in {each.node for each in facts}),
-            f"The clocks of {lowest} and {highest} are {length(apart)} apart.",
-            "Validity does not depend on it, but waiters are served out of order; with more than "
-            f"{CLOCK_SKEW:g} s a fencing token can fall after its counter was forgotten.",
-            "Run a time service (chrony, ntpd) on all machines.",
-        )
-
-
-def _latency(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
-    for each in facts:
-        if not each.latencies:
-            continue
-        usual, worst = median(each.latencies), max(each.latencies)
-        slow = sorted(each.latencies)[len(each.latencies) * 9 // 10 - 1]  # one slow answer of ten is no pattern
-        if slow * 2 < terms.node_timeout:
-            continue
-        yield Finding(
-            Severity.ERROR if usual >= terms.node_timeout else Severity.WARNING,
-            "latency",
-            (each.node,),
-            f"{each.node} answers within {length(usual)}, at worst {length(worst)}; node_timeout is "
-            f"{length(terms.node_timeout)}.",
-            "An answer that is later is no vote: acquires fail or take several rounds, and renewals may fail.",
-            f"Set node_timeout to {length(slow * 4)} or more, with a lease of at least three times that, or use "
-            "servers that are nearer.",
-        )
+    return clock_findings(facts)
 
 
 def _max_leases(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
@@ -342,8 +307,8 @@ def _sentinels(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 
 
 _CHECKS: tuple[Callable[[Sequence[NodeFacts], Terms], Iterator[Finding]], ...] = (
-    _reachable, _quorum, _role, _sentinels, _restarts, _memory, _clocks, _latency, _max_leases, _versions, _permissions,
-    _prefix, _unchecked, cluster_findings,
+    _reachable, _quorum, _role, _sentinels, _restarts, _memory, _clocks, latency_findings, _max_leases,
+    _versions, _permissions, _prefix, _unchecked, cluster_findings,
 )  # fmt: skip
 
 

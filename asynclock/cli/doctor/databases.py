@@ -1,0 +1,272 @@
+"""What `asynclock doctor` asks a SQL database, on a connection of its own with the settings of the url.
+
+It makes no table and no file, and the statements that could change rows are sent in a form that changes none. An answer
+that the database refuses leaves its fact unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asynclock.cli.doctor.standalone import StoreFacts
+from asynclock.stores.sql.engines import EngineSource
+from asynclock.stores.sql.errors import Meaning, meaning, reason
+from asynclock.stores.sql.listening import Listening
+from asynclock.stores.sql.pool import Pool
+from asynclock.stores.sql.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asynclock.stores.sql.lines import Line
+
+_CONNECT = 1.0  # seconds; the default connect_timeout of clients
+_ANSWER = 5.0  # seconds for one answer
+_PUSH = 0.5  # seconds within which a push message must arrive
+_CLOCK_SAMPLES = 5
+
+_POSTGRESQL = ("fsync", "synchronous_commit", "full_page_writes", "synchronous_standby_names")
+_MYSQL = (
+    *("version", "innodb_flush_log_at_trx_commit", "read_only", "super_read_only", "innodb_read_only", "log_bin"),
+    *("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled", "idle_transaction_timeout"),
+)
+_REPLICAS = ("SHOW REPLICAS", "SHOW REPLICA HOSTS", "SHOW SLAVE HOSTS")  # MySQL 8.0.22, MariaDB 10.5, older ones
+_SYNTAX = 1064
+
+
+@dataclass(slots=True)
+class DatabaseFacts(StoreFacts):
+    """One database. Empty or None: unknown."""
+
+    backend: str = ""
+    table: str = ""
+    user: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Those settings of the server, or of the file, that matter to locks."""
+    has_table: bool | None = None
+    may_create: bool | None = None
+    """Whether the user may make the table; known of PostgreSQL only."""
+    missing: tuple[str, ...] = ()
+    """The rights on the table that the user does not have."""
+    kept: str = ""
+    """How the table is kept: of PostgreSQL its persistence (p, u or t), of MySQL and MariaDB its engine."""
+    standby: bool | None = None
+    """It is a PostgreSQL in recovery: a replica."""
+    replicas: int | None = None
+    pushes: bool | None = None
+    """Whether waiters get push messages; None: the database or its driver has none."""
+    file: str = ""
+    """The path of a SQLite file."""
+    exists: bool = True
+    writable: bool = True
+    """The user may write the file and its folder."""
+    free: int | None = None
+    """Bytes that are free on its disk."""
+
+
+async def database_facts(url: str) -> DatabaseFacts:
+    """Ask it. Raises ConfigError for the url, and nothing for what the database says or does."""
+    settings = Settings(url, "asynclock")
+    facts = DatabaseFacts(settings.label, f"table {settings.table}", backend=settings.backend, table=settings.table)
+    if settings.backend == "sqlite":
+        _look_at_file(facts, Path(str(settings.url.database)))
+        if not facts.exists:
+            facts.has_table = False
+            return facts
+    source = settings.new_source(_CONNECT, pooler=True)
+    pool = Pool(source, size=1, pooler=True)
+    try:
+        async with pool.line() as line:
+            await _Questions(line, settings, facts).ask_all()
+            if isinstance(source, EngineSource) and settings.driver == "asyncpg":
+                facts.pushes = await _pushes(source, line)
+    except Exception as error:
+        facts.error = _error(settings.label, error)
+    finally:
+        await pool.aclose()
+    return facts
+
+
+def _error(label: str, error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"{label} did not answer within {_CONNECT:g} s"
+    return f"{label}{' refuses' if meaning(error) is Meaning.REFUSED else ''}: {reason(error)}"
+
+
+def _look_at_file(facts: DatabaseFacts, path: Path) -> None:
+    facts.file, facts.product, facts.exists = str(path), "sqlite", path.exists()
+    folder = path.resolve().parent
+    facts.writable = os.access(folder, os.W_OK | os.X_OK) and (not facts.exists or os.access(path, os.W_OK))
+    try:
+        facts.free = shutil.disk_usage(folder).free
+    except OSError:  # there is no such folder
+        facts.free = None
+
+
+async def _pushes(source: EngineSource, line: Line) -> bool:
+    """Whether a message arrives that another connection sends."""
+    async with asyncio.timeout(_CONNECT):
+        listening = await Listening.connect(source.engine, lambda notice: None, lambda: None)
+    try:
+        return await listening.works(line, _PUSH)
+    finally:
+        await listening.aclose()
+
+
+class _Questions:
+    """The questions over one connection."""
+
+    def __init__(self, line: Line, settings: Settings, facts: DatabaseFacts) -> None:
+        self._line = line
+        self._settings = settings
+        self._facts = facts
+
+    async def ask_all(self) -> None:
+        """The measurement of the clock comes first, so that nothing disturbs it."""
+        if self._facts.backend == "sqlite":
+            await self._sqlite()
+        else:
+            await self._clock()
+            await (self._postgresql() if self._facts.backend == "postgresql" else self._mysql())
+            await self._rights()
+
+    async def _fetch(self, sql: str, **params: Any) -> Sequence[Any]:
+        async with asyncio.timeout(_ANSWER):
+            return await self._line.fetch(sql, params)
+
+    async def _ask(self, question: str, sql: str, **params: Any) -> Sequence[Any]:
+        """The rows; none if the database refuses, which is remembered. Raises the error of a lost connection."""
+        try:
+            return await self._fetch(sql, **params)
+        except Exception as error:
+            if meaning(error) is Meaning.LOST:
+                raise
+            self._hide(question)
+            return ()
+
+    def _hide(self, question: str) -> None:
+        self._facts.hidden += (question,)
+
+    async def _clock(self) -> None:
+        """The server read its clock between the question and the answer: the shortest round trip says most."""
+        dialect, facts = self._settings.dialect(), self._facts
+        for _ in range(_CLOCK_SAMPLES):
+            sent = time.time()
+            server = await dialect.time(self._line)
+            received = time.time()
+            error = (received - sent) / 2
+            if facts.offset is None or error < facts.offset_error:
+                facts.offset, facts.offset_error = server - (sent + received) / 2, error
+
+    # -- each database -------------------------------------------------------------------------------------------
+
+    async def _postgresql(self) -> None:
+        facts = self._facts
+        values = ", ".join(f"current_setting('{each}', true)" for each in _POSTGRESQL)
+        said = await self._ask(
+            "settings", f"SELECT current_setting('server_version'), pg_is_in_recovery(), current_user, {values}"
+        )
+        for version, standby, user, *found in said:
+            facts.product, facts.version, facts.user = "postgresql", version.split()[0], str(user)
+            facts.standby, facts.role = standby, "standby" if standby else "primary"
+            facts.settings = {name: value for name, value in zip(_POSTGRESQL, found, strict=True) if value is not None}
+        # A user without rights sees that there is a replica, and not its state.
+        backup = "state IS DISTINCT FROM 'backup'"
+        for (replicas,) in await self._ask("replicas", f"SELECT count(*) FROM pg_stat_replication WHERE {backup}"):  # noqa: S608
+            facts.replicas = replicas
+        schema, _, _ = facts.table.rpartition(".")
+        for (may,) in await self._ask(
+            "rights on the schema",
+            "SELECT has_schema_privilege(coalesce(CAST(:schema AS text), current_schema()), 'CREATE')",
+            schema=schema or None,
+        ):
+            facts.may_create = may
+        for (kept,) in await self._ask(
+            "table",
+            "SELECT CAST(relpersistence AS text) FROM pg_class WHERE oid = to_regclass(CAST(:name AS text))",
+            name=facts.table,
+        ):
+            facts.kept = kept
+
+    async def _mysql(self) -> None:
+        facts = self._facts
+        names = ", ".join(f"'{each}'" for each in _MYSQL)
+        facts.settings = dict(await self._ask("settings", f"SHOW VARIABLES WHERE Variable_name IN ({names})"))
+        version = facts.settings.pop("version", "")
+        facts.product = "mariadb" if "mariadb" in version.lower() else "mysql"
+        facts.version = version.split("-")[0]
+        for (user,) in await self._ask("user", "SELECT current_user()"):
+            facts.user = str(user)
+        if facts.settings.get("log_bin") == "OFF":
+            facts.replicas = 0
+        else:
+            await self._mysql_replicas()
+        schema, _, table = facts.table.rpartition(".")
+        for (engine,) in await self._ask(
+            "table",
+            "SELECT ENGINE FROM information_schema.TABLES "
+            "WHERE TABLE_NAME = :name AND TABLE_SCHEMA = coalesce(:schema, database())",
+            name=table,
+            schema=schema or None,
+        ):
+            facts.kept = engine or ""
+
+    async def _mysql_replicas(self) -> None:
+        for statement in _REPLICAS:
+            try:
+                self._facts.replicas = len(await self._fetch(statement))
+            except Exception as error:
+                if meaning(error) is Meaning.LOST:
+                    raise
+                if (getattr(error, "orig", None) or error).args[:1] == (_SYNTAX,):  # another version
+                    continue
+                break
+            return
+        self._hide("replicas")
+
+    async def _sqlite(self) -> None:
+        facts = self._facts
+        for (version,) in await self._ask("version", "SELECT sqlite_version()"):
+            facts.version = version
+        await self._look_for_table()
+
+    # -- the table -----------------------------------------------------------------------------------------------
+
+    async def _look_for_table(self) -> bool:
+        """Whether the user may read it."""
+        try:
+            await self._fetch(f"SELECT fence FROM {self._facts.table} WHERE 1 = 0")  # noqa: S608
+        except Exception as error:
+            found = meaning(error)
+            if found is Meaning.LOST:
+                raise
+            self._facts.has_table = False if found is Meaning.ABSENT else None
+            if found is Meaning.REFUSED:
+                self._facts.missing += ("SELECT",)
+            return False
+        self._facts.has_table = True
+        return True
+
+    async def _rights(self) -> None:
+        """Statements that change no row need the same rights as those that do."""
+        if not await self._look_for_table():
+            return
+        table = self._facts.table
+        for right, sql in (
+            ("INSERT", f"INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0"),  # noqa: S608
+            ("UPDATE", f"UPDATE {table} SET count = count WHERE 1 = 0"),  # noqa: S608
+            ("DELETE", f"DELETE FROM {table} WHERE 1 = 0"),  # noqa: S608
+        ):
+            try:
+                await self._fetch(sql)
+            except Exception as error:
+                if meaning(error) is Meaning.LOST:
+                    raise
+                if meaning(error) is Meaning.REFUSED:
+                    self._facts.missing += (right,)
