@@ -51,6 +51,7 @@ class Quorum:
         opening = {asyncio.ensure_future(node.open()) for node in self.nodes}
         pending = opening
         try:
+            await asyncio.sleep(0)  # they begin: a node that was never opened may have no error until then
             while pending and sum(node.error is None for node in self.nodes) < majority:
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             if pending:
