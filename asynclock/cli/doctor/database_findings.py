@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from asynclock.cli.doctor.databases import OFF, read_only
 from asynclock.cli.doctor.measures import clock_findings
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.doctor.standalone import general_findings, sorted_findings
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from asynclock.cli.doctor.severity import Terms
 
 _LITTLE, _NONE = 100_000_000, 1_000_000  # bytes on a disk
-_OFF = ("", "OFF", "0", "NO")
 
 _NEEDS = {
     "settings": "whether a crash loses commits, and whether the server is a replica",
@@ -84,12 +84,18 @@ def _rights(facts: DatabaseFacts) -> Iterator[Finding]:
 def _durability(facts: DatabaseFacts) -> Iterator[Finding]:
     said = facts.settings
     if said.get("fsync") == "off":
-        yield _loses(facts, Severity.ERROR, "fsync=off", "After a power failure", "SET fsync = on")
+        yield _loses(
+            facts,
+            Severity.ERROR,
+            "fsync=off",
+            "After a power failure",
+            "ALTER SYSTEM SET fsync = on, then SELECT pg_reload_conf()",
+        )
     if said.get("synchronous_commit") == "off":
-        advice = "SET synchronous_commit = on for the user of the clients"
+        advice = "ALTER SYSTEM SET synchronous_commit = on, or ALTER ROLE for the user of the clients"
         yield _loses(facts, Severity.ERROR, "synchronous_commit=off", "After a crash of the server", advice)
     if said.get("full_page_writes") == "off":
-        advice = "SET full_page_writes = on, unless the file system writes whole pages"
+        advice = "ALTER SYSTEM SET full_page_writes = on, unless the file system writes whole pages"
         yield _loses(
             facts,
             Severity.WARNING,
@@ -118,7 +124,7 @@ def _loses(facts: DatabaseFacts, severity: Severity, setting: str, when: str, ad
 
 def _role(facts: DatabaseFacts) -> Iterator[Finding]:
     said = facts.settings
-    names = [each for each in ("read_only", "super_read_only", "innodb_read_only") if said.get(each, "") not in _OFF]
+    names = read_only(said)
     if facts.standby or names:
         yield Finding(
             Severity.ERROR,
@@ -148,7 +154,7 @@ def _is_asynchronous(facts: DatabaseFacts) -> bool:
     if facts.backend == "postgresql":
         return not said.get("synchronous_standby_names") or said.get("synchronous_commit") in ("off", "local")
     names = ("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled")
-    return all(said.get(each, "") in _OFF for each in names)
+    return all(said.get(each, "") in OFF for each in names)
 
 
 def _idle(facts: DatabaseFacts) -> Iterator[Finding]:
@@ -187,12 +193,21 @@ def _notices(facts: DatabaseFacts) -> Iterator[Finding]:
 def _file(facts: DatabaseFacts) -> Iterator[Finding]:
     if not facts.file:
         return
-    if not facts.writable:
+    if not facts.has_folder:
         yield Finding(
             Severity.ERROR,
             "file",
             (facts.node,),
-            f"This user cannot write the file {facts.file}" + (" or its folder." if facts.exists else ": no access."),
+            f"The folder of {facts.file} does not exist.",
+            "No client can connect.",
+            "Make the folder, or correct the path.",
+        )
+    elif not facts.writable:
+        yield Finding(
+            Severity.ERROR,
+            "file",
+            (facts.node,),
+            f"This user cannot write {facts.file}, or the folder of it.",
             "No lock can be acquired. The folder holds the -wal and -shm files.",
             "Give the user of the clients the right to write both, or name another file.",
         )

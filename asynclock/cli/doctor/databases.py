@@ -22,7 +22,7 @@ from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from asynclock.stores.sql.lines import Line
 
@@ -38,6 +38,9 @@ _MYSQL = (
 )
 _REPLICAS = ("SHOW REPLICAS", "SHOW REPLICA HOSTS", "SHOW SLAVE HOSTS")  # MySQL 8.0.22, MariaDB 10.5, older ones
 _SYNTAX = 1064
+
+OFF = ("", "OFF", "0", "NO")
+"""The values of a setting of MySQL and MariaDB that is off, or that there is not."""
 
 
 @dataclass(slots=True)
@@ -63,6 +66,7 @@ class DatabaseFacts(StoreFacts):
     """Whether waiters get push messages; None: the database or its driver has none."""
     file: str = ""
     """The path of a SQLite file."""
+    has_folder: bool = True
     exists: bool = True
     writable: bool = True
     """The user may write the file and its folder."""
@@ -102,6 +106,7 @@ def _error(label: str, error: Exception) -> str:
 def _look_at_file(facts: DatabaseFacts, path: Path) -> None:
     facts.file, facts.product, facts.exists = str(path), "sqlite", path.exists()
     folder = path.resolve().parent
+    facts.has_folder = folder.is_dir()
     facts.writable = os.access(folder, os.W_OK | os.X_OK) and (not facts.exists or os.access(path, os.W_OK))
     try:
         facts.free = shutil.disk_usage(folder).free
@@ -117,6 +122,12 @@ async def _pushes(source: EngineSource, line: Line) -> bool:
         return await listening.works(line, _PUSH)
     finally:
         await listening.aclose()
+
+
+def read_only(settings: Mapping[str, str]) -> list[str]:
+    """The settings by which a MySQL or MariaDB refuses writes. Pure."""
+    names = ("read_only", "super_read_only", "innodb_read_only")
+    return [each for each in names if settings.get(each, "") not in OFF]
 
 
 class _Questions:
@@ -201,6 +212,7 @@ class _Questions:
         version = facts.settings.pop("version", "")
         facts.product = "mariadb" if "mariadb" in version.lower() else "mysql"
         facts.version = version.split("-")[0]
+        facts.role = "read-only" if read_only(facts.settings) else "writable"
         for (user,) in await self._ask("user", "SELECT current_user()"):
             facts.user = str(user)
         if facts.settings.get("log_bin") == "OFF":
