@@ -69,6 +69,18 @@ def json_of(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
+def examined(on: Sequence[Server] | Server, *options: str, **env: str) -> tuple[int, dict[str, Any]]:
+    """Run doctor: the exit code, and the findings by the name of their check."""
+    done = answered("doctor", "--json", *options, on=on, **env)
+    answer = json_of(done)
+    assert answer["severity"] == ("ok", "warning", "error")[done.returncode]
+    for each in answer["findings"]:
+        assert each["what"].endswith((".", "?")) or each["check"] == "reachable"
+        assert each["risk"]
+        assert each["advice"]
+    return done.returncode, {each["check"]: each for each in answer["findings"]}
+
+
 class Running:
     """A command that runs beside the test."""
 

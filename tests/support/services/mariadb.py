@@ -26,8 +26,9 @@ def _programs() -> Sequence[Path]:
 class MariaDB:
     """One server."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
+        self.options = options
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -53,6 +54,7 @@ class MariaDB:
         options += [f"--port={self.port}", "--bind-address=127.0.0.1", "--innodb-buffer-pool-size=16M"]
         options += ["--innodb-flush-log-at-trx-commit=0", "--max-connections=300", f"--pid-file={self.folder}/pid"]
         options += ["--skip-name-resolve", "--innodb-log-file-size=8M", "--skip-log-bin"]
+        options += self.options
         options += [f"--init-file={self.folder}/init.sql"] if first else []
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
@@ -74,11 +76,11 @@ class MariaDB:
 
 
 @contextmanager
-def own_mariadb() -> Iterator[MariaDB]:
-    """A server of the test's own, which it may freeze and kill."""
+def own_mariadb(*options: str) -> Iterator[MariaDB]:
+    """A server of the test's own, with these options, which it may freeze and kill."""
     folder = Path(tempfile.mkdtemp(prefix="asynclock-mariadb-"))
     folder.chmod(0o755)
-    server = MariaDB(folder)
+    server = MariaDB(folder, *options)
     try:
         server.make()
         yield server.start(first=True)

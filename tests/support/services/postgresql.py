@@ -18,12 +18,12 @@ from typing import Any
 from tests.support.services import needs, program
 from tests.support.services.shared import shared
 
+_WHERE = "/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin"
 _FAST = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
 
 
 def _programs() -> Sequence[Path]:
-    where = "/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin"
-    return needs("PostgreSQL", program("initdb", *where), program("postgres", *where))
+    return needs("PostgreSQL", program("initdb", *_WHERE), program("postgres", *_WHERE))
 
 
 def free_port() -> int:
@@ -62,8 +62,9 @@ def answers(port: int) -> bool:
 class PostgreSQL:
     """One server. The user postgres needs no password; others can be made with `sql`."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, **settings: str) -> None:
         self.folder = folder
+        self.settings = settings
         self.port = port or free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -80,7 +81,12 @@ class PostgreSQL:
 
     def start(self) -> PostgreSQL:
         _, postgres = _programs()
-        settings = {**_FAST, "unix_socket_directories": str(self.folder), "listen_addresses": "127.0.0.1"}
+        settings = {
+            **_FAST,
+            **self.settings,
+            "unix_socket_directories": str(self.folder),
+            "listen_addresses": "127.0.0.1",
+        }
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
@@ -97,9 +103,18 @@ class PostgreSQL:
     def _is_ready(self) -> bool:
         status = self.folder / "data" / "postmaster.pid"
         try:
-            return status.read_text().splitlines()[7].strip() == "ready"
+            return status.read_text().splitlines()[7].strip() in ("ready", "standby")
         except (OSError, IndexError):
             return False
+
+    def copy(self, folder: Path) -> PostgreSQL:
+        """A standby of this server, not started yet."""
+        (backup,) = needs("PostgreSQL", program("pg_basebackup", *_WHERE))
+        own(folder, "postgres")
+        options = ["-D", str(folder / "data"), "-R", "-c", "fast", "--no-sync", "-h", "127.0.0.1", "-U", "postgres"]
+        command = [backup, *options, "-p", str(self.port)]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder, **as_user("postgres"))
+        return PostgreSQL(folder)
 
     @property
     def group(self) -> list[int]:
@@ -122,10 +137,10 @@ def processes_of(pid: int) -> list[int]:
 
 
 @contextmanager
-def own_postgresql() -> Iterator[PostgreSQL]:
-    """A server of the test's own, which it may freeze and kill."""
+def own_postgresql(**settings: str) -> Iterator[PostgreSQL]:
+    """A server of the test's own, with these settings, which it may freeze and kill."""
     folder = Path(tempfile.mkdtemp(prefix="asynclock-pg-"))
-    server = PostgreSQL(folder)
+    server = PostgreSQL(folder, **settings)
     try:
         server.make()
         yield server.start()
