@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asynclock.cli.doctor import clusters, findings
+from asynclock.cli.doctor import clusters, database_findings, findings, measures, sentinels, standalone, zookeepers
 from asynclock.cli.program import Code
 from tests.support.commands import environment
 from tests.support.servers import Server
@@ -27,6 +27,9 @@ VARY = [
     (re.compile(r"[-+]?\b\d+(\.\d+)?(ms|m\d\ds| s|s)\b"), "TIME"),
     (re.compile(r"[ \t]+"), " "),
 ]
+
+
+_DOCTOR = findings, clusters, sentinels, measures, standalone, database_findings, zookeepers
 
 
 def examples() -> Iterator[tuple[str, str]]:
@@ -99,7 +102,7 @@ def test_every_exit_code_is_in_the_table() -> None:
 
 def test_every_check_of_the_doctor_is_in_its_table() -> None:
     """And no other."""
-    source = "".join(Path(str(each.__file__)).read_text() for each in (findings, clusters))
+    source = "".join(Path(str(each.__file__)).read_text() for each in _DOCTOR)
     checks = {*re.findall(r'^ +"([a-z-]+)",$', source, re.M), *re.findall(r'Finding\(severity, "([a-z-]+)"', source)}
     rows = re.findall(r"^\| (`[a-z`, -]+`) \|", PAGE, re.M)
     shown = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -14,23 +13,11 @@ from asynclock import Redlock
 from asynclock.cli.doctor.facts import facts_of
 from asynclock.stores.redis.replies import ACL_COMMANDS
 from asynclock.stores.redis.store import RedisStore
-from tests.support.commands import answered, json_of
+from tests.support.commands import answered, examined
 from tests.support.servers import Server, Servers
 
 own_loop = pytest.mark.one_loop("the doctor has an event loop of its own")
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
-
-
-def examined(on: Sequence[Server] | Server, *options: str, **env: str) -> tuple[int, dict[str, Any]]:
-    """The exit code, and the findings by the name of their check."""
-    done = answered("doctor", "--json", *options, on=on, **env)
-    answer = json_of(done)
-    assert answer["severity"] == ("ok", "warning", "error")[done.returncode]
-    for each in answer["findings"]:
-        assert each["what"].endswith((".", "?")) or each["check"] == "reachable"
-        assert each["risk"]
-        assert each["advice"]
-    return done.returncode, {each["check"]: each for each in answer["findings"]}
 
 
 def test_a_good_quorum(five: list[Server]) -> None:

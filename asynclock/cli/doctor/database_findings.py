@@ -171,7 +171,7 @@ def _idle(facts: DatabaseFacts) -> Iterator[Finding]:
 
 
 def _notices(facts: DatabaseFacts) -> Iterator[Finding]:
-    if facts.pushes:
+    if facts.pushes or facts.standby:
         return
     why, advice = "", "Nothing, if that is soon enough. Redis and PostgreSQL notify waiters at once."
     if facts.pushes is False:

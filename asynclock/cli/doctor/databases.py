@@ -88,7 +88,8 @@ async def database_facts(url: str) -> DatabaseFacts:
     try:
         async with pool.line() as line:
             await _Questions(line, settings, facts).ask_all()
-            if isinstance(source, EngineSource) and settings.driver == "asyncpg":
+            # A standby sends no messages, and accepts no LISTEN.
+            if isinstance(source, EngineSource) and settings.driver == "asyncpg" and not facts.standby:
                 facts.pushes = await _pushes(source, line)
     except Exception as error:
         facts.error = _error(settings.label, error)

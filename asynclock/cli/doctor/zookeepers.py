@@ -7,6 +7,7 @@ timeout that the servers give, and reads the list of the servers of the ensemble
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -95,6 +96,8 @@ async def _server(host: str, port: int) -> ServerFacts:
             facts.latencies = (time.perf_counter() - began,)
         finally:
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
     except TimeoutError:
         facts.error = f"{facts.node} did not answer in time"
     except OSError as error:
