@@ -1,7 +1,7 @@
 """What `asynclock doctor` asks the servers of a ZooKeeper ensemble, and what their answers mean.
 
-Each server of the url answers the four letter word srvr, unless it is forbidden. A session of its own shows the session
-timeout that the servers give, and reads the list of the servers of the ensemble.
+Each server of the url answers the four letter word srvr, which the whitelist of ZooKeeper 3.8 cannot forbid. A session
+of its own shows the session timeout that the servers give, and reads the list of the servers of the ensemble.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ServerFacts:
     latencies: tuple[float, ...] = ()
     offset: float | None = None
     forbidden: bool = False
-    """It does not answer srvr (4lw.commands.whitelist)."""
+    """It does not answer srvr."""
 
 
 @dataclass(slots=True)
