@@ -19,7 +19,7 @@ from hypothesis import settings
 from asynclock import Redlock
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
-from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out
+from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out, keep_together
 from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_runtest_makereport,
     pytest_runtest_teardown,
@@ -49,6 +49,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out the items that need not run. The pure tests come last: they are short, so no worker waits long for
     another at the end."""
     items[:] = [item for item in items if not is_left_out(item)]
+    for item in items:
+        keep_together(item)
     items.sort(key=lambda item: "unit" in item.path.parts)
 
 

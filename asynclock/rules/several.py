@@ -85,7 +85,7 @@ class Decision:
             reply = self._ask(index, op.verb, fence=op.fence, ticket=alone if index else op.queueing)
             if reply.verdict is Verdict.YES:
                 least.append(reply.fence)
-            elif refused is None or (refused[0].holder is None and refused[0].rank < 0):
+            elif refused is None or _names_nobody(refused[0]):
                 refused = reply, index
         return refused or self._yes(min(least))
 
@@ -124,3 +124,9 @@ class Decision:
 
     def _yes(self, fence: int) -> tuple[Reply, int]:
         return Reply(Verdict.YES, self.states[0], fence), 0
+
+
+def _names_nobody(reply: Reply) -> bool:
+    """Whether a refusal has neither a holder nor a place in the queue, so that the refusal of another name says more.
+    An id that was undone is refused, whatever other names say."""
+    return reply.verdict is Verdict.NO and reply.holder is None and reply.rank < 0

@@ -33,6 +33,7 @@ class Deployment:
     usual: bool = False  # all tests run over it, on both event loops; else those of EVERYWHERE, on one loop
     leaves_out: Callable[[pytest.Item], bool] = lambda item: False  # the tests of what this store cannot keep
     options: dict[str, Any] | None = None  # of each client
+    one_worker: bool = False  # its servers are many, or slow to start: one worker of xdist has them
     adapted: Callable[[list[Any], dict[str, Any]], list[Any]] = lambda nodes, options: nodes  # to a client's options
 
 
@@ -100,8 +101,8 @@ waits for it at most so long."""
 
 
 def _of_a_crowd(item: pytest.Item) -> bool:
-    """150 waiters in one row: each of their ops writes it, which takes a database with fsync and push longer than the
-    test allows. The memory store and SQLite decide in the same way."""
+    """150 waiters in one row: each of their ops writes it, which takes a database on a busy machine longer than the
+    test allows. The memory store decides in the same way."""
     return item.name.startswith("test_all_waiting_readers_are_granted")
 
 
@@ -109,19 +110,24 @@ DEPLOYMENTS = {
     "one": Deployment(_shared(1), usual=True),
     "five": Deployment(_shared(5), usual=True),
     "memory": Deployment(lambda request: [MemoryStore()], usual=True),
-    "sentinel": Deployment(lambda request: [request.getfixturevalue("sentinel_deployment").url]),
+    "sentinel": Deployment(lambda request: [request.getfixturevalue("sentinel_deployment").url], one_worker=True),
     "user": Deployment(lambda request: [DictStore()]),
-    "cluster": Deployment(_cluster, leaves_out=_of_several_names),
-    "slot": Deployment(_cluster, leaves_out=lambda item: not _of_several_names(item), options={"prefix": "{all}"}),
+    "cluster": Deployment(_cluster, leaves_out=_of_several_names, one_worker=True),
+    "slot": Deployment(
+        _cluster, leaves_out=lambda item: not _of_several_names(item), options={"prefix": "{all}"}, one_worker=True
+    ),
     "zookeeper": Deployment(
         _zookeeper,
         leaves_out=lambda item: item.name.partition("[")[0] in _NOT_OVER_ZOOKEEPER,
         adapted=_with_session,
         options=_PATIENT,
+        one_worker=True,
     ),
     "postgresql": Deployment(_table("postgresql_url"), leaves_out=_of_a_crowd, options=_PATIENT),
     "mariadb": Deployment(_table("mariadb_url"), leaves_out=_of_a_crowd, options=_PATIENT),
-    "sqlite": Deployment(lambda request: [f"sqlite:///{request.getfixturevalue('tmp_path')}/locks.db"]),
+    "sqlite": Deployment(
+        lambda request: [f"sqlite:///{request.getfixturevalue('tmp_path')}/locks.db"], leaves_out=_of_a_crowd
+    ),
 }
 """By the name that the id of a test shows."""
 
@@ -132,11 +138,22 @@ def deployments_of(module: str) -> list[str]:
     return [name for name, each in DEPLOYMENTS.items() if each.usual or everywhere]
 
 
+def deployment_of(item: pytest.Item) -> str:
+    """The deployment over which a test runs; "" if it has none."""
+    words = {*item.name.rstrip("]").replace("[", "-").split("-")}
+    return next((name for name in DEPLOYMENTS if name in words and "make" in getattr(item, "fixturenames", ())), "")
+
+
 def is_left_out(item: pytest.Item) -> bool:
     """Whether a test need not run: the store cannot keep it, or it is one on a second event loop over a store that has
     no part in that."""
-    words = {*item.name.rstrip("]").replace("[", "-").split("-")}
-    for name, each in DEPLOYMENTS.items():
-        if name in words and "make" in getattr(item, "fixturenames", ()):
-            return (not each.usual and "uvloop" in words) or each.leaves_out(item)
-    return False
+    if not (name := deployment_of(item)):
+        return False
+    each = DEPLOYMENTS[name]
+    return (not each.usual and "uvloop" in item.name) or each.leaves_out(item)
+
+
+def keep_together(item: pytest.Item) -> None:
+    """Have one worker run all tests over a deployment that costs much to start."""
+    if (name := deployment_of(item)) and DEPLOYMENTS[name].one_worker:
+        item.add_marker(pytest.mark.xdist_group("cluster" if name == "slot" else name))

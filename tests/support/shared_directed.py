@@ -227,6 +227,17 @@ OWN: dict[str, dict[str, Play]] = {
                 *(both(FIFTH, verb=Verb.PEEK, names=(0, 2)), both(FIFTH, verb=Verb.PEEK, names=(1, 2))),
             ],
         ),
+        "a peek of an id that was undone": (
+            world("m", "m"),
+            [
+                *(
+                    release(FIFTH, tombstone=True),
+                    both(FIFTH, verb=Verb.PEEK),
+                    both(FIFTH, verb=Verb.PEEK, names=(1, 0)),
+                ),
+                *(Act(Verb.ACQUIRE, name=1), both(FIFTH, verb=Verb.PEEK)),
+            ],
+        ),
         "its place in the queue was what it lacked": (
             world("f", "f"),
             [
