@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._options import RESERVED
 from asynclock.cli.doctor.clusters import cluster_findings, independent
-from asynclock.cli.doctor.measures import clock_findings, latency_findings
+from asynclock.cli.doctor.measures import clock_findings, latency_findings, version_findings
 from asynclock.cli.doctor.sentinels import remarks
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.output import count, length, printable
@@ -212,15 +212,7 @@ def _max_leases(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 def _versions(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     del terms
     known = {each.node: f"{each.product} {each.version}" for each in facts if each.version}
-    if len(set(known.values())) > 1:
-        yield Finding(
-            Severity.WARNING,
-            "versions",
-            tuple(known),
-            "The servers have different versions: " + ", ".join(f"{node} {said}" for node, said in known.items()) + ".",
-            "Locks work; but the servers may differ in what they refuse.",
-            "Finish the upgrade.",
-        )
+    yield from version_findings(known)
     for each in facts:
         if each.product == "redis" and each.version and _numbers(each.version) < _OLDEST:
             yield Finding(

@@ -1,4 +1,4 @@
-"""What the measured latencies and clocks of servers mean. Pure."""
+"""What the latencies, clocks and versions of servers mean. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asynclock.cli.output import length
 from asynclock.rules.model import CLOCK_SKEW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from asynclock.cli.doctor.severity import Terms
 
@@ -67,4 +67,17 @@ def latency_findings(facts: Sequence[Measured], terms: Terms) -> Iterator[Findin
             "An answer that is later is no vote: acquires fail or take several rounds, and renewals may fail.",
             f"Set node_timeout to {length(slow * 4)} or more, with a lease of at least three times that, or use "
             "servers that are nearer.",
+        )
+
+
+def version_findings(known: Mapping[str, str]) -> Iterator[Finding]:
+    """Of servers with different versions, by node."""
+    if len(set(known.values())) > 1:
+        yield Finding(
+            Severity.WARNING,
+            "versions",
+            tuple(known),
+            "The servers have different versions: " + ", ".join(f"{node} {said}" for node, said in known.items()) + ".",
+            "Locks work; but the servers may differ in what they refuse.",
+            "Finish the upgrade.",
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kazoo.hosts import collect_hosts
 
+from asynclock.cli.doctor.measures import version_findings
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.doctor.standalone import StoreFacts, general_findings, sorted_findings
 from asynclock.cli.output import count, length
@@ -223,15 +224,7 @@ def _ensemble(facts: ZooKeeperFacts, terms: Terms) -> Iterator[Finding]:
 def _versions(facts: ZooKeeperFacts, terms: Terms) -> Iterator[Finding]:
     del terms
     known = {each.node: each.version for each in facts.servers if each.version}
-    if len(set(known.values())) > 1:
-        yield Finding(
-            Severity.WARNING,
-            "versions",
-            tuple(known),
-            "The servers have different versions: " + ", ".join(f"{node} {said}" for node, said in known.items()) + ".",
-            "Locks work; but the servers may differ in what they refuse.",
-            "Finish the upgrade.",
-        )
+    yield from version_findings(known)
 
 
 def _session(facts: ZooKeeperFacts, terms: Terms) -> Iterator[Finding]:

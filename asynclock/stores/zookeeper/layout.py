@@ -1,4 +1,4 @@
-"""How locks are laid out in ZooKeeper: the names of the nodes, their order, and who waits for whom. Pure.
+"""How locks are laid out in ZooKeeper: the names of the nodes, their order, and what each one waits for. Pure.
 
 A lock is a node, the child of the store's path that has the escaped name. Each client that holds the lock or waits for
 it has an ephemeral, sequential child of that node. The server numbers these children in the order in which it creates
@@ -169,7 +169,7 @@ def _child(layout: Layout, name: str) -> Child | None:
     return None
 
 
-# -- who waits for whom ----------------------------------------------------------------------------------------------
+# -- the order --------------------------------------------------------------------------------------------------------
 
 
 class Obstacle(NamedTuple):

@@ -37,7 +37,7 @@ class Redirect(NamedTuple):
     """A node did nothing, because it does not have the slot, or not all of its keys."""
 
     code: str  # MOVED, ASK, TRYAGAIN or CLUSTERDOWN
-    to: Address | None  # who has the slot; None: the node does not say
+    to: Address | None  # the master of the slot; None: the node does not say
 
 
 def ranges_of(slots: Any, asked: Address) -> tuple[Range, ...]:
