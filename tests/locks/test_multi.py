@@ -344,8 +344,8 @@ async def test_a16_cancelled_at_random(make: Make, name: str) -> None:
             async with asyncio.timeout(LIMIT):
                 await asyncio.gather(*(task for task in tasks if task not in victims))
             await asyncio.gather(*victims, return_exceptions=True)
-    for each in names:
-        await nothing_is_left(clients, each)
+        for each in names:
+            await nothing_is_left(clients, each)
 
 
 async def test_it_times_out(make: Make, name: str) -> None:
