@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 import random
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynclock.acquire.attempt import Attempt, Pause, outcome_by
@@ -36,7 +35,7 @@ from asynclock.acquire.local_queue import LocalWaiter, Turn
 from asynclock.acquire.planner import Planner
 from asynclock.acquire.tenure import Tenure
 from asynclock.acquire.transitions import Next, State, after_notice
-from asynclock.quorum.ballot import UNREACHABLE, WON
+from asynclock.quorum.ballot import REFUSED, UNREACHABLE, WON
 from asynclock.rules.model import ACQUIRE
 
 if TYPE_CHECKING:
@@ -89,9 +88,7 @@ class Acquisition:
         result: Tenure | NoLease | None = None
         try:
             if self.terms.timeout != 0 and not kind.fair and not kind.shared and not self._is_first():
-                passed = await self._queue_locally()
-                if passed is not Turn.ASK:
-                    result = self._refusal() if passed is Turn.TIME_UP else passed
+                result = await self._queue_locally()
             if result is None and self._probes and not self._sent_ahead:  # notified waiters reach the servers first
                 await self._idle(Plan(session.clock.now() + round_trip(0.0), probe=True))
             while result is None:
@@ -131,7 +128,10 @@ class Acquisition:
             if len(session.quorum.nodes) > 1:
                 self._yield_to_remote()
             return True
-        return queue is not None and queue.broken
+        if queue is None or not queue.broken:
+            return False
+        self._queue = queue
+        return True
 
     def lead(self, queue: LocalQueue) -> None:
         """It asked alone. Another task has come, and waits behind it in this queue."""
@@ -142,38 +142,34 @@ class Acquisition:
         if self._session.yielded.take(self.terms.name) and self._give_up - self._session.clock.now() >= MIN_TO_YIELD:
             self._yields = self._probes = True
 
-    async def _queue_locally(self) -> Tenure | Turn:
-        """Wait in the local queue: a tenure that was passed on; or whether to ask, or to give up."""
+    def _asks_beside_another(self) -> bool:
+        """Whether another task of this process asks, too. They all ask while a majority is out of reach."""
+        return self._queue is not None and self._queue.asker is not self and not self._is_first()
+
+    async def _queue_locally(self) -> Tenure | NoLease | None:
+        """Wait in the local queue: a tenure that was passed on; or a refusal, as its time is up. None: it asks now."""
         session, name = self._session, self.terms.name
         # Validate now, so that ConfigError is raised in this task and not in the one that serves the queue.
         session.within(self.terms.settings)
         while True:
             session.check_kind(name, self.terms.kind)
             queue = self._queue = session.local_queues.of(name)
-            waiter = self._waiter = LocalWaiter(self, queue, session.loop)
-            queue.join(waiter)
-            self.state, timer = State.QUEUED_LOCALLY, None
+            waiter = self._waiter = LocalWaiter(self, queue, session)
+            self.state = State.QUEUED_LOCALLY
             self.terms.wait()
-            if self._give_up != math.inf:
-                timer = session.clock.call_at(self._give_up, partial(waiter.notify, Turn.TIME_UP))
             try:
-                given = await waiter.turn
-                if session.closed:
-                    session.check_open()
-            except BaseException:
-                waiter.give_back()
-                queue.leave(waiter)
-                raise
+                given = await waiter.wait(self._give_up)
             finally:
                 self.state = State.ASKING
-                if timer is not None:
-                    timer.cancel()
             self._held_locally = not queue.broken
             if given is Turn.TIME_UP:
                 self._leave_local_queue(queue, waiter)
-            if isinstance(given, Turn) or given.held or self._is_first():
-                # A tenure may be lost in the turn of the loop in which it was passed on. Then it waits or asks again.
-                return given if isinstance(given, Turn) or given.held else Turn.ASK
+                return self._refusal()
+            if given is not Turn.ASK and given.held:
+                return given
+            # A tenure may be lost in the turn of the loop in which it was passed on. Then it waits or asks again.
+            if given is Turn.ASK or self._is_first():
+                return None
 
     def _leave_local_queue(self, queue: LocalQueue, waiter: LocalWaiter) -> None:
         """Its time is up. If no majority has answered an asker since this task joined, it is unknown whether the name
@@ -215,6 +211,9 @@ class Acquisition:
         elif (tenure := self._granted()) is not None:
             return tenure
         plan = self._plan(ballot, outcome)
+        if plan is not None and outcome is REFUSED and self._asks_beside_another():
+            self._leave()
+            return await self._queue_locally()
         if plan is not None:
             tenure = await self._idle(plan)
             if tenure is not None or not self._is_time_up():
@@ -294,12 +293,12 @@ class Acquisition:
             self._yields = self._held_locally = False
             if self._session.local_queues.is_alone(self):  # later tasks find a queue that is broken
                 self._session.local_queues.of(self.terms.name)
-            if self._queue is not None:
+            if self._queue is not None and self._queue.asker is self:
                 self._queue.dissolve(error)
             return planner.after_outage(error, now, self._give_up)
         step = planner.after_refusal(ballot, now, self._give_up)
         if self._queue is not None:
-            self._queue.answered()
+            self._queue.answered(self)
         if step is Next.STOP:
             return None
         if self._attempt is not None:

@@ -8,9 +8,10 @@ attempt behind it in the same write.
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections import OrderedDict
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from asynclock._options import QUORUM_TIMEOUT, same_terms
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from asynclock._errors import LockError
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.hold import Hold
+    from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure
     from asynclock.rules.kind import Kind
 
@@ -47,12 +49,33 @@ class Turn(Enum):
 class LocalWaiter:
     """An acquisition in the queue."""
 
-    __slots__ = ("_answers", "acquisition", "turn")
+    __slots__ = ("_answers", "_queue", "_session", "acquisition", "turn")
 
-    def __init__(self, acquisition: Acquisition, queue: LocalQueue, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, acquisition: Acquisition, queue: LocalQueue, session: Session) -> None:
         self.acquisition = acquisition
+        self._queue = queue
+        self._session = session
         self._answers = queue.answers
-        self.turn: asyncio.Future[Tenure | Turn] = loop.create_future()  # the hold, or its turn to ask
+        self.turn: asyncio.Future[Tenure | Turn] = session.loop.create_future()  # the hold, or its turn to ask
+        queue.join(self)
+
+    async def wait(self, give_up: float) -> Tenure | Turn:
+        """Wait for a reply, at most until `give_up`."""
+        timer = None
+        if give_up != math.inf:
+            timer = self._session.clock.call_at(give_up, partial(self.notify, Turn.TIME_UP))
+        try:
+            given = await self.turn
+            if self._session.closed:
+                self._session.check_open()
+        except BaseException:
+            self.give_back()
+            self._queue.leave(self)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return given
 
     def knows_nothing(self, queue: LocalQueue) -> bool:
         """Whether no majority has answered an asker, and no task of this process had the hold, since it joined."""
@@ -125,9 +148,12 @@ class LocalQueue:
             del self._waiters[waiter]
         return None
 
-    def answered(self) -> None:
-        """A majority has answered the asker: the tasks wait here again."""
+    def answered(self, acquisition: Acquisition) -> None:
+        """A majority has answered this acquisition: the tasks wait here again. The first that is answered after an
+        outage asks for all from now on."""
         self.answers += 1
+        if self.broken and self._queues.get(self.name) is self:
+            self.asker = acquisition
         self.broken, self.outage = False, None
 
     def end_asking(self, has_it: bool) -> None:

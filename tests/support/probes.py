@@ -120,6 +120,11 @@ def waits_for_notice(acquisition: Any) -> bool:
     return locally or pauses(acquisition)
 
 
+def in_outage(acquisition: Any) -> bool:
+    """Whether it waits for the end of an outage."""
+    return acquisition.planner is not None and bool(acquisition.planner.in_outage)
+
+
 def asks_again_at(acquisition: Any) -> float:
     """When its timer is due."""
     return acquisition._pause.until if acquisition._pause is not None else float("inf")

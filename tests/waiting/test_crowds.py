@@ -16,8 +16,9 @@ import redis.asyncio
 from asynclock import Redlock
 from asynclock.stores.port import Node
 from tests.support.default_keys import key_of
-from tests.support.probes import nodes_of, tickets_of
+from tests.support.probes import acquisitions_of, in_outage, nodes_of, tickets_of
 from tests.support.servers import Server
+from tests.support.still_clock import idle
 from tests.support.waiters import (
     LIMIT,
     LOADED,
@@ -29,6 +30,7 @@ from tests.support.waiters import (
     in_order,
     in_queue,
     processes,
+    queue,
     rise,
     until,
     urls_of,
@@ -121,6 +123,43 @@ async def test_a_hundred_wait_through_a_fault(
     assert len(served) == 100
     assert max(at for at, _ in served) - began < 2 * lease + LOADED
     assert rise([doomed.served[0].fence, *(fence for _, fence in served)])
+
+
+@both
+@pytest.mark.parametrize("free", [False, True])
+async def test_e2_after_an_outage_one_task_asks(five: list[Server], name: str, nodes: int, free: bool) -> None:
+    """In an outage each task of a client asks for itself, and after it the servers answer all of them. Then one of them
+    asks for all, whether another client holds the name or one of the tasks does. All are served."""
+    servers, count = five[:nodes], 20
+    served: list[int] = []
+    settled = asyncio.Event()
+
+    async def use(client: Redlock) -> None:
+        async with client(name, timeout=LIMIT) as lease:
+            served.append(lease.fence)
+            await settled.wait()
+
+    async with AsyncExitStack() as stack:
+        made = [Redlock(*urls_of(servers), lease=LONG, node_timeout=0.3) for _ in range(2)]
+        client, other = [await stack.enter_async_context(each) for each in made]
+        await client.health()
+        held = None if free else await other(name).acquire()
+        for each in servers:
+            each.freeze()
+        tasks = [asyncio.create_task(use(client)) for _ in range(count)]
+        await until(lambda: len(acquisitions_of(client)) == count and all(map(in_outage, acquisitions_of(client))))
+        for each in servers:
+            each.thaw()
+        await until(lambda: len(acquisitions_of(client)) == count - free and idle(client))
+        assert len(tickets_of(client)) <= 1
+        await until(lambda: all(len(queue(each, name)) <= 1 for each in servers))
+        settled.set()
+        if held is not None:
+            await held.release()
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*tasks)
+        assert len(served) == count
+        assert rise(served)
 
 
 # -- holders that notify nobody ----------------------------------------------------------------------------------------
