@@ -57,7 +57,7 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider
     from opentelemetry.trace import Tracer, TracerProvider
 
     from asynclock.acquire.counts import Counts, NodeCounts
@@ -149,6 +149,24 @@ class Tally:
         return [Observation(number, dict(zip(self._keys, values, strict=True))) for values, number in total.items()]
 
 
+def _histograms(meter: Meter) -> tuple[Histogram, Histogram]:
+    """Of the waits, and of the holds."""
+    return (
+        meter.create_histogram(
+            "asynclock.wait.duration",
+            "s",
+            "Time from the call to the end of an acquire that waited.",
+            explicit_bucket_boundaries_advisory=WAIT_BUCKETS,
+        ),
+        meter.create_histogram(
+            "asynclock.hold.duration",
+            "s",
+            "Time from the grant to the end of a lease.",
+            explicit_bucket_boundaries_advisory=HOLD_BUCKETS,
+        ),
+    )
+
+
 class Instruments:
     """The instruments of one meter provider, for all clients that use it."""
 
@@ -160,6 +178,21 @@ class Instruments:
         self._lost = Tally("kind", "label", "reason")
         self._renewals = Tally("kind", "label", "outcome")
         self._release_failures = Tally("kind", "label")
+        self._make_observable(meter)
+        self._wait, self._hold = _histograms(meter)
+        self._handlers: dict[type[Event], Callable[..., None]] = {
+            Acquired: self._ended,
+            TimedOut: self._ended,
+            Unavailable: self._ended,
+            Released: self._held_for,
+            Detached: self._held_for,
+            Lost: self._was_lost,
+            Renewed: self._was_renewed,
+            ReleaseFailed: self._release_failed,
+        }
+
+    def _make_observable(self, meter: Meter) -> None:
+        """The instruments that the SDK reads when it collects."""
         meter.create_observable_counter(
             "asynclock.acquisitions", [self._acquisitions.observe], "{acquisition}", "Acquires that have ended."
         )
@@ -187,28 +220,6 @@ class Instruments:
         meter.create_observable_gauge(
             "asynclock.node.rtt", [self._observe_rtt], "s", "The last measured round trip to the node."
         )
-        self._wait = meter.create_histogram(
-            "asynclock.wait.duration",
-            "s",
-            "Time from the call to the end of an acquire that waited.",
-            explicit_bucket_boundaries_advisory=WAIT_BUCKETS,
-        )
-        self._hold = meter.create_histogram(
-            "asynclock.hold.duration",
-            "s",
-            "Time from the grant to the end of a lease.",
-            explicit_bucket_boundaries_advisory=HOLD_BUCKETS,
-        )
-        self._handlers: dict[type[Event], Callable[..., None]] = {
-            Acquired: self._ended,
-            TimedOut: self._ended,
-            Unavailable: self._ended,
-            Released: self._held_for,
-            Detached: self._held_for,
-            Lost: self._was_lost,
-            Renewed: self._was_renewed,
-            ReleaseFailed: self._release_failed,
-        }
 
     # -- the clients ---------------------------------------------------------------------------------------------
 

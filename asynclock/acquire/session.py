@@ -211,10 +211,10 @@ class Session:
             for hold in self.holds.of(notice.name):
                 if notice.broken:
                     hold.broken(notice.id)
-                elif notice.expired and hold.op.id.startswith(notice.id):
-                    hold.lose(Loss.EXPIRED)
-                else:
+                elif not notice.expired:
                     hold.waited_for(notice.id)
+                elif hold.op.id.startswith(notice.id):
+                    hold.lose(Loss.EXPIRED)
             name, marked, by = notice.name.rpartition(BROKEN_BY)
             for hold in self.holds.of(name) if marked and notice.broken else ():
                 hold.broken(notice.id, by)

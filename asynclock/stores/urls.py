@@ -26,17 +26,20 @@ class Entry(NamedTuple):
     """How a store is made."""
 
     maker: str  # "module:callable"
-    needs: str = ""  # what to have, or what to do, if its import fails
+    needs: str = ""  # what to have if its import fails
+    remedy: str = ""  # what to do then
 
 
 STORES = {
     **dict.fromkeys(("redis", "rediss", "unix", "valkey", "valkeys"), Entry(_REDIS)),
     **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), Entry(_REDIS)),
     **dict.fromkeys(("redis+cluster", "rediss+cluster", "valkey+cluster", "valkeys+cluster"), Entry(_CLUSTER)),
-    **{scheme: Entry(_SQL, f"pip install 'asynclock[{extra}]'") for scheme, extra in _EXTRAS.items()},
-    "embedded": Entry("asynclock.stores.embedded.store:EmbeddedStore", "Linux or macOS"),
+    **{scheme: Entry(_SQL, "SQLAlchemy", f"pip install 'asynclock[{extra}]'") for scheme, extra in _EXTRAS.items()},
+    "embedded": Entry("asynclock.stores.embedded.store:EmbeddedStore", "Linux or macOS", "name a server, redis://host"),
     "memory": Entry("asynclock.stores.memory:store_of_url"),
-    "zookeeper": Entry("asynclock.stores.zookeeper.store:ZooKeeperStore", "kazoo: pip install 'asynclock[zookeeper]'"),
+    "zookeeper": Entry(
+        "asynclock.stores.zookeeper.store:ZooKeeperStore", "kazoo", "pip install 'asynclock[zookeeper]'"
+    ),
 }
 """By the scheme of a url, which the callable takes."""
 
@@ -100,7 +103,7 @@ def _made(entry: Entry, server: Any, shown: str) -> Store:
     except ModuleNotFoundError as error:
         if not entry.needs:
             raise
-        why = f"{brief(shown)} needs {entry.needs} ({error})"
+        why = f"{brief(shown)} needs {entry.needs} ({error}): {entry.remedy}"
     else:
         return make(server)
     raise ConfigError(why)

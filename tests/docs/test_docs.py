@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import pytest
 import asynclock
 from asynclock import Redlock
 from asynclock._options import ClientSettings, LockSettings
-from tests.support.programs import QUIET
+from tests.support.programs import run_python
 from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
@@ -41,17 +38,7 @@ SNIPPETS = [
 )
 def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path) -> None:
     """It runs unchanged, in a fresh interpreter, without a warning."""
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + snippet],
-        env={**os.environ, "ASYNCLOCK_EMBEDDED_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "fencing token" in done.stdout
-    assert not done.stderr
+    assert "fencing token" in run_python(snippet, ASYNCLOCK_EMBEDDED_DIR=str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ def test_a_system_without_fork_and_fcntl_has_locks_and_a_command_line() -> None:
     )
     said = run_python(program)
     assert "'embedded:' needs Linux or macOS" in said
+    assert "name a server, redis://host" in said
     assert "\n0\n" in said
     assert "asynclock run needs Linux or macOS: it ends its command with signals" in said
 
