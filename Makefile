@@ -48,19 +48,20 @@ package: $(RELEASE)
 	$(BIN)/python -m twine check --strict $(DIST)/*
 	$(PYTHON) -m venv $(EMPTY)
 	$(EMPTY)/bin/$(PIP) $(DIST)/*.whl
-	$(EMPTY)/bin/python tests/support/smoke.py bare
+	$(EMPTY)/bin/python tests/support/smoke.py
 
 # The lowest versions may have no wheels for the newest interpreters.
 OLDEST = $(shell for python in python3.11 python3.12 python3.13 $(PYTHON); do \
 	$$python -c 'import venv, ssl' 2>/dev/null && echo $$python && break; done)
-smoke: package
-	$(BIN)/python tests/support/lowest.py embedded cli otel examples > build/lowest.txt
+EXTRAS := embedded cli otel examples sqlite postgresql mysql zookeeper
+smoke: package $(TEST)
+	$(BIN)/python tests/support/lowest.py $(EXTRAS) > build/lowest.txt
 	set -e; for versions in lowest newest; do \
 		python=$(PYTHON); constraints=; \
 		if [ $$versions = lowest ]; then python=$(OLDEST); constraints='-c build/lowest.txt'; fi; \
 		rm -rf build/$$versions; $$python -m venv build/$$versions; \
-		build/$$versions/bin/$(PIP) $$constraints "$$(echo $(DIST)/*.whl)[embedded,cli,otel,examples]"; \
-		build/$$versions/bin/python tests/support/smoke.py; \
+		build/$$versions/bin/$(PIP) $$constraints "$$(echo $(DIST)/*.whl)[$$(echo $(EXTRAS) | tr ' ' ,)]"; \
+		$(BIN)/python -m tests.support.services build/$$versions/bin/python tests/support/smoke.py $(EXTRAS); \
 	done
 
 # What differs between interpreters is cancellation, typing and the event loop. `make test` runs all on one of them.
@@ -101,5 +102,5 @@ $(BENCH): pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(RELEASE): pyproject.toml | $(VENV)/bin/python
-	$(BIN)/$(PIP) '.[release]'
+	$(BIN)/$(PIP) -e '.[release]'
 	@touch $@

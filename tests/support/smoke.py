@@ -1,8 +1,10 @@
-"""A program that uses an installed asynclock as a new user does: a lock of each kind, on a real embedded server.
+"""A program that uses an installed asynclock as a new user does: a lock of each kind, on a real embedded server, on a
+file of SQLite, and on the servers of $SMOKE_URLS.
 
 `make smoke` runs it in environments of their own, with the lowest and with the newest version of each dependency. So it
-imports nothing but the package, the standard library and `lowest.py`. With the argument "bare" it runs where no
-extra is installed: the locks are in memory, and what is missing must be reported with the line that installs it."""
+imports nothing but the package, the standard library and `lowest.py`. Its arguments are the
+extras that are installed. Without one the locks are in memory, and what is missing must be reported with the line that
+installs it."""
 
 from __future__ import annotations
 
@@ -49,9 +51,17 @@ async def each_kind(*nodes: Any) -> None:
         await excludes_and_hands_over(a.write("rw"), b.read("rw"))
         await excludes_and_hands_over(a.read("rw"), b.write("rw"))
         await excludes_and_hands_over(a.semaphore("permit", 1), b.semaphore("permit", 1))
-        await excludes_and_hands_over(a.multi("one", "two"), b.multi("two", b.read("three")))
         async with a("again", reentrant=True) as outer, a("again", reentrant=True) as inner:
             assert outer.fence == inner.fence
+        health = await a.health()
+        assert health.ok, health
+
+
+async def each_kind_and_the_rest(*nodes: Any) -> None:
+    """What a store of sessions does not keep, too: several names, and a hold that moves between processes."""
+    await each_kind(*nodes)
+    async with Redlock(*nodes) as a, Redlock(*nodes) as b:
+        await excludes_and_hands_over(a.multi("one", "two"), b.multi("two", b.read("three")))
         lease = await a("moved").acquire(timeout=None)
         async with await b.adopt(await lease.detach()) as adopted:
             assert adopted.fence > lease.fence
@@ -83,8 +93,6 @@ async def the_rest(a: Redlock, b: Redlock) -> None:
                 raise AssertionError("two holders")
         except LockTimeout:
             pass
-    health = await a.health()
-    assert health.ok, health
 
 
 def command_line() -> None:
@@ -140,26 +148,29 @@ async def nothing_is_missing_silently() -> None:
     assert "pip install 'asynclock[cli]'" in shown.stderr, shown
 
 
-def main(bare: bool) -> None:
+def main(extras: list[str]) -> None:
     """All of it. Raises AssertionError, and what a lock raises."""
     here = Path(asynclock.__file__)
     assert "site-packages" in here.parts, f"this is a folder, not an installed wheel: {here}"
     assert asynclock.__version__[0].isdigit()
     with tempfile.TemporaryDirectory(prefix="asynclock-smoke-") as own:
         os.environ |= {"ASYNCLOCK_EMBEDDED_DIR": own, "ASYNCLOCK_URLS": "embedded:", "SHOP": f"{own}/shop.sqlite"}
-        if bare:
-            asyncio.run(each_kind(store_for("memory:")))
+        if not extras:
+            asyncio.run(each_kind_and_the_rest(store_for("memory:")))
             asyncio.run(nothing_is_missing_silently())
         else:
-            asyncio.run(each_kind("embedded:"))
+            asyncio.run(each_kind_and_the_rest("embedded:"))
+            asyncio.run(each_kind_and_the_rest(f"sqlite:///{own}/locks.db"))
+            for url in os.environ.get("SMOKE_URLS", "").split():
+                asyncio.run((each_kind if url.startswith("zookeeper:") else each_kind_and_the_rest)(url))
             asyncio.run(metrics("embedded:"))
             command_line()
             examples()
     known = {each.metadata["Name"].lower(): each.version for each in distributions()}
-    wanted = {each.partition("==")[0] for each in lowest.of_project(["embedded", "cli", "otel", "examples"])}
+    wanted = {each.partition("==")[0] for each in lowest.of_project(extras)}
     versions = [f"{each} {known[each]}" for each in sorted(wanted) if each in known]
     print("smoke: ok, Python", platform.python_version(), *versions)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] == ["bare"])
+    main(sys.argv[1:])

@@ -18,8 +18,7 @@ _EXACT: dict[str, Any] = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 
 
 def lock_table(name: str = "asynclock", metadata: MetaData | None = None, schema: str | None = None) -> Table:
-    """The table of that name, in `metadata`. Names are compared byte by byte; times are Unix seconds. A row is updated
-    in place: half of each page of PostgreSQL stays free for that."""
+    """The table of that name, in `metadata`. Names are compared byte by byte; times are Unix seconds."""
     key = (
         Text()
         .with_variant(postgresql.TEXT(collation="C"), "postgresql")
@@ -44,13 +43,15 @@ def lock_table(name: str = "asynclock", metadata: MetaData | None = None, schema
         Column("create_time", seconds, nullable=False),
         Column("update_time", seconds, nullable=False),
         Column("state", state),
-        postgresql_with={"fillfactor": 50},
         schema=schema,
         mysql_engine="InnoDB",
         mariadb_engine="InnoDB",
     )
 
 
-def ddl(dialect: Dialect, name: str = "asynclock") -> str:
-    """The statement that creates the table in that dialect."""
-    return str(CreateTable(lock_table(name)).compile(dialect=dialect)).strip()
+def ddl(dialect: Dialect, table: Table | None = None, *, if_absent: bool = False) -> str:
+    """The statement that creates the table in that dialect. Rows are updated in place: half of each page of PostgreSQL
+    stays free for that. SQLAlchemy 2.0 has no option for this."""
+    created = lock_table() if table is None else table
+    statement = str(CreateTable(created, if_not_exists=if_absent).compile(dialect=dialect)).strip()
+    return f"{statement} WITH (fillfactor = 50)" if dialect.name == "postgresql" else statement

@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.schema import CreateTable
 
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.sql.dialects import DIALECTS
@@ -14,7 +13,7 @@ from asynclock.stores.sql.engines import EngineSource, engine_of, label_of, url_
 from asynclock.stores.sql.errors import Meaning, meaning, reason
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import check_file
-from asynclock.stores.sql.schema import lock_table
+from asynclock.stores.sql.schema import ddl, lock_table
 
 if TYPE_CHECKING:
     from asynclock.stores.sql.dialects import Dialect
@@ -100,8 +99,7 @@ class Settings:
         """Make the table, unless it exists."""
         schema, _, name = self.table.rpartition(".")
         table = lock_table(name, schema=schema or None)
-        statement = CreateTable(table, if_not_exists=True).compile(dialect=self.url.get_dialect()())
-        await line.run(str(statement))
+        await line.run(ddl(self.url.get_dialect()(), table, if_absent=True))
 
     async def _exists(self, line: Line) -> bool:
         try:
