@@ -121,7 +121,6 @@ def waits_for_notice(acquisition: Any) -> bool:
 
 
 def in_outage(acquisition: Any) -> bool:
-    """Whether it waits for the end of an outage."""
     return acquisition.planner is not None and bool(acquisition.planner.in_outage)
 
 
@@ -175,6 +174,11 @@ def left_over(client: Redlock) -> dict[str, Any]:
         "holds": holds_of(client), "leases": watched_by(client),
     }  # fmt: skip
     return {each: what for each, what in found.items() if what}
+
+
+def most_known_ids(obstacles: Any) -> int:
+    """How many ids it remembers."""
+    return len(obstacles._since)
 
 
 # -- notices -----------------------------------------------------------------------------------------------------------
@@ -391,14 +395,6 @@ def probe_nodes(lock: Lock) -> Coroutine[Any, Any, Any]:
     return lock._peek()
 
 
-# -- functions of modules ----------------------------------------------------------------------------------------------
-
-
 def plain_arguments(op: Any, prefix: str, tombstone: bool) -> list[Any]:
     """The arguments of an op, built without the cached parts."""
     return list(encoding._arguments(op, prefix, tombstone))
-
-
-def most_known_ids(obstacles: Any) -> int:
-    """How many ids it remembers."""
-    return len(obstacles._since)

@@ -1,6 +1,6 @@
 """Run a command with a server of each service that is installed here. Their urls are in $SMOKE_URLS, one in a line.
 
-    python -m tests.support.services COMMAND...
+python -m tests.support.services COMMAND...
 """
 
 from __future__ import annotations
