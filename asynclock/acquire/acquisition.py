@@ -35,12 +35,13 @@ from asynclock.acquire.local_queue import LocalWaiter, Turn
 from asynclock.acquire.planner import Planner
 from asynclock.acquire.tenure import Tenure
 from asynclock.acquire.transitions import Next, State, after_notice
-from asynclock.quorum.ballot import REFUSED, UNREACHABLE, WON
+from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.rules.model import ACQUIRE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
 
+    from asynclock._errors import LockError
     from asynclock.acquire.local_queue import LocalQueue
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Terms
@@ -128,10 +129,7 @@ class Acquisition:
             if len(session.quorum.nodes) > 1:
                 self._yield_to_remote()
             return True
-        if queue is None or not queue.broken:
-            return False
-        self._queue = queue
-        return True
+        return False
 
     def lead(self, queue: LocalQueue) -> None:
         """It asked alone. Another task has come, and waits behind it in this queue."""
@@ -141,10 +139,6 @@ class Acquisition:
         """If remote waiters were notified a moment ago, enqueue behind them, unless the time is too short for that."""
         if self._session.yielded.take(self.terms.name) and self._give_up - self._session.clock.now() >= MIN_TO_YIELD:
             self._yields = self._probes = True
-
-    def _asks_beside_another(self) -> bool:
-        """Whether another task of this process asks, too. They all ask while a majority is out of reach."""
-        return self._queue is not None and self._queue.asker is not self and not self._is_first()
 
     async def _queue_locally(self) -> Tenure | NoLease | None:
         """Wait in the local queue: a tenure that was passed on; or a refusal, as its time is up. None: it asks now."""
@@ -161,7 +155,7 @@ class Acquisition:
                 given = await waiter.wait(self._give_up)
             finally:
                 self.state = State.ASKING
-            self._held_locally = not queue.broken
+            self._held_locally = queue.outage is None
             if given is Turn.TIME_UP:
                 self._leave_local_queue(queue, waiter)
                 return self._refusal()
@@ -172,17 +166,15 @@ class Acquisition:
                 return None
 
     def _leave_local_queue(self, queue: LocalQueue, waiter: LocalWaiter) -> None:
-        """Its time is up. If no majority has answered an asker since this task joined, it is unknown whether the name
-        is held: raises QuorumUnavailable."""
+        """Its time is up. If a majority is out of reach, or has not answered an asker since this task joined, it is
+        unknown whether the name is held: raises QuorumUnavailable."""
         queue.leave(waiter)
+        if queue.outage is not None:
+            raise copy(queue.outage)
         asker = queue.asker
-        ballot = asker.unanswered_round if asker is not None else None
-        if not waiter.knows_nothing(queue):
-            return
+        ballot = asker.unanswered_round if asker is not None and waiter.knows_nothing(queue) else None
         if asker is not None and ballot is not None:
             raise self._session.quorum.unavailable(ballot, self.terms.name, asker.reasons)
-        if queue.outage is not None:  # its time was up in the turn of the loop in which the asker found that out
-            raise copy(queue.outage)
 
     @property
     def unanswered_round(self) -> Ballot | None:
@@ -194,8 +186,12 @@ class Acquisition:
         """The last error of each node in this outage."""
         return self.planner.reasons if self.planner is not None else {}
 
-    def ask_ahead(self) -> None:
-        """Its turn has come. The round is sent now, since its task wakes only in the next turn of the loop."""
+    def ask_ahead(self, outage: LockError | None, patience_ends: float) -> None:
+        """Its turn has come. The round is sent now, since its task wakes only in the next turn of the loop. `outage`:
+        the error of the last asker's round, if no majority answered it."""
+        if outage is not None:
+            self.planner = Planner(self._session, self.terms, self._session.clock.now())
+            self.planner.join_outage(outage, patience_ends)
         self._yield_to_remote()
         self._try()
         self._sent_ahead = True
@@ -211,9 +207,6 @@ class Acquisition:
         elif (tenure := self._granted()) is not None:
             return tenure
         plan = self._plan(ballot, outcome)
-        if plan is not None and outcome is REFUSED and self._asks_beside_another():
-            self._leave()
-            return await self._queue_locally()
         if plan is not None:
             tenure = await self._idle(plan)
             if tenure is not None or not self._is_time_up():
@@ -291,14 +284,14 @@ class Acquisition:
             self._session.judge_again()
             self._leave()
             self._yields = self._held_locally = False
-            if self._session.local_queues.is_alone(self):  # later tasks find a queue that is broken
+            if self._session.local_queues.is_alone(self):  # later tasks learn of the outage from a queue
                 self._session.local_queues.of(self.terms.name)
-            if self._queue is not None and self._queue.asker is self:
-                self._queue.dissolve(error)
+            if self._queue is not None:
+                self._queue.begin_outage(error, now)
             return planner.after_outage(error, now, self._give_up)
         step = planner.after_refusal(ballot, now, self._give_up)
         if self._queue is not None:
-            self._queue.answered(self)
+            self._queue.answered()
         if step is Next.STOP:
             return None
         if self._attempt is not None:

@@ -104,6 +104,10 @@ class Pace:
         """When the patience for this outage ends; math.inf: there is no outage."""
         return math.inf if self._patience_ends is None else self._patience_ends
 
+    def join(self, outage: Exception, patience_ends: float) -> None:
+        """An outage that another task has met."""
+        self.outage, self._patience_ends = outage, patience_ends
+
     def after_refusal(self, now: float, soonest: float = math.inf) -> Plan:
         """When to try again after a refusal: after a pause, or in `soonest` seconds if that is less, since a holder's
         lease may end then."""

@@ -4,12 +4,16 @@ A release may pass the hold to the next task without a round trip: while fences 
 PASSING seconds after the last round trip, and while a third of the lease remains. So another client waits for a few
 tenures of this process at most, whether or not this process knows of it. Then the release is sent, with the next task's
 attempt behind it in the same write.
+
+While a majority is out of reach, too, only the first asks. Those behind it get its error when their time or the
+patience of the client ends. So thousands of tasks do not ask at once.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from copy import copy
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
 SPAN = 16
 """One round trip serves at most this many tenures, each with a fence of its own."""
 
+_ERRORS = 500
+"""So many waiters get the error of an outage in one turn of the loop."""
+
 PASSING = 0.005
 """Seconds after a round trip for which a hold may be passed on."""
 
@@ -49,13 +56,14 @@ class Turn(Enum):
 class LocalWaiter:
     """An acquisition in the queue."""
 
-    __slots__ = ("_answers", "_queue", "_session", "acquisition", "turn")
+    __slots__ = ("_answers", "_joined", "_queue", "acquisition", "session", "turn")
 
     def __init__(self, acquisition: Acquisition, queue: LocalQueue, session: Session) -> None:
         self.acquisition = acquisition
         self._queue = queue
-        self._session = session
+        self.session = session
         self._answers = queue.answers
+        self._joined = session.clock.now() if queue.outage is not None else 0.0  # 0.0: before an outage
         self.turn: asyncio.Future[Tenure | Turn] = session.loop.create_future()  # the hold, or its turn to ask
         queue.join(self)
 
@@ -63,11 +71,11 @@ class LocalWaiter:
         """Wait for a reply, at most until `give_up`."""
         timer = None
         if give_up != math.inf:
-            timer = self._session.clock.call_at(give_up, partial(self.notify, Turn.TIME_UP))
+            timer = self.session.clock.call_at(give_up, partial(self.notify, Turn.TIME_UP))
         try:
             given = await self.turn
-            if self._session.closed:
-                self._session.check_open()
+            if self.session.closed:
+                self.session.check_open()
         except BaseException:
             self.give_back()
             self._queue.leave(self)
@@ -88,11 +96,20 @@ class LocalWaiter:
 
     def give_back(self) -> None:
         """Its task was cancelled. If it was given a tenure before, end it: the hold is passed on or released."""
-        if self.turn.done() and not self.turn.cancelled():
+        if self.turn.done() and not self.turn.cancelled() and self.turn.exception() is None:
             given = self.turn.result()
             if not isinstance(given, Turn) and given.open:
                 given.mark_untaken()
                 given.hold.end(given)
+
+    @property
+    def _patience_ends(self) -> float:
+        """When its patience for the outage ends."""
+        return max(self._queue.outage_began, self._joined) + self.session.settings.patience
+
+    def is_impatient(self) -> bool:
+        """Whether its patience for the outage has ended."""
+        return self.session.clock.now() >= self._patience_ends
 
     def take(self, tenure: Tenure) -> None:
         """The hold is passed to it. The caller has checked that it still waits."""
@@ -100,7 +117,7 @@ class LocalWaiter:
 
     def ask(self) -> None:
         """It is the first now. Its first attempt is sent in this turn of the loop; its task wakes in the next."""
-        self.acquisition.ask_ahead()
+        self.acquisition.ask_ahead(self._queue.outage, self._patience_ends)
         self.notify(Turn.ASK)
 
     def notify(self, turn: Turn) -> None:
@@ -111,15 +128,15 @@ class LocalWaiter:
 class LocalQueue:
     """The queue of one name. It exists while a task waits, or asks after others have waited."""
 
-    __slots__ = ("_queues", "_waiters", "answers", "asker", "broken", "name", "outage")
+    __slots__ = ("_queues", "_waiters", "answers", "asker", "name", "outage", "outage_began")
 
     def __init__(self, queues: LocalQueues, name: str, asker: Acquisition | None) -> None:
         self._queues = queues
         self.name = name
         self.asker = asker  # the acquisition that asks the servers; None: a task of this process holds the name
         self.answers = 0  # how often a majority has answered an asker, or a task of this process had the hold
-        self.broken = False  # a majority is out of reach: each task asks for itself
-        self.outage: LockError | None = None  # its error
+        self.outage: LockError | None = None  # the error of the last round, if no majority answered it
+        self.outage_began = 0.0
         self._waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
 
     @property
@@ -148,16 +165,21 @@ class LocalQueue:
             del self._waiters[waiter]
         return None
 
-    def answered(self, acquisition: Acquisition) -> None:
-        """A majority has answered this acquisition: the tasks wait here again. The first that is answered after an
-        outage asks for all from now on."""
+    def answered(self) -> None:
+        """A majority has answered the asker."""
         self.answers += 1
-        if self.broken and self._queues.get(self.name) is self:
-            self.asker = acquisition
-        self.broken, self.outage = False, None
+        self.outage = None
+
+    def begin_outage(self, error: LockError, now: float) -> None:
+        """No majority answered the asker. It tries again, and those that wait here send nothing."""
+        if self.outage is None:
+            self.outage_began = now
+        self.outage = error
 
     def end_asking(self, has_it: bool) -> None:
         """The asker has got the hold (`has_it`), or has given up."""
+        if has_it:
+            self.outage = None
         if self._waiters is None:  # as in most cases; so without the call of `_end`
             self.asker = None
             self._queues.remove(self)
@@ -175,6 +197,9 @@ class LocalQueue:
 
     def next_turn(self) -> None:
         """No task of this process asks or holds the name: the first waiter asks."""
+        self.asker = None
+        if self.outage is not None and not self._end_patience(self.outage):
+            return
         waiter = self.next_waiter()
         if waiter is None or self._waiters is None:
             self._end()
@@ -182,6 +207,23 @@ class LocalQueue:
             self._waiters.popitem(last=False)
             self.asker = waiter.acquisition
             waiter.ask()
+
+    def _end_patience(self, outage: LockError) -> bool:
+        """Give the error of the outage to those whose patience has ended. The first waiter's ends first. False: it goes
+        on in the next turn of the loop."""
+        waiter = self.next_waiter()
+        for _ in range(_ERRORS):
+            if waiter is None or not waiter.is_impatient():
+                return True
+            waiter.turn.set_exception(copy(outage))
+            waiter = self.next_waiter()
+        if waiter is not None:
+            waiter.session.loop.call_soon(self._go_on)
+        return waiter is None
+
+    def _go_on(self) -> None:
+        if self.asker is None:
+            self.next_turn()
 
     def pass_on(self, hold: Hold, tenure: Tenure) -> bool:
         """Give the hold to the first waiter, if it may have it after this tenure."""
@@ -199,13 +241,6 @@ class LocalQueue:
             self._end()
         waiter.take(hold.begin(waiter.acquisition.terms))
         return True
-
-    def dissolve(self, outage: LockError) -> None:
-        """A majority is out of reach: each task asks for itself, within its own timeout."""
-        self.broken, self.outage = True, outage
-        waiters, self._waiters = self._waiters or (), None
-        for waiter in waiters:
-            waiter.notify(Turn.ASK)
 
     def _end(self) -> None:
         self.asker = None

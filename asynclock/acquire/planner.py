@@ -15,7 +15,7 @@ from asynclock.rules.model import WAIT
 from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
-    from asynclock._errors import QuorumUnavailable
+    from asynclock._errors import LockError, QuorumUnavailable
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Terms
     from asynclock.quorum.ballot import Ballot
@@ -50,6 +50,10 @@ class Planner:
     def in_outage(self) -> bool:
         """Whether it waits for the end of an outage."""
         return self._pace.outage is not None
+
+    def join_outage(self, error: LockError, patience_ends: float) -> None:
+        """The task that asked before met an outage, and this one has waited behind it."""
+        self._pace.join(error, patience_ends)
 
     @property
     def reasons(self) -> dict[int, Exception]:

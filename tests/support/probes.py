@@ -130,7 +130,7 @@ def asks_again_at(acquisition: Any) -> float:
 
 
 def sleeps_until(acquisition: Any) -> float:
-    """When it asks again, if no notice comes before; -inf while it does not sleep."""
+    """When it asks again, if no notice comes before; -inf: it does not sleep."""
     return asks_again_at(acquisition) if pauses(acquisition) else -float("inf")
 
 

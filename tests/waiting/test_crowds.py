@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -13,7 +14,8 @@ from typing import Any, TypeAlias
 import pytest
 import redis.asyncio
 
-from asynclock import Redlock
+from asynclock import QuorumUnavailable, Redlock
+from asynclock._clock import now
 from asynclock.stores.port import Node
 from tests.support.default_keys import key_of
 from tests.support.probes import acquisitions_of, in_outage, nodes_of, tickets_of
@@ -35,6 +37,9 @@ from tests.support.waiters import (
     until,
     urls_of,
 )
+
+EARLY = 0.002
+"""A timer of a loop may come so many seconds early."""
 
 both = pytest.mark.parametrize("nodes", [1, 5])
 
@@ -127,9 +132,9 @@ async def test_a_hundred_wait_through_a_fault(
 
 @both
 @pytest.mark.parametrize("free", [False, True])
-async def test_e2_after_an_outage_one_task_asks(five: list[Server], name: str, nodes: int, free: bool) -> None:
-    """In an outage each task of a client asks for itself, and after it the servers answer all of them. Then one of them
-    asks for all, whether another client holds the name or one of the tasks does. All are served."""
+async def test_e2_in_an_outage_one_task_asks(five: list[Server], name: str, nodes: int, free: bool) -> None:
+    """Twenty tasks of a client meet an outage: one of them tries again, and the others wait behind it. After it the
+    servers know of one ticket at most, whether another client holds the name or none does. All are served."""
     servers, count = five[:nodes], 20
     served: list[int] = []
     settled = asyncio.Event()
@@ -147,12 +152,13 @@ async def test_e2_after_an_outage_one_task_asks(five: list[Server], name: str, n
         for each in servers:
             each.freeze()
         tasks = [asyncio.create_task(use(client)) for _ in range(count)]
-        await until(lambda: len(acquisitions_of(client)) == count and all(map(in_outage, acquisitions_of(client))))
+        await until(lambda: len(acquisitions_of(client)) == count and any(map(in_outage, acquisitions_of(client))))
         for each in servers:
             each.thaw()
-        await until(lambda: len(acquisitions_of(client)) == count - free and idle(client))
-        assert len(tickets_of(client)) <= 1
-        await until(lambda: all(len(queue(each, name)) <= 1 for each in servers))
+        await until(lambda: not any(map(in_outage, acquisitions_of(client))) and idle(client))
+        assert len(acquisitions_of(client)) == count - free
+        assert len(tickets_of(client)) == (not free)
+        assert [len(queue(each, name)) for each in servers] == [not free] * nodes
         settled.set()
         if held is not None:
             await held.release()
@@ -160,6 +166,56 @@ async def test_e2_after_an_outage_one_task_asks(five: list[Server], name: str, n
             await asyncio.gather(*tasks)
         assert len(served) == count
         assert rise(served)
+
+
+@both
+async def test_c20_a_thousand_tasks_in_an_outage(five: list[Server], name: str, nodes: int) -> None:
+    """Each gets QuorumUnavailable when its patience ends, or its time before that. They do not all get it in one
+    turn of the loop, and a task that comes later is as patient."""
+    servers, patience, ended = five[:nodes], 1.0, Counter[int]()
+    turn, began = 0, now()
+    late: asyncio.Task[None] | None = None
+
+    async def fail(timeout: float) -> None:
+        start = now()
+        with pytest.raises(QuorumUnavailable, match=name):
+            await client(name).acquire(timeout=timeout)
+        assert min(timeout, patience) - EARLY <= now() - start < LIMIT
+        ended[turn] += 1
+
+    async with Redlock(*urls_of(servers), patience=patience, node_timeout=0.1) as client:
+        await client.health()
+        for each in servers:
+            each.freeze()
+        tasks = [asyncio.create_task(fail(0.6 if number % 10 == 9 else LIMIT)) for number in range(1_000)]
+        while not all(task.done() for task in tasks):
+            await asyncio.sleep(0)
+            turn += 1
+            if late is None and now() - began > patience / 2:
+                late = asyncio.create_task(fail(LIMIT))
+        assert late is not None
+        await late
+        for each in servers:
+            each.thaw()
+    assert max(ended.values()) <= 600
+    assert ended.total() == 1_001
+
+
+async def test_c20_the_next_task_that_asks_has_no_more_patience(server: Server, name: str) -> None:
+    """The task that asks in an outage gives up. The one that asks in its place has waited as long as it has."""
+    async with Redlock(server.url, node_timeout=0.1) as client:
+        await client.health()
+        server.freeze()
+        first, second = [asyncio.create_task(client(name).acquire(timeout=timeout)) for timeout in (0.5, LIMIT)]
+        await until(lambda: any(map(in_outage, acquisitions_of(client))))
+        (ends,) = [each.planner.patience_ends for each in acquisitions_of(client) if in_outage(each)]
+        with pytest.raises(QuorumUnavailable):
+            await first
+        (asks,) = acquisitions_of(client)
+        assert in_outage(asks)
+        assert asks.planner.patience_ends == ends
+        server.thaw()
+        assert (await second).held
 
 
 # -- holders that notify nobody ----------------------------------------------------------------------------------------
