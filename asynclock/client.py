@@ -321,8 +321,13 @@ class Redlock:
     async def __aenter__(self) -> Self:
         """Connect to the nodes, and wait until a majority would vote. Raises ConfigError at once if a majority refuses
         for a reason that only the user can solve, and QuorumUnavailable after `patience` seconds of an outage."""
-        self._sessions.forget_closed(running_loop())
-        await enter(self._session())
+        loop, sessions = running_loop(), self._sessions
+        sessions.forget_closed(loop)
+        used_before = sessions.of(loop) is not None
+        try:
+            await enter(self._session(), used_before)
+        finally:
+            sessions.forget_closed(loop)  # it is closed if entering failed
         return self
 
     async def __aexit__(

@@ -14,9 +14,19 @@ if TYPE_CHECKING:
     from asynclock.acquire.session import Session
 
 
-async def enter(session: Session) -> None:
+async def enter(session: Session, used_before: bool) -> None:
     """Connect, and wait until a majority of the nodes would vote. Raises QuorumUnavailable after `patience` seconds of
-    an outage, and ConfigError at once."""
+    an outage, and ConfigError at once. If it fails or is cancelled, the session is closed, unless it was in use before:
+    the caller gets no client that could be left."""
+    try:
+        await _wait_for_majority(session)
+    except BaseException:
+        if not used_before:
+            await session.aclose()
+        raise
+
+
+async def _wait_for_majority(session: Session) -> None:
     settings, pace, pause = session.settings.lock, Pace(session.settings.patience), Pause(session)
     within = session.settings.connect_timeout  # more than an acquire has, so that a busy machine is no outage
     error: Exception | None = await session.open(settings, session.connect_limit(None))

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
-from tests.support.probes import nodes_of
+from tests.support.probes import loops_of, nodes_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import until, urls_of
 
@@ -178,3 +179,51 @@ async def test_d12_a_server_without_memory_still_gets_releases(server: Server, n
             assert not (await client.health()).ok
         with server.cli() as cli:
             assert not cli.exists(name)
+
+
+async def test_b1_entering_that_is_cancelled_leaves_nothing(make: Callable[..., Redlock], name: str) -> None:
+    """At whichever await: no task of the client is left, and the same client can be entered again."""
+    before = asyncio.all_tasks()
+    for turns in (1, 2, 3, 5, 8, 13, 21, 34, 55):
+        client = make()
+        entering = asyncio.create_task(client.__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        entering.cancel()
+        await asyncio.wait({entering})
+        if entering.cancelled():
+            assert not list(loops_of(client))
+        await client.aclose()
+        assert asyncio.all_tasks() == before
+    async with client, client(name) as lease:
+        assert lease.held
+
+
+async def test_b1_entering_that_fails_leaves_nothing(server: Server, name: str) -> None:
+    """In an outage: no task and no connection of the client is left, and the same client can be entered again."""
+    before = asyncio.all_tasks()
+    server.freeze()
+    client = Redlock(server.url, patience=0.1, connect_timeout=0.1)
+    for _ in range(3):
+        with pytest.raises(QuorumUnavailable):
+            await client.__aenter__()
+        assert asyncio.all_tasks() == before
+    server.thaw()
+    with server.cli() as cli:
+        await until(lambda: len(cli.client_list()) == 1)
+    async with client, client(name) as lease:
+        assert lease.held
+
+
+async def test_b1_a_client_in_use_stays_open(server: Server, name: str) -> None:
+    """Entering it is cancelled, and the lock that was taken before is held on."""
+    async with aclosing(Redlock(server.url)) as client, client(name) as lease:
+        server.freeze()
+        entering = asyncio.create_task(client.__aenter__())
+        await asyncio.sleep(0)
+        entering.cancel()
+        await asyncio.wait({entering})
+        assert entering.cancelled()
+        server.thaw()
+        assert await lease.extend() is None
+        assert lease.held
