@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -20,7 +21,7 @@ from tests.support.default_keys import key_of
 from tests.support.probes import connection_of, nodes_of, socket_of, stores_of
 from tests.support.servers import free_port
 from tests.support.services.sentinels import NAME, Deployment, Part
-from tests.support.waiters import until, works
+from tests.support.waiters import LIMIT, until, works
 
 other_servers = pytest.mark.one_loop("it is about urls and servers")
 
@@ -289,6 +290,19 @@ async def test_a_connected_client_needs_no_sentinel(own: Deployment, name: str) 
             each.restart()
         await until(lambda: nodes_of(client)[0].error is None)
         await works(client, name)
+
+
+@other_servers
+async def test_closing_while_it_begins_to_listen(sentinel_deployment: Deployment) -> None:
+    """The client closes after any number of turns of the loop. On Python 3.11 redis-py may lose the cancel of a task
+    that connects to a sentinel, so such a task looks for it before it waits for messages."""
+    for turns in range(60):
+        async with aclosing(Redlock(sentinel_deployment.url)) as client, asyncio.timeout(LIMIT):
+            opening = asyncio.create_task(client.health())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await client.aclose()
+            await opening
 
 
 @other_servers

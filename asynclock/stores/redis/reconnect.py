@@ -41,11 +41,16 @@ class Backoff:
         self._rebuffed_at = now
 
 
-async def pause(seconds: float) -> None:
-    """Wait before the next attempt. Raises CancelledError at once if the task was cancelled during the last one:
-    redis-py sends with asyncio.wait_for, which on Python 3.11 loses a cancel that comes together with an error. Then
-    asyncio.run would wait for this task for ever."""
+def raise_if_cancelled() -> None:
+    """Raise CancelledError if the current task was cancelled, and the cancel was lost: redis-py sends with
+    asyncio.wait_for, which on Python 3.11 loses a cancel that comes together with its result or its error. Then
+    aclose() or asyncio.run would wait for this task for ever."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+async def pause(seconds: float) -> None:
+    """Wait before the next attempt. Raises CancelledError at once if the task was cancelled during the last one."""
+    raise_if_cancelled()
     await asyncio.sleep(seconds)

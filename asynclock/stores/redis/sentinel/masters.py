@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from redis.exceptions import ResponseError
 
 from asynclock._errors import ConfigError
+from asynclock.stores.redis import reconnect
 from asynclock.stores.redis.replies import connect_error
 from asynclock.stores.redis.stages import Stage, follow
 
@@ -228,9 +229,7 @@ class Watch:
                 await connection.disconnect(nowait=True)
             if asyncio.get_running_loop().time() - began > _PAUSES[1]:
                 pause = _PAUSES[0]
-            if (task := asyncio.current_task()) is not None and task.cancelling():  # see `reconnect.pause`
-                raise asyncio.CancelledError
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            await reconnect.pause(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             pause = min(2 * pause, _PAUSES[1])
 
     async def _listen(self, endpoint: Endpoint, connection: AbstractConnection) -> None:
@@ -242,6 +241,7 @@ class Watch:
         self._named(await self._sentinels.ask(endpoint))  # a switch before the subscription
         asked = False
         while True:
+            reconnect.raise_if_cancelled()
             message = await connection.read_response(timeout=_QUIET)  # None: there is none within so many seconds
             if message is None and asked:
                 return
