@@ -137,12 +137,12 @@ class Masters:
         up = [shard for shard in self._shards.values() if shard.up and shard.silent_for < _SILENT]
         if up:
             try:
-                return await _first(self._source.ranges_by(each) for each in random.sample(up, min(len(up), 2)))
+                return await first_answer(self._source.ranges_by(each) for each in random.sample(up, min(len(up), 2)))
             except Exception:
                 log.debug("asynclock: no master of %s answered CLUSTER SLOTS", self._source.label, exc_info=True)
         known = {address for each in self._known for address in (each.master, *each.replicas)}
         limit = self._config.connect_timeout
-        return await _first(
+        return await first_answer(
             self._source.ranges_at(each, limit) for each in dict.fromkeys([*self._source.seeds, *known])
         )
 
@@ -269,18 +269,19 @@ class Masters:
         self.met.set()
 
 
-async def _first(asks: Iterable[Coroutine[Any, Any, tuple[Range, ...]]]) -> tuple[Range, ...]:
-    """The first answer. Raises the first error if there is none."""
-    pending = {asyncio.ensure_future(each) for each in asks}
+async def first_answer(asks: Iterable[Coroutine[Any, Any, tuple[Range, ...]]]) -> tuple[Range, ...]:
+    """The first answer. Raises the first error if there is none. No question is under way after it."""
+    asked = pending = {asyncio.ensure_future(each) for each in asks}
     errors: list[BaseException] = []
     try:
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if (error := task.exception()) is None:
-                    return task.result()
-                errors.append(error)
+            answers = [task for task in done if task.exception() is None]
+            if answers:
+                return answers[0].result()
+            errors += [error for task in done if (error := task.exception()) is not None]
         raise errors[0]
     finally:
         for task in pending:
             task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)  # asyncio logs an error that nobody reads
