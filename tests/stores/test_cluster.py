@@ -11,6 +11,7 @@ from redis.asyncio.cluster import ClusterNode as StartupNode
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock, Unsupported
 from asynclock.events import Event, NodeUp
+from asynclock.stores.redis.cluster.store import ClusterStore
 from asynclock.stores.redis.keys import slot_of
 from tests.support.commands import answered, json_of
 from tests.support.probes import nodes_of
@@ -47,6 +48,7 @@ def some_names(name: str, cluster: Cluster) -> list[str]:
         ("redis+cluster://a:1?db=3", "only the db 0"),
         ("redis+cluster://a:1,redis+cluster://b:2", "several nodes"),
         ("redis+cluster://me:sec#ret@a:1", "percent-encoded"),
+        ("redis+cluster://a:1?min_replicas=1", "not supported on a cluster"),
     ],
 )
 def test_a_bad_url(url: str, says: str) -> None:
@@ -55,6 +57,11 @@ def test_a_bad_url(url: str, says: str) -> None:
         Redlock(url)
     assert "ret" not in str(caught.value).replace("secret", "")
     assert "sec#" not in str(caught.value)
+
+
+def test_a_comma_at_the_end() -> None:
+    """An empty host is no node: redis-py would take it for localhost, where another cluster may be."""
+    assert ClusterStore("redis+cluster://a:1, b:2,").seeds == (("a", 1), ("b", 2))
 
 
 def test_its_name_shows_no_secret() -> None:

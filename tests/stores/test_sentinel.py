@@ -165,6 +165,7 @@ MALFORMED = [
     *("redis+sentinel://kilowatt:1", "redis+sentinel:///kilowatt", "redis+sentinel://a:1/kilo/watt"),
     *("redis+sentinel://:kilo/watt@a:1/m", "redis+sentinel://me:12/kilo@watt:1", "redis+sentinel://a:kilo/m"),
     *("redis+sentinel://a:1/m/0/kilo", "redis+sentinel://a:1/m#kilo", "redis+sentinel://a:1/m?kilo"),
+    *("redis+sentinel://a:70000/m", "redis+sentinel://a:1,b:0/m"),
     *("redis+sentinel://:kilo#watt@a:1/m", "redis+sentinel://a:1/m?kilo=1", "redis+sentinel://:kilo?watt@a:1/m"),
 ]
 

@@ -17,7 +17,7 @@ from asynclock._errors import ConfigError
 from asynclock.stores.redis.cluster.node import ClusterNode
 from asynclock.stores.redis.cluster.topology import Address, apart, ranges_of
 from asynclock.stores.redis.login import fetch_credentials
-from asynclock.stores.redis.pools import pool_of
+from asynclock.stores.redis.pools import pool_of, without_options
 from asynclock.stores.redis.replies import ServerError, config_error, connect_error
 from asynclock.stores.redis.stages import Stage, follow, running_for
 from asynclock.stores.redis.store import RedisStore
@@ -63,10 +63,13 @@ class ClusterStore:
         scheme, _, rest = url.partition("://")
         netloc = rest.partition("/")[0].partition("?")[0]
         user, at, hosts = netloc.rpartition("@")
-        tail = rest[len(netloc) :]
+        tail, options = without_options(rest[len(netloc) :], "min_replicas")
+        if options:
+            raise ConfigError("min_replicas is not supported on a cluster: leave it out of the url")
         found: list[Address] = []
-        for host in hosts.split(","):
-            pool = _pool(f"{_SCHEMES[scheme.lower()]}://{user}{at}{host.strip()}{tail}", scheme)
+        # An empty host between commas is no node: to redis-py it is localhost, which may be in another cluster.
+        for host in [each.strip() for each in hosts.split(",") if each.strip()] or [""]:
+            pool = _pool(f"{_SCHEMES[scheme.lower()]}://{user}{at}{host}{tail}", scheme)
             self._kwargs, self._connection_class = dict(pool.connection_kwargs), pool.connection_class
             found.append(Address(self._kwargs.get("host", "localhost"), int(self._kwargs.get("port", 6379))))
         if urlsplit(url).path.strip("/") not in ("", "0") or self._kwargs.get("db"):

@@ -58,14 +58,16 @@ def read_sentinel_url(url: str) -> tuple[ConnectionPool, Sentinels]:
     login, at, hosts = authority.rpartition("@")
     name, _, db = path.strip("/").partition("/")
     found = [_HOST.fullmatch(each.strip()) for each in hosts.split(",") if each.strip()]
-    if not found or not all(found) or not _NAME.fullmatch(unquote(name)) or (db and not db.isdigit()):
+    ports = [int(each[3] or _PORT) for each in found if each is not None]
+    wrong = not found or not all(found) or not all(0 < each < 65536 for each in ports)
+    if wrong or not _NAME.fullmatch(unquote(name)) or (db and not db.isdigit()):
         how = f"write it as {scheme}://host:{_PORT},host2:{_PORT}/mastername/db; {ENCODED}"
         raise ConfigError(f"a {scheme} url could not be read: {how}")
     plain, said = without_options(f"{_SCHEMES[scheme.lower()]}://{login}{at}localhost/{db}?{query}", *_OWN)
     own = {_OWN[option]: value for option, value in said.items()}
     pool = pool_of(plain)
     settings = {key: value for key, value in pool.connection_kwargs.items() if key not in _OF_THE_MASTER}
-    addresses = [(each[1] or each[2], int(each[3] or _PORT)) for each in found if each is not None]
+    addresses = zip([each[1] or each[2] for each in found if each is not None], ports, strict=True)
     return pool, Sentinels(
         unquote(name),
         [
