@@ -14,6 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
+from asynclock.events import NodeDown, NodeUp
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.default_keys import key_of, keys_of
@@ -29,7 +30,8 @@ from tests.support.probes import (
 )
 from tests.support.proxy import RELEASE, Proxy
 from tests.support.servers import Server
-from tests.support.waiters import back
+from tests.support.told import told
+from tests.support.waiters import LIMIT, back, works
 
 
 @pytest.fixture
@@ -217,6 +219,21 @@ async def test_c12_a_server_that_cannot_write_now(server: Server, name: str, cod
         lease = await waiter
         assert lease is not None
         await lease.release()
+
+
+async def test_a_master_that_became_a_replica(server: Server, name: str) -> None:
+    """It is down until it is a master again, although it accepts connections: that is told once. The client goes on
+    connecting, since a name may lead to a new master by now."""
+    async with Redlock(server.url, patience=LIMIT) as client:
+        await works(client, name)
+        with told(client) as events, server.cli() as cli:
+            cli.replicaof("127.0.0.1", "1")
+            for _ in range(5):
+                assert "READONLY" in (await client.health()).nodes[0].error
+                await asyncio.sleep(0.05)
+            cli.replicaof("NO", "ONE")
+            await works(client, name)
+            assert [type(each) for each in events.all if isinstance(each, NodeDown | NodeUp)] == [NodeDown, NodeUp]
 
 
 async def test_c12_a_busy_server(server: Server, name: str) -> None:

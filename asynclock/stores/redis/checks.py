@@ -37,15 +37,25 @@ class Mode(Enum):
 def mode_of(hello: Any, label: str) -> Mode:
     """The mode in the reply to HELLO, in the form of RESP2 or RESP3. Raises ConfigError for a Sentinel, which keeps no
     locks. Pure."""
-    said = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else hello
-    mode = said.get(b"mode") if isinstance(said, dict) else None
-    found = next((each for each in Mode if each.value.encode() == mode), Mode.UNKNOWN)
+    mode = _said(hello, b"mode")
+    found = next((each for each in Mode if each.value == mode), Mode.UNKNOWN)
     if found is Mode.SENTINEL:
         raise ConfigError(
             f"{label} is a Sentinel, which keeps no locks: write redis+sentinel://host:26379/mymaster, or pass the "
             "client of its master, Sentinel(...).master_for(name) of redis.asyncio.sentinel"
         )
     return found
+
+
+def role_of(hello: Any) -> str:
+    """The role in the same reply: master or replica; "" if it names none. Pure."""
+    return _said(hello, b"role")
+
+
+def _said(hello: Any, field: bytes) -> str:
+    said = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else hello
+    found = said.get(field) if isinstance(said, dict) else None
+    return found.decode(errors="replace") if isinstance(found, bytes) else ""
 
 
 async def check_vote(

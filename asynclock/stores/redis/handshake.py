@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from asynclock._version import version
-from asynclock.stores.redis.checks import Mode, mode_of
+from asynclock.stores.redis.checks import Mode, mode_of, role_of
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
 from asynclock.stores.redis.keys import channel
 from asynclock.stores.redis.replies import ServerError
@@ -30,7 +30,7 @@ async def handshake(
 ) -> tuple[tuple[str, ...], bool, Mode]:
     """Introduce the client, load the scripts, subscribe, and give the facts about the server to `restarts`. Returns the
     server's own compare-and-delete command, () if it has none or forbids it; whether the server sends notices; and what
-    it is. Raises ConfigError for a Sentinel."""
+    it is. Raises ConfigError for a Sentinel, ConnectionError for a replica."""
     hello = ask("HELLO")  # without a version: the later replies of the handshake keep their form
     _introduce(ask, config, client_name)
     natives = ask("COMMAND", "INFO", *(command[0] for command in NATIVE_RELEASES))
@@ -42,7 +42,10 @@ async def handshake(
     native: tuple[str, ...] = ()
     mode = Mode.UNKNOWN
     with contextlib.suppress(ServerError):  # the server is older, or HELLO is forbidden
-        mode = mode_of(await hello.answer_of(), node.label)
+        said = await hello.answer_of()
+        mode = mode_of(said, node.label)
+        if mode is not Mode.CLUSTER:  # there, another master has the slots, and the replies say which
+            restarts.check_role(role_of(said))
     with contextlib.suppress(ServerError):  # COMMAND is forbidden: each release is a script
         there = await natives.answer_of()
         native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())

@@ -75,7 +75,7 @@ class RedisNode:
         self.label, self.index = store.label, config.position
         self.mark, self.probe_name = mark(config.prefix), PROBE
         self.state = NodeState.NEW
-        self.listens = self._listened = False
+        self.listens = self._listened = self._second_look = False
         self.error: Exception | None = None
         self._reached(Stage.CONNECT)
         self._store = store
@@ -89,7 +89,6 @@ class RedisNode:
         self._native: tuple[str, ...] = ()  # the server's own compare-and-delete; (): it has none, or forbids it
         self._timer: Any = None
         self._timer_at = 0.0
-        self._second_look = False
         self._connecting: asyncio.Task[None] | None = None
         self._met = asyncio.Event()  # the first attempt has succeeded, failed, or waits for credentials for too long
         self._pending = PendingReleases()
@@ -177,6 +176,7 @@ class RedisNode:
 
     def _no_master(self, connection: Connection, error: replies.ServerError) -> None:
         self._backoff.rebuffed(self.clock.now())
+        self._restarts.refused_write()
         self.lost(connection, ConnectionError(f"{self.label}: {error}"))
 
     def _ask(self, connection: Connection, *command: str, within: float = ANSWER_TIMEOUT) -> CommandReply:

@@ -44,6 +44,7 @@ class Restarts:
         self._until = -math.inf
         self._warned = False
         self._warned_of_eviction = False
+        self._was_replica = False
         self._reports = Reports(dialer.label, config.tell, config.clock)
 
     @property
@@ -75,6 +76,17 @@ class Restarts:
                 replaced=since if run_id and replacement == run_id else None,
             )
         )
+
+    def refused_write(self) -> None:
+        """The server proved to be a replica, or became one."""
+        self._was_replica = True
+
+    def check_role(self, role: str) -> None:
+        """After a write was refused, a server is up only if it is a master by now: else each attempt would tell that it
+        is up, and its first op that it is down. Raises ConnectionError."""
+        if self._was_replica and role == "replica":
+            label = self._dialer.label
+            raise ConnectionError(f"{label}: {ServerError('READONLY It has the role of a replica')}")
 
     def check_memory(self, info: Any) -> None:
         """Read the answer to INFO memory. A full server must refuse new keys, not delete others: a lock that it deletes
