@@ -25,7 +25,7 @@ from asynclock.acquire.tenure import DETACHED, LOST, RELEASED, Loss, Tenure
 from asynclock.events import Renewed
 from asynclock.quorum.ballot import WON, Ballot, drift, valid_until
 from asynclock.quorum.denials import lost_to
-from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Op, Queueing, Serve, Verb
+from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, QUIET, RELEASE, Op, Verb
 from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Terms
-
-_QUIET = {serve: Queueing(serve) for serve in Serve}
-_CONTENDED = {serve: Queueing(serve, contended=True) for serve in Serve}
 
 
 class Hold:
@@ -201,10 +198,10 @@ class Hold:
 
     def close(self) -> Ballot:
         """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""
-        tenures = self.tenures
+        owners = self.tenures
         self.lose(Loss.CLOSED)
-        done = any(tenure.done_for for tenure in tenures)
-        return self.release(max((tenure.rest() for tenure in tenures), default=0.0), done=done)
+        rest = max((each.rest() for each in owners), default=0.0)
+        return self.release(rest, done=any(each.done_for for each in owners))
 
     def drop(self, tenure: Tenure) -> bool:
         """The program no longer refers to the tenure. Returns whether it was the last one: then renewal stops, and the
@@ -247,16 +244,21 @@ class Hold:
         self.renew_at = now + retry_after(self._settings.lease)
         self.extend(self._settings.lease)
 
+    def renew_soon(self, at: float) -> None:
+        """Renew it at that moment at the latest, if it is renewed at all: its only node may lack it by now."""
+        if self.renew_at < math.inf:
+            self.renew_at = min(self.renew_at, at)
+            self.watch()
+
     def watch(self) -> None:
         """Let the watchdog check it when an action may be due next."""
         if not self.over:
             self.watch_at(min(self.renew_at, self.valid_until, self._until))
 
     def watch_at(self, at: float) -> None:
-        watchdog = self.session.watchdog
         if self._watched_at > -math.inf:
-            watchdog.forget(self, self._watched_at)
-        watchdog.watch(self, at)
+            self.session.watchdog.forget(self, self._watched_at)
+        self.session.watchdog.watch(self, at)
         self._watched_at = at
 
     # -- asking the nodes ----------------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ class Hold:
         grant.revoke()
         op = Op(
             RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.last_fence,
-            grant.memory, rest, queueing=(_CONTENDED if self.contended or grant.plain else _QUIET)[quorum.serve],
+            grant.memory, rest, queueing=(CONTENDED if self.contended or grant.plain else QUIET)[quorum.serve],
             done=done,
         )  # fmt: skip
         within = min(self.session.within(self._settings), RELEASE_TIMEOUT)
@@ -384,8 +386,7 @@ class Hold:
 
     def _send_to(self, index: int, verb: Verb) -> None:
         """Send the token to one node (extend), or heal it (acquire). A healed node counts from the next round on."""
-        grant, session = self.op, self.session
-        lease = grant.lease if verb is ACQUIRE else 0.0
+        grant, session, lease = self.op, self.session, self.op.lease if verb is ACQUIRE else 0.0
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self.last_fence, grant.memory)
         if verb is ACQUIRE:
             self._healed |= 1 << index
@@ -393,8 +394,7 @@ class Hold:
                 self._denials.pop(index, None)
         op.revoke()  # the node does not send it again: a release may have been sent before that
         now, nodes = session.clock.now(), session.quorum.nodes
-        until = now + session.within(self._settings)
-        nodes[index].send(op, Ballot(op, len(nodes), now, until))
+        nodes[index].send(op, Ballot(op, len(nodes), now, now + session.within(self._settings)))
 
     def _next_renewal(self) -> float:
         return self.valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf

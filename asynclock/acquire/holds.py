@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable
+    from collections.abc import Hashable, Iterable, Iterator
 
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.tenure import Tenure
+
+
+SLICE = 0.002
+"""Seconds of work in one turn of the loop, for a task that has to do with all holds."""
 
 
 class Holds:
@@ -22,9 +27,28 @@ class Holds:
         self._by_name: dict[str, Hold | dict[Hold, None]] = {}
         self.get = self._by_name.get  # called for each acquire
 
+    def __len__(self) -> int:
+        """The number of names."""
+        return len(self._by_name)
+
     def all(self) -> list[Hold | dict[Hold, None]]:
         """All that there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
         return list(self._by_name.values())
+
+    def in_slices(self) -> Iterator[Hold | None]:
+        """All holds that there are now; None after each slice of work: then the caller lets the loop run other tasks.
+        References to a hold are dropped one by one, too, because freeing all of them at once would take long."""
+        left = self.all()
+        left.reverse()
+        began = time.perf_counter()
+        while left:
+            found = left.pop()
+            for hold in tuple(found) if isinstance(found, dict) else (found,):
+                if not hold.over:
+                    yield hold
+            if time.perf_counter() - began > SLICE:
+                yield None
+                began = time.perf_counter()
 
     def copied(self) -> list[Hold]:
         """All that there are now, for another thread than the loop's: `dict.copy` is one step for other threads."""

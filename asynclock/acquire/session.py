@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import secrets
 import socket
-import time
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from asynclock.acquire.renewal_thread import RenewalThread, started_thread
 from asynclock.acquire.tenure import Loss
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
-from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
+from asynclock.events import LoopLagged, Lost, NodeUp, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH
@@ -36,13 +36,12 @@ from asynclock.stores import check_supported, limited_of
 from asynclock.stores.port import WrongKind, is_thread_safe
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from asynclock._errors import LockLost, Reason
     from asynclock._options import ClientSettings
     from asynclock.acquire.causes import Cause
     from asynclock.acquire.handover import Adoption
-    from asynclock.acquire.hold import Hold
     from asynclock.acquire.observers import Observers
     from asynclock.acquire.tenure import Terms
     from asynclock.events import Event
@@ -56,9 +55,6 @@ _DRAW = 64
 
 _RELEASES = 256
 """So many outcomes of releases are looked at in one turn of the loop."""
-
-SLICE = 0.002
-"""Seconds of work in one turn of the loop, while a client releases all its holds."""
 
 _HOST = socket.gethostname().replace("|", "_")
 
@@ -97,6 +93,7 @@ class Session:
         self._usual = 0.0  # the node timeout of a lock without options of its own; 0.0: not computed yet
         self._opening: asyncio.Task[ConfigError | QuorumUnavailable | None] | None = None
         self._judging: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
         self._quarantines: dict[str, Event] = {}  # node -> told while the session opens
@@ -195,10 +192,26 @@ class Session:
     def _reported(self, event: Event) -> None:
         """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
         for a moment only, which is not told."""
+        if isinstance(event, NodeUp) and len(self.quorum.nodes) == 1 and self.holds:
+            self._renew_soon()
         if isinstance(event, Quarantined) and not self.ready:
             self._quarantines[event.node] = event
         elif not isinstance(event, QuarantineEnded) or self._quarantines.pop(event.node, None) is None:
             self.tell(event)
+
+    def _renew_soon(self) -> None:
+        """The only node is connected again, perhaps to another server that lacks holds, such as a replica that was
+        promoted. Renew all holds, so that the owners of those learn it now, and not after a third of the lease."""
+        if self._renewing is None or self._renewing.done():
+            self._renewing = self.loop.create_task(self._make_due(), name="asynclock renew")
+
+    async def _make_due(self) -> None:
+        within = waking_time(len(self.holds))
+        for hold in self.holds.in_slices():
+            if hold is not None:
+                hold.renew_soon(self.clock.now() + random.uniform(0.0, within))  # noqa: S311 - jitter
+            else:
+                await asyncio.sleep(0)
 
     # -- notices -------------------------------------------------------------------------------------------------
 
@@ -316,7 +329,7 @@ class Session:
         raised."""
         releases: deque[tuple[Ballot, Terms]] = deque()
         cancelled: asyncio.CancelledError | None = None
-        for hold in self._in_slices():
+        for hold in self.holds.in_slices():
             if hold is None:
                 try:
                     await asyncio.sleep(0)
@@ -341,21 +354,6 @@ class Session:
             if number % _RELEASES == 0:  # most outcomes are there already, so the loop would wait for all of them
                 await asyncio.sleep(0)
 
-    def _in_slices(self) -> Iterator[Hold | None]:
-        """All holds that there are now; None after each slice of work: then the caller lets the loop run other tasks.
-        References to a hold are dropped one by one, too, because freeing all of them at once would take long."""
-        left = self.holds.all()
-        left.reverse()
-        began = time.perf_counter()
-        while left:
-            found = left.pop()
-            for hold in tuple(found) if isinstance(found, dict) else (found,):
-                if not hold.over:
-                    yield hold
-            if time.perf_counter() - began > SLICE:
-                yield None
-                began = time.perf_counter()
-
     async def aclose(self) -> None:
         """Release all holds, wait for the replies that are on their way, and close the connections. Leases that are
         still held are lost ("closed")."""
@@ -367,12 +365,12 @@ class Session:
         await asyncio.shield(self._closing)  # a cancel of the caller does not stop it
 
     async def _close(self) -> None:
-        for task in (self._opening, self._judging):
+        for task in (self._opening, self._judging, self._renewing):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})
         releases: deque[tuple[Ballot, Terms]] = deque()
-        for hold in self._in_slices():
+        for hold in self.holds.in_slices():
             if hold is None:
                 await asyncio.sleep(0)
                 while releases and releases[0][0].outcome is WON:  # not kept: a garbage collection would look at all

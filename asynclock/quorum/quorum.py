@@ -12,7 +12,7 @@ from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.checks import check_votes
 from asynclock.quorum.quarantine import NO_QUARANTINE, Quarantine
-from asynclock.rules.model import RELEASE, Op, Queueing, Serve
+from asynclock.rules.model import QUIET, RELEASE, Op, Serve
 from asynclock.stores.port import Buffered, NodeConfig, Restartable, SameServer, WrongKind, is_standalone
 
 if TYPE_CHECKING:
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from asynclock._options import ClientSettings
     from asynclock.events import Event
     from asynclock.quorum.quarantine import Ruling
+    from asynclock.rules.model import Queueing
     from asynclock.stores.port import Node, NoticeListener, Store
 
 _TROUBLED = 1.0
 """Seconds for which an error explains the silence of its node in later rounds of other acquires."""
-
-_SERVING = {serve: Queueing(serve) for serve in Serve}
 
 
 class Quorum:
@@ -154,7 +153,7 @@ class Quorum:
         serve = self.serve if len(traces) > len(self.nodes) // 2 else Serve.NOBODY
         if ticket is not None:
             ticket.serve_as(serve)
-        undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket or _SERVING[serve])
+        undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket or QUIET[serve])
         return self.ask(undo, within, everyone=True, only=traces)
 
     def unavailable(

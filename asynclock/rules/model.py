@@ -220,6 +220,12 @@ class Queueing:
 ALONE = Queueing()
 """An op that leaves no ticket and serves nobody."""
 
+QUIET = {serve: Queueing(serve) for serve in Serve}
+"""Ops that leave no ticket."""
+
+CONTENDED = {serve: Queueing(serve, contended=True) for serve in Serve}
+"""Releases of names for which other clients wait."""
+
 
 class Op:
     """One request to every node. After it was sent, only its methods and the stores (`packed`) change it."""

@@ -9,7 +9,7 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from asynclock.rules.model import ACQUIRE, ADOPT, RELEASE, WAIT, Op, Queueing, Serve
+from asynclock.rules.model import ACQUIRE, ADOPT, CONTENDED, RELEASE, WAIT, Op
 from asynclock.stores.redis.connection import CommandReply
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ _GRACE = 60.0
 """Seconds after the end of its lease when an undelivered release is dropped. The key that it would delete has
 expired."""
 
-_SERVING = {serve: Queueing(serve, contended=True) for serve in Serve}  # for pending releases, which put no ticket back
-
 
 class PendingRelease(Op):
     """A release that a server still has to carry out. It leaves a tombstone, and puts no ticket back."""
@@ -36,7 +34,7 @@ class PendingRelease(Op):
 
     def __init__(self, op: Op, now: float, sent: float) -> None:
         super().__init__(op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, tombstone=True, done=op.done)
-        self.queueing = _SERVING[op.queueing.serve]
+        self.queueing = CONTENDED[op.queueing.serve]
         self.rests_until = sent + op.rest  # min_hold counts from the release, not from its delivery
         self.until = now + op.lease + _GRACE
 
