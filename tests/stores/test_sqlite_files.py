@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,10 @@ import pytest
 
 from asynclock import ConfigError, Redlock
 from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql.file_lines import _FORKS, _driven, _Inline
 from asynclock.stores.sql.files import is_network, type_of
+from asynclock.stores.sql.lines import Line
+from tests.support.programs import run_python
 from tests.support.sql_states import read_rows
 from tests.support.waiters import LIMIT, until
 
@@ -69,6 +73,82 @@ async def test_processes_share_a_file_and_may_be_killed(file: str, name: str, tm
         if what == "out":
             assert inside == (fence, pid)  # nobody came in meanwhile
         inside = (fence, pid) if what == "in" else None
+
+
+FORKED = """
+import asyncio, os, signal, subprocess, sys, warnings
+from asynclock import Redlock
+
+warnings.simplefilter("ignore", DeprecationWarning)  # a fork of a process with threads
+OTHER = '''
+import asyncio, sys
+from asynclock import Redlock
+async def main():
+    async with Redlock(sys.argv[1]) as other:
+        print("granted" if await other("job").acquire(timeout=0) else "refused")
+asyncio.run(main())
+'''
+client, loop = Redlock(sys.argv[1], lease=20), asyncio.new_event_loop()
+ready, closed = os.pipe(), os.pipe()
+
+async def use():
+    async with client("another"):
+        pass
+
+async def child():
+    await use()
+    os.write(ready[1], b"1")
+    os.read(closed[0], 1)
+    lease = await client("job").acquire()
+    print(subprocess.run([sys.executable, "-c", OTHER, sys.argv[1]], stdout=subprocess.PIPE).stdout.decode().strip())
+    sys.stdout.flush()
+    await lease.release()
+    await client.aclose()
+
+loop.run_until_complete(use())
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    asyncio.new_event_loop().run_until_complete(child())
+    os._exit(0)
+os.read(ready[0], 1)
+loop.run_until_complete(client.aclose())
+loop.close()
+os.write(closed[1], b"1")
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_excludes_others_after_its_parent_has_closed(file: str) -> None:
+    """The library of SQLite in the child does not take the locks of the parent for its own. If it did, the parent would
+    delete the log of the child, and nobody would see what the child commits."""
+    assert run_python(FORKED, file) == "refused\n"
+
+
+def test_a_fork_waits_for_the_transaction_that_runs(tmp_path: Path) -> None:
+    """Then the connection is closed, and the next transaction opens it again."""
+    (tmp_path / "locks.db").touch()
+    inline = _Inline(str(tmp_path / "locks.db"))
+    inline.opened().execute("CREATE TABLE t (x)")
+    order, running = list[str](), threading.Event()
+
+    async def transaction(line: Line) -> None:
+        await line.run("BEGIN IMMEDIATE; INSERT INTO t VALUES (1)")
+        running.set()
+        time.sleep(0.05)
+        await line.run("COMMIT")
+        order.append("committed")
+
+    thread = threading.Thread(target=_driven, args=(transaction, inline))
+    thread.start()
+    assert running.wait(LIMIT)
+    _FORKS.before()
+    order.append("fork")
+    _FORKS.after()
+    thread.join()
+    assert order == ["committed", "fork"]
+    assert inline.opened().execute("SELECT x FROM t").fetchall() == [(1,)]
+    inline.close()
 
 
 async def test_b2_the_wall_clock_may_jump(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

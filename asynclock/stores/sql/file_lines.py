@@ -2,12 +2,19 @@
 
 A transaction is four statements. Through an asyncio driver each of them is a trip to a thread and back. Here the whole
 transaction is one trip: the coroutine that sends the statements runs in the thread, where no statement waits.
+
+A child that is forked while the library of SQLite has the file open would take the locks of its parent for its own: it
+would lock nothing, and its parent could delete the log into which it writes. So each connection is closed before a
+fork, and opens again at its next use.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -77,15 +84,25 @@ class _Inline:
 
     is_closed = False
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self.busy = threading.Lock()  # held by a transaction, and during a fork
+        with _FORKS.registering:
+            _FORKS.connections.add(self)
+
+    def opened(self) -> sqlite3.Connection:
+        """The connection; a new one after a fork. Raises the error of sqlite3."""
+        if self._connection is None:
+            self._connection = _connected(self._path)
+        return self._connection
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
-        return self._connection.execute(sql, params).fetchall()
+        return self.opened().execute(sql, params).fetchall()
 
     async def run(self, sql: str) -> None:
         for each in sql.split(";"):
-            self._connection.execute(each)
+            self.opened().execute(each)
 
     async def give_back(self) -> None:
         self.close()
@@ -94,26 +111,64 @@ class _Inline:
         self.close()
 
     def close(self) -> None:
-        self._connection.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+class _Forks:
+    """Closes the connections of this process before a fork. No transaction runs meanwhile."""
+
+    def __init__(self) -> None:
+        self.registering = threading.Lock()
+        self.connections: weakref.WeakSet[_Inline] = weakref.WeakSet()
+        self._closed: list[_Inline] = []
+
+    def before(self) -> None:
+        self.registering.acquire()
+        for each in list(self.connections):
+            each.busy.acquire()
+            self._closed.append(each)
+            each.close()
+
+    def after(self) -> None:
+        """In the parent, and in the child."""
+        for each in self._closed:
+            each.busy.release()
+        self._closed = []
+        self.registering.release()
+
+
+_FORKS = _Forks()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_FORKS.before, after_in_parent=_FORKS.after, after_in_child=_FORKS.after)
 
 
 def _opened(path: str) -> _Inline:
+    inline = _Inline(path)
+    with inline.busy:
+        inline.opened()
+    return inline
+
+
+def _connected(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_OPENING, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode a crash of the program loses nothing
     # It would sleep up to 100 ms while the file is locked; the store asks again after a shorter pause.
     connection.execute("PRAGMA busy_timeout = 0")
-    return _Inline(connection)
+    return connection
 
 
-def _driven(run: Callable[[Line], Awaitable[_Result]], line: Line) -> _Result:
+def _driven(run: Callable[[Line], Awaitable[_Result]], inline: _Inline) -> _Result:
     """Run a coroutine to its end, without an event loop."""
-    coroutine: Any = run(line)
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: _Result = end.value
-        return result
-    coroutine.close()
+    coroutine: Any = run(inline)
+    with inline.busy:
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+        coroutine.close()
     raise RuntimeError("a transaction in a thread waited for something else than the file")
 
 
