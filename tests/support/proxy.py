@@ -30,6 +30,7 @@ class Proxy:
         self.drop_replies = False
         self.drop_requests = False
         self._wanted: list[tuple[bytes, asyncio.Event]] = []
+        self._frozen: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
@@ -54,6 +55,11 @@ class Proxy:
     def let_go(self) -> None:
         """Held replies go on."""
         self._flow.set()
+
+    def freeze(self) -> None:
+        """The connections that are open now carry nothing any more, and stay open, as behind a network that drops
+        packets. New ones work."""
+        self._frozen = {writer for pair in self._pairs for writer in pair}
 
     def cut(self) -> None:
         """Close all connections, as a network does."""
@@ -93,7 +99,7 @@ class Proxy:
 
     async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
-            if not self.drop_requests:
+            if not self.drop_requests and writer not in self._frozen:
                 writer.write(data)
             for part, event in self._wanted:
                 if part in data:
@@ -106,7 +112,7 @@ class Proxy:
                 await self._flow.wait()
             finally:
                 self.held -= 1
-            if not self.drop_replies:
+            if not self.drop_replies and writer not in self._frozen:
                 writer.write(data)
 
 

@@ -14,9 +14,9 @@ from asynclock.stores.sql.errors import Meaning, meaning, reason, refusal
 from asynclock.stores.sql.inbox import Inbox, put
 from asynclock.stores.sql.listening import Listening, channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
-from asynclock.stores.sql.pool import Pool
+from asynclock.stores.sql.pool import LIMIT, Pool
 from asynclock.stores.sql.single import Singles
-from asynclock.stores.sql.transactions import LIMIT, Transactions
+from asynclock.stores.sql.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -77,7 +77,7 @@ class Database:
         return OSError(f"{label}: {reason(error)}")
 
     async def _open(self) -> None:
-        if self._listening is not None and self._listening.is_closed:
+        if self._listening is not None and not await self._listening.answers():
             self._listening = None
         if self.transactions is None:
             await self._connect()

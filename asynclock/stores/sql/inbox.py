@@ -106,8 +106,8 @@ class Inbox:
             try:
                 for tag in sorted(self._tags):
                     await self._take(tag)
-            except Exception:  # noqa: S112 - the next op finds it out, and reports it
-                continue
+            except Exception:  # the next op finds it out, and reports it
+                await self._pool.drop_idle()
 
     def _is_any(self, noted: dict[str, float]) -> bool:
         """Whether one has not ended; the others are forgotten."""
@@ -125,18 +125,20 @@ class Inbox:
                 "WHERE resource_name > :begin AND resource_name < :end ORDER BY resource_name",
                 {"begin": begin, "end": f"{begin}~"},
             )
-            for name, _ in found:
+            for name, message in found:
                 await self._pool.alone(
                     line,
                     f"DELETE FROM {self._dialect.table} WHERE resource_name = :name",  # noqa: S608
                     {"name": name},
                 )
-        for _, message in found:
-            if (notice := notice_of(message)) is not None:
-                self._pause = FIRST
-                if notice.fence:
-                    self._waiting.pop(notice.name, None)
-                self._deliver(notice)
+                self._taken(notice_of(message))  # at once: the next statement may fail
+
+    def _taken(self, notice: Notice | None) -> None:
+        if notice is not None:
+            self._pause = FIRST
+            if notice.fence:
+                self._waiting.pop(notice.name, None)
+            self._deliver(notice)
 
     async def aclose(self) -> None:
         if self._task is not None:

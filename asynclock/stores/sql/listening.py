@@ -8,7 +8,9 @@ no effect. That is tried out: a message that another connection sends must arriv
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import random
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from asynclock.rules.model import Notice
 from asynclock.stores.sql.lines import closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 LONGEST = 7900
 """Bytes of a message: PostgreSQL takes less than 8000."""
 
+WATCH = 10.0
+"""Seconds between two questions whether the connection still answers. It only listens, so without them nobody would
+notice that a network has dropped it."""
+
+ANSWER = 2.0
+"""Seconds that a statement of this connection may take."""
 
 _DEFAULTS = Notice._field_defaults
 
@@ -64,7 +72,9 @@ class Listening:
         self.driver = driver
         self._received = received
         self._lost: Callable[[], object] | None = lost
+        self._alone = asyncio.Lock()  # asyncpg refuses a statement while another one runs
         driver.add_termination_listener(self._terminated)
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="asynclock watches a connection")
 
     @classmethod
     async def connect(
@@ -82,9 +92,24 @@ class Listening:
             raise
         return cls(connection, driver, received, lost)
 
-    @property
-    def is_closed(self) -> bool:
-        return bool(self.driver.is_closed())
+    async def answers(self) -> bool:
+        """Whether it can still listen. If not, it is closed."""
+        try:
+            await self._run(self.driver.execute, "SELECT 1")
+        except Exception:
+            self.driver.terminate()
+            return False
+        return True
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            if not await self.answers():
+                return
+
+    async def _run(self, do: Callable[..., Awaitable[object]], *arguments: object) -> None:
+        async with self._alone, asyncio.timeout(ANSWER):
+            await do(*arguments)
 
     async def works(self, line: Line, within: float) -> bool:
         """Whether a message arrives that another connection sends."""
@@ -93,23 +118,22 @@ class Listening:
         def heard(*args: object) -> None:
             came.set()
 
-        await self.driver.add_listener(name, heard)
+        await self._run(self.driver.add_listener, name, heard)
         try:
             await line.run(f'NOTIFY "{name}"')
-            async with asyncio.timeout(within):
-                await came.wait()
-        except TimeoutError:
-            return False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within):
+                    await came.wait()
         finally:
-            await self.driver.remove_listener(name, heard)
-        return True
+            await self._run(self.driver.remove_listener, name, heard)
+        return came.is_set()  # also if it came while the loop was blocked for longer
 
     async def add(self, tag: str) -> None:
-        await self.driver.add_listener(channel(tag), self._heard)
+        await self._run(self.driver.add_listener, channel(tag), self._heard)
 
     async def remove(self, tag: str) -> None:
-        if not self.driver.is_closed():
-            await self.driver.remove_listener(channel(tag), self._heard)
+        with contextlib.suppress(Exception):  # a connection that is gone
+            await self._run(self.driver.remove_listener, channel(tag), self._heard)
 
     def _heard(self, driver: Any, pid: int, name: str, message: str) -> None:
         del driver, pid, name
@@ -118,12 +142,15 @@ class Listening:
 
     def _terminated(self, driver: Any) -> None:
         del driver
+        self._watching.cancel()
         lost, self._lost = self._lost, None
         if lost is not None:
             lost()
 
     async def aclose(self) -> None:
         self._lost = None
+        self._watching.cancel()
+        await asyncio.wait({self._watching})
         try:
             await self.driver.close(timeout=1.0)
         except Exception:  # a server that is gone

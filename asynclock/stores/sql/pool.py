@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from asynclock.stores.sql.lines import Line
 
+LIMIT = 5.0
+"""Seconds for one use of a connection: behind a network that drops packets, no answer would ever come."""
+
 _KEPT = 2.0
 """Seconds for which an idle connection is kept out of the pool of SQLAlchemy, which checks it in and out."""
 
@@ -41,8 +44,9 @@ class Pool:
 
     @asynccontextmanager
     async def line(self) -> AsyncIterator[Line]:
-        """A connection for one use. If the block raises, it is closed: catch what leaves it intact inside."""
-        async with self._room:
+        """A connection for one use, for at most LIMIT seconds. If the block raises, it is closed: catch what leaves it
+        intact inside."""
+        async with self._room, asyncio.timeout(LIMIT):
             line = await self._next()
             try:
                 yield line

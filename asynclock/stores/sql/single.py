@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import ACQUIRE, CLOCK_SKEW, EXTEND, RELEASE
 from asynclock.stores.sql.errors import Meaning, meaning, was_not_sent
+from asynclock.stores.sql.pool import LIMIT, Pool
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
-from asynclock.stores.sql.transactions import LIMIT
 
 if TYPE_CHECKING:
     from asynclock.rules.model import Op
-    from asynclock.stores.sql.pool import Pool
 
 TOGETHER = 64
 """Ops of one statement, at most."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asynclock.rules.model import State
 from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.file_lines import FileLine
+from asynclock.stores.sql.pool import LIMIT, Pool
 from asynclock.stores.sql.rows import (
     common_begin,
     covered,
@@ -29,12 +30,8 @@ if TYPE_CHECKING:
     from asynclock.stores.deciding import Change
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
-    from asynclock.stores.sql.pool import Pool
     from asynclock.stores.sql.rows import Row
     from asynclock.stores.transactional import Step
-
-LIMIT = 5.0
-"""Seconds for one transaction with its repetitions. Then its connection is closed, and the database counts as down."""
 
 PAGE = 500
 """Rows that are read at a time."""
@@ -74,7 +71,8 @@ class Transactions:
         return result
 
     async def repeated(self, run: Callable[[Line], Awaitable[Any]]) -> Any:
-        """Run it in a transaction; again if the database asks for that, or if an idle connection was closed."""
+        """Run it in a transaction; again if the database asks for that, or if an idle connection was closed. All of it
+        takes at most LIMIT: then its connection is closed, and the database counts as down."""
         pause, stale = _PAUSE[0], True
         try:
             async with asyncio.timeout(LIMIT):

@@ -1,0 +1,51 @@
+"""What a client of a database does when a network drops its connections without a word."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from asynclock import Redlock
+from asynclock.stores.sql import listening, pool
+from tests.support.proxy import TcpProxy
+from tests.support.waiters import LIMIT
+
+pytestmark = pytest.mark.one_loop("the network has the part that counts")
+
+QUICK = 0.3
+"""Seconds after which a connection that does not answer is given up, here."""
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(pool, "LIMIT", QUICK)
+    monkeypatch.setattr(listening, "ANSWER", QUICK)
+    monkeypatch.setattr(listening, "WATCH", QUICK)
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+async def network(url: str) -> AsyncIterator[TcpProxy]:
+    async with TcpProxy(urlsplit(url).port or 0) as proxy:
+        yield proxy
+
+
+def through(network: TcpProxy, url: str) -> str:
+    return url.replace(f":{urlsplit(url).port}", f":{network.port}")
+
+
+async def test_waiters_are_woken_after_the_connections_went_silent(url: str, network: TcpProxy, name: str) -> None:
+    """The client finds that the connection over which its notices come does not answer, and takes another one. With
+    this lease a waiter renews its ticket, and so finds a lost notice, only after 20 s."""
+    async with Redlock(url) as holds, Redlock(through(network, url), lease=60) as waits:
+        lease = await holds(name).acquire(timeout=None)
+        waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+        async with asyncio.timeout(LIMIT / 2):
+            while not (await holds.inspect(name)).waiters:
+                await asyncio.sleep(0.01)
+            network.freeze()
+            await lease.release()
+            await (await waiting).release()
