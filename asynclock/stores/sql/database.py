@@ -151,22 +151,26 @@ class Database:
 
             dialect.clock = clock_with(await transactions.repeated(read))
 
-    async def unlisten(self, tag: str) -> bool:
-        """A client has closed. Whether it was the last one: then all is closed."""
+    def forget(self, tag: str) -> bool:
+        """A client has closed. Whether it was the last one: then nobody may use this any more, and it must be
+        closed."""
         self._receivers.pop(tag, None)
         self._lost.pop(tag, None)
         if self._inbox is not None:
             self._inbox.remove(tag)
-        if self._receivers:
-            if self._listening is not None:
-                await self._listening.remove(tag)
-            return False
+        return not self._receivers
+
+    async def unlisten(self, tag: str) -> None:
+        """A client has closed, and was not the last one."""
+        if self._listening is not None:
+            await self._listening.remove(tag)
+
+    async def aclose(self) -> None:
         for each in (self.cleaning, self._inbox, self._listening, self.singles):
             if each is not None:
                 await each.aclose()
         if self.transactions is not None:
             await self.transactions.pool.aclose()
-        return True
 
     # -- ops and notices -----------------------------------------------------------------------------------------
 

@@ -88,8 +88,13 @@ class SQLStore(TransactionalStore):
 
     async def unlisten(self, tag: str) -> None:
         loop = asyncio.get_running_loop()
-        if (database := self._databases.get(loop)) is not None and await database.unlisten(tag):
-            self._databases.pop(loop, None)
+        if (database := self._databases.get(loop)) is None:
+            return
+        if database.forget(tag):  # a client that begins meanwhile makes another one
+            del self._databases[loop]
+            await database.aclose()
+        else:
+            await database.unlisten(tag)
 
     def decide(
         self, prefix: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]

@@ -1,0 +1,52 @@
+"""Clients of one event loop that share a SQLStore, or look for their notices."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from asynclock import Redlock
+from asynclock.stores.sql import SQLStore, inbox
+from tests.support.waiters import LIMIT
+
+pytestmark = pytest.mark.one_loop("the store has the part that counts")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/locks.db"
+
+
+async def test_a_client_may_begin_while_the_last_one_closes(file: str, name: str) -> None:
+    """At whichever moment: it is not left with a database that the other one has closed."""
+    store = SQLStore(file)
+    for turns in range(40):
+        begins, ends = Redlock(store, patience=1), Redlock(store)
+        async with ends(name):
+            pass
+        closing = asyncio.create_task(ends.aclose())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with begins(name):  # connects
+            pass
+        await closing
+        await begins.aclose()
+
+
+async def test_a_client_that_holds_looks_sooner_once_it_waits(
+    file: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it only holds, it pauses long between its looks. A waiter ends the pause."""
+    monkeypatch.setattr(inbox, "FIRST", 60.0)
+    monkeypatch.setattr(inbox, "HOLDING", 60.0)
+    async with Redlock(file) as waits, Redlock(file) as holds, asyncio.timeout(LIMIT / 4), waits(f"{name}:held"):
+        await waits.health()  # meanwhile the long pause begins
+        monkeypatch.setattr(inbox, "FIRST", 0.002)
+        lease = await holds(name).acquire(timeout=None)
+        waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+        while not (await holds.inspect(name)).waiters:
+            await asyncio.sleep(0.01)
+        await lease.release()
+        await (await waiting).release()
