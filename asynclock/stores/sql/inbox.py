@@ -55,6 +55,7 @@ class Inbox:
         self._holding: dict[str, float] = {}  # by key: the same of holds
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.Event = asyncio.Event()
+        self._sooner = asyncio.Event()  # set when a waiter begins to wait: this ends a long pause
         self._pause = FIRST
         self._task: asyncio.Task[None] | None = None
 
@@ -82,6 +83,7 @@ class Inbox:
         self._note(self._holding, key, holds, now)
         if tickets:
             self._pause = FIRST
+            self._sooner.set()
         if tickets or holds:
             self._look.set()
             if self._task is None:
@@ -101,13 +103,23 @@ class Inbox:
                 self._look.clear()
                 continue
             self._pause = min(self._pause, WAITING if waits else HOLDING)
-            await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            if await self._is_hurried(self._pause * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter
+                await asyncio.sleep(FIRST)
             self._pause *= 2
             try:
                 for tag in sorted(self._tags):
                     await self._take(tag)
             except Exception:  # the next op finds it out, and reports it
                 await self._pool.drop_idle()
+
+    async def _is_hurried(self, seconds: float) -> bool:
+        """Pause. Whether a waiter has ended the pause."""
+        self._sooner.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._sooner.wait()
+        except TimeoutError:
+            return False
 
     def _is_any(self, noted: dict[str, float]) -> bool:
         """Whether one has not ended; the others are forgotten."""
