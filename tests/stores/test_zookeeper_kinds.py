@@ -4,6 +4,7 @@ over it by the modules of `deployments.py`."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -16,9 +17,10 @@ from kazoo.security import make_acl, make_digest_acl
 
 from asynclock import ConfigError, LockLost, Redlock, Skipped, Unsupported
 from asynclock.stores.zookeeper import ZooKeeperStore
+from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.waiters import LIMIT, until
-from tests.support.zookeeper_probes import contenders_of
+from tests.support.zookeeper_probes import connection_of, contenders_of, watchers_of
 
 pytestmark = pytest.mark.one_loop("the loop has no part in it")
 
@@ -94,6 +96,30 @@ async def test_e2_a_release_wakes_one_waiter(clients: list[Redlock], name: str, 
     for task in waiting:
         await (await task).release()
     assert not pending & done
+
+
+async def test_waiters_that_give_up_leave_no_watchers(clients: list[Redlock], name: str) -> None:
+    """kazoo keeps a watcher until the node changes, here until the holder releases: all waiters share one."""
+    holds, waits = clients[:2]
+    async with holds(name):
+        for _ in range(5):
+            waiting = asyncio.create_task(waits(name).acquire(timeout=None))
+            await until(lambda: [waits_for_notice(each) for each in acquisitions_of(waits)] == [True])
+            waiting.cancel()
+            await asyncio.wait({waiting})
+        gc.collect()
+        assert watchers_of(waits) == 1
+
+
+async def test_a_node_that_is_gone_is_not_watched(clients: list[Redlock], name: str) -> None:
+    """It never comes again, so the watch would stay for as long as the session."""
+    client = clients[0]
+    async with client(name):
+        await until(lambda: watchers_of(client) == 1)  # of its own node, with its callback at kazoo
+    fired: list[None] = []
+    connection = connection_of(client)
+    assert not await connection.watch(f"/locks/{name}/0", partial(fired.append, None))
+    assert watchers_of(client) == 0
 
 
 async def test_a_waiter_for_several_names_is_not_overtaken_for_ever(clients: list[Redlock], name: str) -> None:

@@ -23,6 +23,21 @@ def zookeeper_session(client: Redlock) -> tuple[int, bytes] | None:
     return found
 
 
+def connection_of(client: Redlock) -> Any:
+    """Its connection to the servers."""
+    (node,) = nodes_of(client)
+    return node._connection
+
+
+def watchers_of(client: Redlock) -> int:
+    """How many watchers kazoo has for a client, and how many callbacks they have beyond one each."""
+    connection = connection_of(client)
+    kazoo = connection._client
+    known = [*kazoo._data_watchers.values(), *kazoo._child_watchers.values()]
+    more = sum(max(0, len(each.callbacks) - 1) for each in connection._watches.values())
+    return sum(map(len, known)) + more
+
+
 def zookeeper_port(client: Redlock) -> int:
     """The port of the server to which a client is connected."""
     (node,) = nodes_of(client)

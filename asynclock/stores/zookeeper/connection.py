@@ -14,11 +14,12 @@ import contextlib
 import logging
 import threading
 import time
+import weakref
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
@@ -71,6 +72,20 @@ class Stat(NamedTuple):
     children: int
 
 
+class Watch:
+    """On one node, or on its children. kazoo keeps each watcher until the node changes, which can be weeks, so all
+    callbacks share one. Their owners keep them: a waiter that has given up leaves nothing here."""
+
+    def __init__(self, fire: Callable[[Watch], object]) -> None:
+        self.callbacks: weakref.WeakSet[Callable[[], object]] = weakref.WeakSet()
+        self._fire = fire
+
+    def __call__(self, event: Any) -> None:
+        """From the thread of kazoo."""
+        if event.type != EventType.NONE:  # NONE: the connection is lost, which `changed` tells
+            self._fire(self)
+
+
 class Connection:
     """See the module. `changed` is called in the loop with each new state; `lost` when a session has expired."""
 
@@ -88,6 +103,7 @@ class Connection:
         hosts = address.hosts.count(",") + 1
         limit = max(limit, address.session_timeout / (3 * hosts))
         self._closing = False
+        self._watches: dict[tuple[str, bool], Watch] = {}  # by path; True: of its children
         self._handler = Handler(limit, address.session_timeout, self._greeted, self._is_abandoned)
         retry = KazooRetry(
             max_tries=-1, delay=0.02, backoff=2, max_delay=min(1.0, address.session_timeout / 10), sleep_func=time.sleep
@@ -177,10 +193,6 @@ class Connection:
     def _answered(self, future: asyncio.Future[Any], result: Any) -> None:
         self._post(self._answer, future, result)
 
-    def _watched(self, callback: Callable[[], object], event: Any) -> None:
-        if event.type != EventType.NONE:  # NONE: the connection is lost, which `changed` tells
-            self._post(callback)
-
     # -- in the event loop ---------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
@@ -193,11 +205,30 @@ class Connection:
     def _change(self, state: str) -> None:
         known = {KazooState.CONNECTED: SessionState.CONNECTED, KazooState.SUSPENDED: SessionState.SUSPENDED}
         self.state = known.get(state, SessionState.CONNECTING)
+        if self.state is not SessionState.CONNECTED:
+            self._watches.clear()  # kazoo has none any more
         if state == KazooState.LOST:
             self._lost()
             if self._client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED) and not self._closing:
                 threading.Thread(target=self._start_again, daemon=True).start()
         self._changed(self.state)
+
+    def _watcher(self, path: str, callback: Callable[[], object] | None, *, children: bool) -> Watch | None:
+        """The watcher for a request."""
+        if callback is None:
+            return None
+        key = path, children
+        watch = self._watches.get(key)
+        if watch is None:
+            watch = self._watches[key] = Watch(lambda fired: self._post(self._fired, key, fired))
+        watch.callbacks.add(callback)
+        return watch
+
+    def _fired(self, key: tuple[str, bool], watch: Watch) -> None:
+        if self._watches.get(key) is watch:
+            del self._watches[key]
+        for callback in list(watch.callbacks):
+            callback()
 
     def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
         if future.done():
@@ -259,15 +290,28 @@ class Connection:
             return False
         return True
 
-    async def exists(self, path: str, watch: Callable[[], object] | None = None) -> Stat | None:
-        """What the server says about a node; None: it does not exist. `watch` is called once, when it changes."""
-        watcher = None if watch is None else partial(self._watched, watch)
-        stat = await self._ask(self._client.exists_async, path, watch=watcher)
+    async def exists(self, path: str) -> Stat | None:
+        """What the server says about a node; None: it does not exist."""
+        stat = await self._ask(self._client.exists_async, path)
         return None if stat is None else _stat(stat)
 
+    async def watch(self, path: str, callback: Callable[[], object]) -> bool:
+        """Call it when a node changes, if its owner still has it. False: there is no such node. Then nothing watches
+        it: `exists` would leave a watch for ever, since no node comes again under its number."""
+        watcher = self._watcher(path, callback, children=False)
+        try:
+            await self._ask(self._client.get_async, path, watch=watcher)
+        except NoNodeError:
+            self._watches.pop((path, False), None)
+            return False
+        except NoAuthError:  # another program made it, and does not let this user read it
+            return await self._ask(self._client.exists_async, path, watch=watcher) is not None
+        return True
+
     async def children(self, path: str, watch: Callable[[], object] | None = None) -> list[str]:
-        """The names of the children; none of a node that does not exist. `watch` is called once, when they change."""
-        watcher = None if watch is None else partial(self._watched, watch)
+        """The names of the children; none of a node that does not exist. `watch` is called when they change, if its
+        owner still has it."""
+        watcher = self._watcher(path, watch, children=True)
         try:
             found: list[str] = await self._ask(self._client.get_children_async, path, watch=watcher)
         except NoNodeError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asynclock.rules.kind import Part, parts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from asynclock.rules.model import Op
 
@@ -44,7 +44,7 @@ class Contender:
 
     __slots__ = (
         "czxid", "doubtful", "ends", "given_up", "granted", "id", "lease", "name", "nodes", "number", "parts",
-        "refusals", "rest", "sent", "tasks", "ticket", "turn", "users", "waits", "watch",
+        "refusals", "rest", "sent", "tasks", "ticket", "turn", "users", "waits", "watch", "watcher",
     )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
@@ -68,6 +68,7 @@ class Contender:
         self.tasks = op.queueing.tasks  # of this process that wait for the name, as its data say
         self.ends = math.inf  # when the hold ends, unless it is extended
         self.watch = 0  # of several watches only the last one counts
+        self.watcher: Callable[[], object] | None = None  # its callback, which the connection does not keep
 
     @property
     def several(self) -> bool:
@@ -90,7 +91,12 @@ class Contender:
         self.nodes, self.ticket = (), None
         self.doubtful = self.granted = self.waits = False
         self.ends = math.inf
+        self.unwatch()
+
+    def unwatch(self) -> None:
+        """What it watches does not count any more."""
         self.watch += 1
+        self.watcher = None
 
     @property
     def is_over(self) -> bool:

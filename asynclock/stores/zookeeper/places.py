@@ -154,7 +154,7 @@ class Places:
 
     async def delete(self, contender: Contender, *, keep_ticket: bool = False) -> bool:
         """Delete what it has. Returns whether its nodes were there."""
-        contender.watch += 1
+        contender.unwatch()
         paths = [own.path for own in contender.nodes]
         if len(paths) == 1:
             found = await self.servers.delete(paths[0])

@@ -26,7 +26,7 @@ from asynclock.stores.zookeeper.layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from asynclock.rules.kind import Part
@@ -123,7 +123,7 @@ class Turns:
     def _grant(self, contender: Contender) -> Grant:
         contender.granted, waited = True, contender.waits
         contender.waits = False
-        contender.watch += 1
+        contender.unwatch()
         contender.refusals = 0
         self._host.ends_at(contender, contender.sent + contender.lease)
         asyncio.get_running_loop().call_later(_SETTLED, self.watch_own, contender)
@@ -139,11 +139,10 @@ class Turns:
 
     async def _watch(self, contender: Contender, part: Part, found: Obstacle) -> bool:
         """Watch what is in the way of a waiter. False: it is gone already, so look again."""
-        contender.watch += 1
-        fired = partial(self._fired, contender, contender.watch)
+        fired = self._watcher_of(contender)
         path = self._places.path(part.name)
         if not found.any_child:
-            return await self._places.servers.exists(f"{path}/{found.child.name}", fired) is not None
+            return await self._places.servers.watch(f"{path}/{found.child.name}", fired)
         queue = queue_of(self._layout, await self._places.servers.children(path, fired))
         own = {each.name for each in contender.nodes}
         rank = next((rank for rank, child in enumerate(queue) if child.name in own), len(queue))
@@ -156,6 +155,12 @@ class Turns:
         own = contender.ticket.number if contender.ticket is not None else 0
         before = [each for each in tickets_of(self._layout, names) if each.number < own]
         return await self._watch(contender, part, Obstacle(before[-1]) if before else found)
+
+    def _watcher_of(self, contender: Contender) -> Callable[[], object]:
+        """The callback of its next watch."""
+        contender.unwatch()
+        contender.watcher = partial(self._fired, contender, contender.watch)
+        return contender.watcher
 
     def _fired(self, contender: Contender, watch: int) -> None:
         """What a waiter watched has changed."""
@@ -187,14 +192,12 @@ class Turns:
     def watch_own(self, contender: Contender) -> None:
         """A holder watches its own node."""
         if contender.granted and not contender.given_up and self._host.error is None:
-            contender.watch += 1
-            self._host.spawn(self._watch_nodes(contender, contender.watch))
+            self._host.spawn(self._watch_nodes(contender, self._watcher_of(contender)))
 
-    async def _watch_nodes(self, contender: Contender, watch: int) -> None:
-        fired = partial(self._fired, contender, watch)
-        found = await asyncio.gather(*(self._places.servers.exists(own.path, fired) for own in contender.nodes))
-        if None in found:
-            self._fired(contender, watch)
+    async def _watch_nodes(self, contender: Contender, fired: Callable[[], object]) -> None:
+        found = await asyncio.gather(*(self._places.servers.watch(own.path, fired) for own in contender.nodes))
+        if not all(found):
+            fired()
 
     async def peek(self, parts: Sequence[Part]) -> Refused:
         """Whether an attempt would enter now: then the refusal has no holder."""
