@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
 from kazoo.security import make_acl, make_digest_acl
 
-from asynclock import ConfigError, LockLost, Redlock, Skipped, Unsupported
+from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock, Skipped, Unsupported
 from asynclock.stores.zookeeper import ZooKeeperStore
 from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
@@ -162,6 +163,36 @@ async def test_d7_a_node_that_an_operator_deletes(
     operator.close()
     async with asyncio.timeout(LIMIT), clients[1](name):
         pass
+
+
+@pytest.mark.parametrize("reply", ["arrives", "is lost"])
+async def test_an_operator_deletes_one_of_several_nodes_at_once(
+    clients: list[Redlock], name: str, reply: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the client knows that it holds them all. It deletes the others, which would stay with its session."""
+    client, other = clients[:2]
+    names = [f"{name}:{each}" for each in "ab"]
+    async with client.multi(*names):
+        pass
+    connection = connection_of(client)
+    create_all = connection.create_all
+
+    async def deleted(nodes: Any) -> list[str]:
+        paths: list[str] = await create_all(nodes)
+        await connection.delete(paths[0])
+        monkeypatch.undo()
+        if reply == "is lost":
+            raise ConnectionLoss
+        return paths
+
+    monkeypatch.setattr(connection, "create_all", deleted)
+    async with asyncio.timeout(LIMIT / 2):
+        with pytest.raises(QuorumUnavailable):
+            await client.multi(*names).acquire(timeout=0)
+        for each in names:
+            async with other(each):
+                pass
+    await until(lambda: not contenders_of(client))
 
 
 def test_what_it_cannot_keep_is_unsupported_when_the_lock_is_made() -> None:

@@ -83,7 +83,6 @@ class Places:
                     paths = [path]
                 else:
                     paths = await self.servers.create_all(nodes)
-                    stat = await self._stat(paths[0])
             except NoNodeError:
                 contender.doubtful = False
                 if not again:
@@ -93,6 +92,8 @@ class Places:
                 contender.doubtful = not isinstance(error, (*HOPELESS, SessionExpiredError))
                 raise
             else:
+                if len(nodes) > 1:  # still doubtful: if an operator deleted the first one, the others are there
+                    stat = await self._stat(paths[0])
                 contender.doubtful = False
                 contender.keep(paths, stat.czxid)
                 return
@@ -126,6 +127,8 @@ class Places:
             random = random_of(self._layout, contender.id)
             found += [f"{path}/{name}" for name in await self.servers.children(path) if name.startswith(random)]
         nodes = [path for path in found if ticket_prefix_of(self._layout, contender.id) not in path]
+        if len(nodes) < len(contender.parts):  # an operator deleted one of them
+            nodes = []
         for path in found:
             if path not in nodes:
                 await self.servers.delete(path)
