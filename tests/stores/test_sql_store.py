@@ -17,6 +17,8 @@ from sqlalchemy.pool import NullPool
 from asynclock import ConfigError, Redlock
 from asynclock.stores import store_for
 from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql.lines import Line
+from asynclock.stores.sql.rows import Row
 from asynclock.stores.sql.schema import ddl
 from tests.support.programs import run_python
 from tests.support.services.postgresql import pgbouncer
@@ -175,19 +177,41 @@ async def test_rows_of_free_names_are_removed_and_fences_never_fall(url: str, na
             await line.fetch(
                 f"UPDATE {table} SET keep_until = 1, fence = fence + 3600000000 WHERE resource_name = :n", {"n": name}
             )
-        removed = 0
-        assert database.cleaning is not None
-        for _ in range(2):  # the first turn raises the floor
-            async with database.connected.pool.line() as line:
-                await line.fetch(
-                    f"UPDATE {table} SET expires_at = 0 WHERE resource_name = :n", {"n": "asynclock~cleaner"}
-                )
-            removed += await database.cleaning.turn()
+        removed = await turns(store)
         rows, _ = await read_rows(store)
         assert name not in rows
         assert removed >= 1
         async with client(name) as lease:
             assert lease.fence > first + 3600000000
+
+
+async def turns(store: SQLStore) -> int:
+    """Two turns of the cleaner, of which the first one raises the floor; the number of rows that they removed."""
+    removed, (database,) = 0, store._databases.values()  # noqa: SLF001
+    table = store._settings.table  # noqa: SLF001
+    assert database.cleaning is not None
+    for _ in range(2):
+        async with database.connected.pool.line() as line:
+            await line.fetch(f"UPDATE {table} SET expires_at = 0 WHERE resource_name = :n", {"n": "asynclock~cleaner"})
+        removed += await database.cleaning.turn()
+    return removed
+
+
+async def test_the_table_of_a_program_with_many_names_does_not_grow_for_ever(url: str, name: str) -> None:
+    """Two turns, 10 s apart at most, remove more rows than it leaves in that time."""
+    store, many = SQLStore(url), 1200
+    async with Redlock(store) as client, client(f"{name}:1") as lease:
+        (database,) = store._databases.values()  # noqa: SLF001
+
+        async def leave(line: Line) -> None:
+            for number in range(many):
+                await database.dialect.insert(line, Row(f"{name}:{number:04d}", fence=lease.fence + number), 1.0)
+
+        await database.connected.repeated(leave)
+        assert await turns(store) == many
+        rows, _ = await read_rows(store)
+        assert [each for each in rows if each.startswith(name)] == [f"{name}:1"]
+        assert lease.held
 
 
 # -- notices -----------------------------------------------------------------------------------------------------------

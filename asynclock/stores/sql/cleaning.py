@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asynclock.stores.sql.rows import CLEANER, FLOOR, Row
-from asynclock.stores.sql.transactions import PAGE
 
 if TYPE_CHECKING:
     from asynclock.stores.sql.dialects import Dialect
@@ -19,7 +18,14 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.transactions import Transactions
 
 TURN = 5.0
-"""Seconds between two turns. A turn looks at PAGE rows."""
+"""Seconds between two turns."""
+
+ROWS = 10_000
+"""Rows that a turn looks at. A row needs two turns, so the table does not grow for ever while up to 1,000 new names a
+second are locked."""
+
+_TOGETHER = 500
+"""Rows that one statement deletes."""
 
 
 class Cleaning:
@@ -63,27 +69,37 @@ class Cleaning:
         if cleaner is not None and (cleaner.expires_at or 0.0) > now:
             return 0
         after = cleaner.owner if cleaner is not None else ""
-        page = await line.fetch(
-            f"SELECT resource_name, fence, expires_at, keep_until FROM {table} "  # noqa: S608
-            f"WHERE resource_name > :after ORDER BY resource_name LIMIT {PAGE}",
+        ((number, last),) = await line.fetch(
+            f"SELECT count(*), max(resource_name) FROM (SELECT resource_name FROM {table} "  # noqa: S608
+            f"WHERE resource_name > :after ORDER BY resource_name LIMIT {ROWS}) AS page",
             {"after": after},
         )
-        over = [(name, fence) for name, fence, *ends in page if all(each is not None and each <= now for each in ends)]
+        over = await line.fetch(
+            f"SELECT resource_name, fence FROM {table} WHERE resource_name > :after AND resource_name <= :last "  # noqa: S608
+            "AND expires_at <= :now AND keep_until <= :now ORDER BY resource_name",
+            {"after": after, "last": last or "", "now": now},
+        )
         known = floor.fence if floor is not None else 0
         top = max((fence for _, fence in over), default=0)
         gone = [name for name, fence in over if fence <= known]
-        for name in gone:
-            await line.fetch(
-                f"DELETE FROM {table} WHERE resource_name = :name "  # noqa: S608
-                "AND fence <= :floor AND expires_at <= :now AND keep_until <= :now",
-                {"name": name, "floor": known, "now": now},
-            )
+        for first in range(0, len(gone), _TOGETHER):
+            await self._delete(line, gone[first : first + _TOGETHER], known, now)
         if top > known:
             await self._put(line, floor, Row(FLOOR, fence=top, keep_until=None), now)
         else:
-            after = page[-1][0] if len(page) == PAGE else ""
+            after = last if number == ROWS else ""
         await self._put(line, cleaner, Row(CLEANER, owner=after, expires_at=now + TURN, keep_until=None), now)
         return len(gone)
+
+    async def _delete(self, line: Line, names: list[str], floor: int, now: float) -> None:
+        """Delete these rows, unless one was locked again meanwhile. It names each, because a server may wait for the
+        locks of all rows of a range."""
+        params: dict[str, Any] = {f"k{each}": names[min(each, len(names) - 1)] for each in range(_TOGETHER)}
+        await line.fetch(
+            f"DELETE FROM {self._dialect.table} WHERE resource_name IN ({', '.join(f':{each}' for each in params)}) "  # noqa: S608
+            "AND fence <= :floor AND expires_at <= :now AND keep_until <= :now",
+            {**params, "floor": floor, "now": now},
+        )
 
     async def _put(self, line: Line, before: Row | None, row: Row, now: float) -> None:
         await (self._dialect.insert if before is None else self._dialect.update)(line, row, now)
