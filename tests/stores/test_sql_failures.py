@@ -185,3 +185,24 @@ async def test_a_killed_mariadb_comes_back(mariadb: MariaDB, name: str) -> None:
         mariadb.start()
         async with asyncio.timeout(LIMIT), client(name):
             pass
+
+
+async def test_an_idle_client_does_not_notice_a_restart(mariadb: MariaDB, name: str) -> None:
+    """The server has closed the connections in its pool. The next acquire takes new ones, and does not fail."""
+    store = SQLStore(mariadb.url)
+    async with Redlock(store, patience=0) as client:
+        names = [f"{name}:{number}" for number in range(20)]
+        leases = await asyncio.gather(*[client(each).acquire(timeout=0) for each in names])
+        await client.release_all()
+        await until(lambda: not store_idle(store))
+        mariadb.stop()
+        mariadb.start()
+        leases = [await client(each).acquire(timeout=0) for each in names]
+        assert all(leases)
+        await client.release_all()
+
+
+def store_idle(store: SQLStore) -> Any:
+    """The connections that are kept out of the pool of SQLAlchemy for a while."""
+    (database,) = store._databases.values()  # noqa: SLF001
+    return database.connected.pool._idle  # noqa: SLF001

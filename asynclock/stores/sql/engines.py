@@ -64,7 +64,8 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
     """An engine of our own. `pooler`: no prepared statement may outlive its transaction, because the next transaction
     may run on another connection of the server."""
     backend, driver = url.get_backend_name(), url.get_driver_name()
-    options: dict[str, Any] = {"pool_size": CONNECTIONS, "max_overflow": 1}
+    # A server closes connections that are idle for long, and all when it restarts: the pool looks before it gives one.
+    options: dict[str, Any] = {"pool_size": CONNECTIONS, "max_overflow": 1, "pool_pre_ping": backend != "sqlite"}
     arguments: dict[str, Any] = {}
     if driver == "asyncpg":
         arguments = {"timeout": connect_timeout, "prepared_statement_cache_size": 0}
