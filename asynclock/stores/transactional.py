@@ -201,7 +201,7 @@ class TransactionalNode:
 
     async def _reopen(self) -> None:
         pause = _REOPEN[0]
-        while True:
+        while not self._closed:
             await self._open_again()
             if self.error is None:
                 if self._down is not None:
@@ -345,7 +345,8 @@ class TransactionalNode:
     async def aclose(self) -> None:
         self._closed = True
         if self._opening is not None:
-            self._opening.cancel()
+            self._opening.cancel()  # a driver may lose it: then the connection is there, and `unlisten` closes it
+            await asyncio.wait({self._opening})
         await self._jobs.aclose(max(0.0, self._last_deadline - self._clock.now()))
         self.listens = False
         if (closing := self._store.unlisten(self._listener.tag)) is not None:

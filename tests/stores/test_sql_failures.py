@@ -206,3 +206,19 @@ def store_idle(store: SQLStore) -> Any:
     """The connections that are kept out of the pool of SQLAlchemy for a while."""
     (database,) = store._databases.values()  # noqa: SLF001
     return database.connected.pool._idle  # noqa: SLF001
+
+
+async def test_b1_entering_that_is_cancelled_leaves_nothing(server: PostgreSQL, mariadb: MariaDB, name: str) -> None:
+    """At whatever moment, even if the driver loses the cancel: neither a task nor a connection is left."""
+    before = asyncio.all_tasks()
+    for url in (server.url, mariadb.url):
+        for tenths in range(0, 60, 3):  # of a millisecond
+            client = Redlock(url)
+            entering = asyncio.create_task(client.__aenter__())
+            await asyncio.wait({entering}, timeout=tenths / 10_000)
+            entering.cancel()
+            await asyncio.wait({entering})
+            await client.aclose()
+            assert asyncio.all_tasks() == before
+        async with Redlock(url) as client, client(name) as lease:
+            assert lease.held
