@@ -150,6 +150,8 @@ EQUIVALENT = {
         ("string.sub(ARGV[8], 1, 1)", "string.sub(ARGV[8], 1, 2)"),
     },
     "multi": {
+        # a fence that is the top is set to what it is
+        ("fences[n] < top", "fences[n] <= top"),
         ("string.format('%.0f', top)", "top"),
         # it is any second letter that says fair
         ("fair = '', 'f'", "fair = '', '0'"),

@@ -172,6 +172,13 @@ OWN: dict[str, dict[str, Play]] = {
             THREE,
             [acquire(SECOND_TRY), tries(YOUNGER_TRY, waiter=TICKET), looks(YOUNGER_TRY, waiter=TICKET)],
         ),
+        "a try of a slot that is taken serves nobody": (
+            THREE,
+            [
+                *(acquire(SECOND_TRY), looks(FIFTH, serve=Serve.NOBODY), Pass(10)),
+                *(tries(YOUNGER_TRY, waiter=TICKET, serve=Serve.WAKE), looks(YOUNGER_TRY, waiter=TICKET)),
+            ],
+        ),
         "a slot is taken once, by the one that ends last": (
             THREE,
             [acquire(SECOND_TRY, lease=20_000), acquire(THIRD_TRY), acquire(YOUNGER_TRY), acquire(FIFTH)],
