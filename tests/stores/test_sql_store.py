@@ -68,6 +68,7 @@ def test_the_snippets_of_the_page_run() -> None:
         ("mariadb://db/app", "mariadb://db/app"),
         ("sqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
         ("sqlite+aiosqlite:///a.db", "sqlite:///a.db"),
+        ("postgresql://me@server:secret@db/app", "postgresql://db/app"),
     ],
 )
 def test_a_url_names_a_store(url: str, label: str) -> None:
@@ -89,6 +90,22 @@ def test_a_wrong_url_is_refused(url: str, message: str) -> None:
     """When the client is made; the message shows no secret."""
     with pytest.raises(ConfigError, match=message):
         Redlock(url)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "mariadb", "postgresql+asyncpg"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *("app:p@ss:kilowatt@127.0.0.1:5999/app", "app:kilo@watt@db/app", "app:kilo@12/watt@db/app"),
+        *("db:kilowatt/app", "app:kilo@12?watt@db/app", "/app:kilo@watt", "app:kilo@12/?watt=12@db/app"),
+    ],
+)
+def test_a_wrong_url_of_a_database_does_not_show_its_password(scheme: str, rest: str) -> None:
+    """Where an odd character cut it in two, a part of it would be the host or the port."""
+    with pytest.raises(ConfigError, match="percent-encoded") as caught:
+        Redlock(f"{scheme}://{rest}")
+    shown = f"{caught.value} {caught.value!r} {caught.value.__cause__} {caught.value.__context__}"
+    assert not [part for part in ("kilo", "watt", "12") if part in shown]
 
 
 def test_it_is_always_the_only_node() -> None:

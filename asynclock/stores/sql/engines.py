@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +28,27 @@ DRIVERS = {
 
 EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
 
+_LOGIN = re.compile(r"[\w+]+://([^:/]*(?::[^@]*)?@)?")
+"""The begin of a url, as SQLAlchemy reads it."""
+
 CONNECTIONS = 4
 """For transactions, of one event loop."""
 
 
 def url_of(text: str) -> URL:
-    """A checked url. Raises ConfigError."""
+    """A checked url. Raises ConfigError, without a part of the url: it may be one of the password."""
     try:
         url = make_url(text)
-        url = url.set(drivername=DRIVERS.get(url.drivername, url.drivername))
-        backend = url.get_backend_name()
-    except (ArgumentError, ValueError) as error:
-        raise ConfigError(f"this is not the url of a database: {error.args[0].partition(' from')[0]}") from None
+    except (ArgumentError, ValueError):  # their messages may contain the password
+        url = None
+    # Not in the except block, so that their error is not the __context__ of this one.
+    if url is None or (not url.drivername.startswith("sqlite") and _is_cut(text)):
+        raise ConfigError(
+            "this is not the url of a database: write it as postgresql://user:password@host:port/database (or mysql:, "
+            "mariadb:, or sqlite:///path); user and password are percent-encoded (%40 for @)"
+        )
+    url = url.set(drivername=DRIVERS.get(url.drivername, url.drivername))
+    backend = url.get_backend_name()
     if backend not in DIALECTS:
         raise ConfigError(f"no statements for {backend}: there are {', '.join(DIALECTS)}")
     try:
@@ -51,6 +61,16 @@ def url_of(text: str) -> URL:
     if not is_async:
         raise ConfigError(f"{url.drivername} is not an asyncio driver: use {DRIVERS[backend]}:// or {backend}://")
     return url
+
+
+def _is_cut(text: str) -> bool:
+    """Whether an @ follows the login: it was meant as a part of the password. Without a login the options may have
+    one."""
+    found = _LOGIN.match(text)
+    if found is None:
+        return True
+    rest = text[found.end() :]
+    return "@" in (rest if found[1] else rest.partition("?")[0])
 
 
 def label_of(url: URL, table: str) -> str:
