@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects.postgresql.psycopg import PGDialectAsync_psycopg
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
@@ -79,7 +82,10 @@ def test_a_url_names_a_store(url: str, label: str) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("postgresql+psycopg2://db/app", "psycopg2|not an asyncio driver"),
+        ("postgresql+psycopg2://db/app", "psycopg2 is not an asyncio driver: use postgresql://"),
+        ("mysql+pymysql://db/app", "pymysql is not an asyncio driver: use mysql://"),
+        ("postgresql+nothing://db/app", "use postgresql://"),
+        ("sqlite+pysqlite:///a.db", "use sqlite://"),
         ("postgresql://db/app?asynclock_table=a-b", "table="),
         ("sqlite://", "name a file"),
         ("sqlite:///:memory:", "name a file"),
@@ -90,6 +96,30 @@ def test_a_wrong_url_is_refused(url: str, message: str) -> None:
     """When the client is made; the message shows no secret."""
     with pytest.raises(ConfigError, match=message):
         Redlock(url)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "module", "package"),
+    [
+        ("postgresql", "asyncpg", "asynclock[postgresql]"),
+        ("mariadb", "asyncmy", "asynclock[mysql]"),
+        ("postgresql+psycopg", "psycopg", "psycopg[binary]"),
+        ("mysql+aiomysql", "aiomysql", "aiomysql"),
+    ],
+)
+def test_a_driver_that_is_absent_is_named(
+    scheme: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the package to install."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=re.escape(f"pip install '{package}'")):
+        Redlock(f"{scheme}://db/app")
+
+
+def test_psycopg_is_an_asyncio_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLAlchemy has two dialects of that name."""
+    monkeypatch.setattr(PGDialectAsync_psycopg, "import_dbapi", lambda: ModuleType("psycopg"))
+    assert store_for("postgresql+psycopg://me:secret@db/app").label == "postgresql://db/app"
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "mysql", "mariadb", "postgresql+asyncpg"])

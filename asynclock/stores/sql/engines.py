@@ -26,6 +26,9 @@ DRIVERS = {
 }
 """The driver of a url that names none."""
 
+PACKAGES = {"psycopg": "psycopg[binary]"}
+"""Of drivers that no extra brings, if the package has another name."""
+
 EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
 
 _LOGIN = re.compile(r"[\w+]+://([^:/]*(?::[^@]*)?@)?")
@@ -51,16 +54,27 @@ def url_of(text: str) -> URL:
     backend = url.get_backend_name()
     if backend not in DIALECTS:
         raise ConfigError(f"no statements for {backend}: there are {', '.join(DIALECTS)}")
-    try:
-        driver = url.get_dialect()
-        is_async, module = driver.is_async, driver.import_dbapi
-        module()
-    except (NoSuchModuleError, ModuleNotFoundError) as error:
-        need = f"pip install 'asynclock[{EXTRAS[backend]}]'"
-        raise ConfigError(f"{url.drivername}:// needs a driver ({error}): {need}") from None
-    if not is_async:
-        raise ConfigError(f"{url.drivername} is not an asyncio driver: use {DRIVERS[backend]}:// or {backend}://")
+    _check_driver(url, backend)
     return url
+
+
+def _check_driver(url: URL, backend: str) -> None:
+    """Raise ConfigError for a driver that is not asyncio's, or not installed."""
+    try:
+        plain = url.get_dialect()
+        dialect = plain.get_async_dialect_cls(url)  # one scheme may have two: that of psycopg
+    except NoSuchModuleError:
+        dialect = None
+    if dialect is None or not dialect.is_async:
+        raise ConfigError(
+            f"{url.drivername} is not an asyncio driver: use {backend}://, which means {DRIVERS[backend]}://"
+        )
+    try:
+        dialect.import_dbapi()
+    except ImportError as error:
+        extra, name = f"asynclock[{EXTRAS[backend]}]", url.get_driver_name()
+        need = extra if url.drivername == DRIVERS[backend] else PACKAGES.get(name, name)
+        raise ConfigError(f"{url.drivername}:// needs a driver ({error}): pip install '{need}'") from None
 
 
 def _is_cut(text: str) -> bool:
