@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.engine import URL, make_url
@@ -13,9 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from asynclock._errors import ConfigError
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
+from asynclock.stores.sql.errors import is_of_options
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
     from asynclock.stores.sql.lines import Line
 
 DRIVERS = {
@@ -30,6 +36,11 @@ PACKAGES = {"psycopg": "psycopg[binary]"}
 """Of drivers that no extra brings, if the package has another name."""
 
 EXTRAS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sqlite": "sqlite"}
+
+TABLE_OPTION = "asynclock_table"
+"""The option of a url that names the table."""
+
+_OPTION = re.compile(r"(?:^|&)([^&=]+)")
 
 _LOGIN = re.compile(r"[\w+]+://([^:/]*(?::[^@]*)?@)?")
 """The begin of a url, as SQLAlchemy reads it."""
@@ -54,8 +65,18 @@ def url_of(text: str) -> URL:
     backend = url.get_backend_name()
     if backend not in DIALECTS:
         raise ConfigError(f"no statements for {backend}: there are {', '.join(DIALECTS)}")
+    _check_options(url, backend, text)
     _check_driver(url, backend)
     return url
+
+
+def _check_options(url: URL, backend: str, text: str) -> None:
+    """Raise ConfigError for an option that would be ignored: with another table there is no exclusion."""
+    named = set(_OPTION.findall(text.partition("?")[2]))
+    odd = url.query.keys() | named if backend == "sqlite" else {name for name in named if name.startswith("asynclock_")}
+    if odd - {TABLE_OPTION} or (TABLE_OPTION in odd and not isinstance(url.query.get(TABLE_OPTION), str)):
+        whose = "a url of SQLite" if backend == "sqlite" else "asynclock"
+        raise ConfigError(f"a wrong option: {whose} has one option, once and with a value, ?{TABLE_OPTION}=locks")
 
 
 def _check_driver(url: URL, backend: str) -> None:
@@ -111,7 +132,38 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
         arguments = {"connect_timeout": connect_timeout, "init_command": setting}
     elif backend == "sqlite":
         arguments = {"timeout": 0.0}  # it would sleep up to 100 ms; the store asks again after a shorter pause
-    return create_async_engine(url, connect_args=arguments, **options)
+    with _options_checked(url):
+        return create_async_engine(url, connect_args=arguments, **options)
+
+
+HINTS = {
+    "asyncpg": "TLS is ?ssl=require, ssl=verify-full and the like, not sslmode",
+    "psycopg": "its options are those of libpq",
+    "asyncmy": "TLS is ?ssl_ca=/path/ca.pem, not ssl",
+    "aiomysql": "TLS is ?ssl_ca=/path/ca.pem, not ssl",
+}
+"""About the options of a url, by driver."""
+
+
+@contextmanager
+def _options_checked(url: URL) -> Iterator[None]:
+    """Raise ConfigError where a driver refuses an option. Its own message may show the value, which may be secret."""
+    try:
+        yield
+    except Exception as error:
+        if not is_of_options(error):
+            raise
+    else:
+        return
+    label, driver = label_of(url, "asynclock"), url.get_driver_name()
+    hint = HINTS.get(driver, "they are the arguments of its connect()")
+    raise ConfigError(f"{label}: {driver} refuses an option of the url, or its value: {hint} (docs/stores/sql.md)")
+
+
+async def connection_of(engine: AsyncEngine) -> AsyncConnection:
+    """A connection of its pool. Raises ConfigError, or the error of the database."""
+    with _options_checked(engine.url):
+        return await engine.connect()
 
 
 class EngineSource:
@@ -125,7 +177,7 @@ class EngineSource:
     async def connect(self) -> Line:
         """A connection of its pool. Raises its error, or TimeoutError."""
         async with asyncio.timeout(self._timeout):
-            connection = await self.engine.connect()
+            connection = await connection_of(self.engine)
             try:
                 await connection.execution_options(isolation_level="AUTOCOMMIT")
                 if self.engine.dialect.driver == "asyncpg":

@@ -6,6 +6,8 @@ import sqlite3
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from sqlalchemy.exc import ArgumentError
+
 from asynclock._errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,6 +73,16 @@ def _of_sqlite(text: str) -> Meaning:
 def is_duplicate(error: BaseException) -> bool:
     """Whether an INSERT met a row of the same key."""
     return any(getattr(each, "sqlstate", None) == "23505" or each.args[:1] == (1062,) for each in _chain(error))
+
+
+def is_of_options(error: BaseException) -> bool:
+    """Whether a driver cannot connect with its arguments, whatever the server does."""
+    chain = list(_chain(error))
+    if any(isinstance(each, OSError) for each in chain):  # a certificate that is refused is a ValueError, too
+        return False
+    if any(isinstance(each, TypeError | ValueError | ArgumentError) for each in chain):
+        return True
+    return any(type(each).__name__ == "ProgrammingError" and getattr(each, "sqlstate", "") is None for each in chain)
 
 
 def was_not_sent(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from asynclock.rules.model import Notice
+from asynclock.stores.sql.engines import connection_of
 from asynclock.stores.sql.lines import closed
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class Listening:
         cls, engine: AsyncEngine, received: Callable[[Notice], object], lost: Callable[[], object]
     ) -> Listening:
         """A connection of that engine, but not of its pool: it never goes back there."""
-        connection = await engine.connect()
+        connection = await connection_of(engine)
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             raw = await connection.get_raw_connection()

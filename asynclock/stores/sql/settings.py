@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.sql.dialects import DIALECTS
-from asynclock.stores.sql.engines import EngineSource, engine_of, label_of, url_of
+from asynclock.stores.sql.engines import TABLE_OPTION, EngineSource, engine_of, label_of, url_of
 from asynclock.stores.sql.errors import Meaning, meaning, reason
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import check_file
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.lines import Line
 
 _TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(?:\.[a-z_][a-z0-9_]{0,62})?")
-
-TABLE_OPTION = "asynclock_table"
-"""The option of a url that names the table."""
 
 
 class Settings:
