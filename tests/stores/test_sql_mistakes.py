@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from asynclock import ConfigError, Redlock
+from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.stores import store_for
+from asynclock.stores.sql import SQLStore
+from tests.support.waiters import LIMIT
 
 pytestmark = pytest.mark.one_loop("the database has the part that counts")
 
@@ -49,3 +56,63 @@ async def test_an_option_that_the_driver_refuses_is_a_config_error(
             pass
     assert "kilowatt" not in f"{caught.value} {caught.value.__cause__!r} {caught.value.__context__!r}"
     assert time.monotonic() - began < 20
+
+
+@pytest.fixture
+async def reader(
+    postgresql_url: str, mariadb_url: str, name: str, request: pytest.FixtureRequest
+) -> AsyncIterator[str]:
+    """The url of a user who may only read the table."""
+    table = re.sub(r"\W", "_", name)[-60:].strip("_")
+    url, user = (postgresql_url, "postgres@") if request.param == "postgresql" else (mariadb_url, "asynclock@")
+    await SQLStore(url, table).create_schema()
+    await run(url, f"CREATE USER u_{table}", f"GRANT SELECT ON {table} TO u_{table}")
+    yield f"{url.replace(user, f'u_{table}@')}?asynclock_table={table}"
+    await run(url, f"DROP TABLE {table}", f"DROP USER u_{table}")
+
+
+async def run(url: str, *statements: str) -> None:
+    """As the owner."""
+    engine = create_async_engine(
+        url.replace("postgresql:", "postgresql+asyncpg:").replace("mariadb:", "mariadb+asyncmy:")
+    )
+    async with engine.begin() as connection:
+        for statement in statements:
+            await connection.exec_driver_sql(statement)
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("reader", ["postgresql", "mariadb"], indirect=True)
+async def test_a_user_who_may_only_read_is_a_config_error(reader: str, name: str) -> None:
+    """At once, with the rights that it needs."""
+    with pytest.raises(ConfigError, match="SELECT, INSERT, UPDATE and DELETE"):
+        async with Redlock(reader, patience=LIMIT) as client, client(name):
+            pass
+
+
+async def test_a_file_that_may_not_be_written_is_a_config_error(tmp_path: Path, name: str) -> None:
+    """Also where that begins while the client has it open."""
+    store = SQLStore(f"sqlite:///{tmp_path}/locks.db")
+    async with Redlock(store, patience=LIMIT) as client:
+        async with client(name):
+            pass
+        (database,) = store._databases.values()  # noqa: SLF001
+        async with database.connected.pool.line() as line:
+            await line.run("PRAGMA query_only = 1")
+        with pytest.raises(ConfigError, match="write rights on the file, and on its folder"):
+            await client(name).acquire()
+
+
+@pytest.mark.parametrize("reader", ["postgresql"], indirect=True)
+async def test_a_server_that_is_read_only_is_an_outage(reader: str, postgresql_url: str, name: str) -> None:
+    """A standby may become master. The next op asks over another connection."""
+    _, user, table = re.split(r"//|@.*=", reader)
+    await run(
+        postgresql_url, f"GRANT ALL ON {table} TO {user}", f"ALTER USER {user} SET default_transaction_read_only = on"
+    )
+    async with aclosing(Redlock(reader, patience=1)) as client:
+        with pytest.raises(QuorumUnavailable, match="is it a standby"):
+            await client(name).acquire()
+        await run(postgresql_url, f"ALTER USER {user} RESET default_transaction_read_only")
+        async with client(name):
+            pass

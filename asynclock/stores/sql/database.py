@@ -10,7 +10,7 @@ from asynclock._errors import ConfigError
 from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource
-from asynclock.stores.sql.errors import Meaning, meaning, reason, refusal
+from asynclock.stores.sql.errors import Meaning, explained, meaning, read_only, reason, refusal
 from asynclock.stores.sql.inbox import Inbox, put
 from asynclock.stores.sql.listening import Listening, channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
@@ -72,6 +72,8 @@ class Database:
         label = self.settings.label
         if meaning(error) is Meaning.REFUSED:
             return refusal(label, error)
+        if meaning(error) is Meaning.READ_ONLY:
+            return read_only(label, error)
         if isinstance(error, TimeoutError):
             return TimeoutError(f"{label} did not answer within {self._timeout:g} s")
         return OSError(f"{label}: {reason(error)}")
@@ -176,7 +178,8 @@ class Database:
 
     async def transact(self, keys: Sequence[str], step: Step) -> None:
         """See `TransactionalStore.transact`."""
-        change, now = await self.connected.step(keys, step, self._looking)
+        with explained(self.settings.label):
+            change, now = await self.connected.step(keys, step, self._looking)
         if self._inbox is not None:
             for key, state in zip(keys, change.states, strict=True):
                 self._inbox.seen(key, state, now)

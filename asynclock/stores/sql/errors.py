@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ class Meaning(Enum):
     AGAIN = "again"  # nothing was done; the transaction may be repeated
     LOST = "lost"  # the connection cannot be used any more
     REFUSED = "refused"  # only the user can solve it
+    READ_ONLY = "read-only"  # a standby, which may become master, or no master any more: ask another connection
     ABSENT = "absent"  # the table does not exist
     FAILED = "failed"  # anything else
 
@@ -31,12 +33,26 @@ class Conflict(Exception):
 _AGAIN = {"40001", "40P01", "55P03", 1213, 1205, 1020, 3572}
 _LOST = {"57P01", "57P02", "57P03", "25P03", 1053, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
 _REFUSED = {"28000", "28P01", "3D000", "42501", "3F000", 1044, 1045, 1049, 1142, 1143, 1227}
+_READ_ONLY = {"25006", 1290, 1792, 1836}
 _ABSENT = {"42P01", 1146}
 _BROKEN = ("InterfaceError", "InternalClientError", "ConnectionDoesNotExistError")
 """Of asyncpg: the connection is closed, or closes just now."""
 
-_CODES = ((_AGAIN, Meaning.AGAIN), (_LOST, Meaning.LOST), (_REFUSED, Meaning.REFUSED), (_ABSENT, Meaning.ABSENT))
+_CODES = (
+    (_AGAIN, Meaning.AGAIN),
+    (_LOST, Meaning.LOST),
+    (_REFUSED, Meaning.REFUSED),
+    (_READ_ONLY, Meaning.READ_ONLY),
+    (_ABSENT, Meaning.ABSENT),
+)
 """SQLSTATE of PostgreSQL, and the numbers of MySQL and MariaDB."""
+
+_RIGHTS = {"42501", 1044, 1142, 1143}
+"""Of `_REFUSED`: a right is missing."""
+
+
+class ReadOnly(Exception):
+    """The server does not write at present. That may end, as after a failover, so it counts as an outage."""
 
 
 def meaning(error: BaseException) -> Meaning:
@@ -46,7 +62,7 @@ def meaning(error: BaseException) -> Meaning:
     if getattr(error, "connection_invalidated", False):  # SQLAlchemy
         return Meaning.LOST
     for each in _chain(error):
-        state, code = getattr(each, "sqlstate", None), each.args[0] if each.args else None
+        state, code = _code(each)
         for codes, found in _CODES:
             if state in codes or (isinstance(code, int) and code in codes):
                 return found
@@ -59,6 +75,11 @@ def meaning(error: BaseException) -> Meaning:
         if type(each).__module__.startswith("asyncpg") and type(each).__name__.endswith(_BROKEN):
             return Meaning.LOST
     return Meaning.FAILED
+
+
+def _code(error: BaseException) -> tuple[object, object]:
+    """The SQLSTATE, and the number of MySQL."""
+    return getattr(error, "sqlstate", None), error.args[0] if error.args else None
 
 
 def _of_sqlite(text: str) -> Meaning:
@@ -92,7 +113,31 @@ def was_not_sent(error: BaseException) -> bool:
 
 def refusal(label: str, error: BaseException) -> ConfigError:
     """For an error that only the user can solve."""
-    return ConfigError(f"{label} refuses: {reason(error)}")
+    need = ""
+    for each in _chain(error):
+        if not _RIGHTS.isdisjoint(found for found in _code(each) if isinstance(found, str | int)):
+            need = ": its user needs SELECT, INSERT, UPDATE and DELETE on the table"
+        elif isinstance(each, sqlite3.Error) and "readonly" in str(each):
+            need = ": the user of the program needs write rights on the file, and on its folder for -wal and -shm"
+    return ConfigError(f"{label} refuses: {reason(error)}{need}")
+
+
+@contextmanager
+def explained(label: str) -> Iterator[None]:
+    """For an op: raise ConfigError, or ReadOnly, where the error of the database means that."""
+    try:
+        yield
+    except Exception as error:
+        found = meaning(error)
+        if found is Meaning.REFUSED:
+            raise refusal(label, error) from error
+        if found is Meaning.READ_ONLY:
+            raise read_only(label, error) from error
+        raise
+
+
+def read_only(label: str, error: BaseException) -> ReadOnly:
+    return ReadOnly(f"{label} is read-only ({reason(error)}): is it a standby, or may its user only read?")
 
 
 def reason(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from asynclock._errors import ConfigError
 from asynclock.rules.model import ACQUIRE, RELEASE
 from asynclock.stores.deciding import copy_of, keys_of
 from asynclock.stores.sql.database import Database
-from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.errors import Meaning, explained, meaning
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.settings import Settings
 from asynclock.stores.sql.single import single_of
@@ -119,7 +119,8 @@ class SQLStore(TransactionalStore):
         try:
             single = single_of(keys[0], op) if database.singles is not None else None
             if single is not None and database.singles is not None:
-                fence = await database.singles.ask(*single)
+                with explained(self.label):
+                    fence = await database.singles.ask(*single)
                 if fence is not None:
                     votes[:] = [(fence, False)]
                     return

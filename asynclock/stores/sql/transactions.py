@@ -108,7 +108,7 @@ class Transactions:
             result = await run(line)
             await line.run("COMMIT")
         except Exception as error:  # of the step, too
-            if meaning(error) is Meaning.LOST:
+            if meaning(error) in (Meaning.LOST, Meaning.READ_ONLY):
                 raise
             if began:
                 await line.run("ROLLBACK")
