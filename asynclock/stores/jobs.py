@@ -28,10 +28,14 @@ class Jobs:
         self._active = 0  # runners that look at `_ready` again
 
     def add(
-        self, keys: Sequence[str], running: Coroutine[Any, Any, None], done: Callable[[Exception | None], object]
+        self,
+        keys: Sequence[str],
+        running: Coroutine[Any, Any, None],
+        done: Callable[[Exception | None], object],
+        first: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Await `running` in its turn, then call `done` with its error."""
-        job = _Job(keys, running, done)
+        """Await `running` in its turn, and `first` before it; then call `done` with its error."""
+        job = _Job(keys, running, done, first)
         self._waiting.add(job)
         for key in job.order_by(self._most):
             if (before := self._last.get(key)) is not None:
@@ -65,11 +69,15 @@ class Jobs:
         for key in job.keys:
             self._running[key] = self._running.get(key, 0) + 1
         try:
+            if job.first is not None:
+                await job.first()
             await job.running
         except Exception as error:  # any failure of the store; its next transaction may work
             job.done(error)
         else:
             job.done(None)
+        finally:
+            job.running.close()  # if `first` was cancelled, it has not begun
         self._end(job)
 
     def _end(self, job: _Job) -> None:
@@ -105,14 +113,19 @@ class Jobs:
 class _Job:
     """One transaction."""
 
-    __slots__ = ("blocked", "done", "followers", "keys", "running")
+    __slots__ = ("blocked", "done", "first", "followers", "keys", "running")
 
     def __init__(
-        self, keys: Sequence[str], running: Coroutine[Any, Any, None], done: Callable[[Exception | None], object]
+        self,
+        keys: Sequence[str],
+        running: Coroutine[Any, Any, None],
+        done: Callable[[Exception | None], object],
+        first: Callable[[], Coroutine[Any, Any, None]] | None,
     ) -> None:
         self.keys = keys
         self.running = running
         self.done = done
+        self.first = first
         self.blocked = 0  # by so many keys of earlier ones
         self.followers: list[_Job] = []
 

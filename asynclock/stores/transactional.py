@@ -211,14 +211,9 @@ class TransactionalNode:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             pause = min(2 * pause, _REOPEN[1])
 
-    async def _once_up(self, running: Coroutine[Any, Any, None]) -> None:
-        try:
-            if self._down is not None:
-                await self._down.wait()
-        except BaseException:
-            running.close()
-            raise
-        await running
+    async def _once_up(self) -> None:
+        if self._down is not None:
+            await self._down.wait()
 
     def _open_soon(self, opening: Coroutine[Any, Any, None]) -> None:
         self._opening = asyncio.get_running_loop().create_task(opening, name=f"asynclock {self.label}")
@@ -241,8 +236,6 @@ class TransactionalNode:
         if pending is None:
             return
         running, votes = pending
-        if waits:
-            running = self._once_up(running)
         timer = self._clock.call_at(handler.deadline, partial(self._overdue, handler))
 
         def done(error: Exception | None) -> None:
@@ -255,7 +248,7 @@ class TransactionalNode:
                     self.lost(error)
 
         self._last_deadline = max(self._last_deadline, handler.deadline)
-        self._jobs.add(keys_of(self._prefix, op), running, done)
+        self._jobs.add(keys_of(self._prefix, op), running, done, self._once_up if waits else None)
 
     def _overdue(self, handler: ReplyHandler) -> None:
         within = handler.deadline - handler.sent

@@ -4,8 +4,10 @@ effects of a transaction that is slow, or fails."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,31 @@ async def test_a_store_that_cannot_be_reached_is_asked_again(name: str) -> None:
         assert lease
         await lease.release()
         await client.aclose()
+
+
+async def test_releases_that_wait_for_the_database_end_when_the_client_closes(name: str) -> None:
+    """One waits for the database, and the others for their turn: none of their transactions has begun. No coroutine is
+    left that was never awaited."""
+
+    class Down(Odd):
+        def listen(self, tag: str, receive: Any) -> None:
+            if self.error is not None:
+                raise self.error
+            super().listen(tag, receive)
+
+        def is_down(self, error: Exception) -> bool:
+            return isinstance(error, OSError)
+
+    store = Down()
+    async with aclosing(Redlock(store, patience=0, lease=0.3, node_timeout=0.05)) as client:
+        leases = [await client(f"{name}:{number}").acquire(timeout=None) for number in range(3)]
+        store.error = OSError("the database hung up")
+        with pytest.raises(QuorumUnavailable):
+            await client(name).acquire(timeout=0)
+        releases = [asyncio.create_task(lease.release()) for lease in leases]
+        await turns()
+    await asyncio.gather(*releases, return_exceptions=True)
+    gc.collect()  # a coroutine that was never awaited warns, and a warning fails the test
 
 
 async def test_a_client_that_closes_waits_for_its_release(name: str) -> None:
