@@ -47,6 +47,9 @@ __all__ = [
 _REOPEN = (0.05, 1.0)
 """Seconds between two attempts to open a node that is down: the least and the greatest; doubled after each."""
 
+_CLOSING = 1.0
+"""Seconds for which a close waits for an attempt to open that it has cancelled, at most."""
+
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
 
@@ -339,7 +342,7 @@ class TransactionalNode:
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()  # a driver may lose it: then the connection is there, and `unlisten` closes it
-            await asyncio.wait({self._opening})
+            await asyncio.wait({self._opening}, timeout=_CLOSING)
         await self._jobs.aclose(max(0.0, self._last_deadline - self._clock.now()))
         self.listens = False
         if (closing := self._store.unlisten(self._listener.tag)) is not None:

@@ -112,6 +112,29 @@ async def test_a_store_that_cannot_be_reached_is_asked_again(name: str) -> None:
         await client.aclose()
 
 
+async def test_a_client_that_closes_while_it_connects_waits_for_the_end_of_that(name: str) -> None:
+    """Else connections would be left when the event loop ends."""
+
+    class Slow(DictStore):
+        steps: list[str]
+
+        async def listen(self, tag: str, receive: Any) -> None:  # type: ignore[override]
+            self.steps = ["opened"]
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await turns()
+                self.steps.append("closed")
+
+    store = Slow()
+    client = Redlock(store, patience=LIMIT)
+    waiting = asyncio.create_task(client(name).acquire())
+    await turns()
+    await client.aclose()
+    assert store.steps == ["opened", "closed"]
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
 async def test_releases_that_wait_for_the_database_end_when_the_client_closes(name: str) -> None:
     """One waits for the database, and the others for their turn: none of their transactions has begun. No coroutine is
     left that was never awaited."""
