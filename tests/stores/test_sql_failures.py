@@ -13,7 +13,8 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.events import NodeDown, NodeUp
-from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql import SQLStore, engines
+from asynclock.stores.sql.lines import AsyncmyLine
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
 from tests.support.waiters import LIMIT, until
@@ -222,3 +223,26 @@ async def test_b1_entering_that_is_cancelled_leaves_nothing(server: PostgreSQL, 
             assert asyncio.all_tasks() == before
         async with Redlock(url) as client, client(name) as lease:
             assert lease.held
+
+
+async def test_a_connect_that_is_cancelled_leaves_no_connection_in_the_middle_of_a_statement(
+    mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when a client closes: SQLAlchemy's pool would log a traceback about it."""
+    sent = asyncio.Event()
+
+    class Watched(AsyncmyLine):
+        async def fetch(self, *args: Any) -> Any:
+            sent.set()
+            return await super().fetch(*args)
+
+    monkeypatch.setattr(engines, "AsyncmyLine", Watched)
+    engine = engines.engine_of(engines.url_of(mariadb.url), LIMIT, pooler=False)
+    source = engines.EngineSource(engine, LIMIT, own=True)
+    connecting = asyncio.create_task(source.connect())
+    await sent.wait()
+    connecting.cancel()
+    await asyncio.wait({connecting})
+    assert connecting.cancelled()
+    await source.aclose()
+    assert not caplog.records

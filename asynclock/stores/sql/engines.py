@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from asynclock._errors import ConfigError
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.errors import is_of_options
-from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine
+from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine, closed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,8 +187,8 @@ class EngineSource:
                     line = AsyncmyLine(connection, (await connection.get_raw_connection()).driver_connection)
                     await line.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
                     return line
-            except BaseException:
-                await connection.close()
+            except BaseException:  # it may be in the middle of a statement, so it does not go back to its pool
+                await closed(connection)
                 raise
             return CoreLine(connection)
 

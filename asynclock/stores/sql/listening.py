@@ -89,7 +89,7 @@ class Listening:
             driver = raw.driver_connection
             await connection.run_sync(lambda each: each.detach())
         except BaseException:
-            await connection.close()
+            await closed(connection)
             raise
         return cls(connection, driver, received, lost)
 
