@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -124,6 +125,38 @@ def store_driver(store: SQLStore) -> Any:
 
 def store_doubtful(store: SQLStore) -> Any:
     return store._doubtful  # noqa: SLF001
+
+
+async def test_a_server_that_stands_still_is_down_with_words(server: PostgreSQL, name: str) -> None:
+    """A statement, and then a connect, have no answer in time."""
+    async with Redlock(server.url, patience=0, node_timeout=LIMIT, lease=3 * LIMIT) as client:
+        events: list[Any] = []
+        client.subscribe(events.append)
+        async with client(name):
+            pass
+        stopped = freeze(server)
+        try:
+            with pytest.raises(QuorumUnavailable, match=r"127\.0\.0\.1.* did not (end|answer)"):
+                await client(name).acquire(timeout=0)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        (down,) = [each.error for each in events if isinstance(each, NodeDown)]
+        assert re.search("did not end a statement within 5 s", down)
+
+
+async def test_a_connect_without_an_answer_says_so(server: PostgreSQL) -> None:
+    """Within its own limit, which is less than that of a transaction."""
+    engine = engines.engine_of(engines.url_of(server.url), 0.3, pooler=False)
+    source = engines.EngineSource(engine, 0.3, own=True)
+    stopped = freeze(server)
+    try:
+        with pytest.raises(TimeoutError, match=r"did not answer a connect within 0\.3 s"):
+            await source.connect()
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    await source.aclose()
 
 
 async def test_the_connection_that_listens_comes_back(server: PostgreSQL, name: str) -> None:

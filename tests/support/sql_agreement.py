@@ -60,7 +60,7 @@ class SQLStage:
                 await line.run(f"INSERT INTO {self._clock} VALUES (0)")
             self.database.dialect.now = f"(SELECT now FROM {self._clock})"  # type: ignore[misc]
         self.database.singles = (
-            Singles(store._settings.table, self.database.dialect.now, transactions.pool)
+            Singles(store.label, store._settings.table, self.database.dialect.now, transactions.pool)
             if self.database.singles is not None
             else None
         )

@@ -112,7 +112,7 @@ class Database:
             raise
         self._listening, self.pushes = listening, listening is not None
         if self.dialect.single_statements and listening is not None:
-            self.singles = Singles(settings.table, self.dialect.now, pool)
+            self.singles = Singles(settings.label, settings.table, self.dialect.now, pool)
         if listening is None:
             self._inbox = Inbox(self.dialect, pool, self._received)
         self.cleaning = Cleaning(self.dialect, transactions)

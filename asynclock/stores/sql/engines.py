@@ -176,21 +176,28 @@ class EngineSource:
 
     async def connect(self) -> Line:
         """A connection of its pool. Raises its error, or TimeoutError."""
-        async with asyncio.timeout(self._timeout):
-            connection = await connection_of(self.engine)
-            try:
-                await connection.execution_options(isolation_level="AUTOCOMMIT")
-                if self.engine.dialect.driver == "asyncpg":
-                    raw = await connection.get_raw_connection()
-                    return AsyncpgLine(connection, raw.driver_connection)
-                if self.engine.dialect.driver == "asyncmy" and self._own:
-                    line = AsyncmyLine(connection, (await connection.get_raw_connection()).driver_connection)
-                    await line.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-                    return line
-            except BaseException:  # it may be in the middle of a statement, so it does not go back to its pool
-                await closed(connection)
-                raise
-            return CoreLine(connection)
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self._connect()
+        except TimeoutError as error:
+            label = label_of(self.engine.url, "asynclock")
+            raise TimeoutError(f"{label} did not answer a connect within {self._timeout:g} s") from error
+
+    async def _connect(self) -> Line:
+        connection = await connection_of(self.engine)
+        try:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            if self.engine.dialect.driver == "asyncpg":
+                raw = await connection.get_raw_connection()
+                return AsyncpgLine(connection, raw.driver_connection)
+            if self.engine.dialect.driver == "asyncmy" and self._own:
+                line = AsyncmyLine(connection, (await connection.get_raw_connection()).driver_connection)
+                await line.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                return line
+        except BaseException:  # it may be in the middle of a statement, so it does not go back to its pool
+            await closed(connection)
+            raise
+        return CoreLine(connection)
 
     async def aclose(self) -> None:
         if self._own:

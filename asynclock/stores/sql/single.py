@@ -102,7 +102,8 @@ def statement(table: str, now: str, group: str) -> str:
 class Singles:
     """The statements of one event loop."""
 
-    def __init__(self, table: str, now: str, pool: Pool) -> None:
+    def __init__(self, label: str, table: str, now: str, pool: Pool) -> None:
+        self._label = label
         self._table = table
         self._now = now
         self._pool = pool
@@ -150,14 +151,17 @@ class Singles:
         columns: dict[str, Any] = dict(zip(Single._fields, map(list, zip(*values, strict=True)), strict=True))
         text = self._texts.get(group) or self._texts.setdefault(group, statement(self._table, self._now, group))
         try:
-            async with asyncio.timeout(LIMIT):
+            async with asyncio.timeout(LIMIT) as limit:
                 # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
                 # its undo. Only an extend does no harm.
                 found = await self._fetch(text, {**columns, "floor": FLOOR}, again=group == "extend")
         except BaseException as error:
+            said = error if isinstance(error, Exception) else ConnectionError("closed")
+            if isinstance(error, TimeoutError) and limit.expired():
+                said = TimeoutError(f"{self._label} did not end a statement within {LIMIT:g} s")
             for _, answer in taken.values():
                 if not answer.done():
-                    answer.set_exception(error if isinstance(error, Exception) else ConnectionError("closed"))
+                    answer.set_exception(said)
             if not isinstance(error, Exception):
                 raise
             return

@@ -75,7 +75,7 @@ class Transactions:
         takes at most LIMIT: then its connection is closed, and the database counts as down."""
         pause, stale = _PAUSE[0], True
         try:
-            async with asyncio.timeout(LIMIT):
+            async with asyncio.timeout(LIMIT) as limit:
                 while True:
                     began: list[bool] = []
                     try:
@@ -97,6 +97,8 @@ class Transactions:
                     await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
                     pause = min(2 * pause, _PAUSE[1])
         except TimeoutError as error:
+            if not limit.expired():  # that of a connect
+                raise
             raise TimeoutError(f"{self._label} did not end a transaction within {LIMIT:g} s") from error
 
     async def _in_transaction(self, line: Line, run: Callable[[Line], Awaitable[Any]], began: list[bool]) -> Any:
