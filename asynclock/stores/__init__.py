@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 URLS = "ASYNCLOCK_URLS"
 """The environment variable with the urls of a client that was given no nodes: comma-separated (`urls_of`)."""
 
+_ENGINE = "sqlalchemy.ext.asyncio.engine.AsyncEngine"
+
 _MIXED = ("asynclock.stores.redis", "asynclock.stores.embedded", "asynclock.stores.memory")
 """The stores of these packages vote in one quorum: all their nodes count leases and fences alike."""
 
@@ -117,4 +119,6 @@ def _kind_of(node: Any) -> str:
     kind = type(node)
     if kind.__module__.startswith("redis."):
         return f"a {kind.__module__}.{kind.__qualname__}: it must be the asyncio client of one server"
+    if any(f"{base.__module__}.{base.__name__}" == _ENGINE for base in kind.__mro__):
+        return "an AsyncEngine: write Redlock(SQLStore(engine)), with SQLStore of asynclock.stores.sql"
     return f"a {kind.__name__}"

@@ -73,6 +73,8 @@ def store_of_url(url: str) -> Store:
         )
     if ("://" in url or (colon and scheme in _WITHOUT_SLASHES)) and (entry := _entry(scheme)):
         return _made(entry, url, f"{scheme}:")
+    if "://" in url and (driver := re.fullmatch(r"postgres(\+[a-z0-9_]+)?", scheme)):  # as Heroku writes it
+        raise ConfigError(f"no store for the scheme {brief(scheme)}: write postgresql{driver[1] or ''}://")
     if "://" in url and _SCHEME.fullmatch(scheme):
         raise ConfigError(f"no store for the scheme {brief(scheme)}: there are {', '.join(STORES)}")
     # If it may contain a user, a password or a query, the message shows nothing of it.

@@ -35,6 +35,30 @@ def test_an_option_that_would_be_ignored_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "right"),
+    [("postgres://me:kilowatt@db/a", "postgresql://"), ("postgres+psycopg://db", "postgresql+psycopg://")],
+)
+def test_the_url_of_a_hosting_service_gets_the_right_scheme(url: str, right: str) -> None:
+    """SQLAlchemy does not take it either."""
+    with pytest.raises(ConfigError, match=re.escape(f"write {right}") + "$"):
+        Redlock(url)
+
+
+def test_an_engine_needs_a_store() -> None:
+    """The message names it."""
+    with pytest.raises(ConfigError, match=re.escape("Redlock(SQLStore(engine))")):
+        Redlock(create_async_engine("sqlite+aiosqlite:///a.db"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("path", "reason"), [("none/a.db", "there is no folder {}/none"), ("", "{} is a folder")])
+async def test_a_file_that_cannot_be_opened_names_its_folder(path: str, reason: str, tmp_path: Path) -> None:
+    """SQLite says only that it cannot."""
+    with pytest.raises(ConfigError, match=re.escape(reason.format(tmp_path))):
+        async with Redlock(f"sqlite:///{tmp_path / path}"):
+            pass
+
+
+@pytest.mark.parametrize(
     ("option", "database", "hint"),
     [
         ("sslmode=require", "postgresql", "ssl=require"),

@@ -16,7 +16,10 @@ import sqlite3
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from asynclock.stores.sql.files import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -152,7 +155,10 @@ def _opened(path: str) -> _Inline:
 
 
 def _connected(path: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=_OPENING, isolation_level=None, check_same_thread=False)
+    try:
+        connection = sqlite3.connect(path, timeout=_OPENING, isolation_level=None, check_same_thread=False)
+    except sqlite3.OperationalError as error:
+        raise sqlite3.OperationalError(f"{error}: {reason_of(Path(path))}") from error
     connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode a crash of the program loses nothing
     # It would sleep up to 100 ms while the file is locked; the store asks again after a shorter pause.
     connection.execute("PRAGMA busy_timeout = 0")

@@ -33,6 +33,16 @@ def check_file(path: str | None) -> None:
         )
 
 
+def reason_of(path: Path) -> str:
+    """Why a file cannot be opened, as far as that is seen from outside."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    if path.is_dir():
+        return f"{path} is a folder"
+    return f"the user of the program needs write rights on the folder {folder}, and on the file"
+
+
 def is_network(kind: str) -> bool:
     """Whether several machines may share a file system of that type. Pure."""
     return kind in NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
