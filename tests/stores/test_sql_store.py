@@ -88,6 +88,7 @@ def test_a_url_names_a_store(url: str, label: str) -> None:
         ("sqlite+pysqlite:///a.db", "use sqlite://"),
         ("postgresql://db/app?asynclock_table=a-b", "table="),
         ("sqlite://", "name a file"),
+        ("sqlite://var/lib/a.db", "four before an absolute one"),
         ("sqlite:///:memory:", "name a file"),
         ("postgresql://db:port/app", "not the url"),
     ],

@@ -65,6 +65,11 @@ def url_of(text: str) -> URL:
     backend = url.get_backend_name()
     if backend not in DIALECTS:
         raise ConfigError(f"no statements for {backend}: there are {', '.join(DIALECTS)}")
+    if backend == "sqlite" and url.host:
+        raise ConfigError(
+            "a url of SQLite has three slashes before a relative path, and four before an absolute one: "
+            "sqlite:////var/lib/app/locks.db"
+        )
     _check_options(url, backend, text)
     _check_driver(url, backend)
     return url
