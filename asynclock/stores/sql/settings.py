@@ -87,9 +87,10 @@ class Settings:
                 return
             if meaning(error) not in (Meaning.REFUSED, Meaning.FAILED):
                 raise
+            store = "SQLStore(url)" if self.table == "asynclock" else f"SQLStore(url, {self.table!r})"
             raise ConfigError(
-                f"{self.label} has no table {self.table}, and it cannot be made ({reason(error)}): let its owner run "
-                "await store.create_schema(), or the statement of docs/stores/sql.md"
+                f"{self.label} has no table {self.table}, and it cannot be made ({reason(error)}): with the url "
+                f"of its owner, run asyncio.run({store}.create_schema()), or the statement of docs/stores/sql.md"
             ) from error
 
     async def create(self, line: Line) -> None:

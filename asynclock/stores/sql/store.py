@@ -157,7 +157,8 @@ class SQLStore(TransactionalStore):
         if any(not loop.is_closed() for loop in self._databases):
             raise ConfigError(
                 f"{self.label}: this AsyncEngine is in use in another event loop, and it belongs to one: "
-                "give the url, or an engine for each loop, or one with poolclass=NullPool"
+                "give the url, or an engine for each loop, or one with poolclass=NullPool, or close the client at the "
+                "end of each loop"
             )
 
     def _forget_parent(self) -> None:
