@@ -142,10 +142,10 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
 
 
 HINTS = {
-    "asyncpg": "TLS is ?ssl=require, ssl=verify-full and the like, not sslmode",
+    "asyncpg": "TLS is ?ssl=require, or ssl=verify-full with $PGSSLROOTCERT, not sslmode",
     "psycopg": "its options are those of libpq",
     "asyncmy": "TLS is ?ssl_ca=/path/ca.pem, not ssl",
-    "aiomysql": "TLS is ?ssl_ca=/path/ca.pem, not ssl",
+    "aiomysql": "TLS needs an engine of your own, with connect_args={'ssl': context}",
 }
 """About the options of a url, by driver."""
 
