@@ -89,6 +89,7 @@ async def test_passwords_of_servers_and_of_sentinels(guarded: Deployment, name: 
 WRONG = {
     "of the sentinels": (":p%2Cw%2F1@", "other", "sentinel"),
     "of the servers": (":other@", "s3cret", "master"),
+    "none of the servers": ("", "s3cret", "master"),
     "none of the sentinels": (":p%2Cw%2F1@", "", "sentinel"),
 }
 
@@ -96,7 +97,7 @@ WRONG = {
 @other_servers
 @pytest.mark.parametrize(("login", "secret", "whose"), WRONG.values(), ids=WRONG)
 async def test_c13_a_wrong_password(guarded: Deployment, name: str, login: str, secret: str, whose: str) -> None:
-    """A ConfigError that says whose, and shows none."""
+    """A ConfigError at once that says whose, and shows none."""
     hosts = ",".join(f"127.0.0.1:{each.port}" for each in guarded.sentinels)
     query = f"?sentinel_password={secret}" if secret else ""
     async with aclosing(Redlock(f"redis+sentinel://{login}{hosts}/{NAME}{query}")) as client:

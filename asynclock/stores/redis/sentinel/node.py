@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from asynclock.stores.port import Facts
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.reconnect import Backoff, pause
-from asynclock.stores.redis.replies import Fault, ServerError, fault_of
+from asynclock.stores.redis.replies import Fault, ServerError, code_of, config_error, fault_of
 from asynclock.stores.redis.restarts import fields
 from asynclock.stores.redis.sentinel.masters import Watch, shown
 from asynclock.stores.redis.stages import NodeState
@@ -138,7 +138,9 @@ class SentinelNode(RedisNode):
         try:
             info = fields(await replication.answer_of()) | fields(await server.answer_of())
         except ServerError as error:
-            if fault_of(error) is not Fault.CONFIG or "NOAUTH" in str(error):
+            if code_of(error) == "NOAUTH":
+                raise config_error(self.label, error) from None
+            if fault_of(error) is not Fault.CONFIG:
                 raise
             info = {}  # INFO is forbidden: a replica is found by its READONLY
         if (role := info.get("role", "master")) != "master":
