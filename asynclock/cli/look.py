@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from asynclock._errors import ConfigError
+from asynclock._errors import ConfigError, LockError
 from asynclock.cli.options import AsJson, Prefix, Urls, client, is_terminal, named_urls
 from asynclock.cli.output import age, count, is_mark, length, print_json, printable, table, who, why
 from asynclock.cli.program import Code, complain
@@ -55,17 +55,28 @@ def ls(
     prefix: Prefix = None,
     as_json: AsJson = False,
 ) -> None:
-    """List all holds: who holds which name, for how long."""
+    """List all holds: who holds which name, for how long. If some servers do not answer, those of the others."""
+    found: list[Holder] = []
 
-    async def question(redlock: Redlock) -> list[Holder]:
-        return [holder async for holder in redlock.holders(prefix_of_names)]
+    async def question(redlock: Redlock) -> LockError | None:
+        try:
+            async for holder in redlock.holders(prefix_of_names):
+                found.append(holder)  # noqa: PERF401 - those before an error are kept
+        except LockError as error:  # one master of a cluster is down: the holds of the others are shown
+            return error
+        return None
 
-    found: list[Holder] = sorted(answer(url, prefix, question), key=lambda holder: (holder.name, holder.since))
+    error: LockError | None = answer(url, prefix, question)
+    found.sort(key=lambda holder: (holder.name, holder.since))
+    if error is not None and not found:
+        raise error
     if as_json:
         print_json(found)
     else:
         rows = [(each.name, holder_of(each), age(each.since), left(each), each.metadata) for each in found]
         print(table(("NAME", "HOLDER", "SINCE", "LEFT", "NOTE"), rows))
+    if error is not None:
+        raise error
 
 
 def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> None:

@@ -31,7 +31,7 @@ class Moment:
     more: bool = False
     """Whether there are more than were asked for."""
     error: str = ""
-    """Why the locks are unknown; "" if they are not."""
+    """Why locks are missing; "" if none is."""
 
     @property
     def holders(self) -> list[Holder]:
@@ -54,17 +54,22 @@ async def look(redlock: Redlock, begin: str, most: int) -> Moment:
     health = await redlock.health()
     names: dict[str, None] = {}
     locks: list[LockInfo] = []
+    errors: list[str] = []
     try:
         async for holder in redlock.holders(begin):
             names[holder.name] = None
             if len(names) > most:
                 break
-        for some in _batches(list(names)[:most]):
+    except LockError as error:  # one master of a cluster is down: the names of the others are shown
+        errors.append(str(error))
+    for some in _batches(list(names)[:most]):
+        try:
             locks += await asyncio.gather(*map(redlock.inspect, some))
-    except LockError as error:
-        return Moment(time.time(), health, (), error=str(error))
+        except LockError as error:
+            errors.append(str(error))
+            break
     held = sorted((lock for lock in map(without_marks, locks) if lock.holders), key=contention)
-    return Moment(time.time(), health, tuple(held), len(names) > most)
+    return Moment(time.time(), health, tuple(held), len(names) > most, next(iter(errors), ""))
 
 
 def without_marks(lock: LockInfo) -> LockInfo:
@@ -118,7 +123,7 @@ def summary(moment: Moment, losses: int) -> str:
     """The line above the rows."""
     up = sum(node.ok for node in moment.health.nodes)
     state = "ok" if moment.health.ok else "NOT OK"
-    more = " (and more)" if moment.more else ""
+    more = " (and more)" if moment.more else " known" if moment.error else ""
     return (
         f"{state}: {up} of {count(len(moment.health.nodes), 'server')}; {count(len(moment.holders), 'hold')}{more}, "
         f"{count(moment.waiters, 'waiter')}, {losses} lost"
@@ -130,7 +135,9 @@ def screen(moment: Moment, losses: int, most: int | None = None) -> str:
     lines = [summary(moment, losses)]
     lines += [f"{node.node}: {why(node)}" for node in moment.health.nodes if not node.ok]
     if moment.error:
-        return "\n".join([*lines, moment.error])
+        lines.append(moment.error)
+    if moment.error and not moment.locks:
+        return "\n".join(lines)
     head = ("NAME", "KIND", "HOLDER", "AGE", "LEFT", "WAITERS", "LONGEST WAIT")
     return "\n".join([*lines, "", table(head, rows(moment)[:most])])
 

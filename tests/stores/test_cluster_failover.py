@@ -11,6 +11,7 @@ import pytest
 from asynclock import Lease, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown, NodeUp
 from asynclock.stores.redis.keys import slot_of
+from tests.support.commands import answered, json_of
 from tests.support.services.cluster import Cluster, Member, wait_until
 from tests.support.waiters import LIMIT
 
@@ -145,6 +146,27 @@ async def test_a_release_outlives_the_failover(cluster: Cluster, redlock: Redloc
     await got.release()
 
 
+async def listed_at_other_masters(client: Redlock, cluster: Cluster, names: list[str], dead: Member) -> None:
+    """`holders`, `ls` and `top` show the holds that the other masters have, and the error."""
+    found: set[str] = set()
+    async with client(names[0]), client(names[1]):
+        with pytest.raises(QuorumUnavailable, match=dead.address):
+            async for each in client.holders():
+                found.add(each.name)
+        url = "--url", cluster.all_urls
+        ls = await asyncio.to_thread(answered, "ls", *url)
+        top = await asyncio.to_thread(answered, "top", "--iterations", "1", *url)
+        as_json = await asyncio.to_thread(answered, "ls", "--json", *url)
+    assert found == set(names)
+    assert (ls.returncode, top.returncode, as_json.returncode) == (69, 69, 69)
+    assert {each["name"] for each in json_of(as_json)} == set(names)
+    for shown in (ls.stdout, top.stdout):
+        assert all(f"\n{name} " in shown for name in names)
+    assert "2 holds known" in top.stdout
+    assert dead.address in top.stdout
+    assert dead.address in ls.stderr
+
+
 async def test_names_at_other_masters(cluster: Cluster, redlock: Redlock, name: str) -> None:
     """A master without a replica is killed. Names in its slots cannot be locked, and the error says which; other names
     can. Health and events say it, too."""
@@ -168,8 +190,7 @@ async def test_names_at_other_masters(cluster: Cluster, redlock: Redlock, name: 
     health = await redlock.health()
     assert health.ok
     assert f"slots {0}-{math.ceil(16384 / 3) - 2}: " in health.nodes[0].error
-    with pytest.raises(QuorumUnavailable, match=dead.address):
-        [each async for each in redlock.holders()]
+    await listed_at_other_masters(redlock, cluster, [names[each] for each in {*names} - {dead}], dead)
     dead.start()
     async with asyncio.timeout(LIMIT):
         while not isinstance(told[-1], NodeUp):

@@ -324,18 +324,25 @@ class ClusterNode:
         return await clear(shard.label, shard.run(*command), command, redirects=True)
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
-        """One master after the other: the cursor is the number of the master, and its own cursor."""
+        """One master after the other. One that does not answer is asked again after all others: then its error is
+        raised. The cursor: the numbers of the masters that are left, "!" before one that is asked again, and the cursor
+        of the first of them."""
         masters = self._masters.all
+        numbers, _, inner = cursor.rpartition("/")
+        nth, *others = numbers.split(",") if numbers else list(map(str, range(len(masters)))) or ["0"]
+        after, found = "0", list[str]()
+        if (number := int(nth.removeprefix("!"))) < len(masters):  # else the cluster has lost masters meanwhile
+            try:
+                after, found = await names(partial(self._ask, masters[number]), self._prefix, begin, inner or "0")
+            except Exception:
+                if nth.startswith("!"):
+                    raise
+                others.append(f"!{nth}")
+        if left := others if after == "0" else [nth, *others]:
+            return f"{','.join(left)}/{after}", found
         if self._masters.bare:
             raise self._masters.error or self._unavailable()
-        number, _, inner = cursor.rpartition("/")
-        nth = int(number or 0)
-        if nth >= len(masters):  # the cluster has fewer masters than when the listing began
-            return "0", []
-        after, found = await names(partial(self._ask, masters[nth]), self._prefix, begin, inner)
-        if after == "0":
-            return (f"{nth + 1}/0" if nth + 1 < len(masters) else "0"), found
-        return f"{nth}/{after}", found
+        return "0", found
 
     # -- the end -------------------------------------------------------------------------------------------------
 
