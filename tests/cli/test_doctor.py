@@ -69,6 +69,13 @@ def test_servers_that_do_not_answer(five: list[Server]) -> None:
         assert examined(five)[0] == code
 
 
+def test_a_single_server_with_too_few_replicas(servers: Servers) -> None:
+    """It confirms no hold with min_replicas."""
+    server = servers.start(*DURABLE)
+    code, found = examined((), ASYNCLOCK_URLS=f"{server.url}?min_replicas=1")
+    assert (code, [*found]) == (2, ["replicas"])
+
+
 def test_a_replica(servers: Servers) -> None:
     """It refuses writes."""
     code, found = examined(servers.start("--replicaof", "127.0.0.1", "1"))

@@ -9,7 +9,7 @@ import pytest
 
 from asynclock.cli.doctor.sentinels import SentinelFacts, remarks
 from tests.support.commands import asynclock, json_of
-from tests.support.services.sentinels import NAME, Deployment
+from tests.support.services.sentinels import NAME, Deployment, wait
 
 pytestmark = pytest.mark.one_loop("the doctor runs in a process of its own")
 
@@ -55,6 +55,21 @@ def test_too_few_replicas(deployment: Deployment) -> None:
     assert (code, [*found]) == (2, ["replicas", "failover"])
 
 
+def test_dead_replicas() -> None:
+    """The sentinels count a dead replica still; the master knows that it is gone."""
+    deployment = Deployment(replicas=1, down_after=60_000)
+    try:
+        (replica,), master = deployment.replicas, deployment.master
+        replica.kill()
+        with master.cli() as cli:
+            wait(lambda: cli.info("replication")["connected_slaves"] == 0, "the master has no replica")  # type: ignore[index]
+        code, found, facts = examined(f"{deployment.url}?min_replicas=1")
+    finally:
+        deployment.stop()
+    assert {each["replicas"] for each in facts["sentinels"]} == {1}
+    assert (code, found["replicas"]["severity"]) == (2, "error")
+
+
 def test_an_unknown_name(deployment: Deployment) -> None:
     """It says what to correct, and has no traceback."""
     code, found, _ = examined(deployment.url.replace(NAME, "other"))
@@ -73,6 +88,7 @@ BAD: dict[str, tuple[dict[str, Any], int | None, int, list[tuple[str, bool]]]] =
     "a quorum that there never is": ({"quorum": 4}, 1, 0, [("sentinel-quorum", True)]),
     "no replica": ({"replicas": 0}, 1, 0, [("replicas", False)]),
     "fewer replicas than wanted": ({}, 1, 3, [("replicas", True)]),
+    "no replica, and one is wanted": ({"replicas": 0}, 1, 1, [("replicas", True)]),
     "slow": ({"down_after": 30.0}, 1, 0, [("down-after", False)]),
     "writes without replicas": ({}, 0, 0, [("min-replicas-to-write", False)]),
     "confirmed by clients": ({}, 0, 1, []),

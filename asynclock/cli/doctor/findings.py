@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from asynclock._options import RESERVED
 from asynclock.cli.doctor.clusters import cluster_findings, independent
 from asynclock.cli.doctor.measures import clock_findings, latency_findings, version_findings
-from asynclock.cli.doctor.sentinels import remarks
+from asynclock.cli.doctor.sentinels import remarks, too_few_replicas
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.output import count, length, printable
 from asynclock.stores.redis.replies import ACL_COMMANDS
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from asynclock.cli.doctor.facts import NodeFacts
+    from asynclock.cli.doctor.sentinels import Remark
     from asynclock.cli.doctor.severity import Terms
 
 _FULL = 0.9  # of maxmemory
@@ -292,10 +293,19 @@ def _prefix(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 
 def _sentinels(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     for each in facts:
-        if each.sentinels:
-            for said in remarks(each.node, each.sentinels, each.min_replicas_to_write, each.min_replicas, terms.lease):
-                severity = Severity.ERROR if said.is_error else Severity.WARNING
-                yield Finding(severity, said.check, (each.node,), said.what, said.risk, said.advice)
+        for said in _remarks(each, terms):
+            severity = Severity.ERROR if said.is_error else Severity.WARNING
+            yield Finding(severity, said.check, (each.node,), said.what, said.risk, said.advice)
+
+
+def _remarks(each: NodeFacts, terms: Terms) -> list[Remark]:
+    replicas = each.replicas if each.role == "master" else None
+    if each.sentinels:
+        to_write, least = each.min_replicas_to_write, each.min_replicas
+        return remarks(each.node, each.sentinels, to_write, least, terms.lease, replicas)
+    if replicas is not None and replicas < each.min_replicas:
+        return [too_few_replicas(each.node, replicas, each.min_replicas)]
+    return []
 
 
 _CHECKS: tuple[Callable[[Sequence[NodeFacts], Terms], Iterator[Finding]], ...] = (

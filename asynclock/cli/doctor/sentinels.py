@@ -27,6 +27,7 @@ class SentinelFacts:
     quorum: int = 0
     """So many sentinels must take the master for dead before a failover begins."""
     replicas: int = 0
+    """Those that it knows, also dead ones."""
     down_after: float = 0.0
     """Seconds of silence after which it takes the master for dead."""
     epoch: int = 0
@@ -65,14 +66,21 @@ class Remark:
 
 
 def remarks(
-    node: str, found: Sequence[SentinelFacts], min_replicas_to_write: int | None, min_replicas: int, lease: float
+    node: str,
+    found: Sequence[SentinelFacts],
+    min_replicas_to_write: int | None,
+    min_replicas: int,
+    lease: float,
+    connected: int | None = None,
 ) -> list[Remark]:
-    """What is wrong with a deployment. Pure."""
+    """What is wrong with a deployment. `connected`: the replicas that the master has now; None: it does not tell. Then
+    those that the sentinels know count. Pure."""
     answered = [each for each in found if not each.error]
     said = [_silent(each) for each in found if each.error]
     if answered:
         known, quorum = max(each.known for each in answered), max(each.quorum for each in answered)
-        replicas, down_after = max(each.replicas for each in answered), max(each.down_after for each in answered)
+        down_after = max(each.down_after for each in answered)
+        replicas = max(each.replicas for each in answered) if connected is None else connected
         said += _sentinels(node, known, quorum) + _replicas(node, replicas, min_replicas)
         said += _down_after(node, down_after, lease)
     if min_replicas_to_write == 0 and not min_replicas:
@@ -136,6 +144,8 @@ def _sentinels(node: str, known: int, quorum: int) -> list[Remark]:
 
 
 def _replicas(node: str, replicas: int, min_replicas: int) -> list[Remark]:
+    if replicas < min_replicas:
+        return [too_few_replicas(f"The master of {node}", replicas, min_replicas)]
     if not replicas:
         return [
             Remark(
@@ -146,17 +156,18 @@ def _replicas(node: str, replicas: int, min_replicas: int) -> list[Remark]:
                 "Run two or more replicas.",
             )
         ]
-    if replicas < min_replicas:
-        return [
-            Remark(
-                "replicas",
-                True,
-                f"The master of {node} has fewer replicas ({replicas}) than min_replicas ({min_replicas}).",
-                "No lock can be acquired.",
-                "Run more replicas, or give the clients a lower min_replicas.",
-            )
-        ]
     return []
+
+
+def too_few_replicas(master: str, replicas: int, min_replicas: int) -> Remark:
+    """The remark about a master that cannot confirm a hold."""
+    return Remark(
+        "replicas",
+        True,
+        f"{master} has fewer replicas ({replicas}) than min_replicas ({min_replicas}).",
+        "No lock can be acquired.",
+        "Start the replicas, run more of them, or give the clients a lower min_replicas.",
+    )
 
 
 def _down_after(node: str, down_after: float, lease: float) -> list[Remark]:
