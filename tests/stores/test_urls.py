@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import aclosing
+from typing import cast
 
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock.stores.redis.store import RedisStore
 from asynclock.stores.urls import urls_of
 from tests.support.probes import nodes_of, stores_of
 from tests.support.servers import Server, Servers
@@ -124,3 +126,26 @@ async def test_an_outage_does_not_show_the_secret(url: str, caplog: pytest.LogCa
         known = [caught.value, *caught.value.errors.items(), redlock, stores_of(redlock), await redlock.health()]
         nodes = nodes_of(redlock)
     assert "kilowatt" not in " ".join(f"{each!s} {each!r}" for each in (*known, *nodes, caplog.text))
+
+
+OTHERS = ["redis+cluster://a", "valkey+cluster://a", "postgresql://me:kilowatt@a/b", "memory:", "embedded:", "foo"]
+
+
+@pytest.mark.parametrize("url", [*OTHERS, "redis", "me:kilowatt@a", ""])
+def test_a_redis_store_takes_no_url_of_another_store(url: str) -> None:
+    """It says which urls it takes, and shows no part of the wrong one."""
+    with pytest.raises(ConfigError, match=r"redis://.*redis\+sentinel://.*Redlock") as caught:
+        RedisStore(url, min_replicas=1)
+    assert "kilowatt" not in str(caught.value)
+
+
+def test_a_redis_store_takes_no_client_of_another_kind() -> None:
+    """Nor anything else that is no url."""
+    with pytest.raises(ConfigError, match=r"not a int"):
+        RedisStore(cast("str", 6379))
+
+
+def test_a_cluster_has_no_min_replicas() -> None:
+    """The error names the option, and not redis-py."""
+    with pytest.raises(ConfigError, match="min_replicas is not supported on a cluster"):
+        Redlock("redis+cluster://a:7000,b:7000?min_replicas=1")

@@ -60,7 +60,12 @@ ENCODED = "user and secret are percent-encoded (%2C for a comma), and each of se
 
 def pool_of(url: str) -> ConnectionPool:
     """The pool of redis-py for a url. Raises ConfigError."""
-    scheme, _, rest = url.partition("://")
+    scheme, colon, rest = url.partition("://")
+    if not colon or scheme.lower() not in SCHEMES:
+        raise ConfigError(
+            f"this is no url of one Redis server ({', '.join(f'{each}://' for each in SCHEMES)}), or of its sentinels "
+            "(redis+sentinel://): give the url of another store to Redlock itself"
+        )
     how = f"write it as {scheme}://{'path' if scheme == 'unix' else 'host:port/db'}; {ENCODED}"
     try:
         pool = ConnectionPool.from_url(f"{SCHEMES[scheme.lower()]}://{rest}")

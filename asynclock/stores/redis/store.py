@@ -50,6 +50,8 @@ class RedisStore:
             self._pool = server.connection_pool
             if isinstance(self._pool, SentinelConnectionPool):
                 self.sentinels = sentinels_of(self._pool)
+        elif not isinstance(server, str):
+            raise ConfigError(f"RedisStore takes a url or a redis.asyncio.Redis, not a {type(server).__name__}")
         elif is_sentinel_url(server):
             self._pool, self.sentinels = read_sentinel_url(server)
         else:

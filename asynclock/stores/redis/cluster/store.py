@@ -60,6 +60,8 @@ class ClusterStore:
         return f"<ClusterStore {self.label}>"
 
     def _read_url(self, url: str) -> None:
+        if without_options(url, "min_replicas")[1]:
+            raise ConfigError("min_replicas is not supported on a cluster: leave it out, or use Sentinel")
         scheme, _, rest = url.partition("://")
         netloc = rest.partition("/")[0].partition("?")[0]
         user, at, hosts = netloc.rpartition("@")
