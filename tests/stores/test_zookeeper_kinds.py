@@ -258,6 +258,23 @@ def tried(server: ZooKeeper, path: str) -> bool:
     return got
 
 
+@pytest.mark.parametrize("layout", ["kazoo", "curator"])
+async def test_the_end_of_a_mark_of_once(shared_zookeeper: ZooKeeper, name: str, layout: str) -> None:
+    """Operators see how long the mark lives, not the session timeout."""
+    async with Redlock(shared_zookeeper.url(f"/once-{layout}", ttl_nodes="true", layout=layout)) as client:
+
+        @client.once(name, within=3600)
+        async def run() -> None:
+            (mine,) = (await client.inspect(name)).holders
+            assert mine.remaining == 30.0
+
+        await run()
+        (mark,) = (await client.inspect(name)).holders
+    assert mark.metadata == "(done)"
+    assert mark.remaining is not None
+    assert 3590 < mark.remaining <= 3601
+
+
 async def test_a_run_of_once_that_raises_leaves_no_mark(shared_zookeeper: ZooKeeper, name: str) -> None:
     """The next call runs."""
     async with Redlock(shared_zookeeper.url("/once", ttl_nodes="true")) as client:

@@ -70,6 +70,7 @@ class Stat(NamedTuple):
     pzxid: int  # the number of the last transaction that created or deleted a child
     owner: int  # the session of an ephemeral node
     children: int
+    written: float  # when its data were written, as Unix time of the server
 
 
 class Watch:
@@ -339,7 +340,7 @@ class Connection:
 
 
 def _stat(stat: Any) -> Stat:
-    return Stat(stat.czxid, stat.pzxid, stat.ephemeralOwner, stat.numChildren)
+    return Stat(stat.czxid, stat.pzxid, stat.ephemeralOwner, stat.numChildren, stat.mtime / 1000)
 
 
 def _settle(future: asyncio.Future[None], value: None) -> None:

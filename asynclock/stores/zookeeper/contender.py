@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock.rules.kind import Part, parts_of
+from asynclock.rules.model import DONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,8 +20,13 @@ def data_of(id: str, tasks: int) -> bytes:
     return (f"{id}\0{tasks}" if tasks > 1 else id).encode()
 
 
+def data_of_mark(seconds: float) -> bytes:
+    """The data of the mark of a run of `once` that lives so long: a server does not tell the TTL of a node."""
+    return f"{DONE}\0{math.ceil(seconds * 1000)}".encode()
+
+
 def read(data: bytes | None) -> tuple[str, int]:
-    """The id and the number of tasks in the data of a node."""
+    """The id and the number of tasks in the data of a node. Of a mark: for how many ms it lives."""
     known, _, tasks = (data or b"").decode(errors="replace").partition("\0")
     return known, int(tasks) if tasks.isdecimal() else 1
 

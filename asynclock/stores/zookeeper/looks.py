@@ -17,7 +17,7 @@ from asynclock.stores.zookeeper.layout import escaped, holders, prefix_of, queue
 if TYPE_CHECKING:
     from asynclock._clock import Clock
     from asynclock.rules.model import Op
-    from asynclock.stores.zookeeper.connection import Connection
+    from asynclock.stores.zookeeper.connection import Connection, Stat
     from asynclock.stores.zookeeper.layout import Child
     from asynclock.stores.zookeeper.store import ZooKeeperStore
 
@@ -49,8 +49,9 @@ class Looks:
         known, tasks = read(await self._servers.data(f"{self._path(name)}/{child.name}"))
         return (known, tasks) if known == DONE or known.startswith(child.random) else (f"{child.random}|", 1)
 
-    async def view(self, name: str) -> NodeView:
-        """The holders and the waiters of a name."""
+    async def view(self, name: str, clock: Clock) -> NodeView:
+        """The holders and the waiters of a name. A hold lives for a session timeout without its client; the mark of a
+        run of `once` for its TTL, which is counted by the clock of the server."""
         path = self._path(name)
         stat, names = await asyncio.gather(self._servers.exists(path), self._servers.children(path))
         queue = queue_of(self._store.layout, names)
@@ -62,16 +63,23 @@ class Looks:
         fence = 0 if stat is None else stat.pzxid
         stats = await asyncio.gather(*(self._servers.exists(f"{path}/{child.name}") for child in inside))
         fence = max((each.czxid for each in stats if each is not None), default=fence)
-        left = self._store.session_timeout
+        lefts = [self._left(*each, clock) for each in zip(ids, stats, strict=False)]
         return NodeView(
             "string" if inside else "none",
-            tuple((known, left) for known, _ in ids[: len(inside)]),
+            tuple((known, left) for (known, _), left in zip(ids, lefts, strict=False)),
             fence,
             tuple(
                 WaiterView(child.number, known, tasks=tasks)
                 for child, (known, tasks) in zip(waiting, ids[len(inside) :], strict=True)
             ),
         )
+
+    def _left(self, known: tuple[str, int], stat: Stat | None, clock: Clock) -> float:
+        """How long a holder lives, if its client is dead."""
+        who, ms = known
+        if who != DONE:
+            return self._store.session_timeout
+        return 0.0 if stat is None else max(0.0, stat.written + ms / 1000 - clock.wall())
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
         """A page of the names that are held and begin so."""

@@ -338,7 +338,7 @@ class ZooKeeperNode:
     async def probe(self, name: str) -> NodeView:
         if self.error is not None:
             raise self.error
-        return await self._looks.view(name)
+        return await self._looks.view(name, self._clock)
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
         if self.error is not None:

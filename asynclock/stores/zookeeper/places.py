@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from kazoo.exceptions import NoNodeError, SessionExpiredError
 
-from asynclock.rules.model import DONE
 from asynclock.stores.port import Refused
-from asynclock.stores.zookeeper.contender import Own
+from asynclock.stores.zookeeper.contender import Own, data_of_mark
 from asynclock.stores.zookeeper.errors import HOPELESS
 from asynclock.stores.zookeeper.layout import (
     done_mark_of,
@@ -152,7 +151,7 @@ class Places:
             (own,) = contender.nodes
             mark = f"{self.path(own.part.name)}/{done_mark_of(self._layout, own.name)}"
             if await self.are_there(contender):
-                await self.servers.create_for(mark, DONE.encode(), contender.rest)
+                await self.servers.create_for(mark, data_of_mark(contender.rest), contender.rest)
         return await self.delete(contender)
 
     async def delete(self, contender: Contender, *, keep_ticket: bool = False) -> bool:
