@@ -41,8 +41,8 @@ LINES: dict[type[Event], Line] = {
     ),
     events.LoopLagged: Line(
         WARNING,
-        "asynclock: the event loop did not run for %(seconds).3g s, so it renewed no lease in that time: run code "
-        "that blocks in a thread (asyncio.to_thread), or see renew='thread'",
+        "asynclock: the event loop did not run for %(seconds).3g s; only leases with renew='thread' were renewed in "
+        "that time: run code that blocks in a thread (asyncio.to_thread)",
         "times that the event loop did not run",
     ),
     events.NodeUp: Line(INFO, "asynclock: the node %(node)s is up", "times that a node came up"),

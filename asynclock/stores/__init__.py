@@ -98,10 +98,10 @@ def check_thread_safe(stores: Sequence[Store]) -> None:
     """Raise Unsupported for a store that threads cannot share: no thread can renew its leases."""
     for store in stores:
         if not is_thread_safe(store):
-            raise Unsupported(
-                f"renew='thread' needs a store that threads can share, and {store.label} does not say that it is one: "
-                "set its thread_safe to True if it is, or use renew=True"
+            why = getattr(store, "why_not_thread_safe", None) or (
+                "does not say that it is one: set its thread_safe to True if it is, or use renew=True"
             )
+            raise Unsupported(f"renew='thread' needs a store that threads can share, and {store.label} {why}")
 
 
 def stores_of(environ: Mapping[str, str]) -> tuple[Store, ...]:

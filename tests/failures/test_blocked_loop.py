@@ -20,6 +20,7 @@ from asynclock.stores.redis.keys import keys
 from tests.support.blocked_loop import ThreadedProxy, block_until, lag_of, try_elsewhere
 from tests.support.probes import grant_of, id_of, stores_of, valid_until
 from tests.support.servers import Server, Servers
+from tests.support.waiters import until
 
 LEASE = 1.2
 
@@ -53,6 +54,20 @@ async def test_b12_a_thread_keeps_the_lease_of_a_blocked_loop(make: Callable[...
         lease.ensure_held()
         await lease.extend()
     assert try_elsewhere(stores_of(redlock), name, 0)
+
+
+@pytest.mark.one_loop("it is the thread that renews")
+async def test_the_log_is_true_for_a_lease_that_was_kept(
+    server: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line about the blocked loop does not say that no lease was renewed."""
+    async with client([server], LEASE) as redlock, redlock(name) as lease:
+        ends = now() + 1.2 * LEASE
+        block_until(lambda: now() > ends)
+        assert lease.held
+        await until(lambda: "the event loop did not run for" in caplog.text)
+    (line,) = [each.getMessage() for each in caplog.records if "did not run" in each.getMessage()]
+    assert "only leases with renew='thread' were renewed in that time" in line
 
 
 @pytest.mark.one_loop("it is the thread that renews")

@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import ConfigError, Lease, LockLost, Redlock, Unsupported
 from asynclock._flood import BURST
@@ -16,6 +17,7 @@ from asynclock.quorum.ballot import Ballot, drift
 from asynclock.rules.model import EXTEND, Op
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Refused
+from asynclock.stores.sql.store import SQLStore
 from tests.support.blocked_loop import block_until, renewal_threads
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import clock_of, hold_of, replace_ask, session_of, valid_until
@@ -199,13 +201,19 @@ def test_a_program_that_closes_nothing_ends(server: Server, how: str) -> None:
 
 @pytest.mark.one_loop("no command is sent")
 async def test_a_store_that_threads_cannot_share_is_refused(name: str) -> None:
-    """By the client and by the lock. A store that says that it can be shared is accepted."""
+    """By the client and by the lock; the error of a store of asynclock says why it is none. A store that says that it
+    can be shared is accepted."""
     for make in (
         lambda: Redlock(DictStore(), renew="thread"),
         lambda: Redlock(DictStore())(name, renew="thread"),
     ):
         with pytest.raises(Unsupported, match="thread_safe"):
             make()
+
+    with pytest.raises(Unsupported, match="give the url in place of the engine"):
+        Redlock(SQLStore(create_async_engine("sqlite+aiosqlite://")), renew="thread")
+    with pytest.raises(Unsupported, match="its session is the lease"):
+        Redlock("zookeeper://127.0.0.1:1/locks", renew="thread")
 
     class Shared(DictStore):
         thread_safe = True

@@ -44,6 +44,8 @@ class SQLStore(TransactionalStore):
 
     standalone = True
     concurrency = 64
+    why_not_thread_safe = "has an AsyncEngine, which belongs to one event loop: give the url in place of the engine"
+    """What an error says of a store that threads cannot share."""
 
     def __init__(self, url_or_engine: str | AsyncEngine, table: str = "asynclock") -> None:
         self._settings = Settings(url_or_engine, table)

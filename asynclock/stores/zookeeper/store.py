@@ -46,6 +46,11 @@ class ZooKeeperStore:
 
     clock = None
     standalone = True
+    thread_safe = False
+    why_not_thread_safe = (
+        "cannot be one, because its session is the lease: use renew=True, and run code that blocks in a thread "
+        "(asyncio.to_thread)"
+    )
 
     def __init__(
         self,
