@@ -1,4 +1,4 @@
-"""Distributed locks for asyncio: leases, a watchdog, fencing tokens; over one Redis or a quorum of them.
+"""Distributed locks for asyncio: leases, a watchdog, fencing tokens; over Redis, a database or ZooKeeper.
 
 from asynclock import Redlock
 

@@ -42,7 +42,8 @@ def main(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """Distributed locks for asyncio: leases over one Redis or a quorum of them."""
+    """Distributed locks for asyncio, kept by Redis (a server, a quorum of servers, Sentinel, a cluster), a database or
+    ZooKeeper."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help(), err=True)
         raise typer.Exit(Code.USAGE)

@@ -13,7 +13,7 @@ from asynclock import Redlock
 from asynclock.cli.doctor.facts import facts_of
 from asynclock.stores.redis.replies import ACL_COMMANDS
 from asynclock.stores.redis.store import RedisStore
-from tests.support.commands import answered, examined
+from tests.support.commands import answered, examined, json_of
 from tests.support.servers import Server, Servers
 
 own_loop = pytest.mark.one_loop("the doctor has an event loop of its own")
@@ -74,6 +74,29 @@ def test_a_single_server_with_too_few_replicas(servers: Servers) -> None:
     server = servers.start(*DURABLE)
     code, found = examined((), ASYNCLOCK_URLS=f"{server.url}?min_replicas=1")
     assert (code, [*found]) == (2, ["replicas"])
+
+
+def test_a_server_with_a_password(servers: Servers) -> None:
+    """Only the user can solve that, so the finding names user and password, and ConfigError."""
+    server = servers.start()
+    with server.cli() as cli:
+        cli.config_set("requirepass", "secret")
+    code, found = examined(server)
+    assert (code, [*found]) == (2, ["reachable"])
+    said = found["reachable"]
+    assert "user and password" in said["what"]
+    assert "ConfigError" in said["risk"]
+    assert "password" in said["advice"]
+
+
+def test_other_keys_at_each_server(five: list[Server]) -> None:
+    """One finding for all of them."""
+    for server in five:
+        server.cli().set("lock:other", "by the application")
+    done = answered("doctor", "--json", on=five)
+    (found,) = [each for each in json_of(done)["findings"] if each["check"] == "prefix"]
+    assert len(found["nodes"]) == 5
+    assert found["what"].startswith("Of 5 keys with the prefix 'lock:', 5 are not of asynclock (5 string)")
 
 
 def test_a_replica(servers: Servers) -> None:

@@ -32,6 +32,12 @@ def test_version() -> None:
     assert re.fullmatch(r"asynclock \d+\.\d+.*\n", done.stdout)
 
 
+def test_help_names_all_stores() -> None:
+    """Not only Redis."""
+    said = answered("--help").stdout
+    assert all(store in said for store in ("Redis", "Sentinel", "cluster", "database", "ZooKeeper"))
+
+
 def test_ls(five: list[Server], name: str, begin: Begin) -> None:
     """All holds, or those with a prefix; as text and as JSON."""
     holder = begin("run", name, "--", *HOLDS, on=five).holds()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import pytest
 from redis.asyncio import RedisCluster
@@ -76,6 +77,16 @@ async def test_the_first_node_is_down(shared_cluster: Cluster, name: str) -> Non
         for each in some_names(name, shared_cluster):
             async with client(each, timeout=5):
                 pass
+
+
+@pytest.mark.one_loop("no server is there")
+async def test_no_node_is_reachable(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says that the node is down, as for each other store."""
+    async with aclosing(Redlock(f"redis+cluster://127.0.0.1:{free_port()}", patience=0.1)) as client:
+        with pytest.raises(QuorumUnavailable):
+            await client(name).acquire(timeout=0)
+    (line,) = [each.getMessage() for each in caplog.records if " is down: " in each.getMessage()]
+    assert line.startswith("asynclock: the node cluster://127.0.0.1:")
 
 
 @pytest.mark.one_loop("redis-py makes the connections")

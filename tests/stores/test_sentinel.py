@@ -241,6 +241,15 @@ async def test_a_name_that_no_sentinel_knows(sentinel_deployment: Deployment, na
 
 
 @other_servers
+async def test_a_server_in_the_place_of_a_sentinel(sentinel_deployment: Deployment, name: str) -> None:
+    """Only the user can solve that, too."""
+    server = sentinel_deployment.servers[0]
+    async with aclosing(Redlock(f"redis+sentinel://{server.host}:{server.port}/{NAME}")) as client:
+        with pytest.raises(ConfigError, match=r"is no sentinel .* write redis://"):
+            await client(name).acquire(timeout=5)
+
+
+@other_servers
 async def test_c20_no_sentinel_answers(name: str) -> None:
     """An outage, with the reason of each sentinel."""
     ports = free_port(), free_port()

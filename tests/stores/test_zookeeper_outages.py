@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -46,6 +47,18 @@ async def test_d4_a_server_that_starts_again_keeps_the_session(zookeepers: ZooKe
             assert lease.held
         async with asyncio.timeout(SOON), client(name) as again:
             assert again.fence > lease.fence
+
+
+async def test_a_host_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names it, where kazoo does not try to connect at all."""
+
+    def fails(host: str, *args: object) -> object:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    with pytest.raises(QuorumUnavailable, match=r"the host name no\.such\.host does not resolve: .*not known"):
+        async with Redlock("zookeeper://no.such.host"):
+            pass
 
 
 async def test_c10_a_frozen_server(zookeepers: ZooKeepers, name: str) -> None:

@@ -197,7 +197,7 @@ STORE = ZooKeeperStore("zookeeper://a/b", session_timeout=20)
         (Wish(Use.LOCK, MUTEX, ("a",), 20.0, 1.0), "min_hold"),
         (Wish(Use.DETACH, MUTEX, ("a",), 20.0), "session"),
         (Wish(Use.ADOPT, MUTEX, ("a",), 20.0), "session"),
-        (Wish(Use.ONCE, MUTEX, ("a",), 20.0), "TTL"),
+        (Wish(Use.ONCE, MUTEX, ("a",), 20.0), "?ttl_nodes=true in the url"),
         (Wish(Use.LOCK, MUTEX, ("ü" * 40_000,), 20.0), "shorter"),
     ],
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from asynclock._errors import ConfigError
 from asynclock.cli.doctor.facts import ClusterFacts, NodeFacts, facts_of
-from asynclock.cli.doctor.severity import Finding, Severity
+from asynclock.cli.doctor.severity import CORRECT, Finding, Severity
 from asynclock.cli.output import count, length
 from asynclock.stores.redis.cluster.topology import uncovered
 
@@ -28,7 +29,8 @@ async def cluster_facts(store: ClusterStore, prefix: str) -> list[NodeFacts]:
         try:
             ranges = await store.ranges_at(seed, _LIMIT)
         except Exception as error:
-            failed.error = failed.error or str(error)
+            if not failed.error:
+                failed.error, failed.misconfigured = str(error), isinstance(error, ConfigError)
             continue
         masters = dict.fromkeys(each.master for each in ranges)
         bare = uncovered(ranges)
@@ -67,7 +69,7 @@ def _silent(masters: Sequence[NodeFacts]) -> Iterator[Finding]:
                 (each.node,),
                 each.error,
                 "Names in its slots cannot be locked.",
-                "Start it, or let a replica take its place.",
+                CORRECT if each.misconfigured else "Start it, or let a replica take its place.",
             )
 
 

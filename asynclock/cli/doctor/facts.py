@@ -12,13 +12,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
+from asynclock._errors import ConfigError
 from asynclock._options import RESERVED, ClientSettings
 from asynclock.cli.doctor.sentinels import SentinelFacts, ask_sentinels
 from asynclock.rules.model import MARK, RESTING_MARK, TIMED, is_made_by_asynclock
 from asynclock.stores.redis.keys import channel, mark
-from asynclock.stores.redis.replies import ACL_COMMANDS, connect_error
+from asynclock.stores.redis.replies import ACL_COMMANDS, config_error, connect_error
 from asynclock.stores.redis.stages import Stage, follow
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class NodeFacts:
     node: str
     error: str = ""
     """Why it does not answer; "" if it does."""
+    misconfigured: bool = False
+    """Only the user can solve that: a lock raises ConfigError."""
     run_id: str = ""
     product: str = ""
     version: str = ""
@@ -116,10 +119,13 @@ async def facts_of(store: Dialer, prefix: str, cluster: ClusterFacts | None = No
         async with asyncio.timeout(_CONNECT):
             await connection.connect()  # type: ignore[no-untyped-call]
     except Exception as error:
-        facts.error = str(connect_error(store.label, error, stages[-1]))
+        failed = connect_error(store.label, error, stages[-1])
+        facts.error, facts.misconfigured = str(failed), isinstance(failed, ConfigError)
         return facts
     try:
         await _Questions(connection, facts, prefix).ask_all()
+    except AuthenticationError as error:
+        facts.error, facts.misconfigured = str(config_error(store.label, error)), True
     except (OSError, RedisError, TimeoutError) as error:
         facts.error = str(error) or f"{store.label} did not answer within {_ANSWER:g} s"
     finally:

@@ -10,7 +10,7 @@ from asynclock._options import RESERVED
 from asynclock.cli.doctor.clusters import cluster_findings, independent
 from asynclock.cli.doctor.measures import clock_findings, latency_findings, version_findings
 from asynclock.cli.doctor.sentinels import remarks, too_few_replicas
-from asynclock.cli.doctor.severity import Finding, Severity
+from asynclock.cli.doctor.severity import CORRECT, Finding, Severity
 from asynclock.cli.output import count, length, printable
 from asynclock.stores.redis.replies import ACL_COMMANDS
 
@@ -53,9 +53,12 @@ def _reachable(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     if len(facts) - len(silent) >= majority:
         severity, risk = Severity.WARNING, "Fewer servers may fail before no lock can be acquired."
     else:
-        severity, risk = Severity.ERROR, "No lock can be acquired: every acquire raises QuorumUnavailable."
+        hopeless = sum(each.misconfigured for each in silent) >= majority
+        raised = "ConfigError" if hopeless else "QuorumUnavailable"
+        severity, risk = Severity.ERROR, f"No lock can be acquired: every acquire raises {raised}."
     for each in silent:
-        yield Finding(severity, "reachable", (each.node,), each.error, risk, "Start it, or correct its url.")
+        advice = CORRECT if each.misconfigured else "Start it, or correct its url."
+        yield Finding(severity, "reachable", (each.node,), each.error, risk, advice)
 
 
 def _quorum(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
@@ -143,7 +146,7 @@ def _restarts(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
             f"{each.node} {how}.",
             f"A restart within the lease ({length(terms.lease)}) forgets locks that are held, and another owner gets "
             "them. Fencing tokens may fall behind.",
-            "Set appendonly yes and appendfsync always, or use three or five servers"
+            "Set appendonly yes and appendfsync always, or use three or five independent servers"
             + (" without trust_restarts." if terms.trust_restarts else "."),
         )
 
@@ -273,22 +276,26 @@ def acl_rule(user: str, prefix: str) -> str:
 
 
 def _prefix(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
-    for each in facts:
-        if not each.foreign:
-            continue
-        said = ", ".join(f"{count} {kind}" for kind, count in sorted(each.foreign.items()))
-        only_locks = set(each.foreign) == {"string with expiry"}
-        yield Finding(
-            Severity.OK if only_locks else Severity.WARNING,
-            "prefix",
-            (each.node,),
-            f"Of {each.keys} keys with the prefix {terms.prefix!r}, {sum(each.foreign.values())} are not of asynclock "
-            f"({said}), such as {printable(each.example[:80])!r}.",
-            "They may be locks of another library, which is fine with prefix=''."
-            if only_locks
-            else "A lock whose name is that of such a key is busy for ever, or a ConfigError.",
-            "Give locks a prefix of their own." if terms.prefix == "" else "Give locks a prefix that no other key has.",
-        )
+    """One finding: the servers of a quorum have the same keys, and those of a cluster share them."""
+    found = [each for each in facts if each.foreign]
+    if not found:
+        return
+    foreign: Counter[str] = Counter()
+    for each in found:
+        foreign.update(each.foreign)
+    said = ", ".join(f"{count} {kind}" for kind, count in sorted(foreign.items()))
+    only_locks = set(foreign) == {"string with expiry"}
+    yield Finding(
+        Severity.OK if only_locks else Severity.WARNING,
+        "prefix",
+        tuple(each.node for each in found),
+        f"Of {sum(each.keys for each in found)} keys with the prefix {terms.prefix!r}, {foreign.total()} are not of "
+        f"asynclock ({said}), such as {printable(found[0].example[:80])!r}.",
+        "They may be locks of another library, which is fine with prefix=''."
+        if only_locks
+        else "A lock whose name is that of such a key is busy for ever, or a ConfigError.",
+        "Give locks a prefix of their own." if terms.prefix == "" else "Give locks a prefix that no other key has.",
+    )
 
 
 def _sentinels(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:

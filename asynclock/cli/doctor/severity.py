@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+CORRECT = "Correct its url (user, password, TLS) or the server, as the error says."
+"""The advice for an error that lasts until the user acts."""
+
 
 class Severity(IntEnum):
     """Its number is the exit code."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import threading
 import time
 import weakref
@@ -87,6 +88,20 @@ class Watch:
             self._fire(self)
 
 
+class _Log(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic in the stubs only
+    """kazoo's log. That the name of a server does not resolve is said nowhere else."""
+
+    def __init__(self, unresolved: Callable[[str, Exception], object]) -> None:
+        super().__init__(log, {})
+        self._unresolved = unresolved
+
+    def warning(self, msg: object, *args: object, **options: Any) -> None:
+        match args:
+            case str() as host, socket.gaierror() as error:
+                self._unresolved(host, error)
+        super().warning(msg, *args, **options)
+
+
 class Connection:
     """See the module. `changed` is called in the loop with each new state; `lost` when a session has expired."""
 
@@ -116,7 +131,7 @@ class Connection:
             default_acl=address.acl,
             auth_data=[("digest", address.user)] if address.user else None,
             connection_retry=retry,
-            logger=log,
+            logger=_Log(self._handler.unresolved),
         )
         self._client.add_listener(self._told)
 

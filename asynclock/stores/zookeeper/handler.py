@@ -85,6 +85,10 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         if sock is not None:
             sock.hang_up()
 
+    def unresolved(self, host: str, error: Exception) -> None:
+        """The name of a server has no address: then kazoo does not try to connect to it."""
+        self.trouble = ConnectionError(f"the host name {host} does not resolve: {error}")
+
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["timeout"] = min(kwargs.get("timeout") or self._limit, self._limit)
         address = kwargs.get("address") or args[0]

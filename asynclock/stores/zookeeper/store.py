@@ -98,7 +98,8 @@ class ZooKeeperStore:
         if wish.use is Use.ONCE and not self.ttl_nodes:
             return (
                 "once() needs nodes that outlive their session and then end by themselves (TTL nodes): if the servers "
-                "have zookeeper.extendedTypesEnabled=true, give ttl_nodes=true to the store"
+                "have zookeeper.extendedTypesEnabled=true, give ttl_nodes=True to the store, or ?ttl_nodes=true in the "
+                "url"
             )
         if abs(wish.lease - self.session_timeout) > 0.001:
             return (

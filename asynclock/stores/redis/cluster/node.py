@@ -233,7 +233,9 @@ class ClusterNode:
         self.listens = bool(up) and all(each.listens for each in up)
         if self._closed or not (self._masters.met.is_set() or len(up) == len(masters)):
             return
-        if any(not each.up and not each.connecting for each in masters):
+        if not masters and self._masters.met.is_set():
+            self._reports.down(self._masters.error or self._unavailable())
+        elif any(not each.up and not each.connecting for each in masters):
             self._reports.down(self._unavailable())
             self._masters.look()
         elif up and len(up) == len(masters):

@@ -22,7 +22,7 @@ from redis.exceptions import ResponseError
 
 from asynclock._errors import ConfigError
 from asynclock.stores.redis import reconnect
-from asynclock.stores.redis.replies import connect_error
+from asynclock.stores.redis.replies import connect_error, unknown_command
 from asynclock.stores.redis.stages import Stage, follow
 
 if TYPE_CHECKING:
@@ -154,6 +154,8 @@ class Sentinels:
         """Read the two answers. While a failover is under way, the first has the new master already. Pure."""
         if address is None:
             raise ConfigError(f"{label} knows no master {self.name}: correct the name in the url")
+        if isinstance(address, ResponseError) and unknown_command(str(address)):
+            raise ConfigError(f"{label} is no sentinel ({address}): name the sentinels, or write redis:// in the url")
         if isinstance(address, ResponseError):
             raise ConnectionError(f"{label}: {address}")
         known = (address[0].decode(), int(address[1]))
