@@ -17,7 +17,8 @@ from asynclock.cli.program import Code
 from tests.support.commands import environment
 from tests.support.servers import Server
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "cli.md").read_text()
 MARK = "%%%"
 VARY = [
     (re.compile(r"\bweb-1:\d+"), "web-1:PID"),
@@ -107,3 +108,9 @@ def test_every_check_of_the_doctor_is_in_its_table() -> None:
     rows = re.findall(r"^\| (`[a-z`, -]+`) \|", PAGE, re.M)
     shown = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
     assert checks == {name for name in shown if not name.startswith("--")}
+
+
+def test_the_rule_for_a_user_is_the_one_that_doctor_prints() -> None:
+    """docs/connections.md has it in one line, to copy."""
+    rule = findings.acl_rule("locks", "lock:").replace(" on ", " on >password ")
+    assert f"\n{rule}\n" in (DOCS / "connections.md").read_text()
