@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from sqlalchemy.dialects import mysql, postgresql, sqlite
-from sqlalchemy.dialects.postgresql.psycopg import PGDialectAsync_psycopg
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from asynclock import ConfigError, Redlock
-from asynclock.stores import store_for
 from asynclock.stores.sql import SQLStore
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.rows import Row
@@ -60,91 +56,6 @@ def test_the_snippets_of_the_page_run() -> None:
     """Each in an interpreter of its own, without a warning."""
     for snippet in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         assert ("fencing token" in run_python(snippet)) == ("asyncio.run" in snippet)
-
-
-@pytest.mark.parametrize(
-    ("url", "label"),
-    [
-        ("postgresql://me:secret@db:5433/app", "postgresql://db:5433/app"),
-        ("postgresql+asyncpg://me:secret@db/app?asynclock_table=locks", "postgresql://db/app (table locks)"),
-        ("mysql://me:secret@db/app?charset=utf8mb4", "mysql://db/app"),
-        ("mariadb://db/app", "mariadb://db/app"),
-        ("sqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
-        ("sqlite+aiosqlite:///a.db", "sqlite:///a.db"),
-        ("postgresql://me@server:secret@db/app", "postgresql://db/app"),
-    ],
-)
-def test_a_url_names_a_store(url: str, label: str) -> None:
-    """Its label has no user, no password and no options."""
-    assert store_for(url).label == label
-
-
-@pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        ("postgresql+psycopg2://db/app", "psycopg2 is not an asyncio driver: use postgresql://"),
-        ("mysql+pymysql://db/app", "pymysql is not an asyncio driver: use mysql://"),
-        ("postgresql+nothing://db/app", "use postgresql://"),
-        ("sqlite+pysqlite:///a.db", "use sqlite://"),
-        ("postgresql://db/app?asynclock_table=a-b", "table="),
-        ("sqlite://", "name a file"),
-        ("sqlite://var/lib/a.db", "four before an absolute one"),
-        ("sqlite:///:memory:", "name a file"),
-        ("postgresql://db:port/app", "not the url"),
-    ],
-)
-def test_a_wrong_url_is_refused(url: str, message: str) -> None:
-    """When the client is made; the message shows no secret."""
-    with pytest.raises(ConfigError, match=message):
-        Redlock(url)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "module", "package"),
-    [
-        ("postgresql", "asyncpg", "asynclock[postgresql]"),
-        ("mariadb", "asyncmy", "asynclock[mysql]"),
-        ("postgresql+psycopg", "psycopg", "psycopg[binary]"),
-        ("mysql+aiomysql", "aiomysql", "aiomysql"),
-    ],
-)
-def test_a_driver_that_is_absent_is_named(
-    scheme: str, module: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the package to install."""
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ConfigError, match=re.escape(f"pip install '{package}'")):
-        Redlock(f"{scheme}://db/app")
-
-
-def test_psycopg_is_an_asyncio_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLAlchemy has two dialects of that name."""
-    monkeypatch.setattr(PGDialectAsync_psycopg, "import_dbapi", lambda: ModuleType("psycopg"))
-    assert store_for("postgresql+psycopg://me:secret@db/app").label == "postgresql://db/app"
-
-
-@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "mariadb", "postgresql+asyncpg"])
-@pytest.mark.parametrize(
-    "rest",
-    [
-        *("app:p@ss:kilowatt@127.0.0.1:5999/app", "app:kilo@watt@db/app", "app:kilo@12/watt@db/app"),
-        *("db:kilowatt/app", "app:kilo@12?watt@db/app", "/app:kilo@watt", "app:kilo@12/?watt=12@db/app"),
-    ],
-)
-def test_a_wrong_url_of_a_database_does_not_show_its_password(scheme: str, rest: str) -> None:
-    """Where an odd character cut it in two, a part of it would be the host or the port."""
-    with pytest.raises(ConfigError, match="percent-encoded") as caught:
-        Redlock(f"{scheme}://{rest}")
-    shown = f"{caught.value} {caught.value!r} {caught.value.__cause__} {caught.value.__context__}"
-    assert not [part for part in ("kilo", "watt", "12") if part in shown]
-
-
-def test_it_is_always_the_only_node() -> None:
-    """No quorum, and no prefix."""
-    with pytest.raises(ConfigError, match="only node"):
-        Redlock("postgresql://a/app", "postgresql://b/app", "postgresql://c/app")
-    with pytest.raises(ConfigError, match="prefix"):
-        Redlock("postgresql://a/app", prefix="mine:")
 
 
 async def test_c13_a_database_that_is_not_there_is_a_config_error(postgresql_url: str, mariadb_url: str) -> None:
