@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -149,6 +150,34 @@ def test_a_fork_waits_for_the_transaction_that_runs(tmp_path: Path) -> None:
     assert order == ["committed", "fork"]
     assert inline.opened().execute("SELECT x FROM t").fetchall() == [(1,)]
     inline.close()
+
+
+def test_a_fork_waits_for_a_connection_that_closes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that began in the middle of a close would find the file locked for ever."""
+    order: list[str] = []
+    closing, forking = threading.Event(), threading.Event()
+
+    class Slow(sqlite3.Connection):
+        def close(self) -> None:
+            closing.set()
+            assert forking.wait(LIMIT)
+            time.sleep(0.05)  # the fork would come meanwhile
+            super().close()
+            order.append("closed")
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, **options, factory=Slow))
+    inline = _Inline(str(tmp_path / "locks.db"))
+    inline.opened()
+    thread = threading.Thread(target=inline.close)
+    thread.start()
+    assert closing.wait(LIMIT)
+    forking.set()
+    _FORKS.before()
+    order.append("fork")
+    _FORKS.after()
+    thread.join(LIMIT)
+    assert order == ["closed", "fork"]
 
 
 async def test_b2_the_wall_clock_may_jump(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from asynclock.stores.sql.files import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from asynclock.stores.sql.lines import Line
 
@@ -46,9 +47,11 @@ class FileLine:
 
     async def open(self) -> FileLine:
         """Raises the error of sqlite3."""
+        opening = self._thread.submit(_opened, self._path)
         try:
-            self._inline = await self._call(_opened, self._path)
+            self._inline = await asyncio.wrap_future(opening)
         except BaseException:
+            self._thread.submit(_closed, opening)  # its thread may be opening it just now
             self._thread.shutdown(wait=False)
             raise
         return self
@@ -90,7 +93,7 @@ class _Inline:
     def __init__(self, path: str) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
-        self.busy = threading.Lock()  # held by a transaction, and during a fork
+        self.busy = threading.Lock()  # held by a transaction, by a close, and during a fork
         with _FORKS.registering:
             _FORKS.connections.add(self)
 
@@ -108,12 +111,18 @@ class _Inline:
             self.opened().execute(each)
 
     async def give_back(self) -> None:
-        self.close()
+        self.close_now()
 
     async def abandon(self) -> None:
-        self.close()
+        self.close_now()
 
     def close(self) -> None:
+        """Not during a fork: in the child the file would stay locked."""
+        with self.busy:
+            self.close_now()
+
+    def close_now(self) -> None:
+        """The caller has `busy`."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -132,7 +141,7 @@ class _Forks:
         for each in list(self.connections):
             each.busy.acquire()
             self._closed.append(each)
-            each.close()
+            each.close_now()
 
     def after(self) -> None:
         """In the parent, and in the child."""
@@ -152,6 +161,11 @@ def _opened(path: str) -> _Inline:
     with inline.busy:
         inline.opened()
     return inline
+
+
+def _closed(opening: Future[_Inline]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _connected(path: str) -> sqlite3.Connection:
