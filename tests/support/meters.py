@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,13 +39,18 @@ class Meters:
 
     def value(self, name: str, **attributes: str) -> float:
         """The sum over the points that have these attributes; of a histogram, how many values it has recorded."""
-        found = [point for point in self.points(name) if attributes.items() <= _of(point).items()]
-        return sum(point.count if isinstance(point, HistogramDataPoint) else point.value for point in found)
+        return sum(_value(point) for point in self.points(name) if attributes.items() <= _of(point).items())
 
     def by(self, name: str, key: str) -> dict[str, float]:
         """The values of a metric by one attribute, without zeros."""
-        values = {str(_of(point)[key]) for point in self.points(name)}
-        return {each: total for each in sorted(values) if (total := self.value(name, **{key: each}))}
+        found = Counter[str]()
+        for point in self.points(name):
+            found[str(_of(point)[key])] += _value(point)
+        return {each: found[each] for each in sorted(found) if found[each]}
+
+
+def _value(point: Any) -> Any:
+    return point.count if isinstance(point, HistogramDataPoint) else point.value
 
 
 def _of(point: Any) -> Mapping[str, Any]:
