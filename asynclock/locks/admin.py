@@ -217,6 +217,9 @@ async def _break(session: Session, name: str, kind: Kind, id: str) -> Ballot:
 
 _OTHERS = "of another program"
 
+_LOOK = 1.0
+"""Seconds for which each node has to answer, at most."""
+
 
 def _kind(view: NodeView) -> str:
     """The family of a hold; "" if there is none; the type of a key that is no lock."""
@@ -235,8 +238,11 @@ def _use(view: NodeView) -> str:
 
 async def _views(session: Session, name: str) -> list[NodeView | BaseException]:
     async def ask(node: Node) -> NodeView:
-        async with asyncio.timeout(1.0):
-            return await node.probe(name)
+        try:
+            async with asyncio.timeout(_LOOK):
+                return await node.probe(name)
+        except TimeoutError as error:
+            raise error if str(error) else TimeoutError(f"{node.label} did not answer within {_LOOK:g} s") from None
 
     return await asyncio.gather(*(ask(node) for node in session.quorum.nodes), return_exceptions=True)
 

@@ -246,3 +246,12 @@ async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
         assert (connection_of(node) is connection) is alive
         assert bool(caplog.records) is not alive
         server.thaw()
+
+
+async def test_a_look_at_a_frozen_server_says_what_is_wrong(server: Server, name: str) -> None:
+    """inspect waits for a second, and names the server."""
+    async with Redlock(server.url) as redlock:
+        server.freeze()
+        with pytest.raises(QuorumUnavailable, match=r"\.sock did not answer within 1 s"):
+            await redlock.inspect(name)
+        server.thaw()
