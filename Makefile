@@ -2,6 +2,7 @@
 # make test      lint and the whole suite, on real servers
 # make package   build the sdist and the wheel, check them, and use the wheel in an empty environment
 # make smoke     each kind of lock, with the lowest and with the newest version of each dependency
+# make mutants   each line of the scripts is needed: every change of them, not some
 # make services  install the other servers that the tests start, from Debian's packages
 # make test-all  the short suite on each interpreter of this machine, from 3.11 on
 # Each makes the virtual environments that it needs; a Python of 3.11 or later is all they need.
@@ -18,7 +19,7 @@ TEST := $(VENV)/installed-test
 BENCH := $(VENV)/installed-bench
 RELEASE := $(VENV)/installed-release
 
-.PHONY: demo test lint check services package smoke test-all bench clean
+.PHONY: demo test lint check mutants services package smoke test-all bench clean
 
 demo: $(CLI)
 	$(BIN)/asynclock demo
@@ -35,6 +36,11 @@ lint: $(TEST)
 check: export PYTHONDONTWRITEBYTECODE :=
 check: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+# Every change of the scripts; `make test` tries one in twenty. Six minutes.
+mutants: $(TEST)
+	ASYNCLOCK_MUTANTS=all $(BIN)/python -m pytest -n 3 -o faulthandler_timeout=0 \
+		tests/agreement/test_mutex_mutants.py tests/agreement/test_shared_mutants.py
 
 services:
 	tests/support/services/install.sh
