@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 if hasattr(time, "CLOCK_BOOTTIME"):
     now: Callable[[], float] = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
@@ -51,6 +52,48 @@ class SystemClock:
 
 
 SYSTEM = SystemClock()
+
+
+LATE = 0.01
+"""Seconds. A timer that fires later than this shows that the event loop was blocked."""
+
+_STEPS = 20  # timers in one time limit: each measures a part of it
+_BLOCKS = 100  # parts that may be late; a first connection takes 50 turns of the loop
+
+
+@asynccontextmanager
+async def running_for(limit: float, clock: Clock = SYSTEM) -> AsyncIterator[None]:
+    """As asyncio.timeout, for an answer of a server. Time in which the loop was blocked does not count: the answer may
+    have come, and the program was too busy to read it. A part of the limit whose timer is late is repeated, so that the
+    loop reads what has come. A loop that is blocked in every turn has _BLOCKS of them."""
+    loop = asyncio.get_running_loop()
+    step = max(limit / _STEPS, 0.001)
+    passed, blocks, due = 0.0, 0, 0.0
+    timer: Timer | None = None
+
+    def begin_part() -> None:
+        nonlocal timer, due
+        due = clock.now() + min(step, max(limit - passed, 0.0))
+        timer = clock.call_at(due, end_part)
+
+    def end_part() -> None:
+        nonlocal passed, blocks
+        if clock.now() - due > LATE:
+            blocks += 1
+        else:
+            passed += step
+        if passed < limit and blocks < _BLOCKS:
+            begin_part()
+        else:
+            scope.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as scope:
+        begin_part()
+        try:
+            yield
+        finally:
+            if timer is not None:
+                timer.cancel()
 
 
 def wake(sleeper: asyncio.Future[None]) -> None:

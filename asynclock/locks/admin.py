@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from asynclock._clock import running_for
 from asynclock._errors import ConfigError, brief
 from asynclock._options import RESERVED
 from asynclock.acquire.tags import holder_of_id, tag_of
@@ -239,7 +240,7 @@ def _use(view: NodeView) -> str:
 async def _views(session: Session, name: str) -> list[NodeView | BaseException]:
     async def ask(node: Node) -> NodeView:
         try:
-            async with asyncio.timeout(_LOOK):
+            async with running_for(_LOOK):
                 return await node.probe(name)
         except TimeoutError as error:
             raise error if str(error) else TimeoutError(f"{node.label} did not answer within {_LOOK:g} s") from None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from asynclock._clock import running_for
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from asynclock.stores.port import Checked, Node
 
@@ -18,25 +20,26 @@ async def check_votes(nodes: Sequence[Node], within: float, *, everyone: bool) -
     found: list[Checked | Exception | None] = [None] * len(nodes)
     asked = {asyncio.ensure_future(node.check_vote()): index for index, node in enumerate(nodes)}
     pending = set(asked)
-    loop = asyncio.get_running_loop()
-    until = loop.time() + within
     try:
-        while pending and (everyone or not is_decided(found)):
-            done, pending = await asyncio.wait(
-                pending, timeout=max(0.0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                for task in pending:
-                    index = asked[task]
-                    found[index] = TimeoutError(f"{nodes[index].label} did not answer within {within:.3g} s")
-                break
-            for task in done:
-                error = task.exception()
-                found[asked[task]] = task.result() if error is None else _as_exception(error)
+        async with running_for(within):
+            while pending and (everyone or not is_decided(found)):
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                _note_answers(asked, found)
+    except TimeoutError:
+        _note_answers(asked, found)
+        for index in [index for index, each in enumerate(found) if each is None]:
+            found[index] = TimeoutError(f"{nodes[index].label} did not answer within {within:.3g} s")
     finally:
         for task in pending:
             task.cancel()
     return found
+
+
+def _note_answers(asked: Mapping[asyncio.Task[Checked], int], found: list[Checked | Exception | None]) -> None:
+    for task, index in asked.items():
+        if task.done() and found[index] is None:
+            error = task.exception()
+            found[index] = task.result() if error is None else _as_exception(error)
 
 
 def is_decided(found: Sequence[Checked | Exception | None]) -> bool:

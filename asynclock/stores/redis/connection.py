@@ -135,12 +135,13 @@ class Connection(asyncio.Protocol):
             self._handle_replies()
 
     @property
-    def unread(self) -> bool:
-        """Whether the server has sent data that is not handled yet. The loop polls its sockets before it runs
-        callbacks, so data that arrives while they run is still unread when a timer fires."""
+    def is_behind(self) -> bool:
+        """Whether the program has not sent all commands yet, or the server has sent data that is not handled yet. The
+        loop polls its sockets before it runs callbacks, so data that arrives while they run is still unread when a
+        timer fires, even if that is on time."""
         if self.transport.is_closing():
             return False
-        if self._paused:
+        if self._paused or self._out:
             return True
         with selectors.DefaultSelector() as selector:
             selector.register(self.transport.get_extra_info("socket").fileno(), selectors.EVENT_READ)
@@ -171,6 +172,10 @@ class Connection(asyncio.Protocol):
         ops = (each for each in self.waiting if not isinstance(each, CommandReply))
         oldest = next(ops, self.waiting[0])
         return oldest.deadline - oldest.sent
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether a command is overdue (rule 2)."""
+        return any(is_overdue(handler, self.moved_at, now) for handler in self.waiting)
 
     def fail_overdue(self, now: float) -> bool:
         """Rule 2: fail the overdue commands. Returns whether there were any."""

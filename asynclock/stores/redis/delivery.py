@@ -8,6 +8,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from asynclock._clock import running_for
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.stores.redis.connection import IgnoredReply
 from asynclock.stores.redis.encoding import encode
@@ -69,7 +70,7 @@ class Delivery:
         self._refused = False
         while len(self._pending) > keep and not self._refused and not connection.transport.is_closing():
             self.send_slice(connection)
-            async with asyncio.timeout(ANSWER_TIMEOUT):
+            async with running_for(ANSWER_TIMEOUT):
                 with contextlib.suppress(ServerError):  # an error reply is an answer, too
                     await self._ping(connection)
 

@@ -31,6 +31,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asynclock._clock import LATE, running_for
 from asynclock._errors import ConfigError
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
@@ -47,7 +48,7 @@ from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff
 from asynclock.stores.redis.restarts import Dialer, Restarts
-from asynclock.stores.redis.stages import NodeState, Stage, follow, running_for
+from asynclock.stores.redis.stages import NodeState, Stage, follow
 from asynclock.stores.redis.stopwatch import Stopwatch
 from asynclock.stores.redis.views import names, view
 from asynclock.stores.reports import Reports
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("asynclock")
 
-_LATE = 0.01  # seconds; a timer that fires later than this shows that the event loop was blocked
 _GRANT = Serve.GRANT
 _FAREWELL = 1.0  # seconds for which a client that closes tries to deliver pending releases
 
@@ -199,21 +199,21 @@ class RedisNode:
         self._timer = None
         if (connection := self._connection) is None or not (waiting := connection.waiting):
             return
-        now = self.clock.now()
-        if now - self._timer_at > _LATE and (not self._second_look or connection.unread):
-            self._second_look = True  # the loop was blocked: first read the replies that arrived meanwhile
-            self._arm(now + 0.001)
+        now, limit = self.clock.now(), connection.time_limit
+        late = now - self._timer_at
+        blocked = late > LATE and not self._second_look
+        if blocked or (connection.is_behind and connection.is_overdue(now)):
+            self._second_look |= blocked  # first send what the blocked loop has not sent, and read what has come
+            self._arm(now + (min(late, limit) if blocked else 0.001))
             return
         self._second_look = False
-        limit = connection.time_limit
         if now - connection.moved_at >= patience(limit):
             self.lost(connection, TimeoutError(f"{self.label} has been silent for {now - connection.moved_at:.3g} s"))
             return
         later = min((handler.deadline for handler in waiting if handler.deadline > now), default=math.inf)
         overdue = connection.fail_overdue(now)
         again = max(min(later, connection.moved_at + (patience(limit) if overdue else limit)), now + 0.001)
-        # A handler that failed may have sent a command, which armed the timer.
-        if self._connection is connection and (self._timer is None or again < self._timer_at):
+        if self._connection is connection and (self._timer is None or again < self._timer_at):  # a handler may arm it
             self._arm(again)
 
     # -- the connection ------------------------------------------------------------------------------------------

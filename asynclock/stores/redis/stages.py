@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import asynccontextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.asyncio.connection import AbstractConnection, SSLConnection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
 
 class NodeState(Enum):
@@ -69,31 +67,3 @@ def follow(redis: AbstractConnection, reached: Callable[[Stage], object]) -> Non
     login = redis.username or redis.password or redis.credential_provider
     if isinstance(redis, _Followed):
         redis.on_connected = lambda: reached(Stage.LOGIN if login else Stage.HELLO)
-
-
-_LATE = 0.01  # seconds; a timer that fires later than this shows that the event loop was blocked
-
-
-@asynccontextmanager
-async def running_for(limit: float) -> AsyncIterator[None]:
-    """As asyncio.timeout, but while the loop is blocked at its end, the time stands still: the program was too busy to
-    read what the server had sent."""
-    loop = asyncio.get_running_loop()
-    timers: list[asyncio.TimerHandle] = []
-
-    def expire_at(when: float) -> None:
-        timers[:] = [loop.call_at(when, expire, when)]
-
-    def expire(when: float) -> None:
-        late = loop.time() - when
-        if late > _LATE:
-            expire_at(loop.time() + late)
-        else:
-            scope.reschedule(loop.time())
-
-    async with asyncio.timeout(None) as scope:
-        expire_at(loop.time() + limit)
-        try:
-            yield
-        finally:
-            timers[0].cancel()

@@ -13,13 +13,14 @@ from urllib.parse import urlsplit
 from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import RedisError
 
+from asynclock._clock import running_for
 from asynclock._errors import ConfigError
 from asynclock.stores.redis.cluster.node import ClusterNode
 from asynclock.stores.redis.cluster.topology import Address, apart, ranges_of
 from asynclock.stores.redis.login import fetch_credentials
 from asynclock.stores.redis.pools import pool_of, without_options
 from asynclock.stores.redis.replies import ServerError, config_error, connect_error
-from asynclock.stores.redis.stages import Stage, follow, running_for
+from asynclock.stores.redis.stages import Stage, follow
 from asynclock.stores.redis.store import RedisStore
 
 if TYPE_CHECKING:
