@@ -18,7 +18,7 @@ from tests.support.default_keys import key_of
 from tests.support.probes import nodes_of, renew_now, valid_until
 from tests.support.proxy import RELEASE, Proxy, cancelled_at
 from tests.support.servers import Server
-from tests.support.waiters import LONG, SHORT, is_free
+from tests.support.waiters import LIMIT, LONG, is_free
 
 
 async def test_a1_cancelled_after_the_server_granted(server: Server, name: str) -> None:
@@ -112,11 +112,11 @@ async def test_a6_a_holder_that_is_stuck_for_ever(make: Callable[..., Redlock], 
     """max_hold ends the renewals: even a body that ignores its cancel loses the lease."""
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(pytest.raises(LockLost))
-        lease = await stack.enter_async_context(make()(name, lease=0.3, max_hold=0.4))
+        lease = await stack.enter_async_context(make(node_timeout=0.2)(name, lease=0.6, max_hold=0.7))
         with pytest.raises(asyncio.CancelledError):
             await asyncio.Event().wait()
         assert not lease.held
-        async with make()(name, timeout=5) as successor:
+        async with make()(name, timeout=LIMIT) as successor:
             assert successor.fence > lease.fence
 
 
@@ -237,17 +237,18 @@ async def test_a14_one_lock_object_in_many_tasks(redlock: Redlock, name: str) ->
     assert len(fences) == 20
 
 
+@pytest.mark.one_loop("the garbage collector takes it")
 async def test_a15_a_lease_dropped_while_held(redlock: Redlock, name: str) -> None:
     """A ResourceWarning names it, and the watchdog renews it no more, so it expires."""
 
     async def drop() -> None:
-        await redlock(name, lease=SHORT).acquire()
+        await redlock(name, lease=3.0).acquire()
 
     with pytest.warns(ResourceWarning, match=name):
         await drop()
         assert not await is_free(redlock, name)  # by now the last node's vote has come, which still knew the lease
         gc.collect()
-    async with redlock(name, timeout=5):
+    async with redlock(name, timeout=LIMIT):
         pass
 
 
@@ -255,7 +256,7 @@ async def test_a15_a_lease_dropped_while_held(redlock: Redlock, name: str) -> No
 @pytest.mark.parametrize("what", ["acquire", "extend", "release", "wait", "block"])
 async def test_a16_cancel_at_every_await(make: Callable[..., Redlock], name: str, what: str, late: bool) -> None:
     """Await by await: no key and no task is left, whichever await is cut."""
-    client, other = make(), make()
+    client, other = make(), make(node_timeout=0.05)
     await client.health()
     await other.health()
     before = asyncio.all_tasks()
@@ -323,12 +324,13 @@ async def test_a14_a_block_released_early_ends_no_other_tenure(redlock: Redlock,
 
 async def test_a14_a_lost_tenure_of_a_task_that_is_gone_is_no_second(redlock: Redlock, name: str) -> None:
     """`release` finds the one tenure that is open, though an older one was lost."""
-    lock = redlock(name, lease=1.0, max_hold=0.5)
+    lock = redlock(name, lease=LONG)
 
     async def take() -> Any:
         return await lock.acquire(timeout=None)
 
     lost = await asyncio.create_task(take())
+    assert await redlock.break_lock(name)
     assert await lost.wait_lost()
     open_one = await asyncio.create_task(take())
     await lock.release()

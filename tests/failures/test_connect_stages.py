@@ -13,13 +13,14 @@ import pytest
 import trustme
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
-from tests.support.cut_servers import proxies_to
-from tests.support.probes import nodes_of
+from tests.support.cut_servers import Clocked, proxies_to
+from tests.support.fake_clock import FakeClock
+from tests.support.probes import connection_of, nodes_of, unanswered
 from tests.support.servers import Server, Servers, free_port
-from tests.support.waiters import urls_of
+from tests.support.waiters import until, urls_of
 
-GUARD = 4
-"""Seconds; less than the five for which an attempt to connect lasted before it was an option."""
+GUARD = 15
+"""Seconds; far above what a busy machine needs, and below the connect_timeout that no test waits for."""
 
 both = pytest.mark.parametrize("nodes", [1, 3])
 
@@ -72,12 +73,11 @@ STAGES = {
 }
 
 
-@both
-@pytest.mark.parametrize("scheme", STAGES)
+@pytest.mark.parametrize(("scheme", "nodes"), [*((scheme, 1) for scheme in STAGES), ("redis://:secret@", 3)])
 async def test_c21_a_server_that_accepts_and_says_nothing(silent: list[str], scheme: str, nodes: int) -> None:
     """connect_timeout bounds a timeout of 0, and a long one ends after that and the patience."""
     urls = [f"{scheme}{each}" for each in silent[:nodes]]
-    for timeout in (0, 3600, None):
+    for timeout in (0, 3600):
         said = await refused(*urls, timeout=timeout, connect_timeout=0.3, patience=0.3)
         assert said.count(STAGES[scheme]) == nodes
 
@@ -162,7 +162,7 @@ async def test_c21_a_healthy_majority_is_not_slowed(silent: list[str], servers: 
 async def test_c21_node_timeout_bounds_a_try_once_a_connection_is_up(servers: Servers, name: str, nodes: int) -> None:
     """The servers hang after the first use: a timeout of 0 does not wait for connect_timeout."""
     some = [servers.start() for _ in range(nodes)]
-    async with Redlock(*urls_of(some), connect_timeout=30, node_timeout=0.1) as client:
+    async with Redlock(*urls_of(some), connect_timeout=30, node_timeout=0.5) as client:
         async with client(name):
             pass
         for each in some:
@@ -217,29 +217,34 @@ async def test_c20_patience_bounds_each_way_to_acquire(servers: Servers, name: s
 
 
 async def test_c20_patience_ends_a_round_that_is_under_way(server: Server, name: str) -> None:
-    """A single silent node is asked for three seconds each time. The first such round begins the outage, and the
-    patience ends the second one."""
-    async with Redlock(server.url, patience=0.2, node_timeout=1.5) as client:
+    """A single silent node is asked for 1.5 s each time. The first such round begins the outage, and the patience ends
+    the second one."""
+    clock = FakeClock()
+    async with Redlock(Clocked(server.url, clock), patience=0.2, node_timeout=1.5) as client:
+        connection = connection_of(nodes_of(client)[0])
         server.freeze()
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        async with asyncio.timeout(2.8):  # two whole rounds would take 3 s
-            with pytest.raises(QuorumUnavailable, match="did not answer within"):
-                await client(name).acquire(timeout=None)
-        assert loop.time() - began >= 1.5
+        acquiring = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(lambda: unanswered(connection))
+        clock.advance(1.6)
+        first = len(unanswered(connection))
+        await until(lambda: clock.advance(0.01) or len(unanswered(connection)) > first)
+        assert not acquiring.done()
+        clock.advance(0.3)
+        with pytest.raises(QuorumUnavailable, match="did not answer within"):
+            await acquiring
         server.thaw()
 
 
 async def test_c20_a_round_that_was_just_sent_makes_no_healthy_node_silent(five: list[Server], name: str) -> None:
     """Tasks of all timeouts, first ones and tasks in the local queue: their errors name the frozen nodes only."""
-    async with Redlock(*urls_of(five)) as client:
+    async with Redlock(*urls_of(five), node_timeout=0.5) as client:
         async with client(name):
             pass
         for each in five[:3]:
             each.freeze()
         with pytest.raises(QuorumUnavailable):
-            await client(name).acquire(timeout=0.3)
-        timeouts = [0, 0.05, 0.06, 0.1, 0.101, 0.15, 0.2, 0.25]
+            await client(name).acquire(timeout=1.5)
+        timeouts = [0, 0.5, 0.6, 1.0, 1.01, 1.5]
         found = await asyncio.gather(
             *(client(f"{name}:{at % 3}").acquire(timeout=timeout) for at, timeout in enumerate(timeouts * 5)),
             return_exceptions=True,

@@ -19,6 +19,7 @@ from asynclock.stores.redis.connection import IgnoredReply, is_overdue
 from asynclock.stores.redis.pending import PendingReleases
 from tests.support.probes import contended
 from tests.support.servers import Server
+from tests.support.waiters import LIMIT
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ async def test_a_ping_goes_before_a_release_with_waiters(server: Server, name: s
             while not contended(lease):
                 await asyncio.sleep(0.001)
         assert pings(cli) == before + 1
-        async with asyncio.timeout(5), await waits as theirs:
+        async with asyncio.timeout(LIMIT), await waits as theirs:
             assert theirs.fence > lease.fence
         before = pings(cli)  # a client that was granted as a waiter assumes that others wait
         fences = []

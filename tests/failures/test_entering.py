@@ -12,7 +12,9 @@ import pytest
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from tests.support.probes import loops_of, nodes_of
 from tests.support.servers import Server, Servers
-from tests.support.waiters import until, urls_of
+from tests.support.waiters import LIMIT, until, urls_of
+
+pytestmark = pytest.mark.one_loop("what a server answers is the same on both")
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -23,12 +25,12 @@ async def test_d12_a_misconfigured_server_is_told_at_the_start(servers: Servers,
     urls = [each.user("-zadd") for each in some[:nodes]]
     for use in ("acquire", "enter"):
         async with aclosing(Redlock(*urls)) as client:
-            async with asyncio.timeout(4):  # no patience: waiting does not help
+            async with asyncio.timeout(LIMIT):  # no patience: waiting does not help
                 with pytest.raises(ConfigError, match="zadd"):
                     await (client(name).acquire() if use == "acquire" else client.__aenter__())
             for each in some[:nodes]:
                 each.user()
-            async with client(name, timeout=5) as lease:
+            async with client(name, timeout=LIMIT) as lease:
                 assert lease.held
             for each in some[:nodes]:
                 each.user("-zadd")
@@ -54,13 +56,13 @@ async def test_d12_a_monitor_needs_no_right_to_lock(server: Server, name: str) -
 async def test_d12_entering_waits_for_the_end_of_an_outage(servers: Servers, name: str) -> None:
     """The server has no memory left as the program starts; entering goes on as soon as it has."""
     server = servers.start("--maxmemory", "1")
-    client = Redlock(server.url, patience=20)
+    client = Redlock(server.url, patience=LIMIT)
     entering = asyncio.create_task(client.__aenter__())
     with server.cli() as cli:
         await until(lambda: "errorstat_OOM" in cli.info("errorstats"))
         assert not entering.done()
         cli.config_set("maxmemory", 0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT):
         await entering
     async with client, client(name) as lease:
         assert lease.held
@@ -75,7 +77,7 @@ async def test_d12_entering_ends_when_waiting_does_not_help(servers: Servers) ->
         await until(lambda: "errorstat_OOM" in cli.info("errorstats"))
         server.user("-zadd")
         cli.config_set("maxmemory", 0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT):
         with pytest.raises(ConfigError, match="zadd"):
             await entering
     await client.aclose()
@@ -88,12 +90,12 @@ async def test_d12_entering_waits_for_servers_that_start_later(servers: Servers,
     some = [servers.start() for _ in range(3)]
     for each in some[first:]:
         each.kill()
-    client = Redlock(*urls_of(some), patience=20)
+    client = Redlock(*urls_of(some), patience=LIMIT)
     entering = asyncio.create_task(client.__aenter__())
     await until(lambda: sum("refused" in str(node.error) for node in nodes_of(client)) == 3 - first)
     for each in some[first:]:
         each.restart()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(LIMIT):
         await entering
     async with client, client(name, timeout=0) as lease:
         assert lease.held

@@ -23,9 +23,9 @@ from asynclock.stores.redis.scripts import PROBE_SCRIPT, SCRIPTS
 from tests.support.probes import listens
 from tests.support.servers import Server, Servers, free_port
 from tests.support.user_store import DictStore, state_of
-from tests.support.waiters import until, urls_of
+from tests.support.waiters import LIMIT, until, urls_of
 
-same_on_both = pytest.mark.one_loop("what a server answers is the same on both")
+pytestmark = pytest.mark.one_loop("what a server answers is the same on both")
 
 
 async def checked(*nodes: object, **options: object) -> Health:
@@ -63,7 +63,6 @@ async def test_d12_a_check_leaves_no_key(servers: Servers, prefix: str, nodes: i
                 assert stats["cmdstat_set"]["calls"] == 3 * stats["cmdstat_zadd"]["calls"] > 0
 
 
-@same_on_both
 @pytest.mark.parametrize("command", ["zadd", "pexpire", "del", "hset", "hdel", "publish"])
 async def test_d12_a_check_that_is_cut_off_leaves_no_key_for_long(server: Server, command: str) -> None:
     """Wherever the script ends, what it wrote expires."""
@@ -138,7 +137,6 @@ async def test_d12_quarantine(servers: Servers, name: str) -> None:
         assert node.error in health.reason
 
 
-@same_on_both
 async def test_d12_a_replica(servers: Servers) -> None:
     """It answers PING and each script that only reads."""
     port = free_port()
@@ -151,7 +149,6 @@ async def test_d12_a_replica(servers: Servers) -> None:
     assert error.endswith("; it is a replica: name its master, or use Sentinel")
 
 
-@same_on_both
 async def test_d12_a_replica_without_its_master(server: Server) -> None:
     """It serves no data at all."""
     with server.cli() as cli:
@@ -160,7 +157,6 @@ async def test_d12_a_replica_without_its_master(server: Server) -> None:
     assert "MASTERDOWN" in (await one(server.url)).error
 
 
-@same_on_both
 @pytest.mark.parametrize(
     ("options", "says", "advice"),
     [
@@ -179,7 +175,6 @@ async def test_d12_a_server_that_refuses_to_write(servers: Servers, options: lis
     assert advice in error
 
 
-@same_on_both
 async def test_d12_a_server_that_loads_its_data(servers: Servers) -> None:
     """The health is not ok, and says LOADING; it is ok once the data is there."""
     server = servers.start("--dbfilename", "loads.rdb")
@@ -211,7 +206,6 @@ def _ping(server: Server) -> bytes:
             return b""
 
 
-@same_on_both
 @pytest.mark.parametrize(
     "rules",
     ["-evalsha", "-set", "-zadd", "-zrank", "-hget", "resetkeys ~asynclock~probe", "resetkeys ~asynclock~{*"],
@@ -224,7 +218,6 @@ async def test_d12_missing_rights(server: Server, rules: str) -> None:
     assert "secret" not in node.error
 
 
-@same_on_both
 @pytest.mark.parametrize("rules", ["-publish", "-subscribe", "resetchannels"])
 async def test_d12_a_server_that_sends_no_notices_votes(
     server: Server, name: str, rules: str, caplog: pytest.LogCaptureFixture
@@ -242,7 +235,6 @@ async def test_d12_a_server_that_sends_no_notices_votes(
     assert "no notices" in caplog.text
 
 
-@same_on_both
 async def test_d12_publish_is_forbidden_later(server: Server) -> None:
     """The check publishes by the same path as a release, so it sees that."""
     async with aclosing(Redlock(server.user())) as client:
@@ -315,7 +307,6 @@ async def _cluster(servers: Servers, shares: list[tuple[int, int]]) -> AsyncIter
     yield [node for node, _ in nodes]
 
 
-@same_on_both
 @pytest.mark.parametrize("prefix", ["", "lock:"])
 async def test_d12_one_node_of_a_cluster(servers: Servers, prefix: str) -> None:
     """It keeps the names of its own slots only, so it is not ok, whichever share it has."""
@@ -324,7 +315,6 @@ async def test_d12_one_node_of_a_cluster(servers: Servers, prefix: str) -> None:
             assert "one node of a cluster" in (await one(node.url, prefix=prefix)).error
 
 
-@same_on_both
 async def test_d12_a_cluster_of_one_node(servers: Servers) -> None:
     """It keeps each name, so it votes."""
     async with _cluster(servers, [(0, 16383)]) as (node,):
@@ -335,14 +325,14 @@ async def test_d12_a_cluster_of_one_node(servers: Servers) -> None:
 
 
 async def test_d12_a_silent_server(five: list[Server], name: str) -> None:
-    """Before the first use and after it, it costs about a second, and its error names it."""
+    """Before the first use and after it, health waits for it for a second only, and its error names it."""
     some = five[:3]
     async with aclosing(Redlock(*urls_of(some))) as client:
         async with client(name):
             pass
         some[0].freeze()
         for each in (client, Redlock(*urls_of(some))):
-            async with asyncio.timeout(4):
+            async with asyncio.timeout(LIMIT):
                 health = await each.health()
             assert health.ok
             assert [node.ok for node in health.nodes] == [False, True, True]

@@ -19,6 +19,8 @@ from tests.support.servers import Server
 from tests.support.still_clock import idle, numbers
 from tests.support.waiters import LIMIT, LONG, queue, until, urls_of
 
+pytestmark = pytest.mark.one_loop("the messages are read by the same code on both")
+
 some_nodes = pytest.mark.parametrize("nodes", [1, 3])
 
 

@@ -14,6 +14,8 @@ from tests.support.probes import acquisitions_of, nodes_of, sleeps_until
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, until
 
+pytestmark = pytest.mark.one_loop("what a server answers is the same on both")
+
 TIMEOUT = 0.4
 
 REFUSALS: dict[str, list[str]] = {
@@ -32,7 +34,6 @@ def _cluster_files(number: int) -> list[str]:
     return ["--cluster-config-file", f"nodes{number}.conf", "--cluster-port", str(port)]
 
 
-@pytest.mark.one_loop("what a server answers is the same on both")
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("code", REFUSALS)
 async def test_c20_the_reason_of_a_server_that_answers(servers: Servers, name: str, code: str, nodes: int) -> None:

@@ -15,6 +15,8 @@ from tests.support.probes import clock_of, connection_of, in_quarantine, nodes_o
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG, back, holder, until, urls_of
 
+pytestmark = pytest.mark.one_loop("the servers decide")
+
 
 def info_of(server: Server) -> dict[str, Any]:
     with server.cli() as cli:
@@ -22,7 +24,6 @@ def info_of(server: Server) -> dict[str, Any]:
     return dict(found)
 
 
-@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Servers, name: str) -> None:
     """One of three holds is on a server whose address now belongs to another, old server, which lagged and knows no
     hold; and one node has lost its key. The two would be a majority for a rival that met the first server before."""
@@ -48,13 +49,12 @@ async def test_d3_an_aged_server_in_place_of_another_casts_no_vote(servers: Serv
             assert not holder(lagging, name)
 
 
-@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_first_use_leaves_its_mark_on_servers_of_age(servers: Servers, name: str) -> None:
     """They may vote at once, and are marked like new ones: so that a restart with an older dump shows later."""
     some = [servers.start() for _ in range(3)]
-    await until(lambda: all(info_of(each)["uptime_in_seconds"] >= 2 for each in some))
-    async with Redlock(*urls_of(some), lease=0.5, max_lease=0.5) as client:
-        assert all(node.facts.started + 1.5 <= clock_of(client).now() for node in nodes_of(client))
+    await until(lambda: all(info_of(each)["uptime_in_seconds"] >= 3 for each in some))
+    async with Redlock(*urls_of(some), lease=1.0, max_lease=1.0, node_timeout=0.3) as client:
+        assert all(node.facts.started + 2.0 <= clock_of(client).now() for node in nodes_of(client))
         async with client(name):
             pass
     for each in some:

@@ -11,8 +11,11 @@ import pytest
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
 from tests.support.default_keys import key_of, keys_of
-from tests.support.probes import in_quarantine, nodes_of
+from tests.support.probes import in_quarantine, nodes_of, renew_now
 from tests.support.servers import Server, Servers
+from tests.support.waiters import LONG
+
+pytestmark = pytest.mark.one_loop("the servers decide")
 
 
 def client(servers: list[Server], **options: Any) -> Redlock:
@@ -38,7 +41,6 @@ async def test_clients_that_start_together_on_a_new_deployment(five: list[Server
     assert len(set(fences)) == 8
 
 
-@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_a_majority_restarts_empty(five: list[Server], name: str) -> None:
     """No second holder while the first may hold: restarted servers cast no vote for max_lease + 1 s."""
     async with client(five, lease=3.0, max_lease=3.0) as holder:
@@ -58,10 +60,9 @@ async def test_d3_a_majority_restarts_empty(five: list[Server], name: str) -> No
             await taken.release()
 
 
-@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_a_rolling_restart_under_a_held_lease(five: list[Server], name: str) -> None:
     """One node after the other restarts empty; a node that lost the key is healed, so the lease lives on."""
-    async with client(five, lease=1.5, max_lease=1.5) as redlock, redlock(name) as lease:
+    async with client(five, lease=2.5, max_lease=2.5, node_timeout=0.8) as redlock, redlock(name) as lease:
         for each in five[:3]:
             each.restart()
             node = nodes_of(redlock)[five.index(each)]
@@ -95,7 +96,6 @@ async def test_a_single_node_votes_at_once_after_a_restart(server: Server, name:
         await lease.release()
 
 
-@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d4_counters_go_back(servers: Servers, name: str) -> None:
     """Nodes come back with an older dump: they do not count for one lease, and fences rise all the same."""
     nodes = [servers.start("--dbfilename", f"{i}.rdb") for i in range(3)]
@@ -149,7 +149,7 @@ async def test_fences_rise_over_nodes_that_disagree(five: list[Server], name: st
 @pytest.mark.parametrize("nodes", [1, 5])
 async def test_d7_an_operator_deletes_the_key(five: list[Server], name: str, how: str, nodes: int) -> None:
     """The holder finds out at its next renewal, with the reason."""
-    async with client(five[:nodes], lease=0.6) as redlock:
+    async with client(five[:nodes], lease=LONG) as redlock:
         with pytest.raises(LockLost) as caught:
             async with redlock(name) as lease:
                 for each in five[:nodes]:
@@ -159,6 +159,7 @@ async def test_d7_an_operator_deletes_the_key(five: list[Server], name: str, how
                         each.cli().flushall()
                     else:
                         each.cli().set(key_of(name), "somebody else", px=60_000)
+                renew_now(lease)
                 await asyncio.Event().wait()
         assert caught.value.reason == ("taken" if how == "steal" else "broken")
         assert lease.remaining == 0.0
@@ -200,7 +201,7 @@ async def test_a_second_loop_remembers_that_servers_were_replaced(five: list[Ser
 
 async def test_a_node_that_forgot_the_hold_counts_no_more(five: list[Server], name: str) -> None:
     """A majority was never lost at once, but node by node: the lease ends with what the other nodes still keep."""
-    async with client(five[:3], lease=1.5) as redlock:
+    async with client(five[:3], lease=3.0) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         five[2].freeze()
         left = lease.remaining
@@ -218,7 +219,6 @@ async def test_a_node_that_forgot_the_hold_counts_no_more(five: list[Server], na
             each.thaw()
 
 
-@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_a_slow_node_may_know_that_the_deployment_is_not_new(five: list[Server], name: str) -> None:
     """A majority restarted, and the node that has the mark is slow to answer: no node votes for a new client."""
     nodes = five[:3]

@@ -9,7 +9,9 @@ import pytest
 
 from asynclock import ConfigError, Redlock
 from tests.support.servers import Server, Servers
-from tests.support.waiters import works
+from tests.support.waiters import LIMIT, works
+
+pytestmark = pytest.mark.one_loop("what a server answers is the same on both")
 
 
 def acl(server: Server, *rules: str) -> None:
@@ -20,7 +22,7 @@ def acl(server: Server, *rules: str) -> None:
 async def refused(url: str, *says: str) -> None:
     """Each entry point raises at once a ConfigError that names node and reason, and not the password."""
     async with aclosing(Redlock(url)) as redlock:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(LIMIT):
             for use in (redlock("order:42").acquire, redlock("order:42").__aenter__):
                 with pytest.raises(ConfigError) as caught:
                     await use()
@@ -63,7 +65,6 @@ async def test_c13_no_permission(server: Server, rules: str) -> None:
         await works(redlock, "order:42")
 
 
-@pytest.mark.one_loop("it waits for the pauses between connects")
 async def test_c13_the_client_works_once_the_password_is_right(server: Server, name: str) -> None:
     """The server was mended, not the program: the same client finds out by itself."""
     acl(server, "+@all", "resetpass", ">other")
@@ -71,7 +72,7 @@ async def test_c13_the_client_works_once_the_password_is_right(server: Server, n
         with pytest.raises(ConfigError):
             await redlock(name).acquire()
         acl(server)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(LIMIT):
             while not (await redlock.health()).ok:
                 await asyncio.sleep(0.05)  # it connects again when it likes
         await works(redlock, name)

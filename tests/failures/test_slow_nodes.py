@@ -16,6 +16,8 @@ from tests.support.servers import Server
 from tests.support.still_clock import idle
 from tests.support.waiters import LONG, in_queue, until, urls_of
 
+pytestmark = pytest.mark.one_loop("the votes decide")
+
 STRANGER = "another program's"
 
 
@@ -51,7 +53,6 @@ async def test_a_late_undo_delays_no_other_command(servers: Any, name: str) -> N
         await got.release()
 
 
-@pytest.mark.one_loop("it waits for a node timeout")
 async def test_a_client_that_closes_withdraws_its_ticket_everywhere(servers: Any, name: str) -> None:
     """One of three is frozen, where another program has the name. The client that wins without it releases and closes
     at once."""
