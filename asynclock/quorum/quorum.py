@@ -180,9 +180,16 @@ class Quorum:
 
     async def check(self, within: float) -> ConfigError | QuorumUnavailable | None:
         """Ask each node whether it would vote now, for at most `within` seconds. The error if no majority would; None:
-        a majority would."""
+        a majority would. A node that is silent is reported with its error of before, as in `unavailable`."""
         found = await check_votes(self.nodes, within, everyone=False)
-        errors = {i: each for i, each in enumerate(found) if isinstance(each, Exception)}
+        errors, now = dict[int, BaseException](), self.clock.now()
+        for i, each in enumerate(found):
+            until, before = self._troubled.get(i, (0.0, None))
+            if isinstance(each, TimeoutError) and before is not None and now < until:
+                errors[i] = before
+            elif isinstance(each, Exception):
+                errors[i] = each
+                self._troubled[i] = now + _TROUBLED, each
         refusals = len(self.nodes) - len(self.nodes) // 2
         return self.unavailable_nodes(errors, "") if len(errors) >= refusals else None
 

@@ -191,6 +191,7 @@ async def test_c21_a_blocked_loop_is_no_silent_server(server: Server, name: str)
 # -- patience ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_loop("the outage is the same on both")
 @both
 @pytest.mark.parametrize("kind", ["mutex", "fair", "read", "semaphore", "multi", "block", "local", "adopt"])
 async def test_c20_patience_bounds_each_way_to_acquire(servers: Servers, name: str, nodes: int, kind: str) -> None:

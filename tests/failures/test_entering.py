@@ -10,7 +10,9 @@ from contextlib import aclosing
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
-from tests.support.probes import loops_of, nodes_of
+from tests.support.cut_servers import Clocked
+from tests.support.fake_clock import FakeClock
+from tests.support.probes import loops_of, nodes_of, session_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, until, urls_of
 
@@ -170,6 +172,22 @@ async def test_d12_entering_ends_with_patience(servers: Servers, patience: float
         await client.__aenter__()
     assert loop.time() - began >= patience - 0.01
     await client.aclose()
+
+
+async def test_c20_a_silence_of_the_last_moment_hides_no_reason(servers: Servers) -> None:
+    """As the patience ends, a check has little time left. A server that refused a moment ago, and is late to answer, is
+    reported with its refusal."""
+    clock = FakeClock()
+    server = servers.start("--maxmemory", "1")
+    async with aclosing(Redlock(Clocked(server.url, clock))) as client:
+        await client.health()
+        for within in (LIMIT, 0.05):
+            error = await session_of(client).quorum.check(within)
+            assert "OOM" in str(error)
+            server.freeze()
+        clock.advance(2.0)
+        assert "did not answer" in str(await session_of(client).quorum.check(0.05))
+        server.thaw()
 
 
 async def test_d12_a_server_without_memory_still_gets_releases(server: Server, name: str) -> None:

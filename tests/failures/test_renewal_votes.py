@@ -107,7 +107,7 @@ async def test_the_body_is_cancelled_when_the_lease_ends_sooner(name: str, cause
     is cancelled at once; with one it goes on, up to max_hold and no longer."""
     spare = cause == "max_hold"
     beyond = Beyond(3, name, way=0.001)
-    async with beyond.opened(renew=False, lease=30.0) as client:
+    async with beyond.opened(renew=False, lease=30.0, node_timeout=0.05) as client:
         await client.health()
         beyond.far[2].silent = not spare
         lease = await beyond.lease(client, max_hold=5.0)

@@ -40,7 +40,7 @@ async def test_d3_a_server_that_reports_a_second_after_a_moment(servers: Servers
     second, which is as long as any lease lasts. The holder still holds, so no other client is granted."""
     for _ in range(4):  # until the machine was quick enough for it
         some = [servers.start() for _ in range(3)]
-        async with Redlock(*urls_of(some), lease=SECOND, max_lease=SECOND) as holder:
+        async with Redlock(*urls_of(some), lease=SECOND, max_lease=SECOND, node_timeout=0.3) as holder:
             await holder.health()
             while not LATE[0] - 0.1 <= time.time() % 1.0 <= LATE[0]:
                 await asyncio.sleep(0.005)
@@ -49,7 +49,7 @@ async def test_d3_a_server_that_reports_a_second_after_a_moment(servers: Servers
             async with asyncio.timeout(LIMIT):
                 while min(map(uptime, some[:2])) < 1:
                     await asyncio.sleep(0.005)
-            async with Redlock(*urls_of(some), lease=SECOND, max_lease=SECOND) as rival:
+            async with Redlock(*urls_of(some), lease=SECOND, max_lease=SECOND, node_timeout=0.3) as rival:
                 try:
                     taken = await rival(name).acquire(timeout=0)
                 except QuorumUnavailable:
