@@ -108,16 +108,22 @@ async def test_d3_a_quarantine_is_told_at_its_begin_and_at_its_end(
         caplog.clear()
         with told(client) as seen:
             five[0].restart()
+
+            def here(kind: type[Event]) -> list[Any]:  # a slow machine may take another one for restarted as well
+                return [event for event in of_nodes(seen) if isinstance(event, kind) and event.node == five[0].url]
+
             async with asyncio.timeout(LIMIT):
-                while not seen.of(QuarantineEnded):
+                while not here(QuarantineEnded):
                     async with client(name):
                         await asyncio.sleep(0.01)
-    (begins,), (ends,) = seen.of(Quarantined), seen.of(QuarantineEnded)
-    assert begins.node == ends.node == five[0].url
+    (begins,) = here(Quarantined)
     assert 0 < begins.seconds <= 3.0
-    named = [type(event).__name__ for event in of_nodes(seen)]
+    named = [type(event).__name__ for event in here(Event)]
     assert named.index("NodeDown") < named.index("Quarantined") < named.index("QuarantineEnded")
-    assert lines(caplog, "Quarantined", "QuarantineEnded") == [("Quarantined", "INFO"), ("QuarantineEnded", "INFO")]
+    assert set(lines(caplog, "Quarantined", "QuarantineEnded")) == {
+        ("Quarantined", "INFO"),
+        ("QuarantineEnded", "INFO"),
+    }
 
 
 async def test_a_client_that_starts_within_a_quarantine_is_told(servers: Servers, name: str) -> None:
