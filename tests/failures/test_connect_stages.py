@@ -13,10 +13,12 @@ import pytest
 import trustme
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock.rules.model import Verb
 from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import connection_of, nodes_of, unanswered
 from tests.support.servers import Server, Servers, free_port
+from tests.support.still_clock import turns
 from tests.support.waiters import until, urls_of
 
 GUARD = 15
@@ -221,16 +223,21 @@ async def test_c20_patience_ends_a_round_that_is_under_way(server: Server, name:
     """A single silent node is asked for 1.5 s each time. The first such round begins the outage, and the patience ends
     the second one."""
     clock = FakeClock()
-    async with Redlock(Clocked(server.url, clock), patience=0.2, node_timeout=1.5) as client:
+    async with Redlock(Clocked(server.url, clock), patience=1.0, node_timeout=1.5) as client:
         connection = connection_of(nodes_of(client)[0])
+
+        def rounds() -> int:
+            ops = [handler.op for handler in unanswered(connection) if hasattr(handler, "op")]
+            return sum(op.verb is Verb.ACQUIRE for op in ops)
+
         server.freeze()
         acquiring = asyncio.create_task(client(name).acquire(timeout=None))
-        await until(lambda: unanswered(connection))
-        clock.advance(1.6)
-        first = len(unanswered(connection))
-        await until(lambda: clock.advance(0.01) or len(unanswered(connection)) > first)
+        await until(rounds)
+        clock.advance(1.51)
+        await until(lambda: clock.advance(0.01) or rounds() == 2)
+        await turns()
         assert not acquiring.done()
-        clock.advance(0.3)
+        clock.advance(1.0)
         with pytest.raises(QuorumUnavailable, match="did not answer within"):
             await acquiring
         server.thaw()
