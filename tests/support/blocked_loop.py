@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from asynclock import Lock, Redlock
 from tests.support.probes import session_of
+from tests.support.shifted_clock import Shifted
 from tests.support.waiters import LIMIT
 
 THREAD = "asynclock renewals"
@@ -57,6 +58,16 @@ def callbacks_due() -> int:
 def renewal_threads() -> list[threading.Thread]:
     """Those that live."""
     return [each for each in threading.enumerate() if each.name == THREAD]
+
+
+def call_timer_of(node: Any, clock: Shifted, late: float) -> None:
+    """As if the process had got no CPU time until so many seconds after the time limit of the node's commands."""
+    connection = node._connection
+    due = connection.moved_at + connection.time_limit
+    node._arm(due)
+    clock.jump(max(due + late - clock.now(), 0.0))
+    node._timer.cancel()
+    node._watch()
 
 
 class ThreadedProxy:

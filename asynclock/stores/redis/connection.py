@@ -146,6 +146,12 @@ class Connection(asyncio.Protocol):
             selector.register(self.transport.get_extra_info("socket").fileno(), selectors.EVENT_READ)
             return bool(selector.select(0))
 
+    def must_be_read(self, *, late: bool, again: bool) -> bool:
+        """Whether to read what the server may have sent before it counts as silent. The timer is `late` where the loop
+        was blocked. Where its process got no CPU time, the timer may be on time: it was due just then. `again`: it was
+        read a moment ago."""
+        return late and self.unread if again else late or self.unread
+
     def connection_lost(self, exc: Exception | None) -> None:
         why = exc or "it closed the connection"
         self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))

@@ -200,7 +200,7 @@ class RedisNode:
         if (connection := self._connection) is None or not (waiting := connection.waiting):
             return
         now = self.clock.now()
-        if now - self._timer_at > _LATE and (not self._second_look or connection.unread):
+        if connection.must_be_read(late=now - self._timer_at > _LATE, again=self._second_look):
             self._second_look = True  # the loop was blocked: first read the replies that arrived meanwhile
             self._arm(now + 0.001)
             return
