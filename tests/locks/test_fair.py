@@ -107,7 +107,7 @@ async def test_in_order_of_arrival_over_processes(five: list[Server], name: str,
     """The same where the waiters are tasks of other processes."""
     servers = five[:nodes]
     urls = [each.url for each in servers]
-    async with Redlock(*urls) as redlock, processes(3, urls) as started:
+    async with Redlock(*urls, node_timeout=5.0) as redlock, processes(3, urls) as started:
         async with redlock(name, fair=True):
             for number in range(9):
                 started[number % 3].wait(name, who=str(number), fair=True)
@@ -122,7 +122,11 @@ async def test_a_try_without_a_ticket_takes_no_waiters_turn(five: list[Server], 
     """A fair try with timeout=0, again and again while others wait, gets nothing before them."""
     urls = [each.url for each in five[:nodes]]
     arrivals = Arrivals(name)
-    async with Redlock(*urls) as first, Redlock(*urls) as second, Redlock(*urls) as hasty:
+    async with (
+        Redlock(*urls, node_timeout=5.0) as first,
+        Redlock(*urls, node_timeout=5.0) as second,
+        Redlock(*urls, node_timeout=5.0) as hasty,
+    ):
         async with first(name, fair=True):
             await arrive(arrivals, [second, first] * 4, five[:nodes], name)
         while len(arrivals.order) < 8:

@@ -308,7 +308,10 @@ async def test_min_hold_is_of_each_name() -> None:
 
 async def test_a_minority_is_down(five: list[Server], name: str) -> None:
     """Three of five nodes are enough, for the holder and for the waiter."""
-    client, other = Redlock(*urls_of(five), lease=LONG), Redlock(*urls_of(five), lease=LONG)
+    client, other = (
+        Redlock(*urls_of(five), lease=LONG, node_timeout=5.0),
+        Redlock(*urls_of(five), lease=LONG, node_timeout=5.0),
+    )
     a, b = several(name, "ab")
     async with client, other:
         lease = await taken(client.multi(a, b))

@@ -145,7 +145,7 @@ async def test_all_waiting_readers_are_granted(make: Callable[..., Redlock], nam
 
 async def test_each_reader_has_its_own_expiry(make: Callable[..., Redlock], name: str) -> None:
     """A reader that stops renewing expires after its lease; the other one stays."""
-    short = await make().read(name, lease=1.5, renew=False).acquire(timeout=None)
+    short = await make().read(name, lease=3.0, renew=False).acquire(timeout=None)
     async with make().read(name, lease=30) as long:
         assert await short.wait_lost()
         writer_client = make()
@@ -227,7 +227,7 @@ def test_fencing_cannot_be_left_out() -> None:
 
 async def test_e10_a_minority_of_dead_nodes_is_not_noticed(five: list[Server], name: str) -> None:
     """Readers and writers go on with three of five."""
-    async with Redlock(*(server.url for server in five)) as client:
+    async with Redlock(*(server.url for server in five), node_timeout=5.0) as client:
         async with client.read(name):
             five[0].kill()
             five[1].kill()

@@ -80,7 +80,7 @@ async def test_a_waiter_gets_the_permit_that_is_released(make: Callable[..., Red
 
 async def test_a_lost_permit_comes_back_after_its_lease(make: Callable[..., Redlock], name: str) -> None:
     """Its holder does not renew it any more."""
-    lost = await make().semaphore(name, 1, lease=1.5, renew=False).acquire(timeout=None)
+    lost = await make().semaphore(name, 1, lease=3.0, renew=False).acquire(timeout=None)
     async with make().semaphore(name, 1, timeout=10) as lease:
         assert lease.fence > lost.fence
         assert not lost.held
@@ -145,7 +145,7 @@ def test_permits_are_a_whole_number(permits: Any) -> None:
 
 async def test_e12_whichever_minority_fails(five: list[Server], name: str) -> None:
     """Never more holders than permits, though nodes fail that have some holds and not others."""
-    async with Redlock(*(server.url for server in five)) as client:
+    async with Redlock(*(server.url for server in five), node_timeout=5.0) as client:
         five[0].kill()
         leases = await filled(client, name, 3)
         five[1].kill()

@@ -80,7 +80,7 @@ class Crowd:
 async def handed_over(servers: list[Server], name: str, clients: int, each: int) -> tuple[Counter[str], list[Any]]:
     """The cost of a release where so many wait: the commands, and the clients that receive a notice."""
     async with AsyncExitStack() as stack:
-        made = [Redlock(*urls_of(servers), lease=LONG) for _ in range(clients + 1)]
+        made = [Redlock(*urls_of(servers), lease=LONG, node_timeout=5.0) for _ in range(clients + 1)]
         for client in made:
             await stack.enter_async_context(client)
         lease = await made[0](name).acquire(timeout=None)
@@ -129,7 +129,9 @@ async def test_e2_a_thousand_tasks(five: list[Server], name: str, nodes: int) ->
     """A thousand tasks of twenty clients: the servers know of twenty tickets, and a release grants to one task."""
     servers = five[:nodes]
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Redlock(*urls_of(servers), lease=LONG)) for _ in range(20)]
+        clients = [
+            await stack.enter_async_context(Redlock(*urls_of(servers), lease=LONG, node_timeout=5.0)) for _ in range(20)
+        ]
         first = await clients[0](f"{name}").acquire(timeout=None)
         crowd = await stack.enter_async_context(Crowd(name, clients[1:], 50))
         await until(in_queue(servers, name, 19))
@@ -177,7 +179,10 @@ async def test_e2_a_waiter_costs_its_renewals(five: list[Server], name: str, nod
     """By the counters of real servers: while a client waits, as many scripts run at a node as its ticket was
     renewed."""
     servers = five[:nodes]
-    async with Redlock(*urls_of(servers), lease=LONG) as first, Redlock(*urls_of(servers), lease=SHORT) as second:
+    async with (
+        Redlock(*urls_of(servers), lease=LONG, node_timeout=5.0) as first,
+        Redlock(*urls_of(servers), lease=SHORT) as second,
+    ):
         async with first(name):
             waiting = asyncio.create_task(second(name).acquire(timeout=None))
             await until(in_queue(servers, name, 1))
