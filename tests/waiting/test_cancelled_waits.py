@@ -155,6 +155,7 @@ async def test_a16_cancelled_waiters_leave_no_local_queue(make: Make, name: str)
 
 
 @each_kind_of_node
+@pytest.mark.one_loop("tasks are cancelled alike on both")
 @fairness
 @pytest.mark.parametrize("first", ["cancel", "notice"])
 @pytest.mark.parametrize("successor", ["elsewhere", "behind"])
@@ -191,6 +192,7 @@ async def test_e5_cancelled_in_the_turn_of_the_notice(
 
 
 @each_kind_of_node
+@pytest.mark.one_loop("tasks are cancelled alike on both")
 @fairness
 async def test_e5_cancelled_as_the_holder_releases(make: Make, name: str, fair: bool) -> None:
     """The first waiter is cancelled some turns after the release began, wherever its notice is on the way: the next one
