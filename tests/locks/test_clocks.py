@@ -15,10 +15,13 @@ from asynclock.rules.model import Op, Verb
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Refused
 from tests.support.default_keys import key_of
+from tests.support.distant_stores import Beyond
 from tests.support.fake_clock import FakeClock
-from tests.support.probes import kind_of, replace_ask
+from tests.support.probes import kind_of, renew_now, replace_ask
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
+from tests.support.shifted_clock import Shifted, shifted
+from tests.support.still_clock import Still, turns
 from tests.support.user_store import state_of
 
 
@@ -28,26 +31,31 @@ def fake(**options: Any) -> tuple[Redlock, MemoryStore, FakeClock]:
     return Redlock(store, **options), store, clock
 
 
-async def test_b1_a_loop_blocked_longer_than_the_lease(redlock: Redlock, name: str) -> None:
+@pytest.mark.parametrize("nodes", [1, 5])
+async def test_b1_a_loop_blocked_longer_than_the_lease(name: str, nodes: int) -> None:
     """`held` is False at the next read, before any timer could run, and no renewal is sent for an expired lease."""
-    lease = await redlock(name, lease=0.2).acquire(timeout=None)
-    assert lease.held
-    time.sleep(0.25)  # to block the loop is what this test is about
-    assert not lease.held
-    assert lease.remaining == 0.0
-    with pytest.raises(LockLost):
-        await lease.extend()
-    with pytest.raises(LockLost):
-        await lease.release()
+    still = Still(nodes, name)
+    async with still.held(lease=30.0) as (_, lease):
+        assert lease.held
+        still.asked()
+        still.clock.block(30.0)
+        assert not lease.held
+        assert lease.remaining == 0.0
+        with pytest.raises(LockLost):
+            await lease.extend()
+        with pytest.raises(LockLost):
+            await lease.release()
+        assert Verb.EXTEND not in {verb for verb, _ in still.asked()}
 
 
 async def test_b1_the_deadline_is_checked_before_renewing(server: Server, name: str) -> None:
     """A watchdog that wakes too late sends no renewal, though the key may still be there."""
-    async with Redlock(server.url) as redlock:
-        lease = await redlock(name, lease=0.2).acquire(timeout=None)
+    clock = Shifted()
+    async with shifted([server.url], clock) as redlock:
+        lease = await redlock(name, lease=3.0).acquire(timeout=None)
         server.cli().persist(key_of(name))
         extends = server.cli().info("commandstats").get("cmdstat_pexpire", {"calls": 0})["calls"]
-        time.sleep(0.25)  # to block the loop is what this test is about
+        clock.jump(3.0)
         assert await lease.wait_lost() is True
         assert server.cli().info("commandstats").get("cmdstat_pexpire", {"calls": 0})["calls"] == extends
         server.cli().delete(key_of(name))
@@ -95,19 +103,19 @@ async def proxy(server: Server) -> Any:
 
 async def test_b5_validity_counts_from_the_send(server: Server, proxy: Proxy, name: str) -> None:
     """A grant whose reply took longer than the lease is a failure; a slow reply leaves less validity."""
-    async with Redlock(proxy.url, lease=2.0, node_timeout=0.6) as redlock:
+    async with Redlock(proxy.url, lease=20.0, node_timeout=6.0) as redlock:
         sent = proxy.request(b"acquire")
         proxy.hold_replies()
         waiting = asyncio.create_task(redlock(name, renew=False).acquire(timeout=0))
         await sent.wait()
         before = now()
-        while server.cli().pttl(key_of(name)) > 1700:
+        while server.cli().pttl(key_of(name)) > 19_700:
             await asyncio.sleep(0.01)
         late_by = now() - before
         proxy.let_go()
         lease = await waiting
         assert lease is not None
-        assert lease.remaining <= 2.0 - drift(2.0) - late_by
+        assert lease.remaining <= 20.0 - drift(20.0) - late_by
         await lease.release()
 
 
@@ -135,26 +143,24 @@ async def test_b7_an_extend_with_a_shorter_time(server: Server, name: str) -> No
         assert server.cli().pttl(key_of(name)) > 38_000
 
 
-async def test_b10_one_renewal_is_lost(server: Server, proxy: Proxy, name: str) -> None:
+@pytest.mark.parametrize("nodes", [1, 5])
+async def test_b10_one_renewal_is_lost(name: str, nodes: int) -> None:
     """The next renewal follows after lease/12, not after another third: the lease is kept."""
-    async with Redlock(proxy.url, lease=1.2, node_timeout=0.1) as redlock:
-        sends: list[float] = []
-        async with redlock(name) as lease:
-            first = proxy.request(b"extend")
-            proxy.drop_replies = True
-            await first.wait()
-            sends.append(now())
-            proxy.forget_requests()
-            again = proxy.request(b"extend")
-            await again.wait()
-            sends.append(now())
-            proxy.drop_replies = False
-            left = lease.remaining
-            while lease.remaining <= left:  # until a renewal counts
-                left = lease.remaining
-                await asyncio.sleep(0.005)
-            assert lease.held
-        assert sends[1] - sends[0] < 1.2 / 3
+    beyond = Beyond(nodes, name, way=0.001)
+    async with beyond.opened(lease=12.0) as redlock:
+        lease = await beyond.lease(redlock)
+        renewed_at = beyond.clock.now() + 4.0
+        await beyond.pass_time(3.0, step=0.1)
+        beyond.set_answering(False)
+        await beyond.pass_time(renewed_at - beyond.clock.now() + 0.1)
+        beyond.disconnect()
+        beyond.set_answering(True)
+        beyond.asked()
+        await beyond.pass_time(1.5)
+        first, *_ = [at for verb, at in beyond.asked() if verb is Verb.EXTEND]
+        assert first <= renewed_at + 1.1
+        assert lease.remaining > 12.0 - 1.5 - drift(12.0)
+        await beyond.finish(asyncio.create_task(lease.release()))
 
 
 async def test_the_watchdog_renews_at_a_third(name: str) -> None:
@@ -189,10 +195,11 @@ async def test_renew_false_lets_it_end(name: str) -> None:
 async def test_unknown_is_not_lost(five: list[Server], name: str) -> None:
     """A majority freezes under a holder: only the clock ends its lease, and if the nodes answer again in time it lives
     on."""
-    async with Redlock(*(each.url for each in five), lease=2.0) as redlock:
+    async with Redlock(*(each.url for each in five), lease=6.0) as redlock:
         async with redlock(name) as lease:
             for each in five[:3]:
                 each.freeze()
+            renew_now(lease)
             while "unknown" not in repr(lease):
                 assert lease.held
                 await asyncio.sleep(0.01)
@@ -236,8 +243,3 @@ async def test_a5_the_watchdog_fails(name: str, caplog: pytest.LogCaptureFixture
     assert asked > 3
     assert "will try again" in caplog.text
     await redlock.aclose()
-
-
-async def turns(count: int = 5) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)

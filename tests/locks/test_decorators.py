@@ -13,6 +13,7 @@ import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockTimeout, Redlock, Skipped
 from asynclock.locks.template import namer
+from tests.support.waiters import IN_VAIN
 
 
 class Colour(enum.Enum):
@@ -361,7 +362,7 @@ async def test_a_campaign_may_have_an_end(make: Callable[..., Redlock], name: st
     await other.health()  # connected, so that the timeout is for the lock alone
     async with leads(name):
         with pytest.raises(LockTimeout):
-            await other.lead(name, main, timeout=0.05)
+            await other.lead(name, main, timeout=IN_VAIN)
     with pytest.raises(ConfigError, match="main"):
         await make().lead(name, 17)  # type: ignore[arg-type]
 

@@ -12,7 +12,9 @@ import pytest
 
 from asynclock import ConfigError, LockLost, LockNotHeld, QuorumUnavailable, Redlock
 from tests.support.default_keys import key_of
+from tests.support.kinds_of_node import each_kind_of_node
 from tests.support.servers import Server
+from tests.support.still_clock import Still
 
 
 async def test_a_hold_moves_and_is_never_free(make: Callable[..., Redlock], name: str) -> None:
@@ -56,7 +58,7 @@ async def test_a_handle_serves_once(make: Callable[..., Redlock], name: str) -> 
 
 async def test_a_handle_that_comes_too_late(make: Callable[..., Redlock], name: str) -> None:
     """Where nobody adopts it the hold expires; then another client has the name."""
-    lease = await make()(name, lease=0.3).acquire(timeout=None)
+    lease = await make()(name, lease=3.0).acquire(timeout=None)
     handle = await lease.detach()
     client = make()
     async with client(name, timeout=30) as other:
@@ -83,12 +85,23 @@ async def test_waiters_get_it_from_the_adopter(make: Callable[..., Redlock], nam
     await got.release()
 
 
-async def test_the_adopter_is_under_the_watchdog(make: Callable[..., Redlock], name: str) -> None:
-    """Its hold outlives its lease, and may be detached again."""
+@pytest.mark.parametrize("nodes", [1, 5])
+async def test_the_adopter_is_under_the_watchdog(name: str, nodes: int) -> None:
+    """Its hold outlives its lease."""
+    still = Still(nodes, name)
+    async with still.held() as (_, lease), still.client() as taker, still.client() as other:
+        adopted = await taker.adopt(await lease.detach(), lease=9.0)
+        await still.until(still.clock.now() + 60.0)
+        assert adopted.held
+        assert await other(name).acquire(timeout=0) is None
+        await adopted.release()
+
+
+@each_kind_of_node
+async def test_an_adopted_hold_may_be_detached_again(make: Callable[..., Redlock], name: str) -> None:
+    """The next adopter's token is greater."""
     lease = await make()(name).acquire(timeout=None)
-    adopted = await make().adopt(await lease.detach(), lease=0.3)
-    other = make()
-    assert await other(name).acquire(timeout=0.6) is None
+    adopted = await make().adopt(await lease.detach())
     again = await make().adopt(await adopted.detach())
     assert again.fence > adopted.fence > lease.fence
     await again.release()
@@ -171,7 +184,7 @@ async def test_another_process_adopts(server: Server, name: str) -> None:
 
 async def test_an_outage_leaves_the_hold_where_it_is(five: list[Server], name: str) -> None:
     """A failed detach leaves the lease held; a failed adopt may be tried again later."""
-    async with Redlock(*(server.url for server in five), patience=0.2) as client:
+    async with Redlock(*(server.url for server in five), patience=1.0, node_timeout=1.0) as client:
         lease = await client(name).acquire(timeout=None)
         for server in five[:3]:
             server.freeze()

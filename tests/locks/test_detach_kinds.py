@@ -132,7 +132,7 @@ async def test_the_key_is_something_else_by_now(shared_urls: list[str], name: st
     """On a majority another program has put a list there. Waiting does not help, so the error comes at once, and the
     list is left alone."""
     urls = shared_urls[:nodes]
-    async with Redlock(*urls) as giver, Redlock(*urls, patience=3600.0) as taker:
+    async with Redlock(*urls, node_timeout=5.0) as giver, Redlock(*urls, patience=3600.0) as taker:
         handle = await (await taken(KINDS[kind](giver, name))).detach()
         for url in urls[: nodes // 2 + 1]:
             with closing(blocking.Redis.from_url(url)) as cli:

@@ -14,6 +14,7 @@ from asynclock.stores.zookeeper import ZooKeeperStore
 from tests.support.default_keys import keys_of
 from tests.support.probes import nodes_of, stores_of
 from tests.support.servers import Server
+from tests.support.still_clock import Still, turns
 from tests.support.stored_keys import members_at
 from tests.support.user_store import state_of
 from tests.support.waiters import in_order, in_queue, processes, queue, rise, until
@@ -106,7 +107,7 @@ async def test_in_order_of_arrival_over_processes(five: list[Server], name: str,
     """The same where the waiters are tasks of other processes."""
     servers = five[:nodes]
     urls = [each.url for each in servers]
-    async with Redlock(*urls) as redlock, processes(3, urls) as started:
+    async with Redlock(*urls, node_timeout=5.0) as redlock, processes(3, urls) as started:
         async with redlock(name, fair=True):
             for number in range(9):
                 started[number % 3].wait(name, who=str(number), fair=True)
@@ -121,7 +122,11 @@ async def test_a_try_without_a_ticket_takes_no_waiters_turn(five: list[Server], 
     """A fair try with timeout=0, again and again while others wait, gets nothing before them."""
     urls = [each.url for each in five[:nodes]]
     arrivals = Arrivals(name)
-    async with Redlock(*urls) as first, Redlock(*urls) as second, Redlock(*urls) as hasty:
+    async with (
+        Redlock(*urls, node_timeout=5.0) as first,
+        Redlock(*urls, node_timeout=5.0) as second,
+        Redlock(*urls, node_timeout=5.0) as hasty,
+    ):
         async with first(name, fair=True):
             await arrive(arrivals, [second, first] * 4, five[:nodes], name)
         while len(arrivals.order) < 8:
@@ -133,21 +138,20 @@ async def test_a_try_without_a_ticket_takes_no_waiters_turn(five: list[Server], 
         assert await arrivals.all_served() == list(range(8))
 
 
-@pytest.mark.one_loop("it waits for renewals of tickets at the servers")
 @both
-async def test_a_live_waiter_keeps_its_place(five: list[Server], name: str, nodes: int) -> None:
+async def test_a_live_waiter_keeps_its_place(name: str, nodes: int) -> None:
     """The holder holds for several ticket lifetimes; the waiters renew their tickets and keep their places."""
-    servers = five[:nodes]
-    urls = [each.url for each in servers]
-    arrivals = Arrivals(name)
-    # A ticket that is renewed late is passed over: its life is far longer than a busy machine may stall a process.
-    async with Redlock(*urls, lease=1.8) as first, Redlock(*urls, lease=1.8) as second:
+    still, arrivals = Still(nodes, name), Arrivals(name)
+    async with still.client(lease=9.0) as first, still.client(lease=9.0) as second:
         async with first(name, fair=True):
-            await arrive(arrivals, [second, first, second, first], servers, name)
-            before = [queue(each, name) for each in servers]
-            # Renewed every third of a life: eight renewals are two lives and more.
-            await until(lambda: all(number_of(each, name, t) > 8 for each in servers for t in before[0]))
-            assert [queue(each, name) for each in servers] == before
+            for each in (second, first, second, first):
+                arrivals.join(each)
+                await turns()
+                still.clock.advance(0.001)
+            places = [[waiter.id for waiter in state_of(store, name).queue] for store in still.stores]
+            assert [len(each) for each in places] == [4] * nodes
+            await still.until(still.clock.now() + 30.0)
+            assert [[waiter.id for waiter in state_of(store, name).queue] for store in still.stores] == places
         assert await arrivals.all_served() == [0, 1, 2, 3]
 
 
@@ -158,7 +162,7 @@ async def test_e9_nodes_agree_after_one_renewal(five: list[Server], name: str) -
     """A ticket carries its order key: nodes with another order correct it at its renewal."""
     urls = [each.url for each in five]
     arrivals = Arrivals(name)
-    async with Redlock(*urls, lease=0.9) as first, Redlock(*urls, lease=0.9) as second:
+    async with Redlock(*urls, lease=4.5) as first, Redlock(*urls, lease=4.5) as second:
         async with first(name, fair=True):
             await arrive(arrivals, [second, first, second, first], five, name)
             right = queue(five[0], name)
@@ -176,7 +180,7 @@ async def test_e9_no_deadlock_where_heads_differ(five: list[Server], name: str, 
     """The lock is free, and so many nodes have heads of their own, no two the same: all waiters are served."""
     urls = [each.url for each in five]
     arrivals = Arrivals(name)
-    async with Redlock(*urls, lease=0.9) as first, Redlock(*urls, lease=0.9) as second:
+    async with Redlock(*urls, lease=4.5) as first, Redlock(*urls, lease=4.5) as second:
         lease = await first(name, fair=True).acquire(timeout=None)
         await arrive(arrivals, [second, first, second, first, second], five, name)
         right = queue(five[0], name)

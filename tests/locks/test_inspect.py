@@ -118,7 +118,7 @@ async def test_a_key_without_expiry_is_shown(server: Server, name: str) -> None:
 async def test_a_process_that_waits_has_one_entry_with_its_tasks(make: Callable[..., Redlock], name: str) -> None:
     """Those of all its clients. The tasks in a local queue count when their client sends its ticket: here at the second
     round, after the first was refused."""
-    client, other = make(lease=1.0), make(lease=1.0)
+    client, other = make(lease=3.0), make(lease=3.0)
     async with make()(name):
         tasks = [asyncio.create_task(once(each(name))) for each in (client, client, client, other)]
         async with asyncio.timeout(20):

@@ -187,7 +187,10 @@ async def test_several_names_are_locked_while_one_of_them_is(make: Make, name: s
 async def test_a_semaphore_is_locked_while_no_slot_is_free_on_a_majority(shared_urls: list[str], name: str) -> None:
     """Two holders of two permits, each known to a majority only: at most nodes there is room for one more, but no slot
     has a majority. So it is for a lock of several names."""
-    async with Redlock(*shared_urls, lease=60) as client, Redlock(*shared_urls) as other:
+    async with (
+        Redlock(*shared_urls, lease=60, node_timeout=5.0) as client,
+        Redlock(*shared_urls, node_timeout=5.0) as other,
+    ):
         asked = other.semaphore(name, 2), other.multi(other.semaphore(name, 2), f"{name}:x")
         first, second = [await client.semaphore(name, 2).acquire(timeout=None) for _ in range(2)]
         for lease, urls in ((first, shared_urls[3:]), (second, shared_urls[:2])):
@@ -230,7 +233,7 @@ async def test_readers_find_it_locked_while_a_writer_waits(make: Make, name: str
 
 async def test_an_answer_needs_a_majority(five: list[Server], name: str) -> None:
     """With two of five servers dead it is right. Without a majority there is none."""
-    async with Redlock(*urls_of(five)) as client, Redlock(*urls_of(five)) as other:
+    async with Redlock(*urls_of(five), node_timeout=5.0) as client, Redlock(*urls_of(five), node_timeout=5.0) as other:
         async with client.read(name):
             for server in five[:2]:
                 server.kill()

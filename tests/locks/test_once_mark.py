@@ -49,7 +49,7 @@ async def test_a_run_is_marked_as_done_by_a_release_that_is_delivered_late(
     server: Server, proxy: Proxy, name: str
 ) -> None:
     """The connection breaks as the run returns: the release that is sent on the next one carries the mark."""
-    async with Redlock(proxy.url, node_timeout=0.2) as redlock:
+    async with Redlock(proxy.url, node_timeout=1.0) as redlock:
 
         async def work() -> None:
             proxy.drop_requests = True

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lease, Redlock, SelfDeadlock
+from tests.support.probes import acquisitions_of
 from tests.support.servers import Server
+from tests.support.still_clock import Still, idle
+from tests.support.waiters import LIMIT, until
 
 
 async def filled(client: Redlock, name: str, permits: int) -> list[Lease]:
@@ -77,7 +80,7 @@ async def test_a_waiter_gets_the_permit_that_is_released(make: Callable[..., Red
 
 async def test_a_lost_permit_comes_back_after_its_lease(make: Callable[..., Redlock], name: str) -> None:
     """Its holder does not renew it any more."""
-    lost = await make().semaphore(name, 1, lease=0.3, renew=False).acquire(timeout=None)
+    lost = await make().semaphore(name, 1, lease=3.0, renew=False).acquire(timeout=None)
     async with make().semaphore(name, 1, timeout=10) as lease:
         assert lease.fence > lost.fence
         assert not lost.held
@@ -103,17 +106,20 @@ async def test_each_callers_own_number_counts(make: Callable[..., Redlock], name
     await leases[3].release()
 
 
-async def test_holds_are_renewed_each_for_itself(make: Callable[..., Redlock], name: str) -> None:
+@pytest.mark.parametrize("nodes", [1, 5])
+async def test_holds_are_renewed_each_for_itself(name: str, nodes: int) -> None:
     """The watchdog renews them; one that ends does not affect the others."""
-    client = make()
-    first = await client.semaphore(name, 2, lease=0.3).acquire(timeout=None)
-    second = await make().semaphore(name, 2, lease=0.3).acquire(timeout=None)
-    assert await make().semaphore(name, 2).acquire(timeout=0.6) is None
-    assert first.held
-    assert second.held
-    await first.release()
-    assert second.held
-    await second.release()
+    still = Still(nodes, name)
+    async with still.client(lease=9.0) as client, still.client(lease=9.0) as other:
+        first, second = [await each.semaphore(name, 2).acquire(timeout=None) for each in (client, other)]
+        await still.until(still.clock.now() + 60.0)
+        assert first.held
+        assert second.held
+        assert await other.semaphore(name, 2).acquire(timeout=0) is None
+        await first.release()
+        await still.until(still.clock.now() + 60.0)
+        assert second.held
+        await second.release()
 
 
 async def test_a_task_with_every_permit_that_asks_for_more_raises(redlock: Redlock, name: str) -> None:
@@ -122,8 +128,11 @@ async def test_a_task_with_every_permit_that_asks_for_more_raises(redlock: Redlo
     second = await redlock.semaphore(name, 2).acquire(timeout=None)
     with pytest.raises(SelfDeadlock):
         await redlock.semaphore(name, 2).acquire()
-    assert await asyncio.create_task(redlock.semaphore(name, 2).acquire(timeout=0.05)) is None
+    waiting = asyncio.create_task(redlock.semaphore(name, 2).acquire())
+    await until(lambda: acquisitions_of(redlock) and idle(redlock))
     await first.release()
+    async with asyncio.timeout(LIMIT):
+        await (await waiting).release()
     await second.release()
 
 
@@ -136,7 +145,7 @@ def test_permits_are_a_whole_number(permits: Any) -> None:
 
 async def test_e12_whichever_minority_fails(five: list[Server], name: str) -> None:
     """Never more holders than permits, though nodes fail that have some holds and not others."""
-    async with Redlock(*(server.url for server in five)) as client:
+    async with Redlock(*(server.url for server in five), node_timeout=5.0) as client:
         five[0].kill()
         leases = await filled(client, name, 3)
         five[1].kill()

@@ -57,7 +57,10 @@ async def test_a_slot_that_a_minority_refuses_can_be_had(shared_urls: list[str],
     """One of two permits is held. For the other a minority of the nodes keeps the hold of a client that died. With
     timeout=0 it is found, however often the first slot is drawn at random."""
     urls, majority = shared_urls, len(shared_urls) // 2 + 1
-    async with Redlock(*urls, lease=LONG) as dead, Redlock(*urls, lease=LONG) as client:
+    async with (
+        Redlock(*urls, lease=LONG, node_timeout=5.0) as dead,
+        Redlock(*urls, lease=LONG, node_timeout=5.0) as client,
+    ):
         await client.health()
         for number in range(12):
             here = f"{name}:{number}"
@@ -78,7 +81,10 @@ async def test_an_attempt_that_lost_its_slot_leaves_nothing(shared_urls: list[st
     """With timeout=0 the first slot is drawn at random: sometimes a majority has another holder there. The attempt is
     undone at the nodes that granted it before the next slot is asked for: after the release they keep nothing."""
     urls, majority = shared_urls, len(shared_urls) // 2 + 1
-    async with Redlock(*urls, lease=LONG) as other, Redlock(*urls, lease=LONG) as client:
+    async with (
+        Redlock(*urls, lease=LONG, node_timeout=5.0) as other,
+        Redlock(*urls, lease=LONG, node_timeout=5.0) as client,
+    ):
         await client.health()
         for number in range(16):  # each draws the slot that is held with a chance of one half
             here = f"{name}:{number}"

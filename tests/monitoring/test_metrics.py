@@ -12,7 +12,7 @@ from asynclock.otel import HOLD_BUCKETS, MOST_LABELS, OTHER, WAIT_BUCKETS, instr
 from tests.support.meters import Meters
 from tests.support.probes import acquisitions_of, renew_now, waits_for_notice
 from tests.support.servers import Server
-from tests.support.waiters import until
+from tests.support.waiters import IN_VAIN, until
 
 Make = Callable[..., Redlock]
 Kind = Callable[[Redlock, str], Lock]
@@ -51,7 +51,7 @@ async def test_acquires_count_by_kind_and_label(make: Make, meters: Meters, name
 
 async def test_an_outage_counts_as_unavailable(server: Server, meters: Meters, name: str) -> None:
     """An acquire that ended with QuorumUnavailable is no timeout."""
-    async with Redlock(server.url, patience=0.2) as client:
+    async with Redlock(server.url, patience=1.0) as client:
         instrument(client, meter_provider=meters.provider)
         server.kill()
         with pytest.raises(QuorumUnavailable):
@@ -66,7 +66,7 @@ async def test_the_wait_of_an_acquire_that_waited_is_recorded(make: Make, meters
     lock = client(name, label="a")
     async with other(name):
         assert await lock.acquire(timeout=0) is None
-        assert await lock.acquire(timeout=0.2) is None
+        assert await lock.acquire(timeout=IN_VAIN) is None
         waiter = asyncio.create_task(lock.acquire())
         await waits(client)
     await (await waiter).release()
@@ -151,7 +151,7 @@ async def test_losses_count_by_reason(make: Make, meters: Meters, name: str) -> 
 
 async def test_an_expired_lease_counts_and_so_do_its_renewals(server: Server, meters: Meters, name: str) -> None:
     """A renewal that no majority answers fails, and the next one is sent. So does the release of the lost lease."""
-    async with Redlock(server.url, lease=6, node_timeout=0.1) as client:
+    async with Redlock(server.url, lease=6, node_timeout=1.0) as client:
         instrument(client, meter_provider=meters.provider)
         async with client(name) as lease:
             renew_now(lease)
@@ -162,7 +162,7 @@ async def test_an_expired_lease_counts_and_so_do_its_renewals(server: Server, me
             await until(lambda: meters.value("asynclock.renewals", outcome="failed"))
         assert meters.value("asynclock.release.failures") == 1
         server.thaw()
-        await lost(client(name, lease=0.6), lambda: asyncio.sleep(0, server.freeze()))
+        await lost(client(name, lease=3.0), lambda: asyncio.sleep(0, server.freeze()))
         assert meters.by("asynclock.lost", "reason") == {"expired": 1}
         server.thaw()
 

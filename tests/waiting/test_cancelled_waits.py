@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import pytest
@@ -26,6 +26,7 @@ from tests.support.cancelled_waits import (
     waiter,
 )
 from tests.support.fake_clock import FakeClock
+from tests.support.kinds_of_node import each_kind_of_node
 from tests.support.probes import intercept_notices, nodes_of, waiting_for_loss
 from tests.support.proxy import cancelled_at
 from tests.support.still_clock import turns
@@ -38,6 +39,8 @@ fairness = pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
 # -- at every await --------------------------------------------------------------------------------------------------
 
 
+@each_kind_of_node
+@pytest.mark.one_loop("tasks are cancelled alike on both")
 @cuts
 @pytest.mark.parametrize(
     ("where", "fair"),
@@ -48,9 +51,20 @@ async def test_a16_a_waiting_acquire(make: Make, name: str, where: str, fair: bo
     """The acquire is cut at each await, while the holder releases at any of them or once all are idle. Nothing is left,
     the waiters before and behind it are served, and after that any client has the name at once. The acquire waits
     alone, or in the local queue behind a holder of its own process, as the first or as the second waiter."""
+    await cut_at_each_await(make, name, where, fair=fair, late=late)
+
+
+async def test_a16_a_waiting_acquire_over_each_store(make: Make, name: str) -> None:
+    """The same in short: each store undoes what the acquire has asked of it."""
+    await cut_at_each_await(make, name, "behind", releases=[1])
+
+
+async def cut_at_each_await(
+    make: Make, name: str, where: str, *, fair: bool = False, late: bool = False, releases: Iterable[int] = range(3)
+) -> None:
     clients = await three(make)
     with no_task_is_left():
-        for ends in range(3):
+        for ends in releases:
             for index in range(100):
                 scene = Scene(clients, f"{name}:{ends}:{index}.", where, fair)
                 hit = await scene.play(index, ends, late)
@@ -66,6 +80,8 @@ async def test_a16_a_waiting_acquire(make: Make, name: str, where: str, fair: bo
             assert index > 1
 
 
+@each_kind_of_node
+@pytest.mark.one_loop("tasks are cancelled alike on both")
 @cuts
 @pytest.mark.parametrize("what", ["extend", "release", "wait_lost"])
 async def test_a16_a_lease_that_is_waited_for(make: Make, name: str, what: str, late: bool) -> None:
@@ -122,6 +138,7 @@ async def test_a16_no_timer_is_left(name: str, fair: bool, late: bool) -> None:
         assert index > 1
 
 
+@each_kind_of_node
 async def test_a16_cancelled_waiters_leave_no_local_queue(make: Make, name: str) -> None:
     """All waiters of the holder's process are cancelled: its local queue is removed, although the lease is still
     held."""
@@ -137,6 +154,8 @@ async def test_a16_cancelled_waiters_leave_no_local_queue(make: Make, name: str)
 # -- the woken waiter is cancelled -----------------------------------------------------------------------------------
 
 
+@each_kind_of_node
+@pytest.mark.one_loop("tasks are cancelled alike on both")
 @fairness
 @pytest.mark.parametrize("first", ["cancel", "notice"])
 @pytest.mark.parametrize("successor", ["elsewhere", "behind"])
@@ -172,6 +191,8 @@ async def test_e5_cancelled_in_the_turn_of_the_notice(
             await nothing_is_left(clients, here)
 
 
+@each_kind_of_node
+@pytest.mark.one_loop("tasks are cancelled alike on both")
 @fairness
 async def test_e5_cancelled_as_the_holder_releases(make: Make, name: str, fair: bool) -> None:
     """The first waiter is cancelled some turns after the release began, wherever its notice is on the way: the next one
@@ -196,6 +217,7 @@ async def test_e5_cancelled_as_the_holder_releases(make: Make, name: str, fair: 
 # -- the client closes -----------------------------------------------------------------------------------------------
 
 
+@each_kind_of_node
 @fairness
 @pytest.mark.parametrize("holder", ["itself", "another"])
 async def test_closed_while_tasks_wait(make: Make, name: str, holder: str, fair: bool) -> None:
@@ -204,7 +226,7 @@ async def test_closed_while_tasks_wait(make: Make, name: str, holder: str, fair:
     other, third = make(lease=LONG), make(lease=LONG)
     for client in (other, third):
         await client.health()
-    for number in range(20):
+    for number in range(0, 20, 3):
         here = f"{name}:{number}."
         closes = make(lease=LONG)
         await closes.health()

@@ -88,6 +88,7 @@ async def replaced(servers: list[Server], clients: list[Redlock]) -> None:
     servers[0].restart()
 
 
+@pytest.mark.one_loop("it waits for leases at the servers")
 @pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
 @pytest.mark.parametrize(
     ("nodes", "fault"),
@@ -145,7 +146,7 @@ async def test_e2_in_an_outage_one_task_asks(five: list[Server], name: str, node
             await settled.wait()
 
     async with AsyncExitStack() as stack:
-        made = [Redlock(*urls_of(servers), lease=LONG, node_timeout=0.3) for _ in range(2)]
+        made = [Redlock(*urls_of(servers), lease=LONG, node_timeout=1.0) for _ in range(2)]
         client, other = [await stack.enter_async_context(each) for each in made]
         await client.health()
         held = None if free else await other(name).acquire()
@@ -221,17 +222,18 @@ async def test_c20_the_next_task_that_asks_has_no_more_patience(server: Server, 
 # -- holders that notify nobody ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_loop("it waits for a lease at the servers")
 @pytest.mark.parametrize(("nodes", "fair"), [(1, False), (1, True), (5, True)])
-async def test_two_hundred_wait_for_a_dead_holder(five: list[Server], name: str, nodes: int, fair: bool) -> None:
+async def test_a_crowd_waits_for_a_dead_holder(five: list[Server], name: str, nodes: int, fair: bool) -> None:
     """A dead holder notifies nobody. Until its lease ends the waiters send nothing but ticket renewals. Then the first
     one is served, and the rest follow it at once."""
-    servers, lease = five[:nodes], 2.0
-    urls, tickets = urls_of(servers), 200 if fair else 4
+    servers, lease = five[:nodes], 4.0
+    urls, tickets = urls_of(servers), 60 if fair else 4
     async with processes(1, urls, lease=lease) as (doomed,), processes(2, urls, clients=2, lease=lease) as waiting:
         doomed.wait(name, ever=True)
         await until(lambda: doomed.served)
         for each in waiting:
-            each.wait(name, count=50, fair=fair)
+            each.wait(name, count=15, fair=fair)
         await until(in_queue(servers, name, tickets))
         await doomed.kill()
         dead, ends = holder(servers[0], name), time.monotonic() + left(servers[0], name)
@@ -246,7 +248,7 @@ async def test_two_hundred_wait_for_a_dead_holder(five: list[Server], name: str,
             return False
 
         await until(over)
-        await until(lambda: len(in_order(waiting)) == 200)
+        await until(lambda: len(in_order(waiting)) == 60)
         served = in_order(waiting)
     assert ends - 0.1 < served[0].at < ends + LOADED
     assert max(b.at - a.at for a, b in pairwise(served)) < lease
@@ -254,16 +256,17 @@ async def test_two_hundred_wait_for_a_dead_holder(five: list[Server], name: str,
     assert spent < tickets * (1 / RENEWED_AFTER + 1) + 30
 
 
+@pytest.mark.one_loop("the tasks run in other processes")
 @both
 @pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
 async def test_no_wake_up_is_lost(five: list[Server], name: str, nodes: int, fair: bool) -> None:
-    """Two hundred tasks of four clients in two processes hand over again and again. No pause is as long as a lost
+    """Eighty tasks of four clients in two processes hand over again and again. No pause is as long as a lost
     notice would cost, since only the next renewal finds that out."""
     urls, rounds = urls_of(five[:nodes]), 4 if nodes == 1 else 2
     async with processes(2, urls, clients=2, lease=LONG) as started:
         for each in started:
-            each.wait(name, count=50, fair=fair, rounds=rounds)
-        await until(lambda: len(in_order(started)) == 200 * rounds)
+            each.wait(name, count=20, fair=fair, rounds=rounds)
+        await until(lambda: len(in_order(started)) == 80 * rounds)
     served = in_order(started)
     assert max(b.at - a.at for a, b in pairwise(served)) < LONG * RENEWED_AFTER / 2
     assert rise(each.fence for each in served)
@@ -272,7 +275,7 @@ async def test_no_wake_up_is_lost(five: list[Server], name: str, nodes: int, fai
 @both
 async def test_another_librarys_release_is_noticed(five: list[Server], name: str, nodes: int) -> None:
     """redis-py's own Lock notifies nobody when it releases, so the first waiters probe it every 50 to 250 ms. They
-    notice the release within 0.3 s on a quiet machine, and here within the second that a busy one may add."""
+    notice the release long before a renewal of their tickets is due."""
     strangers = [redis.asyncio.Redis(unix_socket_path=str(each.path)) for each in five[:nodes]]
     locks = [each.lock(key_of(name), timeout=LONG) for each in strangers]
     async with AsyncExitStack() as stack:
@@ -288,4 +291,4 @@ async def test_another_librarys_release_is_noticed(five: list[Server], name: str
             await lock.release()
         began = time.monotonic()
         async with asyncio.timeout(LIMIT), await waiting:
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < LONG * RENEWED_AFTER / 2

@@ -68,7 +68,10 @@ async def test_a_busy_local_queue_lets_remote_waiters_in(name: str, nodes: int, 
 async def test_a_newcomer_that_is_granted_knows_of_waiters(shared_urls: list[str], name: str) -> None:
     """It asked as the name had just become free, and was granted ahead of a waiter. The servers say so in the grant,
     and its release notifies that waiter."""
-    async with Redlock(*shared_urls, lease=LONG) as client, Redlock(*shared_urls, lease=LONG) as other:
+    async with (
+        Redlock(*shared_urls, lease=LONG, node_timeout=5.0) as client,
+        Redlock(*shared_urls, lease=LONG, node_timeout=5.0) as other,
+    ):
         first = await client(name).acquire(timeout=None)
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         async with asyncio.timeout(LIMIT):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from asynclock import ConfigError, Lock, Redlock
 from asynclock.acquire.holds import Holds
 from asynclock.acquire.local_queue import LocalQueues
+from tests.support.kinds_of_node import in_memory
 from tests.support.waiters import LIMIT, LONG, works
 
 KINDS: dict[str, Callable[[Redlock, str], Lock]] = {
@@ -35,11 +37,23 @@ def _clashes(held: str, asked: str) -> bool:
 CLASHES = [(held, asked) for held in KINDS for asked in KINDS if _clashes(held, asked)]
 
 
+@in_memory
+@pytest.mark.one_loop("no server takes part")
 @pytest.mark.parametrize(("held", "asked"), CLASHES)
 async def test_c22_another_kind_of_a_name_held_in_this_process(
     make: Callable[..., Redlock], name: str, held: str, asked: str
 ) -> None:
     """Another task of the process that holds it gets the ConfigError that another process gets, which names both."""
+    await gets_the_error_of_another_process(make, name, held, asked)
+
+
+@pytest.mark.parametrize(("held", "asked"), list(permutations(["mutex", "read", "semaphore"], 2)))
+async def test_c22_a_server_says_the_same(make: Callable[..., Redlock], name: str, held: str, asked: str) -> None:
+    """The servers' own error for another process is the one that this process gives."""
+    await gets_the_error_of_another_process(make, name, held, asked)
+
+
+async def gets_the_error_of_another_process(make: Callable[..., Redlock], name: str, held: str, asked: str) -> None:
     holds, other = make(lease=LONG), make(lease=LONG)
     async with KINDS[held](holds, name), asyncio.timeout(LIMIT):
 

@@ -210,7 +210,7 @@ async def test_c16_noscript_answers_a_renewal_after_its_undo(five: list[Server],
     left."""
     servers = five[:nodes]
     async with Redlock(*urls_of(servers), lease=LONG) as first:
-        async with first(name), through_proxies(servers, lease=SHORT, node_timeout=0.3) as (second, proxies):
+        async with first(name), through_proxies(servers, lease=SHORT, node_timeout=1.0) as (second, proxies):
             waiting = asyncio.create_task(second(name).acquire(timeout=None))
             await until(lambda: in_queue(servers, name, 1)() and idle(second))
             script = SCRIPTS[""]
@@ -347,7 +347,7 @@ async def test_c17_the_holder_may_not_publish(five: list[Server], name: str, nod
 async def test_c17_a_release_without_notices_grants_nothing(server: Server, name: str, holds: str) -> None:
     """A release that may not notify the first waiter grants it nothing, and leaves it its ticket and its place."""
     async with Redlock(user(server, WITHOUT_NOTICES[holds]), lease=LONG) as holding:
-        async with through_proxies([server], lease=LONG, node_timeout=0.2) as (waiter, (proxy,)):
+        async with through_proxies([server], lease=LONG, node_timeout=1.0) as (waiter, (proxy,)):
             lease = await holding(name).acquire(timeout=None)
             waiting = asyncio.create_task(waiter(name).acquire(timeout=None))
             await until(lambda: in_queue([server], name, 1)() and idle(waiter))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Notice
 from tests.support.cancelled_waits import SOON, Make, kept, known, nothing_is_left, sent, three
 from tests.support.default_keys import keys_of
@@ -82,13 +81,11 @@ class Crowd:
                 self._inside = 0
 
 
-@pytest.mark.timeout(180)
 async def test_e5_cancelled_at_random(make: Make, name: str, chance: random.Random) -> None:
-    """Hundreds of rounds: one holder, rising fences, no waiter forgotten, nothing left."""
+    """Round after round: one holder, rising fences, no waiter forgotten, nothing left."""
     clients = await three(make)
     crowd = Crowd(clients, f"{name}.", chance)
-    nodes = len(stores_of(clients[0]))
-    rounds = 500 if nodes > 1 else 1500 if isinstance(stores_of(clients[0])[0], MemoryStore) else 1000
+    rounds = 100 if len(stores_of(clients[0])) > 1 else 300
     for number in range(rounds):
         await crowd.round()
         await sent(clients)
@@ -102,7 +99,7 @@ async def test_e5_cancelled_at_random(make: Make, name: str, chance: random.Rand
 async def test_e15_cancelled_at_random_where_notices_get_lost(make: Make, name: str, chance: random.Random) -> None:
     """A third of all notices is lost, and tickets are sent again at odd moments, so that many are renewed as the grant
     comes. The next renewal finds such a grant: one holder, rising fences, no waiter forgotten, nothing left."""
-    clients = await three(make, lease=1.2)
+    clients = await three(make, lease=4.5)
     lost: list[Notice] = []
 
     def receives_two_thirds(client: Redlock) -> None:
@@ -116,10 +113,10 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(make: Make, name: 
 
     for client in clients:
         receives_two_thirds(client)
-    crowds = [Crowd(clients, f"{name}:{number}.", chance) for number in range(50)]
+    crowds = [Crowd(clients, f"{name}:{number}.", chance) for number in range(40)]
 
     async def rounds(crowd: Crowd) -> None:
-        for _ in range(8):
+        for _ in range(3):
             await crowd.round(many=5)
 
     async def listen_again() -> None:
@@ -133,11 +130,11 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(make: Make, name: 
     await asyncio.wait({again})
     for number in range(len(crowds)):
         await nothing_is_left(clients, f"{name}:{number}.")
-    assert sum(crowd.served for crowd in crowds) > 400
-    assert sum(notice.number != 0 for notice in lost) > 20  # notices for tickets, not those for holders
+    assert sum(crowd.served for crowd in crowds) > 100
+    assert sum(notice.number != 0 for notice in lost) > 10  # notices for tickets, not those for holders
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.one_loop("tasks are cancelled alike on both")
 async def test_e3_cancelled_at_random_while_votes_are_split(
     five: list[Server], name: str, chance: random.Random
 ) -> None:
@@ -151,7 +148,7 @@ async def test_e3_cancelled_at_random_while_votes_are_split(
         for client in clients:
             await client.health()
         crowd = Crowd(clients, f"{name}.", chance)
-        for _ in range(500):
+        for _ in range(150):
             playing = asyncio.create_task(crowd.round())
             for index in range(len(five)):
                 first = chance.randrange(3)
@@ -168,4 +165,4 @@ async def test_e3_cancelled_at_random_while_votes_are_split(
         for each in five:
             with each.cli() as cli:
                 assert cli.keys(f"*{name}.*") == [keys_of(f"{name}.").fence.encode()]
-        assert crowd.served > 500
+        assert crowd.served > 150

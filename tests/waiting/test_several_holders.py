@@ -162,7 +162,9 @@ async def test_e19_real_servers(five: list[Server], name: str, kind: str) -> Non
     the release serves it."""
     holds, wants = KINDS[kind]
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Redlock(*urls_of(five), lease=LONG)) for _ in range(6)]
+        clients = [
+            await stack.enter_async_context(Redlock(*urls_of(five), lease=LONG, node_timeout=5.0)) for _ in range(6)
+        ]
         leases = [await holds(client, name, 5).acquire(timeout=None) for client in clients[1:]]
         for server, lease in zip(five, leases, strict=True):
             await until(lambda server=server: count(server, name) == 5)  # type: ignore[misc]

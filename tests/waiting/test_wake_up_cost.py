@@ -14,7 +14,7 @@ from asynclock.stores.port import Notice
 from tests.support.probes import contended, intercept_notices, nodes_of, ping
 from tests.support.servers import Server
 from tests.support.still_clock import Still, idle, numbers, turns
-from tests.support.waiters import LIMIT, LONG, calls, in_queue, rise, until, urls_of
+from tests.support.waiters import LIMIT, LONG, SHORT, calls, in_queue, rise, until, urls_of
 
 both = pytest.mark.parametrize("nodes", [1, 5])
 
@@ -80,7 +80,7 @@ class Crowd:
 async def handed_over(servers: list[Server], name: str, clients: int, each: int) -> tuple[Counter[str], list[Any]]:
     """The cost of a release where so many wait: the commands, and the clients that receive a notice."""
     async with AsyncExitStack() as stack:
-        made = [Redlock(*urls_of(servers), lease=LONG) for _ in range(clients + 1)]
+        made = [Redlock(*urls_of(servers), lease=LONG, node_timeout=5.0) for _ in range(clients + 1)]
         for client in made:
             await stack.enter_async_context(client)
         lease = await made[0](name).acquire(timeout=None)
@@ -99,12 +99,13 @@ async def handed_over(servers: list[Server], name: str, clients: int, each: int)
         return cost, received.notices
 
 
+@pytest.mark.one_loop("the servers count their commands")
 @pytest.mark.parametrize("each", [1, 10])
 async def test_e2_one_node_a_release_wakes_one(server: Server, name: str, each: int) -> None:
-    """A hundred clients wait, or ten, with one task each or ten: one of them receives a notice, and not one command
+    """Fifty clients wait, or ten, with one task each or ten: one of them receives a notice, and not one command
     differs."""
     costs = []
-    for clients in (10, 100):
+    for clients in (10, 50):
         cost, notices = await handed_over([server], f"{name}:{clients}", clients, each)
         assert [(number, fence > 0) for _, number, fence in notices if number] == [(1, True)]
         costs.append(cost)
@@ -128,7 +129,9 @@ async def test_e2_a_thousand_tasks(five: list[Server], name: str, nodes: int) ->
     """A thousand tasks of twenty clients: the servers know of twenty tickets, and a release grants to one task."""
     servers = five[:nodes]
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Redlock(*urls_of(servers), lease=LONG)) for _ in range(20)]
+        clients = [
+            await stack.enter_async_context(Redlock(*urls_of(servers), lease=LONG, node_timeout=5.0)) for _ in range(20)
+        ]
         first = await clients[0](f"{name}").acquire(timeout=None)
         crowd = await stack.enter_async_context(Crowd(name, clients[1:], 50))
         await until(in_queue(servers, name, 19))
@@ -170,18 +173,22 @@ async def test_e2_a_waiting_client_sends_only_renewals(name: str, nodes: int, ta
         await asyncio.wait(waiting)
 
 
+@pytest.mark.one_loop("it waits for renewals of tickets at the servers")
 @both
 async def test_e2_a_waiter_costs_its_renewals(five: list[Server], name: str, nodes: int) -> None:
     """By the counters of real servers: while a client waits, as many scripts run at a node as its ticket was
     renewed."""
     servers = five[:nodes]
-    async with Redlock(*urls_of(servers), lease=LONG) as first, Redlock(*urls_of(servers), lease=0.6) as second:
+    async with (
+        Redlock(*urls_of(servers), lease=LONG, node_timeout=5.0) as first,
+        Redlock(*urls_of(servers), lease=SHORT) as second,
+    ):
         async with first(name):
             waiting = asyncio.create_task(second(name).acquire(timeout=None))
             await until(in_queue(servers, name, 1))
             await until(lambda: idle(second))
             began = [(calls(each), numbers(each, name)[0]) for each in servers]
-            await until(lambda: all(numbers(each, name)[0] >= began[i][1] + 4 for i, each in enumerate(servers)))
+            await until(lambda: all(numbers(each, name)[0] >= began[i][1] + 2 for i, each in enumerate(servers)))
             for each, (called, number) in zip(servers, began, strict=True):
                 renewed = numbers(each, name)[0] - number
                 assert renewed <= calls(each) - called <= renewed + 2  # one may come while we look

@@ -69,7 +69,10 @@ async def test_notified_of_the_free_time_before_it_is_idle(name: str, nodes: int
 async def test_one_notice_of_many_is_enough(shared_urls: list[str], name: str) -> None:
     """The notices of all nodes but one are lost. The waiter tries a round trip after that one, and not when its ticket
     is renewed, 16 s later at the soonest."""
-    async with Redlock(*shared_urls, lease=LONG) as first, Redlock(*shared_urls, lease=LONG) as second:
+    async with (
+        Redlock(*shared_urls, lease=LONG, node_timeout=5.0) as first,
+        Redlock(*shared_urls, lease=LONG, node_timeout=5.0) as second,
+    ):
         lease = await first(name).acquire(timeout=None)
         waiting = asyncio.create_task(second(name).acquire(timeout=None))
         await second.health()

@@ -18,7 +18,7 @@ from asynclock.info import Holder
 from tests.support.servers import Server
 from tests.support.still_clock import Still, idle, turns
 from tests.support.told import KINDS
-from tests.support.waiters import LIMIT, LONG, holder, processes, until, urls_of
+from tests.support.waiters import IN_VAIN, LIMIT, LONG, holder, processes, until, urls_of
 
 Make = Callable[..., Redlock]
 
@@ -39,14 +39,26 @@ async def late(lock: object) -> LockTimeout:
 
 
 @each_kind
-@pytest.mark.parametrize("timeout", [0, 0.1])
-async def test_a_holder_in_another_client(make: Make, name: str, kind: str, timeout: float) -> None:
-    """Its host, process, note and times are in the error, and in its message with the timeout."""
+async def test_a_holder_in_another_client(make: Make, name: str, kind: str) -> None:
+    """Its host, process, note and times are in the error of a try, and in its message."""
+    client = make()
+    await client.health()
+    await names_the_other_client(make(), client, name, kind, 0)
+
+
+async def test_a_holder_in_another_client_after_a_wait(make: Make, name: str) -> None:
+    """The same, with the timeout. All kinds wait side by side."""
+    holds, client = make(), make()
+    await client.health()  # it is connected, so the timeout is for the lock
+    async with asyncio.TaskGroup() as group:
+        for kind in KINDS:
+            group.create_task(names_the_other_client(holds, client, f"{name}:{kind}", kind, IN_VAIN))
+
+
+async def names_the_other_client(holds: Redlock, client: Redlock, name: str, kind: str, timeout: float) -> None:
     _, lock_of = KINDS[kind]
     began = time.time()
-    async with lock_of(make(), name, metadata="nightly", lease=20):
-        client = make()
-        await client.health()  # it is connected, so the timeout is for the lock
+    async with lock_of(holds, name, metadata="nightly", lease=LONG):
         lock = lock_of(client, name, timeout=timeout)
         error = await late(lock)
         # The one try of a plain lock is the server's own SET NX, which does not say who holds the name.
@@ -61,26 +73,37 @@ async def test_a_holder_in_another_client(make: Make, name: str, kind: str, time
         assert error.holder.metadata == "nightly"
         assert began - 1 <= error.holder.since <= time.time() + 1
         assert error.holder.remaining is not None
-        assert 15 < error.holder.remaining < 20.1
+        assert LONG / 2 < error.holder.remaining < LONG + 0.1
     when = f"for the whole timeout ({timeout:g} s)" if timeout else "at the only try (timeout=0)"
     assert f"was held by another owner {when}; the holder is {ME[0]}, pid {ME[1]} ('nightly'), for" in str(error)
     assert pickle.loads(pickle.dumps(error)).holder == error.holder
 
 
 @each_kind
-@pytest.mark.parametrize("timeout", [0, 0.1])
-async def test_a_holder_in_this_client(make: Make, name: str, kind: str, timeout: float) -> None:
-    """A task that waits in the local queue, or asks the servers beside the holder, learns the same of a task of its own
-    client; and that it is one."""
-    _, lock_of = KINDS[kind]
+async def test_a_holder_in_this_client(make: Make, name: str, kind: str) -> None:
+    """A task that asks the servers beside the holder learns the same of a task of its own client; and that it is
+    one."""
+    await names_this_client(make(), name, kind, 0)
+
+
+async def test_a_holder_in_this_client_after_a_wait(make: Make, name: str) -> None:
+    """So does a task that waits in the local queue."""
     client = make()
-    async with lock_of(client, name, metadata="batch", lease=20):
+    await client.health()
+    async with asyncio.TaskGroup() as group:
+        for kind in KINDS:
+            group.create_task(names_this_client(client, f"{name}:{kind}", kind, IN_VAIN))
+
+
+async def names_this_client(client: Redlock, name: str, kind: str, timeout: float) -> None:
+    _, lock_of = KINDS[kind]
+    async with lock_of(client, name, metadata="batch", lease=LONG):
         error = await late(lock_of(client, name, timeout=timeout))
         assert timeout * 0.9 <= error.waited < LIMIT
         assert error.holder is not None
         assert (error.holder.host, error.holder.pid, error.holder.metadata) == (*ME, "batch")
         assert error.holder.remaining is not None
-        assert 15 < error.holder.remaining < 20.1
+        assert LONG / 2 < error.holder.remaining < LONG + 0.1
     assert f"the holder is {ME[0]}, pid {ME[1]} (this process, 'batch'), for" in str(error)
 
 
@@ -90,8 +113,8 @@ async def test_a_task_behind_the_one_that_asks_knows_as_much(make: Make, name: s
     async with make()(name, metadata="far"):
         first = asyncio.create_task(client(name).acquire(timeout=None))
         await until(lambda: idle(client))
-        error = await late(client(name, timeout=0.1))
-        assert error.waited >= 0.09
+        error = await late(client(name, timeout=IN_VAIN))
+        assert error.waited >= IN_VAIN * 0.9
         assert error.holder is not None
         assert error.holder.metadata == "far"
     await (await first).release()
@@ -102,7 +125,7 @@ async def test_a_holder_in_another_process(server: Server, name: str) -> None:
     async with processes(1, [server.url]) as (other,), Redlock(server.url) as client:
         other.wait(name, ever=True)
         await until(lambda: other.served)
-        error = await late(client(name, timeout=0.05))
+        error = await late(client(name, timeout=IN_VAIN))
         assert error.holder is not None
         assert error.holder.pid != os.getpid()
         assert f"the holder is {ME[0]}, pid {error.holder.pid}, for" in str(error)
@@ -117,8 +140,8 @@ async def test_one_of_several_holders_is_named(make: Make, name: str) -> None:
         client = make()
         await client.health()  # it is connected, so the timeout is for the lock
         for lock, note in (
-            (client.write(name, timeout=0.1), "reader"),
-            (client.semaphore(f"{name}:s", 3, timeout=0.1), ""),
+            (client.write(name, timeout=IN_VAIN), "reader"),
+            (client.semaphore(f"{name}:s", 3, timeout=IN_VAIN), ""),
         ):
             error = await late(lock)
             assert error.holder is not None
@@ -136,7 +159,7 @@ async def test_holders_that_no_majority_agrees_on(five: list[Server], name: str)
                 members: list[bytes] = cli.zrange(f"lock:{name}", 0, -1)
                 gone = [each for each in members if not each.endswith(b"reader " + reader)]
                 assert cli.zrem(f"lock:{name}", *gone) == 2
-        error = await late(other.write(name, timeout=0.1))
+        error = await late(other.write(name, timeout=IN_VAIN))
         assert all(leases)
     assert error.holder is not None
     assert error.holder.metadata in ("reader 0", "reader 1")
@@ -151,8 +174,8 @@ async def test_d11_a_key_of_another_program_is_named(five: list[Server], name: s
             cli.set(name, "swordfish")
             cli.set(f"{name}:ends", "swordfish", ex=90)
     async with Redlock(*urls_of(five[:nodes]), prefix="", fencing=fencing) as client:
-        never = await late(client(name, timeout=0.1))
-        ends = await late(client(f"{name}:ends", timeout=0.1))
+        never = await late(client(name, timeout=IN_VAIN))
+        ends = await late(client(f"{name}:ends", timeout=IN_VAIN))
     assert never.holder == Holder(name, "", 0, 0.0, None, "")
     assert "a key of another program, without an expiry" in str(never)
     assert ends.holder is not None
@@ -168,7 +191,7 @@ async def test_a_name_that_rests_is_named(five: list[Server], name: str, nodes: 
     async with Redlock(*urls_of(five[:nodes])) as client, Redlock(*urls_of(five[:nodes])) as other:
         async with client(name, lease=30, min_hold=30):
             pass
-        error = await late(other(name, timeout=0.1))
+        error = await late(other(name, timeout=IN_VAIN))
     assert "min_hold" in str(error)
     assert "it is free in" in str(error)
 
@@ -178,7 +201,7 @@ async def test_no_error_shows_an_id(server: Server, name: str) -> None:
     async with Redlock(server.url) as client, Redlock(server.url) as other:
         async with client(name):
             secret = holder(server, name).decode().lstrip("+")[:32]
-            error = await late(other(name, timeout=0.1))
+            error = await late(other(name, timeout=IN_VAIN))
     assert len(secret) == 32
     assert secret not in f"{error} {error!r} {error.holder!r}"
 
@@ -191,10 +214,10 @@ async def test_lead_names_the_leader(make: Make, name: str) -> None:
 
     async with make()(name, metadata="leader"):
         with pytest.raises(LockTimeout) as caught:
-            await make().lead(name, main, timeout=0.1)
+            await make().lead(name, main, timeout=IN_VAIN)
     assert caught.value.holder is not None
     assert caught.value.holder.metadata == "leader"
-    assert caught.value.waited >= 0.09
+    assert caught.value.waited >= IN_VAIN * 0.9
 
 
 @pytest.mark.parametrize("nodes", [1, 5])
