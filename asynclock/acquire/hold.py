@@ -25,7 +25,7 @@ from asynclock.acquire.tenure import DETACHED, LOST, RELEASED, Loss, Tenure
 from asynclock.events import Renewed
 from asynclock.quorum.ballot import WON, Ballot, drift, valid_until
 from asynclock.quorum.denials import lost_to
-from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, QUIET, RELEASE, Op, Verb
+from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, LOOKING, QUIET, RELEASE, Op, Verb
 from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
@@ -286,10 +286,10 @@ class Hold:
         self.over = True
         grant, quorum = self.op, self.session.quorum
         grant.revoke()
+        queueing = CONTENDED if self.contended else LOOKING if grant.plain else QUIET
         op = Op(
             RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.last_fence,
-            grant.memory, rest, queueing=(CONTENDED if self.contended or grant.plain else QUIET)[quorum.serve],
-            done=done,
+            grant.memory, rest, queueing=queueing[quorum.serve], done=done,
         )  # fmt: skip
         within = min(self.session.within(self._settings), RELEASE_TIMEOUT)
         failed = self._ballot is not None and self._ballot.failed
