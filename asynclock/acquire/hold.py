@@ -65,7 +65,7 @@ class Hold:
         self._ballot: Ballot | None = grant  # None: each node has answered, and none failed
         self._healed = 0  # bit i: node i may have it by another round than the one that won it
         self._broken: str | None = None  # who broke it there, as a server said; "": the server does not know
-        self._promised = math.inf  # when it would have ended if no node had refused a renewal
+        self._promised = math.inf  # its end before the last refusal of a renewal that found it with an end
         self._denials: dict[int, Refused] | None = None  # the last refusal of each node that refused and was not healed
         self._errors: dict[int, Exception] | None = None  # why each node did not renew it, since it did so last
         self._renewed_at = grant.sent  # when the last renewal was sent that a majority granted
@@ -357,7 +357,7 @@ class Hold:
         """Rule 2. The lease may now end sooner than the watchdog expects. If the round is decided, the watchdog checks
         it now; else at the deadline of the round, since a grant that is still to come may make up for the refusal. But
         the owner learns of the loss at the latest when the lease would have ended without this refusal."""
-        if self.valid_until > -math.inf:
+        if self.valid_until > -math.inf:  # an earlier refusal of this round may have left it without an end
             self._promised = self.valid_until
         self._ends[index] = -math.inf
         self._recount()
