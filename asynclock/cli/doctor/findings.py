@@ -101,7 +101,7 @@ def _role(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 "It cannot keep locks by itself.",
                 "Name independent servers, the master behind the Sentinels, or the cluster (redis+cluster://).",
             )
-        elif each.role == "slave":
+        elif each.role == "replica":
             yield Finding(
                 Severity.ERROR,
                 "replica",
