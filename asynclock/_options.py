@@ -149,7 +149,7 @@ def client_settings(options: Mapping[str, Any], base: ClientSettings | None = No
             "give a shorter max_block, or a longer fence_memory"
         )
     lock = _replace(base.lock, {key: value for key, value in checked.items() if key in _LOCK})
-    _check_lock(lock, merged, "")
+    _check_lock(lock, merged)
     return _replace(merged, {"lock": lock})
 
 
@@ -186,11 +186,15 @@ def _written(option: str, variable: str, text: str) -> Any:
 
 
 def lock_settings(name: str, options: Mapping[str, Any], client: ClientSettings) -> LockSettings:
-    """One lock's settings: its options, and its client's where it has none. Raises ConfigError."""
+    """One lock's settings: its options, and its client's where it has none. Raises ConfigError, which has the name."""
     if not options:
         return client.lock
-    lock = _replace(client.lock, _checked(options, _LOCK, "lock"))
-    _check_lock(lock, client, name)
+    try:
+        lock = _replace(client.lock, _checked(options, _LOCK, "lock"))
+        _check_lock(lock, client)
+    except ConfigError as error:
+        error.name = name
+        raise
     return lock
 
 
@@ -251,13 +255,13 @@ RELEASE_TIMEOUT = 3.0
 """The longest wait for the answer to a release, in seconds. A cancelled task leaves its block after that at most."""
 
 
-def node_timeout(client: ClientSettings, lock: LockSettings, nodes: int) -> float:
+def node_timeout(client: ClientSettings, lock: LockSettings, nodes: int, name: str = "") -> float:
     """After how many seconds a silent node casts no vote. Raises ConfigError."""
     if client.node_timeout is None and nodes == 1:
         return lock.lease / 10
     timeout = QUORUM_TIMEOUT if client.node_timeout is None else client.node_timeout
     if lock.lease < 3 * timeout - 1e-9:
-        check_node_timeout(lock, timeout)
+        check_node_timeout(lock, timeout, name)
     return timeout
 
 
@@ -271,23 +275,20 @@ def check_node_timeout(settings: LockSettings, node_timeout: float, name: str = 
         )
 
 
-def _check_lock(lock: LockSettings, client: ClientSettings, name: str) -> None:
+def _check_lock(lock: LockSettings, client: ClientSettings) -> None:
     if lock.lease < MIN_LEASE:
-        raise ConfigError(f"lease={lock.lease:g} s is too short: give at least {MIN_LEASE:g} s", name=name)
+        raise ConfigError(f"lease={lock.lease:g} s is too short: give at least {MIN_LEASE:g} s")
     if lock.lease > client.max_lease:
         raise ConfigError(
             f"lease={lock.lease:g} seconds is above max_lease={client.max_lease:g} seconds: leases are in seconds, "
-            f"not milliseconds; for a longer lease, raise max_lease in every client of the deployment",
-            name=name,
+            f"not milliseconds; for a longer lease, raise max_lease in every client of the deployment"
         )
     if lock.min_hold > lock.lease:
-        raise ConfigError(
-            f"min_hold={lock.min_hold:g} s is above lease={lock.lease:g} s: give at most the lease", name=name
-        )
+        raise ConfigError(f"min_hold={lock.min_hold:g} s is above lease={lock.lease:g} s: give at most the lease")
     if len(lock.metadata) > MAX_METADATA:
-        raise ConfigError(f"metadata has {len(lock.metadata)} characters: give at most {MAX_METADATA}", name=name)
+        raise ConfigError(f"metadata has {len(lock.metadata)} characters: give at most {MAX_METADATA}")
     if client.node_timeout is not None:
-        check_node_timeout(lock, client.node_timeout, name)
+        check_node_timeout(lock, client.node_timeout)
 
 
 def _checked(options: Mapping[str, Any], known: frozenset[str], whose: str) -> dict[str, Any]:
@@ -327,16 +328,18 @@ def _replace(settings: _Settings, changes: Mapping[str, Any]) -> _Settings:
     return type(settings)(**{f: changes.get(f, getattr(settings, f)) for f in settings.__slots__})
 
 
-def check_flag(option: str, value: object) -> None:
+def check_flag(option: str, value: object, name: str = "") -> None:
     """Refuse everything but True and False. Raises ConfigError."""
     if not isinstance(value, bool):
-        raise ConfigError(f"{option} is True or False, not {type(value).__name__}")
+        raise ConfigError(f"{option} is True or False, not {type(value).__name__}", name=name)
 
 
-def check_owner(owner: Hashable) -> Hashable:
+def check_owner(owner: Hashable, name: str) -> Hashable:
     """Check the owner of a reentrant lock: any hashable object. Raises ConfigError."""
     try:
         hash(owner)
     except TypeError:
-        raise ConfigError(f"owner is something hashable, such as a str, not {type(owner).__name__}") from None
+        raise ConfigError(
+            f"owner is something hashable, such as a str, not {type(owner).__name__}", name=name
+        ) from None
     return owner

@@ -69,11 +69,12 @@ class Redlock:
         async with redlock("order:42") as lease:
             await charge(fence=lease.fence)
 
-    Nodes are urls (redis, rediss, unix, valkey, valkeys, redis+sentinel, embedded, memory), `redis.asyncio.Redis`
-    clients or Stores.
-    Without nodes, the client takes those of `configure`, or of $ASYNCLOCK_URLS at its first await; and then also the
-    options that were not given, from $ASYNCLOCK_PREFIX, _LEASE, _MAX_LEASE, _TIMEOUT and _TRUST_RESTARTS. `options` are
-    those of ClientOptions; times are in seconds. Making a client does no I/O and needs no event loop. One client serves
+    Nodes are urls (redis, rediss, unix, valkey, valkeys; redis+sentinel, rediss+sentinel; redis+cluster,
+    rediss+cluster, valkey+cluster, valkeys+cluster; embedded, memory), `redis.asyncio.Redis` or `RedisCluster` clients,
+    or Stores. A url of postgresql, mariadb, mysql, sqlite or zookeeper is the only node. Without nodes, the client
+    takes those of `configure`, or of $ASYNCLOCK_URLS at its first await; and then also the options that were not given,
+    from $ASYNCLOCK_PREFIX, _LEASE, _MAX_LEASE, _TIMEOUT and _TRUST_RESTARTS. `options` are those of ClientOptions;
+    times are in seconds. Making a client does no I/O and needs no event loop. One client serves
     all event loops, threads and forked children; each of them has connections of its own. Raises ConfigError.
 
     Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
@@ -122,13 +123,13 @@ class Redlock:
         """A mutex of that name. `fair`: waiters enter in their order of arrival. `reentrant`: its owner may enter
         again; the owner is the task, or the value of `owner`. Does no I/O. Raises ConfigError."""
         if fair is not False or reentrant is not False:
-            check_flag("fair", fair)
-            check_flag("reentrant", reentrant)
+            check_flag("fair", fair, str(name))
+            check_flag("reentrant", reentrant, str(name))
         kind, settings = FAIR if fair else MUTEX, self._lock_settings(name, options)
         if reentrant:
-            return self._checked(ReentrantLock(name, kind, settings, self._session, check_owner(owner)))
+            return self._checked(ReentrantLock(name, kind, settings, self._session, check_owner(owner, name)))
         if owner is not None:
-            raise ConfigError("owner= is for a reentrant lock: add reentrant=True")
+            raise ConfigError("owner= is for a reentrant lock: add reentrant=True", name=name)
         lock = Lock(name, kind, settings, self._session)
         return self._checked(lock) if self._limited else lock
 
@@ -172,17 +173,18 @@ class Redlock:
             check_supported(self._limited, lock.__wish__()._replace(prefix=self._settings.prefix))
         return lock
 
-    def _lock_settings(self, name: str, options: LockOptions) -> LockSettings:
+    def _lock_settings(self, name: str, options: LockOptions, *, named: bool = True) -> LockSettings:
         if self._unread:
             self._settings = self._settings_of(self._given)  # the first await reads it again
-        check_name(name)
+        if named:  # the names of a decorator come with its calls
+            check_name(name)
         if not options:
             return self._settings.lock
         settings = lock_settings(name, options, self._settings)
         if self._stores:
-            node_timeout(self._settings, settings, len(self._stores))
+            node_timeout(self._settings, settings, len(self._stores), name)
             if settings.renew == THREAD:
-                check_thread_safe(self._stores)
+                check_thread_safe(self._stores, name)
         return settings
 
     async def lead(self, name: str, main: Callable[[Lease], Awaitable[_R]], /, **options: Unpack[LockOptions]) -> _R:
@@ -237,14 +239,14 @@ class Redlock:
         """The settings for the calls of a decorated function; their label is its template. They are computed now, so
         that a wrong option raises here, and again only after `configure`."""
         labelled: LockOptions = {"label": name, **options} if isinstance(name, str) else options
-        client, known = self._settings, self._lock_settings("synchronized", labelled)
+        client, known = self._settings, self._lock_settings("", labelled, named=False)
         if self._limited:
             check_supported(self._limited, Wish(use, MUTEX, (), known.lease, known.min_hold, known.fencing))
 
         def settings() -> LockSettings:
             nonlocal client, known
             if client is not self._settings:
-                client, known = self._settings, self._lock_settings("synchronized", labelled)
+                client, known = self._settings, self._lock_settings("", labelled, named=False)
             return known
 
         return settings

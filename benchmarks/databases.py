@@ -19,7 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import Redlock
-from asynclock.stores.sql import SQLStore
+from asynclock.stores import SQLStore
 from benchmarks import goals, report, runner
 from benchmarks.runner import Contest
 

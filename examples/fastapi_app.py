@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from shop import Shop
 
-from asynclock import LockTimeout, QuorumUnavailable, redlock
+from asynclock import QuorumUnavailable, redlock
 
 
 @asynccontextmanager
@@ -34,11 +34,16 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/orders/{order_id}/charge")
 async def charge(order_id: int, request: Request) -> Response:
     """Charge the order. The response has the fencing token of the charge."""
-    async with while_connected(request):
-        async with redlock(f"order:{order_id}") as lease:
-            await request.app.state.shop.charge(order_id, fence=lease.fence)
-        return JSONResponse({"order": order_id, "fence": lease.fence})
-    return Response(status_code=499)  # the client has disconnected, so nobody receives this
+    lease = None
+    async with while_connected(request):  # only the wait: once the charge has begun, it runs to its end
+        lease = await redlock(f"order:{order_id}").acquire()
+        if lease is None:  # another request charged this order for the whole timeout: the client may try again
+            return JSONResponse({"detail": f"order {order_id} is being charged"}, status_code=409)
+    if lease is None:
+        return Response(status_code=499)  # the client has disconnected, so nobody receives this
+    async with lease:
+        await request.app.state.shop.charge(order_id, fence=lease.fence)
+    return JSONResponse({"order": order_id, "fence": lease.fence})
 
 
 @asynccontextmanager
@@ -56,12 +61,6 @@ async def while_connected(request: Request) -> AsyncIterator[None]:
             yield
         finally:
             watcher.cancel()
-
-
-@app.exception_handler(LockTimeout)
-async def busy(_: Request, error: Exception) -> Response:
-    """Another request charged this order for the whole timeout: a conflict. The client may try again."""
-    return JSONResponse({"detail": str(error)}, status_code=409)
 
 
 @app.exception_handler(QuorumUnavailable)

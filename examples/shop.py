@@ -39,13 +39,17 @@ class Shop:
         self._db.execute("CREATE INDEX IF NOT EXISTS fences ON journal (order_id, fence)")
 
     async def charge(self, order_id: int, *, fence: int) -> None:
-        """Charge the order. Raises StaleFence. If it is cancelled, the journal says so, and nothing is charged."""
+        """Charge the order. Raises StaleFence.
+
+        Let it run to its end. A charge that is cancelled half-way is in doubt, as the journal then says: the payment
+        provider has the request, and may carry it out. Then ask the provider what it did, or send the request again
+        with the same idempotency key; a new request may charge the customer twice."""
         self.write(order_id, fence, "begin")
         try:
             await asyncio.sleep(LATENCY)  # the payment provider
         except asyncio.CancelledError:
             with contextlib.suppress(StaleFence):  # a later holder has written already, so this entry is not needed
-                self.write(order_id, fence, "cancelled")
+                self.write(order_id, fence, "in doubt")
             raise
         self.write(order_id, fence, "charged")
 

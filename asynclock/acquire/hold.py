@@ -25,7 +25,7 @@ from asynclock.acquire.tenure import DETACHED, LOST, RELEASED, Loss, Tenure
 from asynclock.events import Renewed
 from asynclock.quorum.ballot import WON, Ballot, drift, valid_until
 from asynclock.quorum.denials import lost_to
-from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, QUIET, RELEASE, Op, Verb
+from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, LOOKING, QUIET, RELEASE, Op, Verb
 from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Hold:
         self._ballot: Ballot | None = grant  # None: each node has answered, and none failed
         self._healed = 0  # bit i: node i may have it by another round than the one that won it
         self._broken: str | None = None  # who broke it there, as a server said; "": the server does not know
-        self._promised = math.inf  # when it would have ended if no node had refused a renewal
+        self._promised = math.inf  # its end before the last refusal of a renewal that found it with an end
         self._denials: dict[int, Refused] | None = None  # the last refusal of each node that refused and was not healed
         self._errors: dict[int, Exception] | None = None  # why each node did not renew it, since it did so last
         self._renewed_at = grant.sent  # when the last renewal was sent that a majority granted
@@ -286,10 +286,10 @@ class Hold:
         self.over = True
         grant, quorum = self.op, self.session.quorum
         grant.revoke()
+        queueing = CONTENDED if self.contended else LOOKING if grant.plain else QUIET
         op = Op(
             RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.last_fence,
-            grant.memory, rest, queueing=(CONTENDED if self.contended or grant.plain else QUIET)[quorum.serve],
-            done=done,
+            grant.memory, rest, queueing=queueing[quorum.serve], done=done,
         )  # fmt: skip
         within = min(self.session.within(self._settings), RELEASE_TIMEOUT)
         failed = self._ballot is not None and self._ballot.failed
@@ -357,7 +357,7 @@ class Hold:
         """Rule 2. The lease may now end sooner than the watchdog expects. If the round is decided, the watchdog checks
         it now; else at the deadline of the round, since a grant that is still to come may make up for the refusal. But
         the owner learns of the loss at the latest when the lease would have ended without this refusal."""
-        if self.valid_until > -math.inf:
+        if self.valid_until > -math.inf:  # an earlier refusal of this round may have left it without an end
             self._promised = self.valid_until
         self._ends[index] = -math.inf
         self._recount()

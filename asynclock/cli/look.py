@@ -10,7 +10,7 @@ import typer
 
 from asynclock._errors import ConfigError, LockError
 from asynclock.cli.options import AsJson, Prefix, Urls, client, is_terminal, named_urls
-from asynclock.cli.output import age, count, is_mark, length, print_json, printable, table, who, why
+from asynclock.cli.output import age, count, is_mark, length, print_json, printable, table, who, why, why_taken
 from asynclock.cli.program import Code, complain
 from asynclock.locks.admin import BREAK_FOREIGN
 
@@ -51,6 +51,9 @@ def ls(
     prefix_of_names: Annotated[
         str, typer.Argument(metavar="PREFIX", help="Only names that begin so.", show_default=False)
     ] = "",
+    all_names: Annotated[
+        bool, typer.Option("--all", "-a", help="Also the names that --once or min_hold keeps taken. --json has them.")
+    ] = False,
     url: Urls = None,
     prefix: Prefix = None,
     as_json: AsJson = False,
@@ -73,10 +76,24 @@ def ls(
     if as_json:
         print_json(found)
     else:
-        rows = [(each.name, holder_of(each), age(each.since), left(each), each.metadata) for each in found]
-        print(table(("NAME", "HOLDER", "SINCE", "LEFT", "NOTE"), rows))
+        print(listing(found, all_names))
     if error is not None:
         raise error
+
+
+def listing(found: Sequence[Holder], all_names: bool) -> str:
+    """The holds; then the names that nobody holds although they are taken, or how many there are."""
+    marks = [each for each in found if is_mark(each)]
+    rows = [
+        (each.name, holder_of(each), age(each.since), left(each), each.metadata) for each in found if not is_mark(each)
+    ]
+    lines = [table(("NAME", "HOLDER", "SINCE", "LEFT", "NOTE"), rows)]
+    if marks and all_names:
+        lines.append(table(("TAKEN", "LEFT", "WHY"), [(each.name, left(each), why_taken(each)) for each in marks]))
+    elif marks:
+        names = len({each.name for each in marks})
+        lines.append(f"{count(names, 'name')} taken by --once or min_hold, and held by nobody: see ls --all")
+    return "\n\n".join(lines)
 
 
 def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> None:

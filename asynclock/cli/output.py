@@ -79,19 +79,26 @@ def taken(name: str, holders: Sequence[Holder], now: float) -> str:
     first, who = next(iter(holders), None), "another owner"
     if first is None:
         return f"{name} is held by {who}"
-    left = "" if first.remaining is None else f" for another {length(first.remaining)}"
     if is_mark(first):
-        reason = "a --once run has succeeded" if first.metadata == "(done)" else "it rests after a release (min_hold)"
-        return f"{name} is taken{left}: {reason}"
+        return f"{name} is taken{_another(first)}: {why_taken(first)}"
     if first.host:
-        who = f"{first.host}, pid {first.pid}, for {length(max(0.0, now - first.since))}"
-    elif left:
-        who = f"a key of another program{left}"
+        who = f"{first.host}, pid {first.pid}, which got it {length(max(0.0, now - first.since))} ago"
+    elif first.remaining is not None:
+        who = f"a key of another program{_another(first)}"
     else:
         who = (
             "a key of another program, without an expiry: if nothing needs it, delete it with asynclock break --foreign"
         )
     return f"{name} is held by {who}"
+
+
+def _another(holder: Holder) -> str:
+    return "" if holder.remaining is None else f" for another {length(holder.remaining)}"
+
+
+def why_taken(mark: Holder) -> str:
+    """Why a name is taken that nobody holds (`is_mark`). Pure."""
+    return "a --once run has succeeded" if mark.metadata == "(done)" else "it rests after a release (min_hold)"
 
 
 def is_mark(holder: Holder) -> bool:

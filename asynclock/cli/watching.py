@@ -57,6 +57,8 @@ async def look(redlock: Redlock, begin: str, most: int) -> Moment:
     errors: list[str] = []
     try:
         async for holder in redlock.holders(begin):
+            if is_mark(holder):  # thousands of these must not use up the `most` names
+                continue
             names[holder.name] = None
             if len(names) > most:
                 break

@@ -4,7 +4,8 @@ The decorator checks a template against the signature of the function. A value m
 in every process (str, int, UUID, date, enum), so that a name never contains the address of an object. Inside a value
 these characters are escaped: colons, slashes, percent signs ("a:b" becomes "a%3Ab"), and the characters between two
 fields of the template. So two calls with different arguments have different names. All other characters stay: order 42
-has the name "order:42", as in `redlock("order:42")`.
+has the name "order:42", as in `redlock("order:42")`. An empty value is refused: all calls without a value would share
+one name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def namer(name: str | Callable[..., str], function: Callable[..., Any]) -> Namer
     """The namer for the calls of `function`: `name` itself, or one made of the template `name`.
 
     Raises ConfigError if the template does not fit the signature. The namer raises TypeError for a value of another
-    type.
+    type, and ConfigError for an empty one.
     """
     if callable(name):
         return name
@@ -82,7 +83,13 @@ def _text(field: str, arguments: dict[str, Any], escaped: set[str]) -> str:
             f"{field}={type(value).__name__} does not name a lock: give a str, int, UUID, date or enum, "
             "or a function that makes the name"
         )
-    return "".join(_escape(each) if each in escaped else each for each in str(value))
+    text = str(value)
+    if not text:
+        raise ConfigError(
+            f"{field}='' does not name a lock, because all calls with an empty {field} would share it: give a value, "
+            "or a function that makes the name"
+        )
+    return "".join(_escape(each) if each in escaped else each for each in text)
 
 
 def _escape(character: str) -> str:

@@ -204,6 +204,7 @@ class Queueing:
     order: int = 0  # its order key, in us; 0: the node uses its own clock
     contended: bool = False  # release: this client knows of waiters in other clients
     tasks: int = 1  # of a ticket: the tasks of this client that wait for the name, in its local queue, too
+    looks: bool = False  # release: a script must look at the queue, because the acquire was a plain SET and did not
     packed: Any = field(default=None, init=False)  # a store's encoding of it
 
     def revoke(self) -> None:
@@ -225,6 +226,9 @@ QUIET = {serve: Queueing(serve) for serve in Serve}
 
 CONTENDED = {serve: Queueing(serve, contended=True) for serve in Serve}
 """Releases of names for which other clients wait."""
+
+LOOKING = {serve: Queueing(serve, looks=True) for serve in Serve}
+"""Releases of plain holds for which other clients may wait."""
 
 
 class Op:

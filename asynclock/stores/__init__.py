@@ -1,22 +1,57 @@
 """Where locks are kept. A store is shared by all event loops and opens a `Node` in each; no store imports another.
 
-A client takes urls, `redis.asyncio.Redis` clients and stores. A user writes a store in one of two ways (docs/stores.md
-has a complete example):
+A client takes urls, `redis.asyncio.Redis` clients and stores: `RedisStore`, `SQLStore`, `ZooKeeperStore`, and
+`MemoryStore` with a `Clock` that a test can move. A user writes a store in one of two ways (docs/stores.md has a
+complete example):
 
-    transactional.TransactionalStore    over anything that has transactions: the subclass implements `transact`,
-                                        `listen`, `unlisten` and `keys`, and inherits the rules of all kinds of locks
-    port.Store and port.Node            over anything else: the two protocols to implement, and the values they use
+    TransactionalStore    over anything that has transactions: the subclass implements `transact`, `listen`, `unlisten`
+                          and `keys`, and inherits the rules of all kinds of locks
+    Store and Node        over anything else: the two protocols to implement, and the values they use
 
-All times that cross the port are in seconds.
+The names in `__all__` are public. A store is imported at the first use of its name, because it needs an extra. All
+times that cross the port are in seconds.
 """
 
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from asynclock._clock import Clock, Timer
 from asynclock._errors import ConfigError, Unsupported, brief
-from asynclock.stores.port import Limited, Store, Use, is_standalone, is_thread_safe
+from asynclock.rules.model import Op, State, Verb
+from asynclock.stores.port import (
+    PROBE,
+    UNDONE,
+    Buffered,
+    Checked,
+    Facts,
+    Grant,
+    Limited,
+    Measured,
+    Node,
+    NodeConfig,
+    NodeView,
+    Notice,
+    NoticeListener,
+    Refused,
+    ReplyHandler,
+    Restartable,
+    SameServer,
+    Slots,
+    Standalone,
+    Store,
+    ThreadSafe,
+    Undone,
+    Use,
+    Vote,
+    WaiterView,
+    Wish,
+    WrongKind,
+    is_standalone,
+    is_thread_safe,
+)
 from asynclock.stores.urls import store_of_client, store_of_url, urls_of
 
 if TYPE_CHECKING:
@@ -24,7 +59,85 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from asynclock.stores.port import Wish
+    from asynclock.stores.memory import MemoryStore
+    from asynclock.stores.redis import RedisStore
+    from asynclock.stores.sql import SQLStore
+    from asynclock.stores.sql.schema import lock_table
+    from asynclock.stores.transactional import Change, Step, TransactionalNode, TransactionalStore
+    from asynclock.stores.zookeeper import ZooKeeperStore
+
+__all__ = [
+    "PROBE",
+    "UNDONE",
+    "Buffered",
+    "Change",
+    "Checked",
+    "Clock",
+    "Facts",
+    "Grant",
+    "Limited",
+    "Measured",
+    "MemoryStore",
+    "Node",
+    "NodeConfig",
+    "NodeView",
+    "Notice",
+    "NoticeListener",
+    "Op",
+    "RedisStore",
+    "Refused",
+    "ReplyHandler",
+    "Restartable",
+    "SQLStore",
+    "SameServer",
+    "Slots",
+    "Standalone",
+    "State",
+    "Step",
+    "Store",
+    "ThreadSafe",
+    "Timer",
+    "TransactionalNode",
+    "TransactionalStore",
+    "Undone",
+    "Use",
+    "Verb",
+    "Vote",
+    "WaiterView",
+    "Wish",
+    "WrongKind",
+    "ZooKeeperStore",
+    "lock_table",
+]
+
+_SQL = "SQLAlchemy: pip install 'asynclock[postgresql]', 'asynclock[mysql]' or 'asynclock[sqlite]'"
+
+_AT_FIRST_USE = {
+    "MemoryStore": ("asynclock.stores.memory", ""),
+    "RedisStore": ("asynclock.stores.redis", ""),
+    "SQLStore": ("asynclock.stores.sql", _SQL),
+    "lock_table": ("asynclock.stores.sql.schema", _SQL),
+    "ZooKeeperStore": ("asynclock.stores.zookeeper", "kazoo: pip install 'asynclock[zookeeper]'"),
+    **dict.fromkeys(
+        ("Change", "Step", "TransactionalNode", "TransactionalStore"), ("asynclock.stores.transactional", "")
+    ),
+}
+"""By name: the module that has it, and what to install if its import fails."""
+
+if not TYPE_CHECKING:  # else a type checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        """A name of `__all__` whose module is imported at its first use."""
+        if name not in _AT_FIRST_USE:
+            raise AttributeError(f"module 'asynclock.stores' has no attribute {name!r}")
+        module, needs = _AT_FIRST_USE[name]
+        try:
+            return getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            if not needs:
+                raise
+            raise ModuleNotFoundError(f"asynclock.stores.{name} needs {needs}", name=error.name) from error
+
 
 URLS = "ASYNCLOCK_URLS"
 """The environment variable with the urls of a client that was given no nodes: comma-separated (`urls_of`)."""
@@ -94,14 +207,16 @@ def check_supported(limited: Sequence[LimitedStore], wish: Wish) -> None:
             raise Unsupported(f"{store.label} cannot keep this ({about}): {reason}", name=name)
 
 
-def check_thread_safe(stores: Sequence[Store]) -> None:
+def check_thread_safe(stores: Sequence[Store], name: str = "") -> None:
     """Raise Unsupported for a store that threads cannot share: no thread can renew its leases."""
     for store in stores:
         if not is_thread_safe(store):
             why = getattr(store, "why_not_thread_safe", None) or (
                 "does not say that it is one: set its thread_safe to True if it is, or use renew=True"
             )
-            raise Unsupported(f"renew='thread' needs a store that threads can share, and {store.label} {why}")
+            raise Unsupported(
+                f"renew='thread' needs a store that threads can share, and {store.label} {why}", name=name
+            )
 
 
 def stores_of(environ: Mapping[str, str]) -> tuple[Store, ...]:
@@ -120,5 +235,5 @@ def _kind_of(node: Any) -> str:
     if kind.__module__.startswith("redis."):
         return f"a {kind.__module__}.{kind.__qualname__}: it must be the asyncio client of one server"
     if any(f"{base.__module__}.{base.__name__}" == _ENGINE for base in kind.__mro__):
-        return "an AsyncEngine: write Redlock(SQLStore(engine)), with SQLStore of asynclock.stores.sql"
+        return "an AsyncEngine: write Redlock(SQLStore(engine)), with SQLStore of asynclock.stores"
     return f"a {kind.__name__}"

@@ -100,10 +100,13 @@ def test_other_keys_at_each_server(five: list[Server]) -> None:
 
 
 def test_a_replica(servers: Servers) -> None:
-    """It refuses writes."""
-    code, found = examined(servers.start("--replicaof", "127.0.0.1", "1"))
+    """It refuses writes. The table shows its role."""
+    server = servers.start("--replicaof", "127.0.0.1", "1")
+    code, found = examined(server)
     assert code == 2
     assert "replica" in found
+    _, row, *_ = answered("doctor", on=server).stdout.splitlines()
+    assert " replica " in row
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lru"])

@@ -153,11 +153,17 @@ def test_a_replica_of_postgresql() -> None:
 
 
 def test_a_database_that_is_down(durable: PostgreSQL) -> None:
-    """And one that does not exist."""
+    """It is to be started. The url of a database that does not exist is to be corrected, and no lock is there."""
     code, found = doctor("postgresql://user:secret@127.0.0.1:1/db")
     assert (code, [*found]) == (2, ["reachable"])
     assert "secret" not in str(found)
-    assert [*doctor(durable.url.replace("/postgres", "/absent"))[1]] == ["reachable"]
+    assert found["reachable"]["advice"].startswith("Start it")
+    absent = durable.url.replace("/postgres", "/absent")
+    code, found = doctor(absent)
+    assert (code, [*found]) == (2, ["reachable"])
+    assert found["reachable"]["advice"].startswith("Correct its url")
+    assert "ConfigError" in found["reachable"]["risk"]
+    assert "The locks are in" not in answered("doctor", ASYNCLOCK_URLS=absent).stdout
 
 
 def test_a_slow_database(durable: PostgreSQL) -> None:

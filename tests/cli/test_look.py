@@ -54,6 +54,32 @@ def test_ls(five: list[Server], name: str, begin: Begin) -> None:
     assert f":{holder.process.pid}" in row
 
 
+@pytest.mark.one_loop("the commands have an event loop of their own")
+async def test_marks_of_once_do_not_bury_the_holds(server: Server, name: str) -> None:
+    """`ls` counts them, and lists them with --all in a table of their own. They do not use up the names of `top`."""
+    async with Redlock(server.url) as redlock:
+
+        @redlock.once(f"{name}{{n}}", within=600)
+        async def done(n: int) -> None: ...
+
+        for n in range(9):
+            await done(n)
+        async with redlock(f"{name}held"), redlock(f"{name}rests", min_hold=20.0):
+            pass
+        async with redlock(f"{name}held"):
+            head, row, empty, said = answered("ls", name, on=server).stdout.splitlines()
+            assert row.startswith(f"{name}held ")
+            assert said == "10 names taken by --once or min_hold, and held by nobody: see ls --all"
+            every = answered("ls", name, "--all", on=server).stdout.splitlines()
+            assert (every[0], every[1].split()[:2], every[2]) == (head, row.split()[:2], empty)
+            assert every[3].split() == ["TAKEN", "LEFT", "WHY"]
+            assert sum(each.endswith("a --once run has succeeded") for each in every) == 9
+            assert sum(each.endswith("it rests after a release (min_hold)") for each in every) == 1
+            assert len(json_of(answered("ls", name, "--json", on=server))) == 11
+            seen = json_of(answered("top", name, "--json", "--iterations", "1", "--limit", "1", on=server))
+            assert ([each["name"] for each in seen["locks"]], seen["more"]) == ([f"{name}held"], False)
+
+
 def test_ls_of_nothing(server: Server) -> None:
     """An empty list is no error."""
     assert json_of(answered("ls", "--json", on=server)) == []

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.one_loop("no loop runs")
     ("holders", "text"),
     [
         ([], "k is held by another owner"),
-        ([Holder("k", "web-1", 812, 100.0, 9.0, "")], "k is held by web-1, pid 812, for 41s"),
+        ([Holder("k", "web-1", 812, 100.0, 9.0, "")], "k is held by web-1, pid 812, which got it 41s ago"),
         ([Holder("k", "", 0, 0.0, 90.0, "")], "k is held by a key of another program for another 1m30s"),
         (
             [Holder("k", "", 0, 0.0, None, "")],

@@ -73,20 +73,52 @@ def test_one_charge_at_a_time_and_none_is_lost(
     assert not any("Traceback" in app.said for app in apps)
 
 
+def customer(app: Program, order: int) -> socket.socket:
+    """A client that has sent its request, and hangs up when the socket is closed."""
+    connected = socket.create_connection(("127.0.0.1", app.port))
+    connected.sendall(f"POST /orders/{order}/charge HTTP/1.1\r\nHost: shop\r\nContent-Length: 0\r\n\r\n".encode())
+    return connected
+
+
 @both_apps
-def test_the_lock_of_a_client_that_disconnects_is_released(
+def test_f13_a_charge_that_has_begun_ends_although_its_client_disconnects(
     serve: Serve, journal: Journal, urls: list[str], order: int, example: str
 ) -> None:
-    """It disconnects in the middle of a charge that would take an hour: the charge is cancelled and the name is free,
-    long before the lease ends."""
-    (app,) = serve(urls, example, SHOP_LATENCY="3600")
-    with socket.create_connection(("127.0.0.1", app.port)) as customer:
-        customer.sendall(f"POST /orders/{order}/charge HTTP/1.1\r\nHost: shop\r\nContent-Length: 0\r\n\r\n".encode())
+    """The order is charged once, under the lock, which is free after that."""
+    (app,) = serve(urls, example, SHOP_LATENCY="3")
+    with customer(app, order):
         wait_for(lambda: journal(order), "the charge did not begin")
-        assert asyncio.run(take(urls, f"order:{order}", timeout=0)) is None
+    assert asyncio.run(take(urls, f"order:{order}", timeout=0)) is None
+    wait_for(lambda: len(journal(order)) > 1, "the charge did not end")
+    assert [what for _, what in journal(order)] == ["begin", "charged"]
     lease = asyncio.run(take(urls, f"order:{order}", timeout=10))  # the app's lease is 30 s, and renewed
     assert lease is not None
-    assert [what for _, what in journal(order)] == ["begin", "cancelled"]
+    assert "Traceback" not in app.said
+
+
+@both_apps
+def test_f13_a_client_that_disconnects_while_it_waits_is_not_served(
+    serve: Serve, journal: Journal, urls: list[str], order: int, example: str
+) -> None:
+    """Its wait ends, long before the timeout of the app. Nothing is charged."""
+    (app,) = serve(urls, example, wait=600)
+
+    async def hang_up() -> None:
+        async with Redlock(*urls) as other, other(f"order:{order}"):
+
+            async def tasks() -> int:
+                return sum(each.tasks for each in (await other.inspect(f"order:{order}")).waiters)
+
+            async with asyncio.timeout(30):
+                with customer(app, order):
+                    while not await tasks():
+                        await asyncio.sleep(0.01)
+                while await tasks():
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(hang_up())
+    assert asyncio.run(take(urls, f"order:{order}", timeout=10)) is not None
+    assert journal(order) == []
     assert "Traceback" not in app.said
 
 

@@ -17,7 +17,7 @@ DIFF = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "extending.md").read_te
 CLIENT = """
 import asyncio, sys
 from contextlib import aclosing
-from asynclock import ConfigError, Redlock
+from asynclock import ConfigError, Redlock, Unsupported
 
 async def main(url):
     inside, leave = asyncio.Barrier(4), asyncio.Event()
@@ -58,6 +58,10 @@ async def main(url):
 
 for url in sys.argv[1:]:
     asyncio.run(main(url))
+try:
+    Redlock("zookeeper://nowhere").latch("schema")
+except Unsupported as error:
+    print(error)
 """
 
 AGREEMENT = """
@@ -124,10 +128,12 @@ def test_a_kind_touches_at_most_five_files_of_the_package() -> None:
 
 
 def test_the_new_kind_works(extended: Path) -> None:
-    """On a server and in memory: closed, opened for all waiters, and not closed while they hold it."""
+    """On a server and in memory: closed, opened for all waiters, and not closed while they hold it. ZooKeeper has
+    recipes of its own, and refuses it when it is made."""
     done = run(CLIENT, extended, "embedded:", "memory:")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["opened once", "opened once"]
+    assert "cannot keep this (latch of 'schema'): its layouts" in done.stdout
 
 
 @pytest.mark.timeout(120)

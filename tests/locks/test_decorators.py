@@ -117,6 +117,22 @@ def test_values_that_name_nothing_are_refused(value: object) -> None:
         namer("x:{a}", function)(value)
 
 
+class Empty(enum.StrEnum):
+    NOTHING = ""
+
+
+def test_an_empty_value_is_refused() -> None:
+    """All calls without a value would share one name. The name of a member of an enum counts, not its value."""
+
+    async def function(a: object, b: object = 2) -> None: ...
+
+    for template in ("p{a}", "{a}:{b}"):
+        with pytest.raises(ConfigError, match="a='' does not name a lock"):
+            namer(template, function)("")
+    assert namer("p{a}", function)(Empty.NOTHING) == "pNOTHING"
+    assert namer("p{a}", function)(0) == "p0"
+
+
 @pytest.mark.parametrize(
     ("template", "match"),
     [

@@ -145,3 +145,26 @@ def test_a_silent_master_of_a_cluster() -> None:
     facts = masters()
     facts[0] = NodeFacts("m0", error="m0 refused", cluster=facts[0].cluster)
     assert ("reachable", Severity.ERROR) in checks(facts)
+
+
+NEW, OLD = 5.0, 900.0  # seconds since its start
+
+
+@pytest.mark.parametrize(
+    ("servers", "quarantined"),
+    [
+        ([("a", "a", OLD), ("b", "b", NEW)], ""),
+        ([("a", "a", OLD), ("b", "a", NEW)], "b"),
+        ([("a", "a", OLD), ("b", "", NEW)], "b"),
+        ([("a", "", OLD), ("b", "", NEW)], "b"),  # nobody has used them, or the mark was deleted
+        ([("a", "", NEW), ("b", "", NEW)], ""),  # a new deployment
+        ([("a", "", NEW), ("b", "x", NEW)], "ab"),
+        ([("a", "a", None), ("b", "", NEW)], "b"),  # one does not say when it started
+        ([("a", "", NEW)], ""),  # one server has no quarantine
+    ],
+)
+def test_the_quarantine_is_that_of_a_client(servers: list[tuple[str, str, float | None]], quarantined: str) -> None:
+    """By run_id, mark of first use and uptime, as `judge` decides for a client that connects now."""
+    facts = [node(node=name, run_id=name, mark=mark, uptime=uptime) for name, mark, uptime in servers]
+    told = [each.nodes[0] for each in findings(facts, TERMS) if each.check == "quarantine"]
+    assert "".join(told) == quarantined

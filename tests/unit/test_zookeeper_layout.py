@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError
-from asynclock.rules.kind import Rule
-from asynclock.rules.mutex import MUTEX
+from asynclock.locks.multi import Multi
+from asynclock.rules.kind import Part, Rule
+from asynclock.rules.mutex import MUTEX, Mutex
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.port import Use, Wish
@@ -187,6 +188,12 @@ def test_a_wrong_url_is_refused(url: str) -> None:
 STORE = ZooKeeperStore("zookeeper://a/b", session_timeout=20)
 
 
+class Latch(Mutex):
+    """A kind that its layouts do not know."""
+
+    letter = "o"
+
+
 @pytest.mark.parametrize(
     ("wish", "why"),
     [
@@ -199,6 +206,9 @@ STORE = ZooKeeperStore("zookeeper://a/b", session_timeout=20)
         (Wish(Use.ADOPT, MUTEX, ("a",), 20.0), "session"),
         (Wish(Use.ONCE, MUTEX, ("a",), 20.0), "?ttl_nodes=true in the url"),
         (Wish(Use.LOCK, MUTEX, ("ü" * 40_000,), 20.0), "shorter"),
+        (Wish(Use.LOCK, Latch(), ("a",), 20.0), "kind of lock"),
+        (Wish(Use.LOCK, Multi([Part("a", MUTEX), Part("b", READ)]), ("a", "b"), 20.0), None),
+        (Wish(Use.LOCK, Multi([Part("a", MUTEX), Part("b", Latch())]), ("a", "b"), 20.0), "kind of lock"),
     ],
 )
 def test_what_it_cannot_keep(wish: Wish, why: str | None) -> None:

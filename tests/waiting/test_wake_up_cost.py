@@ -9,8 +9,9 @@ from typing import Any, Self
 
 import pytest
 
-from asynclock import Lease, Redlock
+from asynclock import Lease, LockLost, Redlock
 from asynclock.stores.port import Notice
+from tests.support.default_keys import key_of
 from tests.support.probes import contended, intercept_notices, nodes_of, ping
 from tests.support.servers import Server
 from tests.support.still_clock import Still, idle, numbers, turns
@@ -22,14 +23,17 @@ both = pytest.mark.parametrize("nodes", [1, 5])
 def counted(servers: list[Server]) -> Counter[str]:
     """How many commands of each sort the servers have carried out, those of scripts included, without the test's
     own."""
-    found: Counter[str] = Counter()
-    for each in servers:
-        with each.cli() as cli:
-            stats: Any = cli.info("commandstats")
-        found.update({command.removeprefix("cmdstat_"): int(its["calls"]) for command, its in stats.items()})
+    found = sum(map(stats, servers), Counter[str]())
     for ours in ("info", "client|setinfo", "hello", "zrange", "get", "ping", "pttl", "hvals", "exists"):
         del found[ours]
     return found
+
+
+def stats(server: Server) -> Counter[str]:
+    """How many commands of each sort the server has carried out."""
+    with server.cli() as cli:
+        found: Any = cli.info("commandstats")
+    return Counter({command.removeprefix("cmdstat_"): int(its["calls"]) for command, its in found.items()})
 
 
 class ReceivedNotices:
@@ -194,3 +198,36 @@ async def test_e2_a_waiter_costs_its_renewals(five: list[Server], name: str, nod
                 assert renewed <= calls(each) - called <= renewed + 2  # one may come while we look
             waiting.cancel()
             await asyncio.wait({waiting})
+
+
+@pytest.mark.one_loop("the commands are the same on both")
+async def test_a_cycle_without_fencing_is_two_commands(server: Server, name: str) -> None:
+    """fencing=False: a SET, and the script of the release. No PING goes before it, unless a client is known to wait."""
+    async with Redlock(server.url, lease=LONG) as client:
+        async with client(name, fencing=False):
+            pass  # the server may not know the script yet
+        before = stats(server)
+        for _ in range(10):
+            async with client(name, fencing=False):
+                pass
+        cost = stats(server) - before
+    assert (cost["evalsha"], cost["ping"]) == (10, 0)
+
+
+@pytest.mark.one_loop("the server decides it")
+async def test_a_release_without_fencing_wakes_who_waited_before(server: Server, name: str) -> None:
+    """A plain SET does not look at the queue, so it may pass a waiter without knowing of it. Its release looks."""
+    async with Redlock(server.url, lease=LONG) as first, Redlock(server.url, lease=LONG) as second:
+        held = await first(name).acquire(timeout=None)
+        waiter = asyncio.create_task(second(name).acquire(timeout=None))
+        await until(in_queue([server], name, 1))
+        with server.cli() as cli:
+            cli.delete(key_of(name))  # nobody is notified of that
+        passed = await first(name, fencing=False).acquire(timeout=0)
+        assert passed is not None
+        await passed.release()
+        async with asyncio.timeout(LIMIT / 2):  # the waiter would ask by itself after a third of LONG
+            lease = await waiter
+        await lease.release()
+        with pytest.raises(LockLost):
+            await held.release()

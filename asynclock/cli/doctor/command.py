@@ -103,7 +103,8 @@ def doctor(
         shown = [{**plain(each), "severity": each.severity.name.lower()} for each in found]
         print_json({"severity": worst.name.lower(), "findings": shown, "nodes": facts})
     else:
-        print(report(rows, found, places=[each.place for each in facts if isinstance(each, StoreFacts)]))
+        places = [each.place for each in facts if isinstance(each, StoreFacts) and not each.error]
+        print(report(rows, found, places))
     raise typer.Exit(int(worst))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock.cli.doctor.standalone import StoreFacts
 from asynclock.stores.sql.engines import EngineSource
-from asynclock.stores.sql.errors import Meaning, meaning, reason
+from asynclock.stores.sql.errors import Meaning, is_of_options, meaning, reason
 from asynclock.stores.sql.listening import Listening
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.settings import Settings
@@ -93,6 +93,7 @@ async def database_facts(url: str) -> DatabaseFacts:
                 facts.pushes = await _pushes(source, line)
     except Exception as error:
         facts.error = _error(settings.label, error)
+        facts.misconfigured = meaning(error) is Meaning.REFUSED or is_of_options(error)
     finally:
         await pool.aclose()
     return facts

@@ -212,7 +212,7 @@ class _Questions:
         facts.product = "valkey" if "valkey_version" in said else "redis" if said else ""
         facts.version = said.get("valkey_version") or said.get("redis_version", "")
         facts.mode = said.get("server_mode") or said.get("redis_mode", "")
-        facts.role = said.get("role", "")
+        facts.role = "replica" if said.get("role") == "slave" else said.get("role", "")
         facts.replicas = int(said.get("connected_slaves", 0))
         facts.uptime = float(said["uptime_in_seconds"]) if "uptime_in_seconds" in said else None
         facts.mark = _text(used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ from asynclock.cli.doctor.measures import clock_findings, latency_findings, vers
 from asynclock.cli.doctor.sentinels import remarks, too_few_replicas
 from asynclock.cli.doctor.severity import CORRECT, Finding, Severity
 from asynclock.cli.output import count, length, printable
+from asynclock.quorum.quarantine import judge
+from asynclock.stores.port import Facts
 from asynclock.stores.redis.replies import ACL_COMMANDS
 
 if TYPE_CHECKING:
@@ -98,7 +101,7 @@ def _role(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 "It cannot keep locks by itself.",
                 "Name independent servers, the master behind the Sentinels, or the cluster (redis+cluster://).",
             )
-        elif each.role == "slave":
+        elif each.role == "replica":
             yield Finding(
                 Severity.ERROR,
                 "replica",
@@ -121,10 +124,9 @@ def _role(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
 
 def _restarts(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
     known = [each for each in facts if not each.error]
-    if independent(facts) > 1 and not terms.trust_restarts and any(each.mark for each in known):
-        for each in known:
-            left = terms.max_lease + 1.0 - (each.uptime if each.uptime is not None else float("inf"))
-            if left > 0 and each.mark != each.run_id:
+    if independent(facts) > 1 and not terms.trust_restarts:
+        for each, left in zip(known, _quarantine(known, terms), strict=True):
+            if left > 0:
                 yield Finding(
                     Severity.WARNING,
                     "quarantine",
@@ -149,6 +151,12 @@ def _restarts(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
             "Set appendonly yes and appendfsync always, or use three or five independent servers"
             + (" without trust_restarts." if terms.trust_restarts else "."),
         )
+
+
+def _quarantine(known: Sequence[NodeFacts], terms: Terms) -> tuple[float, ...]:
+    """The seconds for which each server casts no vote, as a new client judges it."""
+    said = [Facts(each.run_id, each.mark, -math.inf if each.uptime is None else -each.uptime) for each in known]
+    return judge(said, 0.0, terms.max_lease + 1.0, complete=True).until
 
 
 def _memory(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-CORRECT = "Correct its url (user, password, TLS) or the server, as the error says."
+CORRECT = "Correct its url (user, password, database, TLS) or the server, as the error says."
 """The advice for an error that lasts until the user acts."""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asynclock.cli.doctor.measures import latency_findings
-from asynclock.cli.doctor.severity import Finding, Severity
+from asynclock.cli.doctor.severity import CORRECT, Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +29,8 @@ class StoreFacts:
     """Where in it the locks are."""
     error: str = ""
     """Why it does not answer; "" if it does."""
+    misconfigured: bool = False
+    """Only the user can solve that: a lock raises ConfigError."""
     product: str = ""
     version: str = ""
     role: str = ""
@@ -69,8 +71,9 @@ def general_findings(facts: StoreFacts, terms: Terms, needs: Mapping[str, str]) 
             "reachable",
             nodes,
             facts.error,
-            "No lock can be acquired: every acquire raises QuorumUnavailable, or ConfigError.",
-            "Start it, or correct its url.",
+            f"No lock can be acquired: every acquire raises "
+            f"{'ConfigError' if facts.misconfigured else 'QuorumUnavailable'}.",
+            CORRECT if facts.misconfigured else "Start it, or correct its url.",
         )
     elif facts.no_vote:
         yield Finding(

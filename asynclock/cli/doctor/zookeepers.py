@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kazoo.hosts import collect_hosts
 
+from asynclock._errors import ConfigError
 from asynclock.cli.doctor.measures import version_findings
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.doctor.standalone import StoreFacts, general_findings, sorted_findings
@@ -141,7 +142,8 @@ async def _ask_session(store: ZooKeeperStore, facts: ZooKeeperFacts) -> None:
         if facts.given:
             facts.hidden += (_CONFIG,)
         else:
-            facts.error = str(error_of(store.label, error))
+            told = error_of(store.label, error)
+            facts.error, facts.misconfigured = str(told), isinstance(told, ConfigError)
     finally:
         await connection.close()
 

@@ -28,7 +28,10 @@ def pack(*command: str | int) -> bytes:
 def encode(op: Op, prefix: str) -> bytes:
     """The op as an EVALSHA (a plain acquire as a SET), kept in `op.packed`: it is the same for all nodes."""
     if op.plain:
-        wire = pack("SET", prefix + op.name, op.id, "NX", "PX", _ms(op.lease))
+        # The same as pack("SET", key, id, "NX", "PX", lease), in less than half of its time.
+        hold, whole = (prefix + op.name).encode(), op.id.encode()
+        head, tail = _plain_frame(op.lease)
+        wire = b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (head, len(hold), hold, len(whole), whole, tail)
     elif op.kind.parts or not op.id:
         wire = pack("EVALSHA", _sha(op.kind.letter), *_arguments(op, prefix, op.tombstone))
     else:
@@ -67,7 +70,7 @@ def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None
     if known.__class__ is tuple and known[0] == command:
         return known[1]  # type: ignore[no-any-return]
     queueing = op.queueing
-    if op.kind.shared or op.rest or op.tombstone or queueing.number or queueing.contended:
+    if op.kind.shared or op.rest or op.tombstone or queueing.number or queueing.contended or queueing.looks:
         return None
     head, middle = _native_head(command)
     hold, whole = (prefix + op.name).encode(), op.id.encode()
@@ -102,6 +105,12 @@ def _arguments(op: Op, prefix: str, tombstone: bool) -> tuple[str | int, ...]:
         *_words(op.queueing),
         *("f" if part.kind.fair else part.kind.mode for part in op.kind.parts),
     )
+
+
+@lru_cache(maxsize=64)
+def _plain_frame(lease: float) -> tuple[bytes, bytes]:
+    """The parts of a plain SET: before the key, and after the id."""
+    return b"*6\r\n" + _words_of("SET"), _words_of("NX", "PX", _ms(lease))
 
 
 @lru_cache(maxsize=64)

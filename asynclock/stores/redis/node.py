@@ -306,7 +306,7 @@ class RedisNode:
     def _reached(self, stage: Stage) -> None:
         self.stage = stage
         if self.state is NodeState.NEW:
-            self.error = ConnectionError(f"{self.label} is not connected yet: {stage.value}")
+            self.error = replies.not_connected_yet(self.label, stage)
 
     async def _drain_at_close(self) -> None:
         """Rule 7: deliver the pending releases to a server that is busy or lost its connection just now. A server that

@@ -127,13 +127,25 @@ _ADVICE = {
 """What to do about an error that ends when the server is repaired."""
 
 
+_PLACE = re.compile(
+    r"^ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )+-?|"  # Redis 6
+    r" script: (?:\w+, )?on @user_script:\d+\.?$"  # Redis 7, Valkey
+)
+"""The text by which an error names the script and the line of a command."""
+
+
+def without_place(text: str) -> str:
+    """The error of a server for its users, who do not know the script."""
+    return _PLACE.sub("", text)
+
+
 class ServerError(Exception):
     """An error reply. As text it says what to do, if that is known."""
 
     def __str__(self) -> str:
         said = super().__str__()
         advice = _ADVICE.get(code_of(self))
-        return f"{said.rstrip('.')}; {advice}" if advice else said
+        return f"{without_place(said).rstrip('.')}; {advice}" if advice else said
 
 
 def code_of(error: ServerError) -> str:
@@ -165,7 +177,7 @@ def fault_of(error: ServerError) -> Fault:
 def is_half_done(error: ServerError) -> bool:
     """Whether a script may have failed after a write. (It detects WRONGTYPE before its first write.)"""
     code = code_of(error)
-    return code != "WRONGTYPE" and (code == "ERR" or "script" in str(error))
+    return code != "WRONGTYPE" and (code == "ERR" or "script" in Exception.__str__(error))
 
 
 def is_about_native_release(error: ServerError) -> bool:
@@ -208,7 +220,7 @@ def config_error(label: str, error: Exception, script: str = "") -> ConfigError:
         code = "WRONGPASS"
     hint = _HINTS.get(code, "check what the url points to")
     raised = WrongKind if code == "WRONGTYPE" else ConfigError
-    return raised(f"{label} refuses: {error}; {hint}")
+    return raised(f"{label} refuses: {without_place(str(error))}; {hint}")
 
 
 async def clear(label: str, answer: Awaitable[Any], command: tuple[str, ...], *, redirects: bool = False) -> Any:
@@ -226,6 +238,16 @@ _AGREE = "check host and port, and whether both sides use TLS (rediss://) or nei
 
 _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"}
 """The reasons of an SSLError if the server answers without TLS."""
+
+
+def _advice(label: str) -> str:
+    return "" if label.startswith(("unix:", "embedded:")) else f"; {_AGREE}"
+
+
+def not_connected_yet(label: str, stage: Stage) -> ConnectionError:
+    """The error to report while the first attempt to connect is in that stage."""
+    advice = "" if stage is Stage.CREDENTIALS else _advice(label)
+    return ConnectionError(f"{label} is not connected yet: {stage.value}{advice}")
 
 
 def connect_error(label: str, error: Exception, stage: Stage) -> Exception:
@@ -251,7 +273,7 @@ def connect_error(label: str, error: Exception, stage: Stage) -> Exception:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, RedisError) and fault_of(ServerError(str(error))) is Fault.CONFIG:
         return config_error(label, error)
-    advice = "" if label.startswith(("unix:", "embedded:")) else f"; {_AGREE}"
+    advice = _advice(label)
     if isinstance(error, TimeoutError):
         return TimeoutError(f"{label} did not answer the connection attempt in time: {stage.value}{advice}")
     if stage is Stage.CONNECT or str(error).startswith(label):  # refused; or an error that the handshake explains

@@ -56,6 +56,12 @@ _WORDS = {
 }
 """The word before the number, by the letter of a kind."""
 
+
+def knows(letter: str) -> bool:
+    """Whether the layouts have nodes for the kind with this letter."""
+    return all(letter in words for words in _WORDS.values())
+
+
 _OURS = {
     Layout.KAZOO: re.compile(r"([0-9a-f]{32})([mwrd]|s\d+)(?:__lock__|__rlock__|__sem__)(-?\d{10})"),
     Layout.CURATOR: re.compile(

@@ -11,7 +11,7 @@ from kazoo.security import CREATOR_ALL_ACL
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.port import Use
 from asynclock.stores.zookeeper.connection import Address
-from asynclock.stores.zookeeper.layout import Layout, escaped
+from asynclock.stores.zookeeper.layout import Layout, escaped, knows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +93,9 @@ class ZooKeeperStore:
 
     def cannot(self, wish: Wish) -> str | None:
         """Why it cannot keep such a lock; None: it can."""
+        letters = [each.kind.letter for each in wish.kind.parts] or [wish.kind.letter]
+        if not all(knows(each) for each in letters):
+            return "its layouts have no nodes for this kind of lock"
         if wish.use in (Use.DETACH, Use.ADOPT):
             return "a lock belongs to the session of its client, and no other process can take it over"
         if wish.use is Use.ONCE and not self.ttl_nodes:
