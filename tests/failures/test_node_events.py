@@ -106,6 +106,8 @@ async def test_d3_a_quarantine_is_told_at_its_begin_and_at_its_end(
             pass
         caplog.clear()
         with told(client) as seen:
+            five[0].kill()
+            await until(lambda: seen.of(NodeDown))
             five[0].restart()
             async with asyncio.timeout(LIMIT):
                 while not seen.of(QuarantineEnded):
