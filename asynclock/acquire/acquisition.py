@@ -294,7 +294,7 @@ class Acquisition:
     def _plan_without_majority(self, planner: Planner, ballot: Ballot, now: float) -> Plan:
         """The same, after a round that no majority answered."""
         session, attempt, error = self._session, self._attempt, planner.error(ballot)
-        if planner.may_be_interrupted and ballot.may_be_reached_soon:
+        if planner.may_be_interrupted(now) and ballot.may_be_reached_soon:
             if attempt is None or attempt.ticket is None:
                 self._leave()
             elif ballot.nodes > 1 and ballot.op.verb is ACQUIRE:

@@ -48,6 +48,7 @@ class Planner:
         self.refused: Refused | None = None  # the last refusal by a majority; None after an outage
         self.answered_at = -math.inf  # when a majority answered last; -math.inf after an outage
         self.interrupted: LockError | None = None  # the error of the last round, if nodes lost their idle connections
+        self._interrupted_until = 0.0
         self._refused_at = began
         self.rtt = 0.0  # seconds that the last round took
 
@@ -86,11 +87,12 @@ class Planner:
         self._pace.reasons.update(ballot.errors())
         return error
 
-    @property
-    def may_be_interrupted(self) -> bool:
-        """Whether a round that failed with its connections is asked again when they are back: only one in a row, so
-        that a server that hangs up on each op is an outage."""
-        return self.interrupted is None and not self.in_outage and (self.refused is not None or not self._terms.timeout)
+    def may_be_interrupted(self, now: float) -> bool:
+        """Whether a round that failed with its connections is asked again when they are back: for as long as an attempt
+        to connect may take. After that a server that hangs up on each op is an outage."""
+        if self.in_outage or (self.refused is None and self._terms.timeout != 0):
+            return False
+        return self.interrupted is None or now < self._interrupted_until
 
     def confirm_from(self, give_up: float) -> float:
         """See `backoff.confirm_from`."""
@@ -107,8 +109,10 @@ class Planner:
 
     def after_interruption(self, error: LockError, now: float, give_up: float) -> Plan:
         """When to ask again, at the latest: connections that were closed while they were idle are made again."""
+        if self.interrupted is None:
+            self._interrupted_until = now + self._session.settings.connect_timeout
         self.interrupted = error
-        return Plan(min(now + self._session.settings.connect_timeout, give_up), probe=self.refused is not None)
+        return Plan(min(self._interrupted_until, give_up), probe=self.refused is not None)
 
     def after_outage(self, error: ConfigError | QuorumUnavailable, ballot: Ballot, now: float, give_up: float) -> Plan:
         """When to ask again. Raises the error if the time is over, or if it is a ConfigError."""

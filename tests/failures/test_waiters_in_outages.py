@@ -258,8 +258,7 @@ async def test_f19_an_idle_connection_that_is_closed_is_no_outage(
 @one_loop
 @both
 async def test_f19_servers_that_hang_up_on_each_question(five: Sequence[Server], name: str, nodes: int) -> None:
-    """They accept each connection, so no reconnect fails. The second question in a row without an answer begins the
-    outage."""
+    """They accept each connection, so no reconnect fails. It is an outage all the same, after connect_timeout."""
     async with AsyncExitStack() as stack:
         other = await stack.enter_async_context(Redlock(*urls_of(five[:nodes])))
         held = await other(name).acquire(timeout=None)

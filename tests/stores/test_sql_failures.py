@@ -172,9 +172,10 @@ async def test_the_connection_that_listens_comes_back(server: PostgreSQL, name: 
         waits.subscribe(events.append)
         (node,) = nodes_of(waits)
         admin = await asyncpg.connect(server.url)
+        back = asyncio.create_task(reconnected(node))
         await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
         await admin.close()
-        await reconnected(node)
+        await back
         assert not events  # the connection was idle
         async with asyncio.timeout(LIMIT):
             await lease.release()

@@ -217,8 +217,9 @@ async def test_d7_broken_after_the_connection_was_lost(
         with pytest.raises(LockLost) as lost:
             async with asyncio.timeout(SOON), client(name):
                 await asyncio.sleep(0.2)  # the first watch is there
+                back = asyncio.create_task(reconnected(node))
                 zookeeper_proxy.cut()
-                await reconnected(node)
+                await back
                 await asyncio.sleep(0.2)  # the next one is there
                 assert await other.break_lock(name)
                 await asyncio.Event().wait()
