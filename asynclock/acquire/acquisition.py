@@ -3,9 +3,9 @@
 The rules:
 
 1. If it is cancelled at any point, all that it sent is undone or has become a tenure (`attempt.py`, `ticket.py`).
-2. "Held by another owner" and "out of reach" never mix. After a refusal by a majority it waits for the holder, and at
-   the end of its time it returns the refusal. Without a majority it tries again, with back-off and without a ticket,
-   and at the end of its time, or of the client's patience, it raises QuorumUnavailable.
+2. "Held by another owner" and "out of reach" never mix. After a refusal by a majority it waits for the holder, asks
+   again shortly before its time ends, and then returns the refusal. Without a majority it tries again, with back-off
+   and without a ticket, and at the end of its time, or of the client's patience, it raises QuorumUnavailable.
 3. It does not poll while a notice can come. A refused attempt leaves a ticket, and the servers notify its owner. The
    waiter renews its ticket each time a third of the lease has passed. It also asks at the end of the holder's lease,
    since a dead holder notifies nobody: the first few waiters at once, each later one a little later. The first few also
