@@ -3,9 +3,9 @@
 The rules:
 
 1. If it is cancelled at any point, all that it sent is undone or has become a tenure (`attempt.py`, `ticket.py`).
-2. "Held by another owner" and "out of reach" never mix. After a refusal by a majority it waits for the holder, and at
-   the end of its time it returns the refusal. Without a majority it tries again, with back-off and without a ticket,
-   and at the end of its time, or of the client's patience, it raises QuorumUnavailable.
+2. "Held by another owner" and "out of reach" never mix. After a refusal by a majority it waits for the holder, asks
+   again shortly before its time ends, and then returns the refusal. Without a majority it tries again, with back-off
+   and without a ticket, and at the end of its time, or of the client's patience, it raises QuorumUnavailable.
 3. It does not poll while a notice can come. A refused attempt leaves a ticket, and the servers notify its owner. The
    waiter renews its ticket each time a third of the lease has passed. It also asks at the end of the holder's lease,
    since a dead holder notifies nobody: the first few waiters at once, each later one a little later. The first few also
@@ -25,11 +25,10 @@ from __future__ import annotations
 
 import math
 import random
-from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from asynclock.acquire.attempt import Attempt, Pause, outcome_by
-from asynclock.acquire.backoff import MIN_TO_YIELD, Plan, round_trip
+from asynclock.acquire.backoff import MIN_TO_YIELD, Plan, confirm_from, round_trip
 from asynclock.acquire.causes import NoLease
 from asynclock.acquire.local_queue import LocalWaiter, Turn
 from asynclock.acquire.planner import Planner
@@ -56,7 +55,7 @@ def acquire(session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLe
 
 
 class Acquisition:
-    """See the module. Made for one acquire."""
+    """See the module."""
 
     # Most acquisitions win at once: what they do not need is not set for each of them.
     state = State.ASKING
@@ -70,7 +69,8 @@ class Acquisition:
     _probes = False  # the next round renews the ticket only
     _notified = 0  # bit i: node i has sent a notice since the last round was sent
     _free_at = math.inf  # when the name will be free, by a notice
-    _held_locally = False  # a task of this process held the name while this one waited
+    _held_at = -math.inf  # when it was held last, as the task knew that asked before it, or held it
+    asked_late = False  # its time was up before it could ask for the last time, as the loop was blocked
     _yields = False  # remote waiters were notified just before it began
     _continues_batch = False  # its ticket was the last that one step of the server served
 
@@ -155,31 +155,30 @@ class Acquisition:
                 given = await waiter.wait(self._give_up)
             finally:
                 self.state = State.ASKING
-            self._held_locally = queue.outage is None
+            self._held_at = queue.answered_at if queue.outage is None else -math.inf
             if given is Turn.TIME_UP:
-                self._leave_local_queue(queue, waiter)
-                return self._refusal()
+                if waiter.knows_enough(self._give_up, again=not self.asked_late):
+                    return self._refusal()
+                self.asked_late = True
+                self._give_up = session.clock.now() + self._give_up - waiter.confirm_from
+                continue
             if given is not Turn.ASK and given.held:
                 return given
             # A tenure may be lost in the turn of the loop in which it was passed on. Then it waits or asks again.
             if given is Turn.ASK or self._is_first():
                 return None
 
-    def _leave_local_queue(self, queue: LocalQueue, waiter: LocalWaiter) -> None:
-        """Its time is up. If a majority is out of reach, or has not answered an asker since this task joined, it is
-        unknown whether the name is held: raises QuorumUnavailable."""
-        queue.leave(waiter)
-        if queue.outage is not None:
-            raise copy(queue.outage)
-        asker = queue.asker
-        ballot = asker.unanswered_round if asker is not None and waiter.knows_nothing(queue) else None
-        if asker is not None and ballot is not None:
-            raise self._session.quorum.unavailable(ballot, self.terms.name, asker.reasons)
-
     @property
     def unanswered_round(self) -> Ballot | None:
-        """The round under way, if no majority has answered before."""
-        return self._attempt.ballot if self._attempt is not None and not self._is_refused else None
+        """The round under way."""
+        return self._round if self._round is not None and self._round.outcome is None else None
+
+    def confirm(self, at: float) -> None:
+        """A task behind it has to know whether the name is held still: renew the ticket at that time."""
+        pause = self._pause
+        if pause is not None and pause.waits and at < pause.until and not (self.planner and self.planner.interrupted):
+            self._probes = True
+            pause.move(at)
 
     @property
     def reasons(self) -> dict[int, Exception]:
@@ -187,8 +186,7 @@ class Acquisition:
         return self.planner.reasons if self.planner is not None else {}
 
     def ask_ahead(self, outage: LockError | None, patience_ends: float) -> None:
-        """Its turn has come. The round is sent now, since its task wakes only in the next turn of the loop. `outage`:
-        the error of the last asker's round, if no majority answered it."""
+        """Its turn has come: send the round now, before its task wakes. `outage`: why nobody answered the last one."""
         if outage is not None:
             self.planner = Planner(self._session, self.terms, self._session.clock.now())
             self.planner.join_outage(outage, patience_ends)
@@ -230,18 +228,16 @@ class Acquisition:
         if self._continues_batch:
             attempt.continue_batch()
 
-    @property
-    def _is_refused(self) -> bool:
-        """Whether a majority has said that another owner holds it. An outage resets this."""
-        return self.planner is not None and self.planner.refused is not None
-
     def _is_time_up(self) -> bool:
         """Whether to stop without another try. Raises QuorumUnavailable if an outage is the reason."""
         now, planner = self._session.clock.now(), self.planner
         if planner is None:
             return False
         planner.check_outage(now, self._give_up)
-        return planner.refused is not None and now >= self._give_up
+        if planner.refused is not None and now >= self._give_up:
+            self.asked_late = not self.asked_late and planner.answered_at < planner.confirm_from(self._give_up)
+            return not self.asked_late
+        return False
 
     def _try(self) -> Attempt:
         """Send a round: ask for the hold; or, where the next round is a probe, renew the ticket."""
@@ -266,7 +262,8 @@ class Acquisition:
             return outcome_by(ballot, self._session, patience_ends, ballot.expire)
         if self._give_up == math.inf:
             return ballot.waiter(self._session.loop)
-        return outcome_by(ballot, self._session, self._give_up, self._time_up)
+        late = ballot.sent - confirm_from(0.0, self.terms.timeout, ballot.deadline - ballot.sent)
+        return outcome_by(ballot, self._session, late if self.asked_late else self._give_up, self._time_up)
 
     def _time_up(self) -> None:
         self._give_up = min(self._give_up, self._session.clock.now())  # a timer may come early by a clock tick
@@ -277,21 +274,12 @@ class Acquisition:
         """When to ask next; None: not again. Raises QuorumUnavailable or ConfigError if an outage lasts too long."""
         now = self._session.clock.now()
         planner = self.planner = self.planner or Planner(self._session, self.terms, ballot.sent)
-        planner.rtt = now - ballot.sent
-        held = planner.refused is not None or self._held_locally
+        held = not planner.in_outage and max(planner.answered_at, self._held_at) >= planner.confirm_from(self._give_up)
         if outcome is UNREACHABLE and not (held and now >= self._give_up):
-            error = planner.error(ballot)
-            self._session.judge_again()
-            self._leave()
-            self._yields = self._held_locally = False
-            if self._session.local_queues.is_alone(self):  # later tasks learn of the outage from a queue
-                self._session.local_queues.of(self.terms.name)
-            if self._queue is not None:
-                self._queue.begin_outage(error, now)
-            return planner.after_outage(error, now, self._give_up)
+            return self._plan_without_majority(planner, ballot, now)
         step = planner.after_refusal(ballot, now, self._give_up)
-        if self._queue is not None:
-            self._queue.answered()
+        if self._queue is not None and not planner.in_outage:
+            self._queue.answered(max(planner.answered_at, self._held_at))
         if step is Next.STOP:
             return None
         if self._attempt is not None:
@@ -303,6 +291,24 @@ class Acquisition:
         plan = planner.plan(step, ballot, now)
         return Plan(min(plan.at, self._give_up), plan.probe)
 
+    def _plan_without_majority(self, planner: Planner, ballot: Ballot, now: float) -> Plan:
+        """The same, after a round that no majority answered."""
+        session, attempt, error = self._session, self._attempt, planner.error(ballot)
+        if planner.may_be_interrupted(now) and ballot.may_be_reached_soon:
+            if attempt is None or attempt.ticket is None:
+                self._leave()
+            elif ballot.nodes > 1 and ballot.op.verb is ACQUIRE:
+                attempt.undo(ballot, keep_ticket=True)
+            return planner.after_interruption(error, now, self._give_up)
+        session.judge_again()
+        self._leave()
+        self._yields, self._held_at = False, -math.inf
+        if session.local_queues.is_alone(self):  # later tasks learn of the outage from a queue
+            session.local_queues.of(self.terms.name)
+        if self._queue is not None:
+            self._queue.begin_outage(error, ballot.sent)
+        return planner.after_outage(error, ballot, now, self._give_up)
+
     # -- waiting -------------------------------------------------------------------------------------------------
 
     async def _idle(self, plan: Plan) -> Tenure | None:
@@ -313,6 +319,8 @@ class Acquisition:
             at, self._probes = self._free_at, False
         if self._notified:
             at, self._probes = min(at, self._after_notices()), False
+        if self.planner is not None and (by := self.planner.must_confirm_by(self._give_up)) < at:
+            at, self._probes = by, True
         if at > session.clock.now() and not (ticket is not None and ticket.granted):
             self._pause = self._pause or Pause(session)
             self.terms.wait()

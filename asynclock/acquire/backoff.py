@@ -28,6 +28,7 @@ _FOREIGN_PAUSE = (0.05, 0.25)  # between two tries while a client of another lib
 _NOTIFIED = 0.01  # a notified waiter has at least this time before another one tries
 _PAUSE = (0.002, 0.25)  # between two tries where no notices come; doubled after each
 _OUTAGE_PAUSE = (0.02, 0.5)  # between two tries while a majority is out of reach; doubled after each
+_CONFIRMED = 0.1  # an answer of the last so many seconds is new enough, however short the timeout is
 _RECONNECTED = 0.05  # the clients of a server try again within this time after it is connected again
 _WAKING_RATE = 5000  # tries per second of all tasks of a client at the end of an outage
 _OUTAGE_RATE = 2000  # tries per second of all tasks of a client in an outage, about a fifth of a core
@@ -78,6 +79,13 @@ def after_doubt(now: float, sent: float, lease: float, since: float, life: float
     return Plan(min(at, renewal), probe=True)
 
 
+def confirm_from(give_up: float, timeout: float | None, within: float, rtt: float = 0.0) -> float:
+    """From when on a majority must answer, so that the name is known to be held when the time of a waiter is up: an
+    older answer says nothing about servers that failed since. A waiter without such an answer renews its ticket then.
+    `within` is the node timeout; `rtt` is the time that the last round took: the answer needs as long."""
+    return give_up - min(within, max((timeout or math.inf) / 3, 2 * rtt, _CONFIRMED))
+
+
 def waking_time(crowd: int) -> float:
     """The seconds within which so many tasks try again after an outage: their tries take the loop half of that time."""
     return max(_RECONNECTED, crowd / _WAKING_RATE)
@@ -121,12 +129,13 @@ class Pace:
         self.reasons.clear()
         self._outage_pause = _OUTAGE_PAUSE[0]
 
-    def after_outage(self, now: float, give_up: float, crowd: int = 1) -> Plan | None:
-        """When to try again; None: the time is over. The more tasks of this client try (`crowd`), the longer each
+    def after_outage(self, now: float, give_up: float, crowd: int = 1, *, began: float | None = None) -> Plan | None:
+        """When to try again; None: the time is over. The outage began at the latest when the round was sent that no
+        majority answered (`began`; None: now). The more tasks of this client try (`crowd`), the longer each
         pauses, so that the loop has time for other work; they are woken when a majority is connected again. The last
         try leaves enough time for its reply, since a try without a reply would hide the real reason of the outage.
         After it the waiter sleeps until the end."""
-        limit = self.outage_limit(now, give_up)
+        limit = self.outage_limit(now if began is None else began, give_up)
         if now >= limit:
             return None
         pause = max(self._outage_pause, crowd / _OUTAGE_RATE) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
@@ -134,7 +143,7 @@ class Pace:
         last = limit - QUORUM_TIMEOUT
         return Plan(min(now + pause, last) if now < last else limit)
 
-    def outage_limit(self, now: float, give_up: float) -> float:
+    def outage_limit(self, began: float, give_up: float) -> float:
         """When an acquire gives up in an outage: when its patience or its timeout ends, whichever comes first."""
-        self._patience_ends = self._patience_ends or now + self._patience
+        self._patience_ends = self._patience_ends or began + self._patience
         return min(self._patience_ends, give_up)

@@ -19,11 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from asynclock._options import QUORUM_TIMEOUT, same_terms
+from asynclock.acquire.backoff import confirm_from
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
+    from asynclock._clock import Timer
     from asynclock._errors import LockError
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.hold import Hold
@@ -56,22 +58,26 @@ class Turn(Enum):
 class LocalWaiter:
     """An acquisition in the queue."""
 
-    __slots__ = ("_answers", "_joined", "_queue", "acquisition", "session", "turn")
+    __slots__ = ("_joined", "_queue", "_timer", "acquisition", "confirm_from", "session", "turn")
 
     def __init__(self, acquisition: Acquisition, queue: LocalQueue, session: Session) -> None:
         self.acquisition = acquisition
         self._queue = queue
         self.session = session
-        self._answers = queue.answers
-        self._joined = session.clock.now() if queue.outage is not None else 0.0  # 0.0: before an outage
+        self._joined = session.clock.now()
+        self.confirm_from = math.inf
+        self._timer: Timer | None = None
         self.turn: asyncio.Future[Tenure | Turn] = session.loop.create_future()  # the hold, or its turn to ask
+        if acquisition.asked_late:
+            queue.late += (self,)
         queue.join(self)
 
     async def wait(self, give_up: float) -> Tenure | Turn:
         """Wait for a reply, at most until `give_up`."""
-        timer = None
         if give_up != math.inf:
-            timer = self.session.clock.call_at(give_up, partial(self.notify, Turn.TIME_UP))
+            terms = self.acquisition.terms
+            self.confirm_from = confirm_from(give_up, terms.timeout, self.session.within(terms.settings))
+            self._timer = self.session.clock.call_at(self.confirm_from, partial(self._confirm, give_up))
         try:
             given = await self.turn
             if self.session.closed:
@@ -81,13 +87,34 @@ class LocalWaiter:
             self._queue.leave(self)
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
         return given
 
-    def knows_nothing(self, queue: LocalQueue) -> bool:
-        """Whether no majority has answered an asker, and no task of this process had the hold, since it joined."""
-        return queue.answers == self._answers
+    def _confirm(self, give_up: float) -> None:
+        """Its time is up soon. Then a majority must have said lately that another owner holds the name. One question of
+        the asker is for all waiters whose time is up at about the same time."""
+        self._timer = self.session.clock.call_at(give_up, partial(self.notify, Turn.TIME_UP))
+        asker = self._queue.asker
+        if asker is not None and self._queue.outage is None and self._queue.answered_at < self.confirm_from:
+            asker.confirm(self.confirm_from + (give_up - self.confirm_from) / 4)
+
+    def knows_enough(self, give_up: float, *, again: bool) -> bool:
+        """Its time is up, and it leaves the queue. If a majority is out of reach, or has not answered the asker lately,
+        it is unknown whether the name is held: raises QuorumUnavailable. With `again` False: the asker asked late, as
+        the loop was blocked."""
+        queue = self._queue
+        queue.leave(self)
+        if queue.outage is not None:
+            raise copy(queue.outage)
+        if (asker := queue.asker) is None or queue.answered_at >= self.confirm_from:
+            return True
+        ballot = asker.unanswered_round
+        if again and (ballot is None or ballot.sent > (self.confirm_from + give_up) / 2):
+            return False
+        if ballot is not None:
+            raise self.session.quorum.unavailable(ballot, queue.name, asker.reasons)
+        return True
 
     @property
     def waits(self) -> bool:
@@ -128,15 +155,18 @@ class LocalWaiter:
 class LocalQueue:
     """The queue of one name. It exists while a task waits, or asks after others have waited."""
 
-    __slots__ = ("_queues", "_waiters", "answers", "asker", "name", "outage", "outage_began")
+    __slots__ = ("_queues", "_waiters", "answered_at", "asker", "late", "name", "outage", "outage_began")
 
     def __init__(self, queues: LocalQueues, name: str, asker: Acquisition | None) -> None:
+        planner = asker.planner if asker is not None else None
         self._queues = queues
         self.name = name
         self.asker = asker  # the acquisition that asks the servers; None: a task of this process holds the name
-        self.answers = 0  # how often a majority has answered an asker, or a task of this process had the hold
+        # When a majority answered an asker last, or a task of this process had the hold.
+        self.answered_at = planner.answered_at if planner is not None else -math.inf
         self.outage: LockError | None = None  # the error of the last round, if no majority answered it
         self.outage_began = 0.0
+        self.late: tuple[LocalWaiter, ...] = ()  # their time was up before the asker could ask, as the loop was blocked
         self._waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
 
     @property
@@ -165,15 +195,19 @@ class LocalQueue:
             del self._waiters[waiter]
         return None
 
-    def answered(self) -> None:
+    def answered(self, at: float) -> None:
         """A majority has answered the asker."""
-        self.answers += 1
+        self.answered_at = at
         self.outage = None
+        late, self.late = self.late, ()
+        for waiter in late:
+            waiter.notify(Turn.TIME_UP)
 
-    def begin_outage(self, error: LockError, now: float) -> None:
-        """No majority answered the asker. It tries again, and those that wait here send nothing."""
+    def begin_outage(self, error: LockError, began: float) -> None:
+        """No majority answered the round that the asker sent at `began`. It tries again, and those that wait here send
+        nothing."""
         if self.outage is None:
-            self.outage_began = now
+            self.outage_began = began
         self.outage = error
 
     def end_asking(self, has_it: bool) -> None:
@@ -192,7 +226,8 @@ class LocalQueue:
 
     def hold_ended(self) -> None:
         """A task of this process had the hold."""
-        self.answers += 1
+        if (waiter := self.next_waiter()) is not None:
+            self.answered_at = waiter.session.clock.now()
         self.next_turn()
 
     def next_turn(self) -> None:

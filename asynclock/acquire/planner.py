@@ -3,13 +3,23 @@ of earlier ones. `transitions.py` decides what to do next, and `backoff.py` and 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
-from asynclock.acquire.backoff import COLLISIONS, Pace, Plan, after_notice_to_another, after_split, next_question
+from asynclock.acquire.backoff import (
+    COLLISIONS,
+    Pace,
+    Plan,
+    after_notice_to_another,
+    after_split,
+    confirm_from,
+    next_question,
+)
 from asynclock.acquire.causes import NoLease
 from asynclock.acquire.obstacles import Obstacles, notifies
 from asynclock.acquire.transitions import Next, Refusal, after_refusal
+from asynclock.quorum.ballot import UNREACHABLE
 from asynclock.quorum.denials import is_held, most_named, soonest
 from asynclock.rules.model import WAIT
 from asynclock.stores.port import Refused
@@ -36,6 +46,9 @@ class Planner:
         self._slot: int | None = None  # the one to ask for next; None: any
         self._splits = 0  # split votes, or tries of another slot, in a row
         self.refused: Refused | None = None  # the last refusal by a majority; None after an outage
+        self.answered_at = -math.inf  # when a majority answered last; -math.inf after an outage
+        self.interrupted: LockError | None = None  # the error of the last round, if nodes lost their idle connections
+        self._interrupted_until = 0.0
         self._refused_at = began
         self.rtt = 0.0  # seconds that the last round took
 
@@ -43,6 +56,8 @@ class Planner:
 
     def check_outage(self, now: float, give_up: float) -> None:
         """Raise the error of the outage if it has lasted for too long."""
+        if self.interrupted is not None and now >= give_up:
+            raise self.interrupted
         if self._pace.outage is not None and now >= self._pace.outage_limit(now, give_up):
             raise self._pace.outage
 
@@ -72,11 +87,39 @@ class Planner:
         self._pace.reasons.update(ballot.errors())
         return error
 
-    def after_outage(self, error: ConfigError | QuorumUnavailable, now: float, give_up: float) -> Plan:
+    def may_be_interrupted(self, now: float) -> bool:
+        """Whether a round that failed with its connections is asked again when they are back: for as long as an attempt
+        to connect may take. After that a server that hangs up on each op is an outage."""
+        if self.in_outage or (self.refused is None and self._terms.timeout != 0):
+            return False
+        return self.interrupted is None or now < self._interrupted_until
+
+    def confirm_from(self, give_up: float) -> float:
+        """See `backoff.confirm_from`."""
+        within = self._session.within(self._terms.settings)
+        return confirm_from(give_up, self._terms.timeout, within, self.rtt)
+
+    def must_confirm_by(self, give_up: float) -> float:
+        """When it must ask, for an answer that is new enough when its time is up; math.inf: it has one, or an outage
+        decides."""
+        if self.refused is None or self.interrupted is not None:
+            return math.inf
+        by = self.confirm_from(give_up)
+        return by if self.answered_at < by else math.inf
+
+    def after_interruption(self, error: LockError, now: float, give_up: float) -> Plan:
+        """When to ask again, at the latest: connections that were closed while they were idle are made again."""
+        if self.interrupted is None:
+            self._interrupted_until = now + self._session.settings.connect_timeout
+        self.interrupted = error
+        return Plan(min(self._interrupted_until, give_up), probe=self.refused is not None)
+
+    def after_outage(self, error: ConfigError | QuorumUnavailable, ballot: Ballot, now: float, give_up: float) -> Plan:
         """When to ask again. Raises the error if the time is over, or if it is a ConfigError."""
-        self.refused = None
-        crowd = len(self._session.under_way)
-        again = None if self._terms.timeout == 0 else self._pace.after_outage(now, give_up, crowd)
+        self.refused = self.interrupted = None
+        self.answered_at = -math.inf
+        crowd, began = len(self._session.under_way), ballot.sent
+        again = None if self._terms.timeout == 0 else self._pace.after_outage(now, give_up, crowd, began=began)
         if again is None or isinstance(error, ConfigError):
             raise error
         self._pace.outage = error
@@ -85,16 +128,17 @@ class Planner:
     # -- a majority has refused ----------------------------------------------------------------------------------
 
     def after_refusal(self, ballot: Ballot, now: float, give_up: float) -> Next:
-        """The next step after a refusal by a majority."""
+        """The next step after a refusal by a majority, in this round or, if the time is over, lately."""
+        if ballot.outcome is not UNREACHABLE:
+            self.answered_at, self.rtt, self.interrupted = now, now - ballot.sent, None
         if ballot.no > ballot.nodes // 2 or self.refused is None:  # not a round that the end of the time cut short
             self.refused, self._refused_at = ballot.holder() or self._one_of(ballot) or NO_HOLDER, now
-        self._pace.reached()
         nodes, kind = ballot.nodes, self._terms.kind
         one_try, time_up = self._terms.timeout == 0, now >= give_up
         tries_on = self._splits < COLLISIONS if one_try else not time_up
         vote = ballot.votes[0]
         denied = nodes > 1 or vote.__class__ is Refused
-        return after_refusal(
+        step = after_refusal(
             Refusal(
                 nodes=nodes,
                 time_up=time_up,
@@ -112,6 +156,11 @@ class Planner:
                 in_order=kind.respects_queue(ballot.op.id),
             )
         )
+        # A server that writes nothing, such as one without memory, refuses in this way, too. The next round, with a
+        # ticket, shows it.
+        if ballot.op.queueing.number or step not in (Next.TRY, Next.TRY_WITH_NEW_ID):
+            self._pace.reached()
+        return step
 
     def _one_of(self, ballot: Ballot) -> Refused | None:
         """One of the holders, of a kind that several may hold: the nodes may name different ones."""

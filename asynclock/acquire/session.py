@@ -16,13 +16,13 @@ from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock._loop import no_loop
 from asynclock._options import BROKEN_BY, RESERVED, LockSettings, node_timeout
-from asynclock.acquire.acquisition import Acquisition
 from asynclock.acquire.backoff import waking_time
 from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.loop_lag import LoopLag
+from asynclock.acquire.outages import Outages
 from asynclock.acquire.renewal_thread import RenewalThread, started_thread
 from asynclock.acquire.tenure import Loss
 from asynclock.acquire.ticket import Tickets
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from asynclock._errors import LockLost, Reason
     from asynclock._options import ClientSettings
+    from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.causes import Cause
     from asynclock.acquire.handover import Adoption
     from asynclock.acquire.observers import Observers
@@ -78,6 +79,7 @@ class Session:
         self.tickets = Tickets()
         self.entries = Entries()
         self.under_way: set[Acquisition | Adoption] = set()
+        self._outages = Outages(self.under_way)
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
         self.forked = False
         self.closed = False  # nothing new begins
@@ -192,6 +194,7 @@ class Session:
     def _reported(self, event: Event) -> None:
         """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
         for a moment only, which is not told."""
+        self._outages.told(event, len(self._stores))
         if isinstance(event, NodeUp) and len(self.quorum.nodes) == 1 and self.holds:
             self._renew_soon()
         if isinstance(event, Quarantined) and not self.ready:
@@ -238,11 +241,7 @@ class Session:
         del index
         for waiter in self.tickets.all():
             waiter.ask_soon(waking_time(1), probe=True)
-        if sum(node.error is None for node in self.quorum.nodes) > len(self.quorum.nodes) // 2:
-            within = waking_time(len(self.under_way))
-            for each in self.under_way:
-                if isinstance(each, Acquisition) and each.planner is not None and each.planner.in_outage:
-                    each.ask_soon(within, probe=False)
+        self._outages.connected(self.quorum.nodes)
 
     def check_kind(self, name: str, kind: Kind) -> None:
         """Raise WrongKind where a task of this process holds the name as another kind. The server would refuse it, too,

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from asynclock.quorum.denials import holder_of, lost_to
-from asynclock.stores.port import Refused
+from asynclock.stores.port import Reconnecting, Refused
 
 if TYPE_CHECKING:
     import asyncio
@@ -229,6 +229,13 @@ class Ballot:
         return [
             (i, vote) for i, vote in enumerate(self.votes) if isinstance(vote, Exception) and vote is not _NOT_ASKED
         ]
+
+    @property
+    def may_be_reached_soon(self) -> bool:
+        """Whether no majority answered, but one would if the nodes are counted whose connection was lost a moment
+        ago."""
+        soon = sum(isinstance(vote, Reconnecting) for vote in self.votes)
+        return bool(soon) and self.yes + self.no + soon > self.nodes // 2
 
     def silent(self) -> list[int]:
         """The nodes that have not answered, if that leaves the outcome open; none if the failures of other nodes

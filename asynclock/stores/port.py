@@ -34,6 +34,7 @@ __all__ = [
     "Notice",
     "NoticeListener",
     "Refused",
+    "Reconnecting",
     "ReplyHandler",
     "Restartable",
     "SameServer",
@@ -134,6 +135,11 @@ class SameServer(ConfigError):
     """Two nodes of the client are the same server: its vote would count twice."""
 
 
+class Reconnecting(ConnectionError):
+    """The connection of a node was lost, and no attempt to connect again has failed since: this may be an idle
+    connection that a proxy closed. It is no outage yet. Once an attempt has failed, the node tells NodeDown."""
+
+
 class WrongKind(ConfigError):
     """The name is in use as another kind of lock, or as a key that is not a lock."""
 
@@ -157,7 +163,7 @@ class Node(Protocol):
 
     label: str
     listens: bool  # whether notices from the server arrive
-    error: Exception | None  # why it cannot be asked now; None: it can be asked
+    error: Exception | None  # why it cannot be asked now (`Reconnecting`: for a moment); None: it can be asked
 
     async def open(self) -> None:
         """Connect. Never raises: if the attempt fails, `error` says why, and more attempts follow in the background."""

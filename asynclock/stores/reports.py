@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from asynclock._errors import brief
 from asynclock._flood import Flood
 from asynclock.events import NodeDown, NodeUp, Quarantined, QuarantineEnded
+from asynclock.stores.port import Reconnecting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,8 +39,8 @@ class Reports:
             self._tell(NodeUp(self._label))
 
     def down(self, error: Exception) -> None:
-        """It cannot be asked."""
-        if self._up is not False:
+        """It cannot be asked. One that connects again is not down yet: it is if that fails."""
+        if self._up is not False and not isinstance(error, Reconnecting):
             self._up = False
             self._tell(NodeDown(self._label, str(error) or repr(error)))
 

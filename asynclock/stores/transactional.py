@@ -26,7 +26,7 @@ from asynclock.rules.model import ID_LENGTH, Notice, Op, State, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, view_of
 from asynclock.stores.jobs import Jobs
-from asynclock.stores.port import PROBE, Checked, NodeView, Refused, WrongKind
+from asynclock.stores.port import PROBE, Checked, NodeView, Reconnecting, Refused, WrongKind
 from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class TransactionalNode:
         it, from the loop of the node, when its connection for notices is gone."""
         if self.error is None and not self._closed:
             self.error, self._down = error, asyncio.Event()
-            self._reports.down(error)
+            self._reports.down(error)  # of an idle connection that was closed: only if it cannot be made again
             self._open_soon(self._reopen())
 
     async def _reopen(self) -> None:
@@ -245,13 +245,23 @@ class TransactionalNode:
             timer.cancel()
             if error is None:
                 answer(votes[0])
-            else:
-                self._fail(handler, error, maybe=not isinstance(error, WrongKind))
-                if self._store.is_down(error):
-                    self.lost(error)
+                return
+            if is_down := self._store.is_down(error):
+                error = self._interrupted(error)
+            self._fail(handler, error, maybe=not isinstance(error, WrongKind))
+            if is_down:
+                self.lost(error)
 
         self._last_deadline = max(self._last_deadline, handler.deadline)
         self._jobs.add(keys_of(self._prefix, op), running, done, self._once_up if waits else None)
+
+    def _interrupted(self, error: Exception) -> Exception:
+        """Of an op whose connection is gone: it may have been idle for long. A connection without an answer was not."""
+        if isinstance(error, TimeoutError) or not (self.error is None or isinstance(self.error, Reconnecting)):
+            return error
+        interrupted = Reconnecting(str(error) or repr(error))
+        interrupted.__cause__ = error
+        return interrupted
 
     def _overdue(self, handler: ReplyHandler) -> None:
         within = handler.deadline - handler.sent

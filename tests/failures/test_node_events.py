@@ -107,6 +107,8 @@ async def test_d3_a_quarantine_is_told_at_its_begin_and_at_its_end(
             pass
         caplog.clear()
         with told(client) as seen:
+            five[0].kill()
+            await until(lambda: seen.of(NodeDown))
             five[0].restart()
 
             def here(kind: type[Event]) -> list[Any]:  # a slow machine may take another one for restarted as well

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
@@ -102,6 +102,38 @@ async def test_too_few_replicas(deployment: Deployment, name: str) -> None:
         async with Redlock(url_of(deployment.master)) as other:
             await works(other, name)
         await until(lambda: not left_over(client))
+
+
+@pytest.mark.parametrize("timeout", [1.0, None])
+async def test_f3_several_callers_and_no_replica(deployment: Deployment, name: str, timeout: float | None) -> None:
+    """Each tries, and gives back what no replica confirms. None takes the try of another one for a hold: each gets the
+    error with the reason."""
+    async with AsyncExitStack() as stack:
+        options: dict[str, Any] = {"lease": LONG, "patience": 1.0, "node_timeout": 0.2}
+        clients = [await stack.enter_async_context(client_of(deployment, 1, **options)) for _ in range(3)]
+        for client in clients:
+            await client.health()
+        for each in deployment.replicas:
+            each.freeze()
+        tasks = [client(name).acquire(timeout=timeout) for client in clients]
+        for outcome in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), LIMIT):
+            assert isinstance(outcome, QuorumUnavailable)
+            assert "replicas confirmed the hold in time" in str(outcome)
+
+
+async def test_f19_the_replicas_fail_while_a_task_waits(deployment: Deployment, name: str) -> None:
+    """Another client holds the name, and no replica confirms that to the waiter at the end of its time."""
+    async with client_of(deployment, 1, lease=LONG) as other, client_of(deployment, 1, lease=LONG) as client:
+        held = await other(name).acquire(timeout=None)
+        task = asyncio.create_task(client(name).acquire(timeout=3.0))
+        await until(lambda: any(map(waits_for_notice, acquisitions_of(client))))
+        for each in deployment.replicas:
+            each.freeze()
+        with pytest.raises(QuorumUnavailable, match="1 of 1 nodes"):
+            await task
+        for each in deployment.replicas:
+            each.thaw()
+        await held.release()
 
 
 async def test_a_renewal_that_no_replica_has_does_not_count(deployment: Deployment, name: str) -> None:

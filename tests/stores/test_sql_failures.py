@@ -16,9 +16,10 @@ from asynclock import QuorumUnavailable, Redlock
 from asynclock.events import NodeDown, NodeUp
 from asynclock.stores.sql import SQLStore, engines
 from asynclock.stores.sql.lines import AsyncmyLine
+from tests.support.probes import nodes_of
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
-from tests.support.waiters import LIMIT, until
+from tests.support.waiters import LIMIT, reconnected, until
 
 pytestmark = pytest.mark.one_loop("the server has the part that counts")
 
@@ -169,10 +170,13 @@ async def test_the_connection_that_listens_comes_back(server: PostgreSQL, name: 
                 await asyncio.sleep(0.01)
         events: list[Any] = []
         waits.subscribe(events.append)
+        (node,) = nodes_of(waits)
         admin = await asyncpg.connect(server.url)
+        back = asyncio.create_task(reconnected(node))
         await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
         await admin.close()
-        await until(lambda: any(isinstance(each, NodeUp) for each in events))
+        await back
+        assert not events  # the connection was idle
         async with asyncio.timeout(LIMIT):
             await lease.release()
             await (await waiting).release()

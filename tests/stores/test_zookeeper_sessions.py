@@ -13,10 +13,10 @@ from kazoo.client import KazooClient
 
 from asynclock import LockLost, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown, NodeUp, ReleaseFailed
-from tests.support.probes import acquisitions_of, waits_for_notice
+from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper
-from tests.support.waiters import LIMIT, until
+from tests.support.waiters import LIMIT, reconnected, until
 from tests.support.zookeeper_clients import SOON, behind, client_of
 from tests.support.zookeeper_probes import contenders_of, zookeeper_session
 
@@ -212,15 +212,14 @@ async def test_d7_broken_after_the_connection_was_lost(
     zookeeper_proxy: TcpProxy, shared_zookeeper: ZooKeeper, name: str
 ) -> None:
     """The holder watches its node again once the connection is back: it learns of a break at once."""
-    told: list[Event] = []
     async with behind(zookeeper_proxy) as client, client_of(shared_zookeeper) as other:
-        client.subscribe(told.append)
+        (node,) = nodes_of(client)
         with pytest.raises(LockLost) as lost:
             async with asyncio.timeout(SOON), client(name):
                 await asyncio.sleep(0.2)  # the first watch is there
+                back = asyncio.create_task(reconnected(node))
                 zookeeper_proxy.cut()
-                await until(lambda: any(isinstance(each, NodeDown) for each in told))
-                await until(lambda: isinstance(told[-1], NodeUp))
+                await back
                 await asyncio.sleep(0.2)  # the next one is there
                 assert await other.break_lock(name)
                 await asyncio.Event().wait()

@@ -24,9 +24,11 @@ class Clocked(RedisStore):
 
 
 class FaultyProxy(Proxy):
-    """A proxy that can lose one request, and replace one reply."""
+    """A proxy that can lose one request, and replace one reply. It can cut all connections at each request with a
+    part."""
 
     lose: bytes = b""
+    hang_up_on: bytes = b""
     lost: asyncio.Event | None = None
     instead: tuple[bytes, bytes] = (b"", b"")
 
@@ -37,6 +39,9 @@ class FaultyProxy(Proxy):
                 self.cut()
                 assert self.lost is not None
                 self.lost.set()
+                return
+            if self.hang_up_on and self.hang_up_on in data:
+                self.cut()
                 return
             if not self.drop_requests:
                 writer.write(data)

@@ -202,6 +202,16 @@ async def back(client: Redlock) -> None:
             await asyncio.sleep(0.01)
 
 
+async def reconnected(node: Any) -> None:
+    """Return once the node has lost its connection and has another one. It looks in each turn of the loop, since that
+    may take a moment only."""
+    async with asyncio.timeout(LIMIT):
+        while node.error is None:
+            await asyncio.sleep(0)
+        while node.error is not None:
+            await asyncio.sleep(0)
+
+
 async def works(redlock: Redlock, name: str) -> None:
     """The client still works after the error."""
     async with redlock(name, timeout=5) as lease:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from asynclock.rules.model import ADOPT, BREAK, RELEASE
+from asynclock.stores.port import Reconnecting
 from asynclock.stores.redis.encoding import pack
 from asynclock.stores.redis.replies import PLAIN_YES, ServerError, refusal_of
 
@@ -149,7 +150,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = exc or "it closed the connection"
-        self._node.lost(self, ConnectionError(f"{self._node.label} hung up: {why}"))
+        self._node.lost(self, Reconnecting(f"{self._node.label} hung up: {why}"))
 
     async def awaited_until(self) -> float:
         """When the last of the answers is overdue for which a closing client waits; -inf: there is none. These are the

@@ -223,7 +223,7 @@ class RedisNode:
         await self._met.wait()
 
     def lost(self, connection: Connection, error: Exception) -> None:
-        """Give this connection up. A second call has no effect."""
+        """Give this connection up. A second call has no effect. An idle one that was closed is no outage yet."""
         connection.abort()
         self._pending.cut_off(connection.waiting, self.clock.now())
         if self._connection is not connection:

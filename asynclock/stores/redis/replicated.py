@@ -1,8 +1,10 @@
-"""Grants that count only once replicas have them: the option `min_replicas` of a RedisStore.
+"""Votes that count only once replicas have what they say: the option `min_replicas` of a RedisStore.
 
 1. A grant of an acquire, a renewal or an adoption is passed on after so many replicas have confirmed what the server
    had written by then. With too few of them at the op's deadline the node casts no vote, and the caller undoes the
    grant.
+   A refusal of an acquire waits for a confirmation, too: the hold that it names may be one that no replica has. Its
+   owner gives that back, so nobody may be told of it as a holder. While replicas fail, the node casts no vote.
 2. The notice that a ticket became a hold is passed on after such a confirmation, too. Without one it is dropped, and
    all tickets are sent again, as after a lost notice.
 3. The command is WAIT, which blocks its connection until the replicas have answered. So it has a connection of its own:
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("asynclock")
 
 _CONFIRMED = (ACQUIRE, EXTEND, WAIT, ADOPT)
+_REFUSED = (ACQUIRE, WAIT)  # their refusals wait for a confirmation, too
 _CHECK = 0.5  # seconds for which a health check waits for the replicas
 _AGAIN = 0.02  # and if they did not answer before
 
@@ -92,6 +95,11 @@ class Confirmer:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"asynclock {self._node.label} WAIT")
             self._task.add_done_callback(self._ended)
+
+    @property
+    def busy(self) -> bool:
+        """Whether votes wait for their confirmation."""
+        return bool(self._asked or self._waiting)
 
     def fail_all(self, error: Exception) -> None:
         """The connection to the server is lost."""
@@ -219,7 +227,7 @@ class Confirmer:
 
 
 class _Unconfirmed:
-    """Stands in for the handler of an op, and has its grant confirmed first."""
+    """Stands in for the handler of an op, and has its vote confirmed first."""
 
     __slots__ = ("_confirmer", "_handler", "deadline", "op", "sent")
 
@@ -232,7 +240,7 @@ class _Unconfirmed:
 
     def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
         handler = self._handler
-        if reply.__class__ is not tuple:
+        if reply.__class__ is not tuple and self.op.verb not in _REFUSED:
             handler.answer(index, reply)
             return
         self._confirmer.add(
@@ -256,7 +264,7 @@ class _Listener:
         self._node = node
 
     def received(self, index: int, notice: Notice) -> None:
-        if notice.number and notice.fence:
+        if notice.number and (notice.fence or self._node.confirms):  # it must not overtake a refusal
             self._node.confirm(
                 lambda: self._listener.received(index, notice), lambda error: self._listener.connected(index)
             )
@@ -280,6 +288,11 @@ class ReplicatedNode(RedisNode):
     def up(self) -> Connection | None:
         """The connection."""
         return self._connection
+
+    @property
+    def confirms(self) -> bool:
+        """Whether votes wait for their confirmation."""
+        return self._confirmer.busy
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         if op.verb in _CONFIRMED:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError
+from asynclock.stores.port import Reconnecting
 from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource
@@ -216,4 +217,4 @@ class Database:
         """The connection that listens is gone."""
         self._listening = None
         for lost in list(self._lost.values()):
-            lost(ConnectionError(f"{self.settings.label} closed the connection"))
+            lost(Reconnecting(f"{self.settings.label} closed the connection"))

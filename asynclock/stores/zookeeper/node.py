@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asynclock._errors import ConfigError
 from asynclock.rules.kind import parts_of
 from asynclock.rules.model import ID_LENGTH, Notice, Verb
-from asynclock.stores.port import Refused
+from asynclock.stores.port import Reconnecting, Refused
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import Connection, SessionState
 from asynclock.stores.zookeeper.contender import Contender
@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from asynclock.stores.zookeeper.store import ZooKeeperStore
 
 log = logging.getLogger("asynclock")
+
+_RECONNECTS = 6
+"""A client that lost its connection is down after this part of a session timeout, or after connect_timeout."""
 
 
 class Asked(NamedTuple):
@@ -79,6 +82,7 @@ class ZooKeeperNode:
         self._ops: set[asyncio.Task[None]] = set()  # those of `_tasks` that answer an op
         self._last_deadline = -math.inf
         self._sweeper: Timer | None = None
+        self._reconnects: Timer | None = None
         self._up: asyncio.Event | None = None
         self._connection: Connection | None = None
         self._closed = False
@@ -118,8 +122,12 @@ class ZooKeeperNode:
         if self._closed:
             return
         if state is not SessionState.CONNECTED:
-            suspended = state is SessionState.SUSPENDED
-            self.error = self._trouble("is disconnected" if suspended else "ended the session, and a new one begins")
+            if state is SessionState.SUSPENDED:  # another server may answer at once
+                self.error = Reconnecting(str(self._trouble("is disconnected")))
+                within = min(self._connect_timeout, self._store.session_timeout / _RECONNECTS)
+                self._reconnects = self._clock.call_at(self._clock.now() + within, self._is_disconnected)
+                return
+            self.error = self._trouble("ended the session, and a new one begins")
             self._reports.down(self.error)
             return
         self.error = self._store.refuses(self._servers.timeout)
@@ -135,6 +143,12 @@ class ZooKeeperNode:
             elif contender.granted:
                 self.spawn(self._turns.look_again(contender))
         self._listener.connected(self._index)
+
+    def _is_disconnected(self) -> None:
+        """No server has answered since the connection was lost."""
+        if isinstance(self.error, Reconnecting):
+            self.error = self._trouble("is disconnected")
+            self._reports.down(self.error)
 
     def _session_expired(self) -> None:
         """Rule 4."""
@@ -189,8 +203,9 @@ class ZooKeeperNode:
         try:
             vote = await self._carry_out(op, contender, asked)
         except Exception as error:  # any failure of kazoo
+            why = self.error if isinstance(self.error, Reconnecting) else error_of(self.label, error)
             if not overdue:
-                handler.fail(self._index, error_of(self.label, error), maybe=not isinstance(error, ConfigError))
+                handler.fail(self._index, why, maybe=not isinstance(error, ConfigError))
             if op.verb is Verb.RELEASE and contender is not None and self.error is None:
                 self.spawn(self._clean(contender))
         else:
@@ -365,8 +380,9 @@ class ZooKeeperNode:
         if ops:
             await asyncio.wait(ops, timeout=max(0.0, self._last_deadline - self._clock.now()))
         self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for timer in (self._sweeper, self._reconnects):
+            if timer is not None:
+                timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
