@@ -45,6 +45,16 @@ class _Failed(NamedTuple):
     error: Exception
 
 
+async def _is_rolled_back(line: Line) -> bool:
+    """Roll back. False: that failed, and the connection must be closed. SQLite, for one, ends the transaction itself
+    when the disk is full."""
+    try:
+        await line.run("ROLLBACK")
+    except Exception:  # what made it necessary says more
+        return False
+    return True
+
+
 class Transactions:
     """Over a pool. `send` stores or sends a notice within a transaction, for another client."""
 
@@ -112,8 +122,8 @@ class Transactions:
         except Exception as error:  # of the step, too
             if meaning(error) in (Meaning.LOST, Meaning.READ_ONLY):
                 raise
-            if began:
-                await line.run("ROLLBACK")
+            if began and not await _is_rolled_back(line):
+                raise
             return _Failed(error)
         return result
 
