@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock._errors import ConfigError
-from asynclock.stores.sql.errors import Conflict, is_duplicate
-from asynclock.stores.sql.rows import FLOOR, Row
+from asynclock.stores.sql.errors import Conflict, Meaning, is_duplicate, meaning
+from asynclock.stores.sql.files import FileReplaced
+from asynclock.stores.sql.rows import CLOCK, FLOOR, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +100,9 @@ class Dialect:
     async def time(self, line: Line) -> float:
         return float((await line.fetch(f"SELECT {self.now}"))[0][0])
 
+    async def check(self, line: Line) -> None:
+        """Whether what this transaction grants is where all others look. Raises FileReplaced."""
+
 
 _WAITED = "TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))"
 
@@ -173,6 +177,7 @@ class SQLite(Dialect):
     def __init__(self, table: str) -> None:
         super().__init__(table)
         self.clock: Callable[[], float] | None = None  # set once the file is open
+        self.offset = 0.0  # of that clock
 
     async def read(self, line: Line, names: Sequence[str]) -> Read:
         wanted = ", ".join(f":k{each}" for each in range(len(names)))
@@ -190,6 +195,24 @@ class SQLite(Dialect):
         if self.clock is None:
             raise RuntimeError("the file is not open")
         return self.clock()
+
+    async def check(self, line: Line) -> None:
+        """The file is the one at its path; and, once for each connection, it has the clock that the client goes by. The
+        inode of a deleted file may be that of a new one."""
+        if (file := line.file) is None:
+            return
+        if not file.verified:
+            sql = f"SELECT expires_at FROM {self.table} WHERE resource_name = :name"  # noqa: S608
+            try:
+                found = await line.fetch(sql, {"name": CLOCK})
+            except Exception as error:
+                if meaning(error) is Meaning.ABSENT:
+                    raise FileReplaced("the file was replaced by one without the table") from error
+                raise
+            if not found or found[0][0] != self.offset:
+                raise FileReplaced("the file was replaced: its clock is another one")
+            file.verified = True
+        file.check()
 
 
 DIALECTS: dict[str, type[Dialect]] = {"postgresql": Dialect, "mysql": MySQL, "mariadb": MySQL, "sqlite": SQLite}
