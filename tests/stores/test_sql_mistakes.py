@@ -14,6 +14,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.stores import store_for
 from asynclock.stores.sql import SQLStore
+from tests.support.commands import examined
+from tests.support.programs import run_python
+from tests.support.services.mariadb import own_mariadb
 from tests.support.waiters import LIMIT
 
 pytestmark = pytest.mark.one_loop("the database has the part that counts")
@@ -140,3 +143,49 @@ async def test_a_server_that_is_read_only_is_an_outage(reader: str, postgresql_u
         await run(postgresql_url, f"ALTER USER {user} RESET default_transaction_read_only")
         async with client(name):
             pass
+
+
+async def test_a_binary_log_of_statements_is_a_config_error(name: str) -> None:
+    """With the remedy. MariaDB refuses each write of a transaction with READ COMMITTED. `doctor` finds it."""
+    with own_mariadb("--log-bin", "--binlog-format=STATEMENT") as server:
+        with pytest.raises(ConfigError, match="SET GLOBAL binlog_format = MIXED"):
+            async with Redlock(server.url, patience=LIMIT) as client, client(name):
+                pass
+        code, found = examined((), ASYNCLOCK_URLS=server.url)
+        assert code == 2
+        assert "log" in found
+        assert "vote" not in found
+        await run(server.url, "SET GLOBAL binlog_format = MIXED")
+        async with Redlock(server.url) as client, client(name):
+            pass
+
+
+FULL = """
+import asyncio, resource, sys
+from asynclock import QuorumUnavailable, Redlock
+
+async def main():
+    async with Redlock(sys.argv[1]) as client:
+        leases = []
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        for number in range(1000):
+            try:
+                leases.append(await client(f"lock:{number}").acquire(timeout=0))
+            except QuorumUnavailable as error:
+                print(error)
+                break
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        async with client("lock"):
+            print("granted")
+
+asyncio.run(main())
+"""
+
+
+def test_f3_a_disk_that_takes_no_more_is_an_outage_that_says_so(tmp_path: Path) -> None:
+    """SQLite ends such a transaction itself. That its rollback fails then is not what the user reads. It goes on once
+    the disk takes more."""
+    said = run_python(FULL, f"sqlite:///{tmp_path}/locks.db").splitlines()
+    assert len(said) == 2
+    assert "disk I/O error" in said[0]
+    assert said[1] == "granted"

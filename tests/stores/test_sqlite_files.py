@@ -166,6 +166,7 @@ def test_a_fork_waits_for_a_connection_that_closes(tmp_path: Path, monkeypatch: 
             order.append("closed")
 
     connect = sqlite3.connect
+    (tmp_path / "locks.db").touch()
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, **options, factory=Slow))
     inline = _Inline(str(tmp_path / "locks.db"))
     inline.opened()

@@ -83,6 +83,7 @@ def test_good_stores() -> None:
         (mysql(settings={"innodb_flush_log_at_trx_commit": "0"}), "durability", ERROR),
         (mysql(settings={"super_read_only": "ON"}), "replica", ERROR),
         (mysql(settings={"idle_transaction_timeout": "0"}), "idle", WARNING),
+        (mysql(settings={"log_bin": "ON", "binlog_format": "STATEMENT"}), "log", ERROR),
         (mysql(replicas=2), "failover", WARNING),
         (mysql(kept="MyISAM"), "table", ERROR),
         (sqlite(free=50_000_000), "disk", WARNING),

@@ -32,7 +32,7 @@ def database_findings(facts: DatabaseFacts, terms: Terms) -> list[Finding]:
     """All findings, the worst first."""
     found = [*general_findings(facts, terms, _NEEDS)]
     if not facts.error:
-        for check in (_table, _rights, _durability, _role, _idle, _notices, _file, _disk):
+        for check in (_table, _rights, _log, _durability, _role, _idle, _notices, _file, _disk):
             found += check(facts)
         found += clock_findings([facts], keeps_fences=True)
     return sorted_findings(found)
@@ -78,6 +78,18 @@ def _rights(facts: DatabaseFacts) -> Iterator[Finding]:
             f"The user {facts.user or 'of the url'} has no right to {missing} on {facts.table}.",
             "Locks cannot be acquired, renewed or released, or old rows stay for ever.",
             f"GRANT SELECT, INSERT, UPDATE, DELETE ON {facts.table} TO the user.",
+        )
+
+
+def _log(facts: DatabaseFacts) -> Iterator[Finding]:
+    if facts.settings.get("binlog_format") == "STATEMENT" and facts.settings.get("log_bin", "") not in OFF:
+        yield Finding(
+            Severity.ERROR,
+            "log",
+            (facts.node,),
+            f"{facts.node} has binlog_format=STATEMENT.",
+            "Its binary log takes no transaction with READ COMMITTED, so no lock can be acquired.",
+            "SET GLOBAL binlog_format = MIXED (or ROW), and in the configuration of the server.",
         )
 
 

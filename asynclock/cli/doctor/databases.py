@@ -34,6 +34,7 @@ _CLOCK_SAMPLES = 5
 _POSTGRESQL = ("fsync", "synchronous_commit", "full_page_writes", "synchronous_standby_names")
 _MYSQL = (
     *("version", "innodb_flush_log_at_trx_commit", "read_only", "super_read_only", "innodb_read_only", "log_bin"),
+    "binlog_format",
     *("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled", "idle_transaction_timeout"),
 )
 _REPLICAS = ("SHOW REPLICAS", "SHOW REPLICA HOSTS", "SHOW SLAVE HOSTS")  # MySQL 8.0.22, MariaDB 10.5, older ones

@@ -86,6 +86,9 @@ class Database:
             await self._connect()
         elif self.pushes and self._listening is None:
             await self._listen_again(self.transactions.pool)
+        elif isinstance(self.dialect, SQLite):  # it may be another file
+            await self.transactions.pool.drop_idle()
+            await self._prepare(self.transactions)
         elif not self.pushes:
             async with self.transactions.pool.line() as line:
                 await line.run("SELECT 1")
@@ -152,7 +155,8 @@ class Database:
             async def read(line: Line) -> float:
                 return await read_clock(dialect, line, boot(), boottime(), time.time())
 
-            dialect.clock = clock_with(await transactions.repeated(read))
+            dialect.offset = await transactions.repeated(read, checked=False)
+            dialect.clock = clock_with(dialect.offset)
 
     def forget(self, tag: str) -> bool:
         """A client has closed. Whether it was the last one: then nobody may use this any more, and it must be
@@ -177,10 +181,10 @@ class Database:
 
     # -- ops and notices -----------------------------------------------------------------------------------------
 
-    async def transact(self, keys: Sequence[str], step: Step) -> None:
-        """See `TransactionalStore.transact`."""
+    async def transact(self, keys: Sequence[str], step: Step, *, checked: bool = True) -> None:
+        """See `TransactionalStore.transact`, and `Transactions.repeated`."""
         with explained(self.settings.label):
-            change, now = await self.connected.step(keys, step, self._looking)
+            change, now = await self.connected.step(keys, step, self._looking, checked=checked)
         if self._inbox is not None:
             for key, state in zip(keys, change.states, strict=True):
                 self._inbox.seen(key, state, now)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asynclock.stores.sql.errors import Conflict, is_duplicate
-from asynclock.stores.sql.rows import FLOOR, Row
+from asynclock._errors import ConfigError
+from asynclock.stores.sql.errors import Conflict, Meaning, is_duplicate, meaning
+from asynclock.stores.sql.files import FileReplaced
+from asynclock.stores.sql.rows import CLOCK, FLOOR, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -98,32 +100,57 @@ class Dialect:
     async def time(self, line: Line) -> float:
         return float((await line.fetch(f"SELECT {self.now}"))[0][0])
 
+    async def check(self, line: Line) -> None:
+        """Whether what this transaction grants is where all others look. Raises FileReplaced."""
+
+
+_WAITED = "TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))"
+
+_CLOCK_TRIES = 3
+
 
 class MySQL(Dialect):
-    """MySQL and MariaDB. SYSDATE is the time at which a row is returned, thus after the wait for its lock; NOW is that
-    of the begin of the statement."""
+    """MySQL and MariaDB. Their clock in UTC is that of the begin of the statement. SYSDATE is the time at which a row
+    is returned, thus after the wait for its lock, but only in local time, which is ambiguous when summer time ends. So
+    the time is that of the begin, in UTC, plus the time since then.
+
+    Where the zone changes during a statement, that difference is off by an hour. Then the answer is NULL, and the clock
+    is read by another statement. With the option sysdate-is-now of the server it is 0. Then an op is decided at the
+    begin of its statement, which is after it was sent, so no client counts on more time than the row has."""
 
     name = "mysql"
     mixes = False
-    now = "(UNIX_TIMESTAMP(SYSDATE(6)) + 0e0)"
+    now = (
+        f"((TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + "
+        f"IF({_WAITED} BETWEEN 0 AND 60000000, {_WAITED}, NULL)) / 1e6)"
+    )
     begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION"
     returns = False
     single_statements = False
 
     async def read(self, line: Line, names: Sequence[str]) -> Read:
         # A statement for each name: with several, the server might scan the table, and wait for the locks of others.
-        rows, now = {}, None
+        rows, now, floor = dict[str, Row](), None, 0
         for name in names:
             for found in await line.fetch(self._reading(1), {"k0": name}):
-                now = float(found[0])
+                now = found[0]
                 rows[name] = Row(*found[1:])
-        if len(rows) == len(names) and now is not None:
-            return Read(now, 0, rows)
-        ((time, floor),) = await line.fetch(
-            f"SELECT {self.now}, (SELECT fence FROM {self.table} WHERE resource_name = :floor)",  # noqa: S608
-            {"floor": FLOOR},
+        if len(rows) < len(names) or not names:
+            ((now, floor),) = await line.fetch(
+                f"SELECT {self.now}, (SELECT fence FROM {self.table} WHERE resource_name = :floor)",  # noqa: S608
+                {"floor": FLOOR},
+            )
+        return Read(await self.time(line) if now is None else float(now), int(floor or 0), rows)
+
+    async def time(self, line: Line) -> float:
+        for _ in range(_CLOCK_TRIES):
+            ((now,),) = await line.fetch(f"SELECT {self.now}")
+            if now is not None:
+                return float(now)
+        raise ConfigError(
+            "the clock of the session stands still: take SET timestamp out of the engine, or of init_connect of the "
+            "server"
         )
-        return Read(float(time), int(floor or 0), rows)
 
     def _reading(self, number: int) -> str:
         del number
@@ -150,6 +177,7 @@ class SQLite(Dialect):
     def __init__(self, table: str) -> None:
         super().__init__(table)
         self.clock: Callable[[], float] | None = None  # set once the file is open
+        self.offset = 0.0  # of that clock
 
     async def read(self, line: Line, names: Sequence[str]) -> Read:
         wanted = ", ".join(f":k{each}" for each in range(len(names)))
@@ -167,6 +195,24 @@ class SQLite(Dialect):
         if self.clock is None:
             raise RuntimeError("the file is not open")
         return self.clock()
+
+    async def check(self, line: Line) -> None:
+        """The file is the one at its path; and, once for each connection, it has the clock that the client goes by. The
+        inode of a deleted file may be that of a new one."""
+        if (file := line.file) is None:
+            return
+        if not file.verified:
+            sql = f"SELECT expires_at FROM {self.table} WHERE resource_name = :name"  # noqa: S608
+            try:
+                found = await line.fetch(sql, {"name": CLOCK})
+            except Exception as error:
+                if meaning(error) is Meaning.ABSENT:
+                    raise FileReplaced("the file was replaced by one without the table") from error
+                raise
+            if not found or found[0][0] != self.offset:
+                raise FileReplaced("the file was replaced: its clock is another one")
+            file.verified = True
+        file.check()
 
 
 DIALECTS: dict[str, type[Dialect]] = {"postgresql": Dialect, "mysql": MySQL, "mariadb": MySQL, "sqlite": SQLite}

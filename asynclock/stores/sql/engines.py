@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -15,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from asynclock._errors import ConfigError
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.errors import is_of_options
+from asynclock.stores.sql.files import FileReplaced, OpenFile, inode_of
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine, closed
 
 if TYPE_CHECKING:
@@ -171,13 +174,37 @@ async def connection_of(engine: AsyncEngine) -> AsyncConnection:
         return await engine.connect()
 
 
-class EngineSource:
-    """Connections of an engine. `own`: it is ours, and disposed of at the end."""
+_FILE = "asynclock_file"
+"""In the `info` of a connection: its OpenFile."""
 
-    def __init__(self, engine: AsyncEngine, connect_timeout: float, *, own: bool) -> None:
+_WATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
+
+_STALE = 100
+"""Connections of a pool that may have another file open, at most."""
+
+
+def _watch(engine: AsyncEngine, path: str) -> None:
+    """From now on each new connection notes which file it has open."""
+
+    def opened(connection: object, record: Any) -> None:
+        del connection
+        record.info[_FILE] = OpenFile(path)
+
+    if engine.sync_engine not in _WATCHED:
+        _WATCHED.add(engine.sync_engine)
+        event.listen(engine.sync_engine, "connect", opened)
+
+
+class EngineSource:
+    """Connections of an engine. `own`: it is ours, and disposed of at the end. `path`: of a SQLite file."""
+
+    def __init__(self, engine: AsyncEngine, connect_timeout: float, *, own: bool, path: str | None = None) -> None:
         self.engine = engine
         self._timeout = connect_timeout
         self._own = own
+        self._path = path
+        if path is not None:
+            _watch(engine, path)
 
     async def connect(self) -> Line:
         """A connection of its pool. Raises its error, or TimeoutError."""
@@ -189,7 +216,18 @@ class EngineSource:
             raise TimeoutError(f"{label} did not answer a connect within {self._timeout:g} s") from error
 
     async def _connect(self) -> Line:
-        connection = await connection_of(self.engine)
+        if self._path is None:
+            return await self._prepared(await connection_of(self.engine))
+        for _ in range(_STALE):
+            before = inode_of(self._path)
+            connection = await connection_of(self.engine)
+            file = (await connection.get_raw_connection()).info.get(_FILE)
+            if file is not None and file.inode == before:
+                return await self._prepared(connection, file)
+            await closed(connection)  # it has another file open, or made it just now, or nobody knows
+        raise FileReplaced("the file is replaced again and again")
+
+    async def _prepared(self, connection: AsyncConnection, file: OpenFile | None = None) -> Line:
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             if self.engine.dialect.driver == "asyncpg":
@@ -202,7 +240,7 @@ class EngineSource:
         except BaseException:  # it may be in the middle of a statement, so it does not go back to its pool
             await closed(connection)
             raise
-        return CoreLine(connection)
+        return CoreLine(connection, file)
 
     async def aclose(self) -> None:
         if self._own:

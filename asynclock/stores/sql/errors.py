@@ -32,7 +32,7 @@ class Conflict(Exception):
 
 _AGAIN = {"40001", "40P01", "55P03", 1213, 1205, 1020, 3572}
 _LOST = {"57P01", "57P02", "57P03", "25P03", 1053, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
-_REFUSED = {"28000", "28P01", "3D000", "42501", "3F000", 1044, 1045, 1049, 1142, 1143, 1227}
+_REFUSED = {"28000", "28P01", "3D000", "42501", "3F000", 1044, 1045, 1049, 1142, 1143, 1227, 1665}
 _READ_ONLY = {"25006", 1290, 1792, 1836}
 _ABSENT = {"42P01", 1146}
 _BROKEN = ("InterfaceError", "InternalClientError", "ConnectionDoesNotExistError")
@@ -46,6 +46,9 @@ _CODES = (
     (_ABSENT, Meaning.ABSENT),
 )
 """SQLSTATE of PostgreSQL, and the numbers of MySQL and MariaDB."""
+
+_STATEMENTS = 1665
+"""Of `_REFUSED`: the binary log takes statements only."""
 
 _RIGHTS = {"42501", 1044, 1142, 1143}
 """Of `_REFUSED`: a right is missing."""
@@ -117,6 +120,8 @@ def refusal(label: str, error: BaseException) -> ConfigError:
     for each in _chain(error):
         if not _RIGHTS.isdisjoint(found for found in _code(each) if isinstance(found, str | int)):
             need = ": its user needs SELECT, INSERT, UPDATE and DELETE on the table"
+        elif _STATEMENTS in _code(each):
+            need = ": SET GLOBAL binlog_format = MIXED (or ROW), and in the configuration of the server; then reconnect"
         elif isinstance(each, sqlite3.Error) and "readonly" in str(each):
             need = ": the user of the program needs write rights on the file, and on its folder for -wal and -shm"
     return ConfigError(f"{label} refuses: {reason(error)}{need}")

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asynclock.stores.sql.files import reason_of
+from asynclock.stores.sql.files import FileReplaced, OpenFile, inode_of, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.lines import Line
 
 _NOTHING: dict[str, Any] = {}
+
+_TRIES = 10
+"""To open a file that is replaced meanwhile."""
 
 _OPENING = 1.0
 """Seconds for which a new connection waits for the file, which another client may be setting up."""
@@ -44,6 +47,10 @@ class FileLine:
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="asynclock-sqlite")
         self._inline: _Inline | None = None
+
+    @property
+    def file(self) -> OpenFile | None:
+        return None if self._inline is None else self._inline.file
 
     async def open(self) -> FileLine:
         """Raises the error of sqlite3."""
@@ -93,6 +100,7 @@ class _Inline:
     def __init__(self, path: str) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
+        self.file: OpenFile | None = None
         self.busy = threading.Lock()  # held by a transaction, by a close, and during a fork
         with _FORKS.registering:
             _FORKS.connections.add(self)
@@ -100,7 +108,7 @@ class _Inline:
     def opened(self) -> sqlite3.Connection:
         """The connection; a new one after a fork. Raises the error of sqlite3."""
         if self._connection is None:
-            self._connection = _connected(self._path)
+            self._connection, self.file = _connected(self._path)
         return self._connection
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
@@ -168,7 +176,18 @@ def _closed(opening: Future[_Inline]) -> None:
         opening.result().close()
 
 
-def _connected(path: str) -> sqlite3.Connection:
+def _connected(path: str) -> tuple[sqlite3.Connection, OpenFile]:
+    """The file is at the path before and after it is opened. If it was not, it was made, or may be another one."""
+    for _ in range(_TRIES):
+        before = inode_of(path)
+        connection = _opened_at(path)
+        if before is not None and (file := OpenFile(path)).inode == before:
+            return connection, file
+        connection.close()
+    raise FileReplaced("the file is replaced again and again")
+
+
+def _opened_at(path: str) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, timeout=_OPENING, isolation_level=None, check_same_thread=False)
     except sqlite3.OperationalError as error:

@@ -1,10 +1,24 @@
-"""Where a SQLite file is. Its locks do not work over a network file system, so such a file is refused."""
+"""Where a SQLite file is, and whether a connection still has the file open that is at its path.
+
+File locks do not work over a network file system, so such a file is refused.
+
+A file can be deleted, renamed or replaced while connections have it open, and so can the -wal and -shm files beside it.
+Then a connection would go on with what others do not see any more. So it compares the device and the inode of all
+three with what they were. This module never opens one of them: a close would drop all file locks that the process has
+on that file, those of the library of SQLite, too.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 from asynclock._errors import ConfigError
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 NETWORK = {
     *("nfs", "nfs4", "cifs", "smb3", "smbfs", "smb2", "9p", "afs", "ceph", "coda", "gfs2", "glusterfs", "lustre"),
@@ -15,6 +29,74 @@ NETWORK = {
 _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.unionfs", "fuse.mergerfs", "fuse.bindfs", "fuse.lxcfs"}
 
 _MOUNTS = Path("/proc/self/mountinfo")
+
+
+Inode: TypeAlias = "tuple[int, int] | None"
+"""The device and the inode of a file; None: there is none."""
+
+
+class FileReplaced(OSError):
+    """What is at the path is not what the connection has open. It counts as a lost connection: the next one opens what
+    is at the path."""
+
+
+class OpenFile:
+    """The file of one connection, which was just opened."""
+
+    def __init__(self, path: str) -> None:
+        self.inode = inode_of(path)
+        self.verified = False  # its clock is the one that the client goes by
+        self._path = path
+        real = os.path.realpath(path)  # SQLite has -wal and -shm there
+        self._logs = f"{real}-wal", f"{real}-shm"
+        self._inodes: list[Inode] | None = None  # of these two, in the first transaction
+
+    def check(self) -> None:
+        """In a transaction. Raises FileReplaced."""
+        if (now := inode_of(self._path)) != self.inode:
+            done = "deleted" if now is None else "replaced"
+            raise FileReplaced(
+                f"the file was {done} after it was opened; locks that were held in it are not known any more"
+            )
+        found = [inode_of(each) for each in self._logs]
+        before, self._inodes = self._inodes or found, found
+        for path, inode, first in zip(self._logs, found, before, strict=True):
+            if first is not None and inode != first:  # without one before: the mode of the journal has changed
+                done = "deleted" if inode is None else "replaced"
+                raise FileReplaced(f"{path} was {done} while a client had it open; nothing may delete it then")
+
+
+def inode_of(path: str) -> Inode:
+    """By stat only."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def absolute(path: str) -> str:
+    """The path as it is now, whatever the working folder of the process is later. Links stay: they may be switched."""
+    return path if os.path.isabs(path) else os.path.abspath(path)
+
+
+def path_of(url: URL) -> str | None:
+    """The file of an engine of the user; None: it is in memory. Raises ConfigError for a relative path."""
+    path = url.database or ":memory:"
+    if path.startswith("file:"):
+        path = unquote(urlsplit(path).path)
+    if (
+        path in ("", ":memory:", "/:memory:")
+        or url.query.get("mode") == "memory"
+        or "mode=memory" in (url.database or "")
+    ):
+        return None
+    if not os.path.isabs(path):
+        raise ConfigError(
+            f"{path} is a relative path, which is another file in another working folder: give the engine an absolute "
+            "one, as in sqlite+aiosqlite:////var/lib/app/locks.db"
+        )
+    return path
 
 
 def check_file(path: str | None) -> None:

@@ -137,6 +137,8 @@ class Inbox:
                 "WHERE resource_name > :begin AND resource_name < :end ORDER BY resource_name",
                 {"begin": begin, "end": f"{begin}~"},
             )
+            if found:
+                await self._dialect.check(line)  # a notice may be a grant
             for name, message in found:
                 await self._pool.alone(
                     line,

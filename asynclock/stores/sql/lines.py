@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sqlalchemy import TextClause
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from asynclock.stores.sql.files import OpenFile
+
 _PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
 _NOTHING: dict[str, Any] = {}
 
@@ -34,6 +36,10 @@ class Line(Protocol):
 
     async def run(self, sql: str) -> None:
         """One or several statements without parameters, separated by semicolons."""
+
+    @property
+    def file(self) -> OpenFile | None:
+        """Of SQLite."""
 
     @property
     def is_closed(self) -> bool:
@@ -51,7 +57,8 @@ class CoreLine:
 
     is_closed = False  # not known
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, connection: AsyncConnection, file: OpenFile | None = None) -> None:
+        self.file = file
         self._connection = connection
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
@@ -74,6 +81,8 @@ class AsyncmyLine:
     transaction begins with one statement."""
 
     is_closed = False  # not known
+
+    file = None
 
     def __init__(self, connection: AsyncConnection, driver: Any) -> None:
         self._connection = connection
@@ -100,6 +109,8 @@ class AsyncmyLine:
 
 class AsyncpgLine:
     """See the module. `driver` is the connection of asyncpg in `connection`."""
+
+    file = None
 
     def __init__(self, connection: AsyncConnection, driver: Any) -> None:
         self._connection = connection

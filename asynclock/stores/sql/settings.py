@@ -12,7 +12,7 @@ from asynclock.stores.sql.dialects import DIALECTS
 from asynclock.stores.sql.engines import TABLE_OPTION, EngineSource, engine_of, label_of, url_of
 from asynclock.stores.sql.errors import Meaning, meaning, reason
 from asynclock.stores.sql.file_lines import FileSource
-from asynclock.stores.sql.files import check_file
+from asynclock.stores.sql.files import absolute, check_file, path_of
 from asynclock.stores.sql.schema import ddl, lock_table
 
 if TYPE_CHECKING:
@@ -47,11 +47,21 @@ class Settings:
         self.table = table
         self.backend = self.url.get_backend_name()
         self.driver = self.url.get_driver_name()
+        self.path: str | None = None  # of a SQLite file
+        if self.backend == "sqlite":
+            self._set_path()
         self.label = label_of(self.url, table)
         # A url that names no driver: the file is used without SQLAlchemy's engine.
         self.is_plain_file = isinstance(url_or_engine, str) and url_or_engine.startswith("sqlite:")
-        if self.backend == "sqlite" and self.engine is None:
-            check_file(self.url.database)
+
+    def _set_path(self) -> None:
+        """Raises ConfigError."""
+        if self.engine is not None:
+            self.path = path_of(self.url)
+            return
+        check_file(self.url.database)
+        self.path = absolute(str(self.url.database))
+        self.url = self.url.set(database=self.path)
 
     def dialect(self) -> Dialect:
         return DIALECTS[self.backend](self.table)
@@ -59,10 +69,11 @@ class Settings:
     def new_source(self, connect_timeout: float, *, pooler: bool) -> EngineSource | FileSource:
         """Where the connections of one event loop come from. `pooler`: see `engine_of`."""
         if self.engine is not None:
-            return EngineSource(self.engine, connect_timeout, own=False)
+            return EngineSource(self.engine, connect_timeout, own=False, path=self.path)
         if self.is_plain_file:
-            return FileSource(str(self.url.database))
-        return EngineSource(engine_of(self.url, connect_timeout, pooler=pooler), connect_timeout, own=True)
+            return FileSource(str(self.path))
+        engine = engine_of(self.url, connect_timeout, pooler=pooler)
+        return EngineSource(engine, connect_timeout, own=True, path=self.path)
 
     async def is_prepared(self, line: Line) -> bool:
         """Prepare it; False: another client is just doing something that excludes this one. Raises ConfigError."""

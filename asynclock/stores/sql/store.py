@@ -126,7 +126,7 @@ class SQLStore(TransactionalStore):
                 if fence is not None:
                     votes[:] = [(fence, False)]
                     return
-            await database.transact(keys, step)
+            await database.transact(keys, step, checked=op.verb is not RELEASE)
         except BaseException:
             if op.verb is ACQUIRE:
                 self._doubtful[op.id] = None

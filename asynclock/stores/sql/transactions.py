@@ -45,6 +45,16 @@ class _Failed(NamedTuple):
     error: Exception
 
 
+async def _is_rolled_back(line: Line) -> bool:
+    """Roll back. False: that failed, and the connection must be closed. SQLite, for one, ends the transaction itself
+    when the disk is full."""
+    try:
+        await line.run("ROLLBACK")
+    except Exception:  # what made it necessary says more
+        return False
+    return True
+
+
 class Transactions:
     """Over a pool. `send` stores or sends a notice within a transaction, for another client."""
 
@@ -60,19 +70,22 @@ class Transactions:
         self._send = send
         self.pool = pool
 
-    async def step(self, keys: Sequence[str], step: Step, looking: Collection[str]) -> tuple[Change, float]:
+    async def step(
+        self, keys: Sequence[str], step: Step, looking: Collection[str], *, checked: bool = True
+    ) -> tuple[Change, float]:
         """Carry out a step; what it returned, and the time of the server. `looking`: the tags of the clients of this
-        loop that look for their notices."""
+        loop that look for their notices. `checked`: see `repeated`; a step with notices, which may grant, always is."""
 
         async def run(line: Line) -> tuple[Change, float]:
             return await self._step(line, keys, step, looking)
 
-        result: tuple[Change, float] = await self.repeated(run)
+        result: tuple[Change, float] = await self.repeated(run, checked=checked)
         return result
 
-    async def repeated(self, run: Callable[[Line], Awaitable[Any]]) -> Any:
+    async def repeated(self, run: Callable[[Line], Awaitable[Any]], *, checked: bool = True) -> Any:
         """Run it in a transaction; again if the database asks for that, or if an idle connection was closed. All of it
-        takes at most LIMIT: then its connection is closed, and the database counts as down."""
+        takes at most LIMIT: then its connection is closed, and the database counts as down. `checked`: the file of
+        SQLite must be the one at its path."""
         pause, stale = _PAUSE[0], True
         try:
             async with asyncio.timeout(LIMIT) as limit:
@@ -80,7 +93,7 @@ class Transactions:
                     began: list[bool] = []
                     try:
                         async with self.pool.line() as line:
-                            result = await self._in_transaction(line, run, began)
+                            result = await self._in_transaction(line, run, began, checked=checked)
                     except Exception as error:
                         if not began and meaning(error) is Meaning.AGAIN:  # a file that is locked
                             await asyncio.sleep(pause)
@@ -101,19 +114,23 @@ class Transactions:
                 raise
             raise TimeoutError(f"{self._label} did not end a transaction within {LIMIT:g} s") from error
 
-    async def _in_transaction(self, line: Line, run: Callable[[Line], Awaitable[Any]], began: list[bool]) -> Any:
+    async def _in_transaction(
+        self, line: Line, run: Callable[[Line], Awaitable[Any]], began: list[bool], *, checked: bool
+    ) -> Any:
         if isinstance(line, FileLine):
-            return await line.whole(lambda inside: self._in_transaction(inside, run, began))
+            return await line.whole(lambda inside: self._in_transaction(inside, run, began, checked=checked))
         try:
             await line.run(self._dialect.begin)
             began.append(True)
+            if checked:
+                await self._dialect.check(line)
             result = await run(line)
             await line.run("COMMIT")
         except Exception as error:  # of the step, too
             if meaning(error) in (Meaning.LOST, Meaning.READ_ONLY):
                 raise
-            if began:
-                await line.run("ROLLBACK")
+            if began and not await _is_rolled_back(line):
+                raise
             return _Failed(error)
         return result
 
@@ -124,6 +141,8 @@ class Transactions:
         found = [rows.get(resource_name(key)) for key in keys]
         before = [State() if row is None else state_of(row) for row in found]
         change = step([covered(state, now, floor) for state in before], now)
+        if change.notices:
+            await self._dialect.check(line)
         looks: set[str] = set()
         for index in sorted(range(len(keys)), key=lambda each: resource_name(keys[each]).encode()):
             row, old = found[index], before[index]

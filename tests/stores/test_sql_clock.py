@@ -1,0 +1,135 @@
+"""The clock of a SQL store is that of the server. No setting of a session, or of the server's zone, changes it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+
+from asynclock import ConfigError, Redlock
+from asynclock.stores.sql import SQLStore
+from tests.support.sql_states import read_rows
+from tests.support.waiters import LIMIT, until
+
+pytestmark = pytest.mark.one_loop("the database has the part that counts")
+
+_HOUR = 3600
+
+
+@asynccontextmanager
+async def session(url: str, *statements: str) -> AsyncIterator[AsyncConnection]:
+    """A connection of a stranger, which has sent these statements."""
+    engine = create_async_engine(url.replace("mariadb:", "mariadb+asyncmy:"))
+    try:
+        async with engine.connect() as connection:
+            for each in statements:
+                await connection.exec_driver_sql(each)
+            yield connection
+    finally:
+        await engine.dispose()
+
+
+async def make_zone(url: str, name: str, changes: int, before: int, after: int) -> None:
+    """A time zone of the server. At the Unix time `changes` its offset becomes `after`; it was `before`, in seconds."""
+    insert = "INSERT INTO mysql.time_zone"
+    async with session(
+        url,
+        f"{insert} (Use_leap_seconds) VALUES ('N')",
+        "SET @id = LAST_INSERT_ID()",
+        f"{insert}_name VALUES ('{name}', @id)",
+        f"{insert}_transition_type VALUES (@id, 0, {before}, {int(before > after)}, 'A')",
+        f"{insert}_transition_type VALUES (@id, 1, {after}, {int(before < after)}, 'B')",
+        f"{insert}_transition VALUES (@id, 0, 0), (@id, {changes}, 1)",
+    ):
+        pass
+
+
+@asynccontextmanager
+async def client_with(url: str, setting: str) -> AsyncIterator[Redlock]:
+    """A client of an engine of the user, whose sessions have that setting."""
+    where = url.replace("mariadb:", "mariadb+asyncmy:").replace("postgresql:", "postgresql+asyncpg:")
+    arguments: dict[str, Any] = {"init_command": f"SET SESSION {setting}"}
+    if url.startswith("postgresql"):
+        name, _, value = setting.partition("=")
+        arguments = {"server_settings": {name: value.strip("'")}}
+    engine = create_async_engine(where, connect_args=arguments)
+    try:
+        async with Redlock(SQLStore(engine), lease=60) as client:
+            yield client
+    finally:
+        await engine.dispose()
+
+
+@pytest.mark.parametrize("ended", [-_HOUR // 2, _HOUR // 2], ids=["half an hour ago", "in half an hour"])
+@pytest.mark.parametrize("database", ["mariadb", "postgresql"])
+async def test_f1_summer_time_ends(database: str, ended: int, name: str, request: pytest.FixtureRequest) -> None:
+    """A client whose session is in the hour that comes twice finds a lock held, for as long as all others do; and they
+    find its own held."""
+    url, at = request.getfixturevalue(f"{database}_url"), int(time.time()) + ended
+    if database == "mariadb":
+        await make_zone(url, zone := f"Test/{name[-40:]}", at, 2 * _HOUR, _HOUR)
+    else:  # the zone as POSIX writes it: its change is a day of the year, and a local time of the day
+        local = time.gmtime(at + 2 * _HOUR)
+        zone = f"A-1B-2,J1/0,{local.tm_yday - 1}/{time.strftime('%H:%M:%S', local)}"
+    setting = f"{'time_zone' if database == 'mariadb' else 'TimeZone'}='{zone}'"
+    async with Redlock(url, lease=60) as plain, client_with(url, setting) as other:
+        for holds, asks in ((plain, other), (other, plain)):
+            async with holds(name):
+                assert await asks(name).acquire(timeout=0) is None
+                assert (await asks.inspect(name)).holders[0].remaining == pytest.approx(60, abs=LIMIT)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)], ids=["ends", "begins"])
+async def test_f1_the_zone_changes_while_an_op_waits_for_a_row(
+    before: int, after: int, name: str, mariadb_url: str
+) -> None:
+    """Then the hold of that op ends a lease after its grant, as always."""
+    at = int(time.time()) + 2
+    await make_zone(mariadb_url, zone := f"Test/{name[-40:]}", at, before * _HOUR, after * _HOUR)
+    async with client_with(mariadb_url, f"time_zone='{zone}'") as client, Redlock(mariadb_url, lease=60) as plain:
+        async with plain(name):  # there is a row
+            pass
+        async with session(mariadb_url, f"SELECT 1 FROM asynclock WHERE resource_name = '{name}' FOR UPDATE"):
+            waiting = asyncio.create_task(client(name).acquire(timeout=0))
+            await until(lambda: time.time() > at + 0.1)
+        lease = await waiting
+        assert lease is not None
+        assert (await plain.inspect(name)).holders[0].remaining == pytest.approx(60, abs=LIMIT)
+        await lease.release()
+
+
+async def test_f1_the_time_of_an_op_is_that_after_its_wait(name: str, mariadb_url: str) -> None:
+    """For a row that another client had locked: what is written later has the later time."""
+    moved = SQLStore(mariadb_url)
+    async with Redlock(moved, lease=60) as client:
+        async with client(name):
+            pass
+        async with session(mariadb_url, f"SELECT 1 FROM asynclock WHERE resource_name = '{name}' FOR UPDATE") as other:
+            waiting = asyncio.create_task(client(name).acquire(timeout=0))
+            await waits_for_row(mariadb_url)
+            ((freed,),) = await other.exec_driver_sql("SELECT @@timestamp + 0e0 FROM (SELECT SLEEP(0.2)) AS slept")
+        lease = await waiting
+        assert lease is not None
+        rows, _ = await read_rows(moved, [name])
+        assert (rows[name].expires_at or 0.0) - 60 >= freed
+        await lease.release()
+
+
+async def waits_for_row(url: str) -> None:
+    """Return once a transaction waits for the lock of a row."""
+    async with session(url) as connection, asyncio.timeout(LIMIT):
+        sql = "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
+        while (await connection.exec_driver_sql(sql)).scalar() == 0:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_session_whose_clock_stands_still_is_a_config_error(mariadb_url: str) -> None:
+    """It cannot count leases."""
+    with pytest.raises(ConfigError, match="SET timestamp"):
+        async with client_with(mariadb_url, "timestamp=1000000000"):
+            pass

@@ -1,0 +1,241 @@
+"""A SQLite file whose path is relative, or that is deleted or replaced while clients use it. A grant or a renewal needs
+the file that is at the path, since others look there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
+from asynclock.stores.sql import SQLStore
+from tests.support.waiters import LIMIT
+
+pytestmark = pytest.mark.one_loop("the file has the part that counts")
+
+LEASE = 60.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of the process."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def granted(path: Path, name: str) -> bool:
+    """Whether another process, which opens the file now, gets the lock. It gives it back."""
+    program = (
+        "import asyncio, sys\n"
+        "from asynclock import Redlock\n"
+        "async def main():\n"
+        "    async with Redlock(f'sqlite:///{sys.argv[1]}') as client:\n"
+        "        lease = await client(sys.argv[2]).acquire(timeout=0)\n"
+        "        print('granted' if lease else 'refused')\n"
+        "        if lease: await lease.release()\n"
+        "asyncio.run(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path, name], capture_output=True, text=True, check=True)
+    return done.stdout.strip() == "granted"
+
+
+async def let_idle(store: SQLStore) -> None:
+    """Close the idle connections, as happens after two seconds."""
+    for database in store._databases.values():  # noqa: SLF001
+        await database.connected.pool.drop_idle()
+
+
+@asynccontextmanager
+async def client_of(path: Path, kind: str, **options: Any) -> AsyncIterator[Redlock]:
+    """By a url, which needs no driver; by a url with a driver; or with an engine of the user."""
+    sqlite3.connect(path).execute("PRAGMA journal_mode = WAL").connection.close()
+    if kind != "engine":
+        async with Redlock(f"{kind}:///{path}", lease=LEASE, **options) as client:
+            yield client
+        return
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    try:
+        async with Redlock(SQLStore(engine), lease=LEASE, **options) as client:
+            yield client
+    finally:
+        await engine.dispose()
+
+
+# -- relative paths ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "sqlite+aiosqlite"])
+async def test_f18_a_relative_path_is_that_of_the_folder_in_which_the_store_was_made(
+    scheme: str, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever folder the process is in when it connects, or connects again. The label says where it is."""
+    store = SQLStore(f"{scheme}:///locks.db")
+    assert store.label == f"sqlite:///{folder}/locks.db"
+    (folder / "another").mkdir()
+    monkeypatch.chdir(folder / "another")
+    async with Redlock(store, lease=LEASE) as client, client(name):
+        assert not granted(folder / "locks.db", name)
+        monkeypatch.chdir("/")
+        await let_idle(store)
+        assert await client(name).locked()
+    assert [each.name for each in folder.rglob("*.db")] == ["locks.db"]
+    assert not (folder / "another/locks.db").exists()
+
+
+def test_f18_a_relative_path_in_an_engine_is_a_config_error() -> None:
+    """Nobody knows in which folder its connections open it. In memory there is no path."""
+    for url in ("sqlite+aiosqlite:///locks.db", "sqlite+aiosqlite:///file:locks.db?uri=true"):
+        with pytest.raises(ConfigError, match=re.escape("locks.db is a relative path")):
+            SQLStore(create_async_engine(url))
+    for url in ("sqlite+aiosqlite://", "sqlite+aiosqlite:////a/locks.db", "sqlite+aiosqlite:///file:/a/b.db?uri=true"):
+        SQLStore(create_async_engine(url))
+
+
+# -- files that are replaced -------------------------------------------------------------------------------------------
+
+
+def delete(path: Path) -> None:
+    """With what is beside it."""
+    for each in path.parent.glob("locks.db*"):
+        each.unlink()
+
+
+def rename(path: Path) -> None:
+    """With what is beside it."""
+    (path.parent / "old").mkdir()
+    for each in path.parent.glob("locks.db*"):
+        each.rename(path.parent / "old" / each.name)
+
+
+def replace(path: Path) -> None:
+    shutil.copyfile(path, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+def delete_wal(path: Path) -> None:
+    Path(f"{path}-wal").unlink()
+
+
+def delete_both(path: Path) -> None:
+    delete_wal(path)
+    Path(f"{path}-shm").unlink()
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [(kind, change) for kind in ("sqlite", "engine") for change in (delete, rename, replace, delete_wal, delete_both)]
+    + [("sqlite+aiosqlite", replace)],
+)
+async def test_f18_a_grant_needs_the_file_at_the_path(kind: str, change: Any, tmp_path: Path, name: str) -> None:
+    """An acquire through a connection to another file is an outage that says so. The next one goes where all look."""
+    path = tmp_path / "locks.db"
+    async with client_of(path, kind) as client:
+        async with client(name):
+            pass
+        change(path)
+        with pytest.raises(QuorumUnavailable, match=r"replaced|deleted"):
+            await client(name).acquire(timeout=0)
+        async with client(name):
+            assert not granted(path, name)
+
+
+@pytest.mark.parametrize("change", [delete, rename])
+async def test_f18_a_renewal_needs_the_file_at_the_path(change: Any, tmp_path: Path, name: str) -> None:
+    """A holder learns at its next renewal that its lease is lost, and why."""
+    path = tmp_path / "locks.db"
+    async with client_of(path, "sqlite") as client, asyncio.timeout(LIMIT):
+        with pytest.raises(LockLost) as caught:
+            async with client(name, lease=3):
+                change(path)
+                await asyncio.Event().wait()
+        told = f"{caught.value} {caught.value.errors}"
+        assert re.search("was (replaced|deleted)", told), told
+
+
+async def test_f18_a_waiter_gets_no_lock_in_a_file_that_was_replaced(tmp_path: Path, name: str) -> None:
+    """Neither from a holder of its process, nor from one of another: it waits in the file at the path."""
+    path = tmp_path / "locks.db"
+    url = f"sqlite:///{path}"
+    store, another = SQLStore(url), SQLStore(url)
+    async with Redlock(store, lease=6) as holds, Redlock(store, lease=6) as near, Redlock(another, lease=6) as far:
+        lease = await holds(name).acquire(timeout=None)
+        waiting = [asyncio.create_task(client(name).acquire(timeout=None)) for client in (near, far)]
+        await until_async(lambda: count_waiters(holds, name), 2)
+        rename(path)
+        async with Redlock(url, lease=LEASE) as other:
+            async with other(name):
+                with suppress(LockLost):  # its client may have noticed it already
+                    await lease.release()
+                await until_async(lambda: count_waiters(other, name), 2)
+                assert not any(each.done() for each in waiting)
+            for each in asyncio.as_completed(waiting, timeout=LIMIT):
+                await (await each).release()
+
+
+async def count_waiters(client: Redlock, name: str) -> int:
+    return sum(each.tasks for each in (await client.inspect(name)).waiters)
+
+
+async def until_async(ask: Callable[[], Awaitable[int]], number: int) -> None:
+    async with asyncio.timeout(LIMIT):
+        while await ask() < number:
+            await asyncio.sleep(0.02)
+
+
+async def test_f18_a_new_file_has_its_own_clock(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose connection was idle meanwhile goes by that clock, too."""
+    path = tmp_path / "locks.db"
+    store = SQLStore(f"sqlite:///{path}")
+    async with Redlock(store, lease=LEASE) as client:
+        async with client(name):
+            pass
+        await let_idle(store)
+        path.unlink()
+        hour_ago = time.time() - 3600
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "time", lambda: hour_ago)
+            other = Redlock(f"sqlite:///{path}", lease=LEASE)
+            lease = await other(name).acquire(timeout=None)
+        assert await client(name).acquire(timeout=3) is None
+        async with other:
+            await lease.release()
+
+
+async def test_f18_connections_of_a_pool_may_have_another_file_open(tmp_path: Path, name: str) -> None:
+    """Those that an engine had before the store was made are not used."""
+    path = tmp_path / "locks.db"
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql("CREATE TABLE t (x)")
+    path.unlink()
+    async with Redlock(SQLStore(engine), lease=LEASE) as client, client(name):
+        assert not granted(path, name)
+    await engine.dispose()
+
+
+async def test_f18_a_link_may_be_switched(tmp_path: Path, name: str) -> None:
+    """As a deployment does it: from then on its clients use the file to which it leads."""
+    path, old, new = (tmp_path / each for each in ("locks.db", "old.db", "new.db"))
+    old.touch()
+    path.symlink_to(old)
+    async with Redlock(f"sqlite:///{path}", lease=LEASE) as client:
+        async with client(name):
+            assert Path(f"{old}-wal").exists()
+        new.touch()
+        (tmp_path / "link").symlink_to(new)
+        (tmp_path / "link").replace(path)
+        with pytest.raises(QuorumUnavailable, match="replaced"):
+            await client(name).acquire(timeout=0)
+        async with client(name):
+            assert not granted(new, name)
