@@ -2,7 +2,7 @@
 # make test      lint and the whole suite, on real servers
 # make package   build the sdist and the wheel, check them, and use the wheel in an empty environment
 # make smoke     each kind of lock, with the lowest and with the newest version of each dependency
-# make mutants   each line of the scripts is needed: every change of them, not some
+# make mutants   each line of the scripts is needed: every change of them, not some; and more random histories
 # make services  install the other servers that the tests start, from Debian's packages
 # make test-all  the short suite on each interpreter of this machine, from 3.11 on
 # Each makes the virtual environments that it needs; a Python of 3.11 or later is all they need.
@@ -37,10 +37,13 @@ check: export PYTHONDONTWRITEBYTECODE :=
 check: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
-# Every change of the scripts; `make test` tries one in twenty. Six minutes.
+# Every change of the scripts, where `make test` tries one in 30; and more random histories. Eight minutes.
 mutants: $(TEST)
 	ASYNCLOCK_MUTANTS=all $(BIN)/python -m pytest -n 3 -o faulthandler_timeout=0 \
 		tests/agreement/test_mutex_mutants.py tests/agreement/test_shared_mutants.py
+	ASYNCLOCK_EXAMPLES=700 $(BIN)/python -m pytest -n 3 -o timeout=1200 -o faulthandler_timeout=0 \
+		tests/agreement/test_mutex_agreement.py tests/agreement/test_shared_agreement.py \
+		tests/agreement/test_multi_agreement.py
 
 services:
 	tests/support/services/install.sh

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.scripts import SCRIPTS
@@ -28,7 +28,14 @@ def corpus(size: int) -> list[list[Step]]:
     """The named histories, and so many random ones, always the same."""
     found = [*DIRECTED.values(), *OPERATORS.values()]
 
-    @settings(max_examples=size, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
+    @settings(
+        max_examples=size,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(steps=STILL)
     def collect(steps: list[Step]) -> None:
         found.append(steps)
@@ -133,4 +140,4 @@ def test_each_line_of_the_script_is_needed(stage: Stage) -> None:
     """Every change is noticed, but for those in EQUIVALENT."""
     jury = jury_of(stage)
     jury.check(SCRIPT)
-    assert survivors(jury, SCRIPT, EQUIVALENT, each=20, others=SHARED) == []
+    assert survivors(jury, SCRIPT, EQUIVALENT, each=30, others=SHARED) == []

@@ -177,4 +177,4 @@ def test_each_line_of_the_scripts_is_needed(stage: Stage, family: str) -> None:
     """Every change is noticed, but for those in EQUIVALENT."""
     jury, others = jury_of(stage, family), OTHERS[family]
     jury.check(SCRIPTS[family])
-    assert survivors(jury, SCRIPTS[family], EQUIVALENT[family], each=24, others=others) == []
+    assert survivors(jury, SCRIPTS[family], EQUIVALENT[family], each=36, others=others) == []

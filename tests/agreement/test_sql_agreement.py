@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from asynclock.rules.kind import Kind
 from asynclock.rules.model import Verb
@@ -34,6 +34,7 @@ def playing(examples: int) -> settings:
         database=None,
         deadline=None,
         phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
     )
 
 
@@ -75,7 +76,7 @@ def theatre(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[T
 
 
 @KINDS
-@playing(25)
+@playing(15)
 @given(steps=STILL)
 def test_decide_and_table_agree_over_hours(theatre: Theatre, kind: Kind, steps: Sequence[Step]) -> None:
     """The mutex, with writes by other programs."""
@@ -102,7 +103,7 @@ def test_decide_and_table_agree_on_other_kinds(theatre: Theatre, family: str) ->
     """Readers and writers, permits, and several names at once: random histories, and the named ones."""
     families, count = FAMILIES[family]
 
-    @playing(20)
+    @playing(12)
     @given(play=plays(families, count=count))
     def play_all(play: Play) -> None:
         theatre.world(play)

@@ -23,8 +23,8 @@ DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 def test_a_good_quorum(five: list[Server]) -> None:
     """Nothing is found; the text shows each server; no key is made."""
     assert examined(five) == (0, {})
-    done = answered("doctor", on=five)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = answered("doctor", "--node-timeout", "2s", on=five)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
     for server in five:
         assert str(server.path) in done.stdout
         assert server.cli().dbsize() == 0

@@ -65,7 +65,7 @@ def durable() -> Iterator[PostgreSQL]:
 def test_a_good_postgresql(durable: PostgreSQL) -> None:
     """Nothing is found; the text shows version, table, latency and clock; no secret is shown."""
     done = answered("doctor", ASYNCLOCK_URLS=durable.url.replace("postgres@", "postgres:secret@"))
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert "postgresql 15" in done.stdout or "postgresql " in done.stdout
     assert "primary" in done.stdout
     assert "The locks are in: table asynclock" in done.stdout

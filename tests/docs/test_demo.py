@@ -79,11 +79,10 @@ def at_work(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("nodes", "workers"), [(5, 4), (3, 2)])
-def test_demo_proves_it(start: Callable[..., subprocess.Popen[str]], folder: Path, nodes: int, workers: int) -> None:
-    """Five servers or the fewest: exit code 0, a verdict on each point, and no process or file is left."""
-    process = start("--seconds", "6", "--nodes", str(nodes), "--workers", str(workers))
-    said, _ = process.communicate(timeout=30)
+def test_demo_proves_it(start: Callable[..., subprocess.Popen[str]], folder: Path) -> None:
+    """Exit code 0, a verdict on each point, and no process or file is left."""
+    process = start("--seconds", "6", "--nodes", "5", "--workers", "4")
+    said, _ = process.communicate(timeout=90)
     assert process.returncode == 0, said
     assert said.count("\n  ok   ") == 8, said
     assert "FAIL" not in said
@@ -95,10 +94,10 @@ def test_demo_proves_it(start: Callable[..., subprocess.Popen[str]], folder: Pat
 
 @pytest.mark.timeout(180)
 def test_demo_as_json(folder: Path) -> None:
-    """The verdict is one line on stdout."""
+    """The verdict is one line on stdout; here of the fewest servers and workers."""
     command = [sys.executable, "-m", "asynclock", "demo", "--json", "--seconds", "6", "--nodes", "3", "--workers", "2"]
     env = {**os.environ, "TMPDIR": str(folder)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90, check=False)
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["ok"], len(answer["checks"])) == (0, True, 8), done.stderr
 
@@ -112,7 +111,7 @@ def test_interrupted_demo_leaves_nothing(
     at_work(process)
     assert len(processes(folder)) >= 5 + 4 - 1  # on a busy machine the demo has killed a server by now
     process.send_signal(number)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=90)
     assert process.returncode == 128 + number, said
     assert "verdict:" not in said
     assert processes(folder) == []

@@ -91,7 +91,7 @@ def test_f13_a_charge_that_has_begun_ends_although_its_client_disconnects(
     assert asyncio.run(take(urls, f"order:{order}", timeout=0)) is None
     wait_for(lambda: len(journal(order)) > 1, "the charge did not end")
     assert [what for _, what in journal(order)] == ["begin", "charged"]
-    lease = asyncio.run(take(urls, f"order:{order}", timeout=10))  # the app's lease is 30 s, and renewed
+    lease = asyncio.run(take(urls, f"order:{order}", timeout=20))  # the app's lease is 30 s, and renewed
     assert lease is not None
     assert "Traceback" not in app.said
 
@@ -158,12 +158,12 @@ def test_servers_out_of_reach_are_an_outage(
 def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str], order: int) -> None:
     """Two workers, one list, both started at once after they found every job taken: no job is done twice, none is
     left."""
-    orders = [order * 100 + i for i in range(30)]
+    orders = [order * 100 + i for i in range(8)]
 
     async def released() -> list[Program]:
         async with Redlock(*urls) as other:
             leases = [await other(f"order:{each}").acquire(timeout=None) for each in orders]
-            workers = [start(urls, "worker.py", "--timeout", "0.05", *map(str, orders)) for _ in range(2)]
+            workers = [start(urls, "worker.py", "--timeout", "1", *map(str, orders)) for _ in range(2)]
             for worker in workers:
                 await asyncio.to_thread(worker.says, f"order {orders[-1]}: another worker charges it")
             for lease in leases:
@@ -180,9 +180,9 @@ def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str
 def test_a_killed_workers_job_is_done_by_another(start: Start, journal: Journal, urls: list[str], order: int) -> None:
     """kill -9 in the middle of a job: the worker that skipped it comes back to it, once the lease of the dead one is
     over."""
-    dies = start(urls, "worker.py", "--lease", "1", str(order), SHOP_LATENCY="3600")
+    dies = start(urls, "worker.py", "--lease", "3", str(order), SHOP_LATENCY="3600")
     wait_for(lambda: (dies.process.poll() is not None) or began(journal, order), f"no job began: {dies.said}")
-    other = start(urls, "worker.py", "--lease", "1", "--timeout", "0.1", str(order))
+    other = start(urls, "worker.py", "--lease", "3", "--timeout", "1", str(order))
     other.says(f"order {order}: another worker charges it")
     dies.kill()
     assert other.ends() == 0
@@ -194,10 +194,10 @@ def test_a_frozen_worker_is_refused_by_its_fence(
 ) -> None:
     """No lease can stop a process that is frozen in the middle of a charge. When it wakes, another has charged the
     order: its charge fails, and the shop takes no entry under its old token."""
-    sleeper = start(shared_urls, "worker.py", "--lease", "1", str(order), SHOP_LATENCY="3600")
+    sleeper = start(shared_urls, "worker.py", "--lease", "3", str(order), SHOP_LATENCY="3600")
     wait_for(lambda: (sleeper.process.poll() is not None) or began(journal, order), f"no job began: {sleeper.said}")
     sleeper.process.send_signal(signal.SIGSTOP)
-    other = start(shared_urls, "worker.py", "--lease", "1", "--timeout", "0.1", str(order))
+    other = start(shared_urls, "worker.py", "--lease", "3", "--timeout", "1", str(order))
     assert other.ends() == 0
     sleeper.process.send_signal(signal.SIGCONT)
     assert sleeper.ends() != 0
@@ -211,8 +211,8 @@ def test_a_frozen_worker_is_refused_by_its_fence(
 
 
 def test_a_long_job_keeps_its_name_for_many_leases(start: Start, urls: list[str], name: str) -> None:
-    """Four leases long: another process tries in vain until the job is done, and has the name as soon as it ends."""
-    job = start(urls, "long_job.py", "--name", name, "--lease", "1", "--seconds", "4")
+    """Three leases long: another process tries in vain until the job is done, and has the name as soon as it ends."""
+    job = start(urls, "long_job.py", "--name", name, "--lease", "2", "--seconds", "6")
     job.says("%")
 
     async def try_on() -> int:
@@ -230,17 +230,16 @@ def test_a_long_job_keeps_its_name_for_many_leases(start: Start, urls: list[str]
     assert asyncio.run(try_on()) > 0
     assert job.ends() == 0
     assert job.said.endswith("done\n")
-    assert job.said.count("%") == 40
+    assert job.said.count("%") == 60
 
 
 def test_a_killed_long_job_frees_its_name(start: Start, urls: list[str], name: str) -> None:
-    """kill -9: the name is taken until the lease is over, and free then."""
-    job = start(urls, "long_job.py", "--name", name, "--lease", "1", "--seconds", "3600")
+    """kill -9: the name is free once the lease of 3 s is over."""
+    job = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "3600")
     job.says("%")
     job.kill()
     assert job.process.returncode == -signal.SIGKILL
-    # At most the lease and one pause of the waiter; the rest is for a machine that is busy.
-    assert asyncio.run(take(urls, name, timeout=5)) is not None
+    assert asyncio.run(take(urls, name, timeout=20)) is not None
 
 
 def test_a_long_job_runs_once_at_a_time(start: Start, urls: list[str], name: str) -> None:
@@ -254,7 +253,7 @@ def test_a_long_job_runs_once_at_a_time(start: Start, urls: list[str], name: str
 
 def test_a_long_job_that_loses_its_lease_fails(start: Start, urls: list[str], name: str) -> None:
     """An operator deletes the key: the job stops in the middle, and its exit code says that it is not done."""
-    job = start(urls, "long_job.py", "--name", name, "--lease", "1", "--seconds", "3600")
+    job = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "3600")
     job.says("%")
     for url in urls:
         with contextlib.closing(redis.Redis.from_url(url)) as operator:

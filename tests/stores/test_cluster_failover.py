@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -12,17 +13,21 @@ from asynclock import Lease, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown, NodeUp
 from asynclock.stores.redis.keys import slot_of
 from tests.support.commands import answered, json_of
+from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.cluster import Cluster, Member, wait_until
-from tests.support.waiters import LIMIT
+from tests.support.waiters import LIMIT, PATIENT, until
 
 pytestmark = pytest.mark.one_loop("the servers decide")
 
 PREFIX = "lock:"
 
+LASTING: Any = {**PATIENT, "lease": 600.0, "max_lease": 600.0, "patience": 2 * LIMIT}
+"""No lease ends, and no ticket is renewed, while a test waits. A failover takes seconds, and more on a busy machine."""
+
 
 @pytest.fixture(scope="module")
 def six() -> Iterator[Cluster]:
-    cluster = Cluster(3, 1, "--cluster-node-timeout", "1000").ready()  # a busy machine is no reason for a failover
+    cluster = Cluster(3, 1, "--cluster-node-timeout", "2000").ready()  # a busy machine is no reason for a failover
     yield cluster
     cluster.stop()
 
@@ -36,13 +41,13 @@ def cluster(six: Cluster) -> Cluster:
 
 @pytest.fixture
 async def redlock(cluster: Cluster) -> AsyncIterator[Redlock]:
-    async with Redlock(cluster.all_urls, patience=15) as client:
+    async with Redlock(cluster.all_urls, **LASTING) as client:
         yield client
 
 
 @pytest.fixture
 async def other(cluster: Cluster) -> AsyncIterator[Redlock]:
-    async with Redlock(cluster.all_urls, patience=15) as client:
+    async with Redlock(cluster.all_urls, **LASTING) as client:
         yield client
 
 
@@ -81,22 +86,20 @@ async def test_a_master_fails(
     cluster: Cluster, redlock: Redlock, other: Redlock, name: str, fail: Callable[..., object]
 ) -> None:
     """A lock is held and 100 tasks wait as its master is killed, frozen, or gives its slots to its replica. The hold
-    lives on there, and the waiters are served by the new master within seconds."""
+    lives on there, and the waiters are served by the new master, and not when their tickets would be renewed."""
     lease, master = await held(redlock, name, cluster)
     inside: list[int] = []
     replica = cluster.replica_of(master)
-    async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(2 * LIMIT), asyncio.TaskGroup() as group:
         for _ in range(50):
             group.create_task(work(redlock, name, inside))
             group.create_task(work(other, name, inside))
-        await asyncio.sleep(0.1)
+        await until(lambda: all(any(map(waits_for_notice, acquisitions_of(each))) for each in (redlock, other)))
         await fail(cluster, master)  # type: ignore[misc]
         await asyncio.to_thread(wait_until, lambda: replica.role == "master", "a failover")
         await until_extended(lease)
         assert lease.held
         await lease.release()
-        released = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - released < 6.0, "a task waited until its ticket was renewed"
     assert len(inside) == 100
     assert inside == sorted(set(inside))
     assert inside[0] > lease.fence
@@ -122,26 +125,26 @@ async def test_an_old_master_counts_for_nothing(cluster: Cluster, redlock: Redlo
     await asyncio.to_thread(wait_until, lambda: replica.role == "master", "a failover")
     await until_extended(lease)
     await lease.release()
-    mine = await other(name).acquire(timeout=5)
+    mine = await other(name).acquire(timeout=LIMIT)
     assert mine
     master.thaw()
     await asyncio.to_thread(wait_until, lambda: master.role == "slave", "the old master follows the new one")
-    await mine.extend()
-    assert await redlock(name).acquire(timeout=0.2) is None
+    await until_extended(mine)
+    assert await redlock(name).acquire(timeout=0) is None
     await mine.release()
-    got = await redlock(name).acquire(timeout=1)
+    got = await redlock(name).acquire(timeout=LIMIT)
     assert got
     assert got.fence > mine.fence > lease.fence
     await got.release()
 
 
 async def test_a_release_outlives_the_failover(cluster: Cluster, redlock: Redlock, other: Redlock, name: str) -> None:
-    """A lock is released while its master is down. The release is delivered to the new master, long before the lease
-    ends."""
+    """A lock is released while its master is down. The release is delivered to the new master: the lease would not end
+    while this test waits."""
     lease, master = await held(redlock, name, cluster)
     master.kill()
     await lease.release()
-    got = await other(name).acquire(timeout=10)
+    got = await other(name).acquire(timeout=LIMIT)
     assert got
     await got.release()
 
@@ -183,10 +186,10 @@ async def test_names_at_other_masters(cluster: Cluster, redlock: Redlock, name: 
         while not any(isinstance(each, NodeDown) for each in told):
             await asyncio.sleep(0.01)
     for member in {*names} - {dead}:
-        async with redlock(names[member], timeout=5):
+        async with redlock(names[member], timeout=LIMIT):
             pass
     with pytest.raises(QuorumUnavailable, match=dead.address):
-        await redlock(names[dead]).acquire(timeout=0.3)
+        await redlock(names[dead]).acquire(timeout=1)
     health = await redlock.health()
     assert health.ok
     assert f"slots {0}-{math.ceil(16384 / 3) - 2}: " in health.nodes[0].error
@@ -195,5 +198,5 @@ async def test_names_at_other_masters(cluster: Cluster, redlock: Redlock, name: 
     async with asyncio.timeout(LIMIT):
         while not isinstance(told[-1], NodeUp):
             await asyncio.sleep(0.01)
-    async with redlock(names[dead], timeout=10):
+    async with redlock(names[dead], timeout=LIMIT):
         pass

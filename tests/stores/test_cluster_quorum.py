@@ -9,14 +9,16 @@ import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.events import Event, Quarantined
+from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.cluster import Cluster, wait_until
+from tests.support.waiters import LIMIT, PATIENT, until
 
 pytestmark = pytest.mark.one_loop("the servers decide")
 
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Sequence[Cluster]]:
-    clusters = [Cluster(1, 1), Cluster(1, 0), Cluster(1, 0)]
+    clusters = [Cluster(1, replicas, "--cluster-node-timeout", "15000") for replicas in (1, 0, 0)]
     yield [cluster.ready() for cluster in clusters]
     for cluster in clusters:
         cluster.stop()
@@ -37,14 +39,15 @@ def urls(clusters: Sequence[Cluster]) -> list[str]:
 
 async def test_one_cluster_of_three_is_down(clusters: Sequence[Cluster], name: str) -> None:
     """A majority of the clusters decides."""
-    async with Redlock(*urls(clusters)) as a, Redlock(*urls(clusters)) as b:
-        lease = await a(name).acquire(timeout=5)
+    nodes = urls(clusters)
+    async with Redlock(*nodes, **PATIENT) as a, Redlock(*nodes, **PATIENT) as b:
+        lease = await a(name).acquire(timeout=LIMIT)
         assert lease
         clusters[1].masters[0].kill()
         await lease.extend()
-        assert await b(name).acquire(timeout=0.2) is None
-        waiting = asyncio.create_task(b(name).acquire(timeout=10))
-        await asyncio.sleep(0.1)
+        assert await b(name).acquire(timeout=0) is None
+        waiting = asyncio.create_task(b(name).acquire(timeout=LIMIT))
+        await until(lambda: any(map(waits_for_notice, acquisitions_of(b))))
         await lease.release()
         got = await waiting
         assert got
@@ -57,7 +60,7 @@ async def test_d1_the_same_cluster_twice(clusters: Sequence[Cluster], name: str)
     first = clusters[0]
     nodes = [f"redis+cluster://{each.address}" for each in (first.masters[0], first.replicas[0])]
     with pytest.raises(ConfigError, match="same server"):
-        await Redlock(*nodes, clusters[1].url)(name).acquire(timeout=1)
+        await Redlock(*nodes, clusters[1].url, **PATIENT)(name).acquire(timeout=LIMIT)
 
 
 def cut_off(cluster: Cluster) -> None:

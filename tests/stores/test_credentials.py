@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
@@ -19,7 +18,7 @@ from redis.credentials import CredentialProvider, StreamingCredentialProvider
 import asynclock
 from asynclock import QuorumUnavailable, Redlock
 from tests.support.servers import Server, Servers
-from tests.support.waiters import LIMIT, LOADED, until, works
+from tests.support.waiters import LIMIT, until, works
 
 
 class Changing(CredentialProvider):
@@ -116,7 +115,7 @@ class Slow(Changing):
 
     async def get_credentials_async(self) -> tuple[str, str]:
         found = await super().get_credentials_async()
-        await asyncio.sleep(1.2)
+        await asyncio.sleep(2.2)
         return found
 
 
@@ -141,7 +140,7 @@ async def test_c21_a_slow_provider_is_no_slow_connect(server: Server, theirs: Ca
     with server.cli() as cli:
         cli.execute_command("ACL", "SETUSER", "worker", "on", ">old", "~*", "&*", "+@all")
     provider = Slow("old")
-    async with Redlock(theirs(server, provider), connect_timeout=1.0) as redlock:
+    async with Redlock(theirs(server, provider), connect_timeout=2.0) as redlock:
         await works(redlock, name)
         assert provider.asked == 1
 
@@ -158,17 +157,16 @@ async def test_c20_a_provider_that_fails_is_named(
     assert "refused the connection" not in str(caught.value)
 
 
-@pytest.mark.parametrize("timeout", [0, 3600, None])
+@pytest.mark.parametrize(("timeout", "patience"), [(0, 60.0), (3600, 1.0), (None, 1.0)])
 async def test_c20_a_provider_that_hangs_uses_up_no_budget(
-    server: Server, theirs: Callable[..., Redis], name: str, timeout: float | None
+    server: Server, theirs: Callable[..., Redis], name: str, timeout: float | None, patience: float
 ) -> None:
     """A try ends at connect_timeout, and a longer wait after that and the patience, as with a silent server. The
     message names the provider."""
-    async with aclosing(Redlock(theirs(server, Hanging("")), connect_timeout=0.3, patience=2.0)) as redlock:
-        began = time.monotonic()
+    async with aclosing(Redlock(theirs(server, Hanging("")), connect_timeout=0.3, patience=patience)) as redlock:
         with pytest.raises(QuorumUnavailable, match="no answer of the credential provider"):
-            await redlock(name).acquire(timeout=timeout)
-    assert time.monotonic() - began < (2.0 if timeout == 0 else 2.3 + LOADED)
+            async with asyncio.timeout(LIMIT):
+                await redlock(name).acquire(timeout=timeout)
 
 
 @pytest.fixture

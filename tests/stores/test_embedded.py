@@ -7,14 +7,18 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
+from asynclock import ConfigError, Redlock
 from asynclock.stores.embedded import server as valkey
-from tests.support.embedded_box import Box, gone, leave, processes_of
+from tests.support.embedded_box import Box, gone, leave, lines, processes_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
+
+one_loop = pytest.mark.one_loop("no server is there")
 
 COUNT = """
     import asyncio, sys
@@ -34,22 +38,15 @@ COUNT = """
 """
 
 
-def test_one_server_for_all_processes(box: Box) -> None:
-    """The second process finds the server of the first."""
-    first, _ = box.hold()
-    running = processes_of(box.runtime)
-    second, _ = box.hold()
-    assert processes_of(box.runtime) == running
-    assert len(running) == 2  # the server, and its keeper
-    leave(first)
-    leave(second)
-
-
 def test_two_processes_exclude_each_other(box: Box) -> None:
-    """One holds, the other is refused. After the release the next process has it."""
+    """They use one server: the second process finds that of the first. One holds, the other is refused. After the
+    release the next process has the name."""
     first, got = box.hold()
+    running = processes_of(box.runtime)
     second, missed = box.hold()
     assert (got, missed) == ("held", "refused")
+    assert processes_of(box.runtime) == running
+    assert len(running) == 2  # the server, and its keeper
     leave(first)
     third, got = box.hold()
     assert got == "held"
@@ -57,18 +54,33 @@ def test_two_processes_exclude_each_other(box: Box) -> None:
     leave(third)
 
 
+NAMES = """
+    import asyncio, sys
+    from contextlib import AsyncExitStack
+    from asynclock import Redlock
+
+    async def main():
+        leases = []
+        async with AsyncExitStack() as stack:
+            for url in "embedded:a", "embedded:b", "embedded:", "embedded:default":
+                client = await stack.enter_async_context(Redlock(url))
+                leases.append(await client("job").acquire(timeout=0))
+                print("held" if leases[-1] else "refused", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)
+
+    asyncio.run(main())
+"""
+
+
 def test_two_names_are_two_servers(box: Box) -> None:
     """embedded:a and embedded:b share nothing; embedded: and embedded:default are one."""
-    a, got_a = box.hold("embedded:a")
-    b, got_b = box.hold("embedded:b")
-    default, got = box.hold("embedded:")
-    same, missed = box.hold("embedded:default")
-    assert (got_a, got_b, got, missed) == ("held", "held", "held", "refused")
+    program = box.start(NAMES)
+    said = lines(program.stdout)
+    assert [said.readline().strip() for _ in range(4)] == ["held", "held", "held", "refused"]
     assert box.socket("a") != box.socket("b")
     assert valkey.answers(box.socket("a"))
     assert valkey.answers(box.socket("b"))
-    for program in (a, b, default, same):
-        leave(program)
+    leave(program)
 
 
 def test_many_start_at_once(box: Box, tmp_path: Path) -> None:
@@ -82,11 +94,13 @@ def test_many_start_at_once(box: Box, tmp_path: Path) -> None:
 
 
 def test_gone_with_the_last(box: Box) -> None:
-    """It stays while a process uses it, and leaves no process afterwards."""
+    """It stays while a process uses it, and leaves no process afterwards. Meanwhile its files are private."""
     first, _ = box.hold()
     second, _ = box.hold()
     leave(first)
     assert valkey.answers(box.socket())
+    assert box.folder().stat().st_mode & 0o077 == 0
+    assert box.socket().stat().st_mode & 0o077 == 0
     leave(second)
     assert box.all_gone()
 
@@ -149,58 +163,54 @@ def test_stale_socket_files_are_survived(box: Box, leave_behind: Callable[[Path]
 
 def test_again_after_the_end(box: Box) -> None:
     """Its folder, left over, is used by the next start."""
-    for _ in range(3):
+    for _ in range(2):
         program, got = box.hold()
         assert got == "held"
         leave(program)
     assert box.all_gone()
 
 
+# -- what is refused: before any process begins, so these tests need none of their own ---------------------------------
+
+
+async def refused(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server is started in that folder."""
+    monkeypatch.setenv("ASYNCLOCK_EMBEDDED_DIR", str(box.runtime))
+    async with aclosing(Redlock("embedded:")) as redlock:
+        with pytest.raises(ConfigError, match=str(box.folder())):
+            await redlock("job").acquire(timeout=0)
+    assert not processes_of(box.runtime)
+
+
+@one_loop
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
-def test_a_folder_open_to_others_is_refused(box: Box, mode: int) -> None:
+async def test_a_folder_open_to_others_is_refused(box: Box, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user could have put a server there."""
     box.folder().mkdir()
     box.folder().chmod(mode)
-    program, said = box.hold()
-    assert "ConfigError" in said
-    assert str(box.folder()) in said
-    program.wait(20)
-    assert not processes_of(box.folder())
+    await refused(box, monkeypatch)
 
 
+@one_loop
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_foreign_folder_is_refused(box: Box) -> None:
+async def test_a_foreign_folder_is_refused(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that another user made in a shared place is not used."""
     box.folder().mkdir(mode=0o700)
     os.chown(box.folder(), 12345, -1)
-    program, said = box.hold()
-    assert "ConfigError" in said
-    program.wait(20)
-    assert not processes_of(box.folder())
+    await refused(box, monkeypatch)
 
 
-def test_a_link_to_a_folder_is_refused(box: Box) -> None:
+@one_loop
+async def test_a_link_to_a_folder_is_refused(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link in a shared place may lead anywhere."""
     elsewhere = box.runtime / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     box.folder().symlink_to(elsewhere)
-    program, said = box.hold()
-    assert "ConfigError" in said
-    program.wait(20)
-
-
-def test_its_files_are_private(box: Box) -> None:
-    """No other user can reach the server."""
-    program, _ = box.hold()
-    assert box.folder().stat().st_mode & 0o077 == 0
-    assert box.socket().stat().st_mode & 0o077 == 0
-    leave(program)
+    await refused(box, monkeypatch)
 
 
 @pytest.mark.parametrize("url", ["embedded:a/b", "embedded:..%2f", "embedded:" + "x" * 33, "embedded:a b"])
-def test_names_that_are_no_file_names(box: Box, url: str) -> None:
+def test_names_that_are_no_file_names(url: str) -> None:
     """ConfigError is raised when the client is made."""
-    program, said = box.hold(url)
-    assert "ConfigError" in said
-    program.wait(20)
-    assert list(box.runtime.iterdir()) == []
+    with pytest.raises(ConfigError, match="an embedded server's name"):
+        Redlock(url)

@@ -16,9 +16,11 @@ from asynclock.locks.admin import is_listed
 from asynclock.rules.model import DONE, ID_LENGTH, RESTING
 from tests.support.default_keys import PREFIX, key_of, keys_of
 from tests.support.servers import Server
-from tests.support.waiters import LIMIT, urls_of
+from tests.support.waiters import LIMIT, PATIENT, urls_of
 
-both = pytest.mark.parametrize("nodes", [1, 5])
+pytestmark = pytest.mark.one_loop("the servers and their keys have the part that counts")
+
+both = pytest.mark.parametrize("nodes", [1, 3])
 
 TYPES: dict[str, Callable[[redis.Redis, str], object]] = {
     "list": lambda cli, key: cli.rpush(key, "a"),
@@ -47,7 +49,7 @@ async def opened(servers: list[Server], **options: Any) -> AsyncIterator[tuple[R
     """A client, and a blocking client of each server."""
     with ExitStack() as stack:
         clis = [stack.enter_context(server.cli()) for server in servers]
-        async with Redlock(*urls_of(servers), **options) as client:
+        async with Redlock(*urls_of(servers), **{**PATIENT, **options}) as client:
             yield client, clis
 
 
@@ -237,14 +239,12 @@ LISTED: list[tuple[str, str, str, float | None, bool]] = [
 ]
 
 
-@pytest.mark.one_loop("no loop takes part")
 @pytest.mark.parametrize(("name", "id", "left", "listed"), [each[1:] for each in LISTED], ids=[e[0] for e in LISTED])
 def test_d11_which_values_holders_shows_without_a_prefix(name: str, id: str, left: float | None, listed: bool) -> None:
     """Those that asynclock made, and those that look like the token of a lock library."""
     assert is_listed("", name, id, left) is listed
 
 
-@pytest.mark.one_loop("no loop takes part")
 def test_d11_which_values_holders_shows_under_a_prefix() -> None:
     """Each string keeps its name taken. The counters of a client with a longer prefix are no holds."""
     assert is_listed(PREFIX, "order:42", "an old program's", None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
@@ -92,7 +91,7 @@ async def test_too_few_replicas(deployment: Deployment, name: str) -> None:
     """The grant is undone, and the error says why; another client may have the name at once."""
     for each in deployment.replicas:
         each.freeze()
-    async with aclosing(client_of(deployment, 1, node_timeout=0.2, lease=LONG, patience=0.5)) as client:
+    async with aclosing(client_of(deployment, 1, node_timeout=2.0, lease=LONG, patience=0.5)) as client:
         with pytest.raises(QuorumUnavailable, match=r"min_replicas=1\), so it does not count"):
             await client(name).acquire(timeout=0)
         await until(lambda: not holds(deployment.master, name))
@@ -139,7 +138,7 @@ async def test_f19_the_replicas_fail_while_a_task_waits(deployment: Deployment, 
 async def test_a_renewal_that_no_replica_has_does_not_count(deployment: Deployment, name: str) -> None:
     """The lease ends by the clock, as if the server were out of reach: a replica that is promoted would not know that
     it was renewed."""
-    async with client_of(deployment, 1, lease=1.5, patience=0.1) as client:
+    async with client_of(deployment, 1, lease=3.0, node_timeout=1.0, patience=LIMIT) as client:
         with pytest.raises(LockLost) as caught:
             async with client(name):
                 for each in deployment.replicas:
@@ -174,7 +173,7 @@ async def test_a_grant_by_notice_that_is_not_confirmed(deployment: Deployment, n
     """The waiter gives it back, and goes on waiting: once the replicas are there, it enters."""
     async with (
         Redlock(url_of(deployment.master), lease=LONG) as other,
-        client_of(deployment, 2, lease=LONG, node_timeout=0.1, patience=LIMIT) as client,
+        client_of(deployment, 2, lease=LONG, node_timeout=1.0, patience=LIMIT) as client,
     ):
         first = await other(name).acquire()
         task = asyncio.create_task(client(name).acquire())
@@ -191,18 +190,17 @@ async def test_a_grant_by_notice_that_is_not_confirmed(deployment: Deployment, n
 
 
 async def test_other_commands_do_not_wait_behind_it(deployment: Deployment, name: str) -> None:
-    """A release and a look at a lock are answered at once, although an acquire waits for the replicas."""
-    async with client_of(deployment, 1, lease=LONG) as client:
+    """A release and a look at a lock are answered while an acquire still waits for the replicas, for 20 s at most."""
+    async with client_of(deployment, 1, lease=LONG, node_timeout=LONG / 3) as client:
         held = await client(f"{name}:held").acquire()
         assert held is not None
         for each in deployment.replicas:
             each.freeze()
         task = asyncio.create_task(client(name).acquire())
         await until(lambda: holds(deployment.master, name))
-        began = time.monotonic()
-        assert await client(name).locked()
-        await held.release()
-        assert time.monotonic() - began < 1.0
+        async with asyncio.timeout(LIMIT):
+            assert await client(name).locked()
+            await held.release()
         assert not task.done()
         for each in deployment.replicas:
             each.thaw()
@@ -212,7 +210,7 @@ async def test_other_commands_do_not_wait_behind_it(deployment: Deployment, name
 
 
 async def test_many_grants_share_a_wait(deployment: Deployment, name: str) -> None:
-    """500 tasks: far fewer WAITs."""
+    """200 tasks: far fewer WAITs."""
 
     def waits() -> int:
         with deployment.master.cli() as cli:
@@ -222,24 +220,25 @@ async def test_many_grants_share_a_wait(deployment: Deployment, name: str) -> No
     async with client_of(deployment, 2, lease=LONG) as client:
         await works(client, name)
         before = waits()
-        leases = await asyncio.gather(*(client(f"{name}:{i}").acquire() for i in range(500)))
-        assert waits() - before < 100
+        leases = await asyncio.gather(*(client(f"{name}:{i}").acquire() for i in range(200)))
+        assert waits() - before < 50
         await asyncio.gather(*(lease.release() for lease in leases if lease is not None))
 
 
 async def test_grants_of_a_connection_that_is_lost(deployment: Deployment, name: str) -> None:
-    """They fail at once, although the replicas may still answer on the second connection: the next server may not have
-    them."""
-    async with client_of(deployment, 1, lease=LONG, node_timeout=20.0, patience=LIMIT) as client:
+    """They fail at once, and not after a minute, although the replicas may still answer on the second connection: the
+    next server may not have them."""
+    async with client_of(
+        deployment, 1, lease=3 * LONG, max_lease=3 * LONG, node_timeout=LONG, patience=LIMIT
+    ) as client:
         await works(client, "any")
         for each in deployment.replicas:
             each.freeze()
         task = asyncio.create_task(client(name).acquire())
         await until(lambda: holds(deployment.master, name))
-        first, began = value(deployment.master, name), time.monotonic()
+        first = value(deployment.master, name)
         break_connection(connection_of(nodes_of(client)[0]))
         await until(lambda: value(deployment.master, name) != first)  # it is undone, and the next attempt may be there
-        assert time.monotonic() - began < 10.0
         for each in deployment.replicas:
             each.thaw()
         lease = await asyncio.wait_for(task, LIMIT)

@@ -7,9 +7,10 @@ import pytest
 from asynclock import Redlock
 from tests.support.probes import connection_of, native_release, nodes_of, release_by_script
 from tests.support.servers import Server
-from tests.support.waiters import holder, urls_of
+from tests.support.waiters import PATIENT, holder, urls_of
 
 
+@pytest.mark.one_loop("the packing of a command is the same on both")
 @pytest.mark.parametrize("without", [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}])
 async def test_a_release_reaches_servers_with_and_without_a_command_for_it(
     five: list[Server], name: str, without: set[int]
@@ -17,7 +18,7 @@ async def test_a_release_reaches_servers_with_and_without_a_command_for_it(
     """Some servers have a compare-and-delete of their own, and others need the script: one release is packed as
     both."""
     some = five[:3]
-    async with Redlock(*urls_of(some)) as client:
+    async with Redlock(*urls_of(some), **PATIENT) as client:
         await client.health()
         if not all(map(native_release, nodes_of(client))):
             pytest.skip("these servers have no such command")

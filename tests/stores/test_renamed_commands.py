@@ -13,7 +13,9 @@ from asynclock.stores.redis.replies import Fault, ServerError, fault_of, unknown
 from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.default_keys import key_of
 from tests.support.servers import Server, Servers
-from tests.support.waiters import LONG, until
+from tests.support.waiters import LONG, PATIENT, until
+
+pytestmark = pytest.mark.one_loop("the servers decide")
 
 DEL_AT = next(at for at, line in enumerate(SCRIPTS[""].splitlines(), 1) if line.endswith("redis.call('DEL', hold)"))
 
@@ -56,7 +58,7 @@ def without(servers: Servers, *commands: str) -> Server:
 async def test_c13_an_acquire_names_the_command(servers: Servers, nodes: int, name: str) -> None:
     """No endless retry, and no QuorumUnavailable that sounds like an outage."""
     urls = [without(servers, "MGET").url for _ in range(nodes)]
-    async with aclosing(Redlock(*urls)) as redlock:
+    async with aclosing(Redlock(*urls, **PATIENT)) as redlock:
         with pytest.raises(ConfigError, match="does not know MGET"):
             await redlock(name).acquire()
         with pytest.raises(ConfigError, match="does not know MGET"):
@@ -99,7 +101,7 @@ async def test_c13_a_missing_command_is_told_at_the_start(
 ) -> None:
     """Before anything is held: at the first acquire, and where the client is entered."""
     urls = [without(servers, command).url for _ in range(nodes)]
-    async with aclosing(Redlock(*urls)) as redlock:
+    async with aclosing(Redlock(*urls, **PATIENT)) as redlock:
         with pytest.raises(ConfigError, match=f"does not know .*{command}"):
             await redlock(name).acquire(timeout=0)
         with pytest.raises(ConfigError, match=f"does not know .*{command}"):
@@ -112,7 +114,7 @@ async def test_c13_a_release_that_the_server_cannot_do_fails(
 ) -> None:
     """It raises and is logged: no caller takes the name for free while the key stays."""
     some = Forbidding(servers, nodes)
-    async with aclosing(Redlock(*some.urls)) as redlock:
+    async with aclosing(Redlock(*some.urls, **PATIENT)) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         some.forbid(*RELEASE)
         with pytest.raises(ConfigError, match="ACL SETUSER"):
@@ -128,7 +130,7 @@ async def test_many_releases_that_a_server_refuses_are_counted(
 ) -> None:
     """Some lines, and one with the number of the others."""
     some = Forbidding(servers, 1)
-    async with aclosing(Redlock(*some.urls)) as redlock:
+    async with aclosing(Redlock(*some.urls, **PATIENT)) as redlock:
         leases = [await redlock(f"{name}:{number}").acquire(timeout=None) for number in range(BURST + 20)]
         some.forbid(*RELEASE)
         for lease in leases:
@@ -142,7 +144,7 @@ async def test_many_releases_that_a_server_refuses_are_counted(
 async def test_c13_the_bodys_own_exception_is_raised(servers: Servers, nodes: int, name: str) -> None:
     """The failed release is a note on it."""
     some = Forbidding(servers, nodes)
-    async with aclosing(Redlock(*some.urls)) as redlock:
+    async with aclosing(Redlock(*some.urls, **PATIENT)) as redlock:
         with pytest.raises(KeyError) as caught:
             async with redlock(name):
                 some.forbid(*RELEASE)
@@ -156,7 +158,7 @@ async def test_c13_a_close_that_cannot_release_logs_it(
 ) -> None:
     """Its releases have no caller, so they are logged."""
     some = Forbidding(servers, nodes)
-    redlock = Redlock(*some.urls)
+    redlock = Redlock(*some.urls, **PATIENT)
     lease = await redlock(name).acquire(timeout=None)
     some.forbid(*RELEASE)
     await redlock.aclose()
@@ -168,7 +170,7 @@ async def test_c13_a_close_that_cannot_release_logs_it(
 async def test_c13_inspect_and_holders_name_the_command(servers: Servers, nodes: int, name: str) -> None:
     """They do not report a free name either."""
     urls = [without(servers, "GETRANGE", "SCAN").url for _ in range(nodes)]
-    async with Redlock(*urls) as redlock, redlock(name):
+    async with Redlock(*urls, **PATIENT) as redlock, redlock(name):
         with pytest.raises(ConfigError, match="does not know GETRANGE"):
             await redlock.inspect(name)
         with pytest.raises(ConfigError, match="does not know SCAN"):
@@ -180,7 +182,7 @@ async def test_c13_inspect_and_holders_name_the_command(servers: Servers, nodes:
 async def test_a_script_that_fails_half_way_is_undone(servers: Servers, name: str, nodes: int, timeout: int) -> None:
     """PEXPIRE is forbidden, and a semaphore's script calls it after it has added the permit: no permit is left."""
     some = Forbidding(servers, nodes)
-    async with Redlock(*some.urls, lease=LONG) as client:
+    async with Redlock(*some.urls, lease=LONG, **PATIENT) as client:
         some.forbid("PEXPIRE")
         with pytest.raises(ConfigError, match="pexpire"):
             await client.semaphore(name, 1).acquire(timeout=timeout)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -21,7 +20,7 @@ from tests.support.default_keys import key_of
 from tests.support.probes import connection_of, nodes_of, socket_of, stores_of
 from tests.support.servers import free_port
 from tests.support.services.sentinels import NAME, Deployment, Part
-from tests.support.waiters import LIMIT, until, works
+from tests.support.waiters import LIMIT, PATIENT, until, works
 
 other_servers = pytest.mark.one_loop("it is about urls and servers")
 
@@ -127,9 +126,9 @@ async def test_tls(tmp_path: Path, name: str) -> None:
     ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     deployment = Deployment(replicas=0, tls=tmp_path)
     try:
-        async with Redlock(f"{deployment.url}?ssl_ca_certs={tmp_path / 'ca.pem'}") as client:
+        async with Redlock(f"{deployment.url}?ssl_ca_certs={tmp_path / 'ca.pem'}", **PATIENT) as client:
             await works(client, name)
-        async with aclosing(Redlock(deployment.url)) as client:
+        async with aclosing(Redlock(deployment.url, **PATIENT)) as client:
             with pytest.raises(ConfigError, match="certificate does not verify"):
                 await client(name).acquire(timeout=0)
     finally:
@@ -267,22 +266,19 @@ async def test_c21_most_sentinels_are_silent(own: Deployment, name: str, harm: C
     """One answer is enough to connect, after connect_timeout at most."""
     for each in own.sentinels[:2]:
         harm(each)
-    began = time.monotonic()
-    async with Redlock(own.url, connect_timeout=1.0) as client:
+    async with asyncio.timeout(LIMIT), Redlock(own.url, connect_timeout=2.0) as client:
         await works(client, name)
-    assert time.monotonic() - began < 4.0
 
 
 @other_servers
 async def test_c21_one_frozen_sentinel_delays_nobody(own: Deployment, name: str) -> None:
-    """The others are a majority: it is waited for a moment only, and not for the second that one sentinel has."""
+    """The others are a majority: it is waited for a moment only, and not for the time that one sentinel has."""
     own.sentinels[0].freeze()
     sentinels = RedisStore(own.url).sentinels
     assert sentinels is not None
-    began = time.monotonic()
-    for _ in range(5):
-        await sentinels.find(30.0)
-    assert time.monotonic() - began < 4.0
+    async with asyncio.timeout(LIMIT):
+        for _ in range(5):  # without the others each would take 5 s, the limit of a socket
+            await sentinels.find(2 * LIMIT)
     async with Redlock(own.url) as client:
         await works(client, name)
 
@@ -307,7 +303,7 @@ async def test_a_connected_client_needs_no_sentinel(own: Deployment, name: str) 
 async def test_closing_while_it_begins_to_listen(sentinel_deployment: Deployment) -> None:
     """The client closes after any number of turns of the loop. On Python 3.11 redis-py may lose the cancel of a task
     that connects to a sentinel, so such a task looks for it before it waits for messages."""
-    for turns in range(60):
+    for turns in range(0, 60, 2):
         async with aclosing(Redlock(sentinel_deployment.url)) as client, asyncio.timeout(LIMIT):
             opening = asyncio.create_task(client.health())
             for _ in range(turns):

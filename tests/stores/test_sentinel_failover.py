@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
@@ -15,7 +14,7 @@ from asynclock.events import Event, NodeDown, NodeUp
 from tests.support.default_keys import key_of
 from tests.support.probes import connection_of, in_quarantine, nodes_of, socket_of, valid_until
 from tests.support.services.sentinels import Deployment, Part, wait
-from tests.support.waiters import LIMIT, LONG, until, works
+from tests.support.waiters import LIMIT, LONG, PATIENT, until, works
 
 pytestmark = pytest.mark.one_loop("it waits for servers most of the time")
 
@@ -96,9 +95,11 @@ async def test_d5_a_hold_that_the_failover_lost(deployment: Deployment, name: st
 @every_failover
 async def test_d5_the_new_master_takes_over(deployment: Deployment, fail: Failover, name: str) -> None:
     """The hold was replicated: the next renewal goes to the new master, and extends it there. 100 tasks of three
-    clients waited meanwhile: after the release each of them gets the lock, one after the other, within seconds."""
+    clients waited meanwhile: after the release each of them gets the lock, one after the other, and not when its ticket
+    is renewed."""
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(Redlock(deployment.url, lease=LONG)) for _ in range(3)]
+        options: dict[str, Any] = {"lease": 600.0, "max_lease": 600.0, "patience": 2 * LIMIT}
+        clients = [await stack.enter_async_context(Redlock(deployment.url, **options)) for _ in range(3)]
         held = await clients[0](name).acquire()
         assert held is not None
         inside, fences = 0, [held.fence]
@@ -124,11 +125,9 @@ async def test_d5_the_new_master_takes_over(deployment: Deployment, fail: Failov
             await moved(client, new)
         await held.extend()
         assert valid_until(held) > before
-        began = time.monotonic()
         await held.release()
         async with asyncio.timeout(LIMIT):
             await asyncio.gather(*tasks)
-        assert time.monotonic() - began < 10.0
         assert fences == sorted(set(fences))
         assert not value(new, name)
 
@@ -217,7 +216,7 @@ def three() -> Iterator[list[Deployment]]:
     """Three small deployments, for a quorum."""
     found: list[Deployment] = []
     try:
-        found.extend(Deployment(replicas=1, sentinels=1) for _ in range(3))
+        found.extend(Deployment(replicas=1, sentinels=1, down_after=3_600_000) for _ in range(3))
         yield found
     finally:
         for each in found:
@@ -232,7 +231,7 @@ def uptime(server: Part) -> int:
 
 async def test_a_quorum_of_deployments(three: list[Deployment], name: str) -> None:
     """It is new, so it votes at once: sentinels that have never switched say nothing about a promotion."""
-    async with Redlock(*[each.url for each in three], node_timeout=1.0) as client:
+    async with Redlock(*[each.url for each in three], **PATIENT) as client:
         assert not any(map(in_quarantine, nodes_of(client)))
         await works(client, name)
 
@@ -240,7 +239,7 @@ async def test_a_quorum_of_deployments(three: list[Deployment], name: str) -> No
 async def test_d1_one_deployment_twice(three: list[Deployment], name: str) -> None:
     """By another spelling of its url: the server would have two votes."""
     other = three[0].url.replace("127.0.0.1", "localhost")
-    async with aclosing(Redlock(three[0].url, other, three[1].url)) as client:
+    async with aclosing(Redlock(three[0].url, other, three[1].url, **PATIENT)) as client:
         with pytest.raises(ConfigError, match="are the same server"):
             await client(name).acquire(timeout=0)
 
@@ -249,9 +248,9 @@ async def test_d5_a_promoted_replica_casts_no_vote(three: list[Deployment], name
     """In a quorum it is like a server that restarted: it may lack holds. So it is in quarantine, although it has run
     for longer than that: for a client that met the old master, and for one that did not. To that one the sentinels tell
     for how long the master has been one."""
-    options: dict[str, Any] = {"lease": 5.0, "max_lease": 5.0, "node_timeout": 1.0}
+    options: dict[str, Any] = {"lease": 8.0, "max_lease": 8.0, "node_timeout": 2.0}
     urls = [each.url for each in three]
-    await until(lambda: all(uptime(server) > 6 for each in three for server in each.servers))
+    await until(lambda: all(uptime(server) > 9 for each in three for server in each.servers))
     async with AsyncExitStack() as stack:
         first = await stack.enter_async_context(Redlock(*urls, **options))
         assert not any(map(in_quarantine, nodes_of(first)))

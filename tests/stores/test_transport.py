@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from tests.support.default_keys import key_of
 from tests.support.servers import Server, Servers, free_port
+from tests.support.waiters import LIMIT, PATIENT
 
 PASSWORD = "sword/fish#@:%é 1"
 
@@ -131,7 +132,7 @@ def single(path: str) -> Redis:
 
 
 def timing(path: str) -> Redis:
-    return Redis(unix_socket_path=path, socket_timeout=0.5, socket_connect_timeout=0.5, client_name="app")
+    return Redis(unix_socket_path=path, socket_timeout=5.0, socket_connect_timeout=5.0, client_name="app")
 
 
 every_client = pytest.mark.parametrize("client", [plain, decoding, resp3, retrying, by_url, pooled, single, timing])
@@ -170,7 +171,7 @@ async def test_clients_and_urls_mix(five: list[Server]) -> None:
     """A quorum of both."""
     async with Redis(unix_socket_path=str(five[0].path)) as first:
         nodes: list[str | Redis] = [first, five[1].url, five[2].url]
-        async with Redlock(*nodes) as redlock, redlock("order:42") as lease:
+        async with Redlock(*nodes, **PATIENT) as redlock, redlock("order:42") as lease:
             assert lease.held
             assert all(held_in(server, "order:42") for server in five[:3])
 
@@ -315,7 +316,7 @@ async def stranger(answer: bytes) -> AsyncIterator[str]:
 async def test_a_server_that_speaks_http(setting: str) -> None:
     """It will never speak Redis' protocol: ConfigError."""
     async with stranger(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
-        async with aclosing(Redlock(url + setting)) as redlock, asyncio.timeout(3):
+        async with aclosing(Redlock(url + setting)) as redlock, asyncio.timeout(LIMIT):
             with pytest.raises(ConfigError, match=r"127\.0\.0\.1.*host and port"):
                 await redlock("order:42").acquire()
 
@@ -335,5 +336,5 @@ async def test_a_server_that_never_answers() -> None:
             with pytest.raises(QuorumUnavailable):
                 await use(redlock)
 
-    async with stranger(b"") as url, asyncio.timeout(10):
+    async with stranger(b"") as url, asyncio.timeout(LIMIT):
         await asyncio.gather(*(silence(url, use) for use in uses))

@@ -61,7 +61,7 @@ class Odd(DictStore):
 async def test_a_transaction_that_takes_too_long_casts_no_vote(name: str) -> None:
     """The caller gets an error in time. The undo comes after the transaction and deletes what it created."""
     store = Odd()
-    async with Redlock(store, node_timeout=0.05, lease=5.0, patience=0) as client:
+    async with Redlock(store, node_timeout=1.0, lease=5.0, patience=0) as client:
         await client.health()
         store.stuck = asyncio.Event()
         with pytest.raises(QuorumUnavailable, match="did not answer"):
@@ -149,7 +149,7 @@ async def test_releases_that_wait_for_the_database_end_when_the_client_closes(na
             return isinstance(error, OSError)
 
     store = Down()
-    async with aclosing(Redlock(store, patience=0, lease=0.3, node_timeout=0.05)) as client:
+    async with aclosing(Redlock(store, patience=0, lease=3.0, node_timeout=1.0)) as client:
         leases = [await client(f"{name}:{number}").acquire(timeout=None) for number in range(3)]
         store.error = OSError("the database hung up")
         with pytest.raises(QuorumUnavailable):

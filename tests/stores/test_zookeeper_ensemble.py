@@ -15,7 +15,7 @@ from tests.support.zookeeper_probes import zookeeper_port
 
 pytestmark = pytest.mark.one_loop("it is about the servers")
 
-SESSION = 6.0
+SESSION = 10.0
 
 
 @pytest.fixture
@@ -30,7 +30,9 @@ async def test_c19_one_of_three_fails(three: list[ZooKeeper], name: str, how: st
     """The leader is killed, or the server of the holder is frozen, while a lock is held and twenty tasks wait. The
     lease is kept, all tasks are served, one at a time, and the fencing tokens rise."""
     url = url_of(three, session_timeout=SESSION)
-    clients = [Redlock(url, lease=SESSION, patience=LIMIT, node_timeout=1.0) for _ in range(3)]
+    clients = [
+        Redlock(url, lease=SESSION, patience=LIMIT, node_timeout=2.0, connect_timeout=LIMIT / 2) for _ in range(3)
+    ]
     fences: list[int] = []
     inside = 0
 

@@ -21,18 +21,19 @@ from asynclock.stores.zookeeper import ZooKeeperStore
 from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.waiters import LIMIT, until
+from tests.support.zookeeper_clients import client_of
 from tests.support.zookeeper_probes import connection_of, contenders_of, watchers_of
 
 pytestmark = pytest.mark.one_loop("the loop has no part in it")
 
 
-TICKET = 8.0
+TICKET = 16.0
 """Seconds after which a waiter asks again by itself, at the soonest."""
 
 
 @pytest.fixture
 async def clients(shared_zookeeper: ZooKeeper) -> AsyncIterator[list[Redlock]]:
-    found = [Redlock(shared_zookeeper.url()) for _ in range(3)]
+    found = [client_of(shared_zookeeper, 60.0) for _ in range(3)]
     async with found[0], found[1], found[2]:
         yield found
 
@@ -155,7 +156,7 @@ async def test_d7_a_node_that_an_operator_deletes(
     operator.start()
     with pytest.raises(LockLost) as lost:
         async with asyncio.timeout(LIMIT), clients[0](name):
-            await asyncio.sleep(0.2)  # the watch is there
+            await until(lambda: watchers_of(clients[0]) == 1)
             operator.delete(f"/locks/{name}", recursive=True)
             await asyncio.Event().wait()
     assert lost.value.reason == "broken"

@@ -78,10 +78,9 @@ async def test_c10_a_frozen_server(zookeepers: ZooKeepers, name: str) -> None:
         with pytest.raises(LockLost) as lost:
             async with client(name) as lease:
                 server.freeze()
-                began = time.monotonic()
-                await asyncio.Event().wait()
+                async with asyncio.timeout(LIMIT):
+                    await asyncio.Event().wait()
         assert lost.value.reason == "expired"
-        assert time.monotonic() - began < SHORT + 1.0
         assert any(isinstance(each, NodeDown) for each in told)
         server.thaw()
         async with asyncio.timeout(LIMIT), client(name) as again:

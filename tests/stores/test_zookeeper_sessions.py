@@ -18,7 +18,7 @@ from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, reconnected, until
 from tests.support.zookeeper_clients import SOON, behind, client_of
-from tests.support.zookeeper_probes import contenders_of, zookeeper_session
+from tests.support.zookeeper_probes import contenders_of, watchers_of, zookeeper_session
 
 pytestmark = pytest.mark.one_loop("the session is in the threads of kazoo")
 
@@ -216,11 +216,11 @@ async def test_d7_broken_after_the_connection_was_lost(
         (node,) = nodes_of(client)
         with pytest.raises(LockLost) as lost:
             async with asyncio.timeout(SOON), client(name):
-                await asyncio.sleep(0.2)  # the first watch is there
+                await until(lambda: watchers_of(client) == 1)
                 back = asyncio.create_task(reconnected(node))
                 zookeeper_proxy.cut()
                 await back
-                await asyncio.sleep(0.2)  # the next one is there
+                await until(lambda: watchers_of(client) == 1)
                 assert await other.break_lock(name)
                 await asyncio.Event().wait()
         assert lost.value.reason == "broken"
@@ -228,7 +228,7 @@ async def test_d7_broken_after_the_connection_was_lost(
 
 async def test_c20_no_server(name: str) -> None:
     """The error says why."""
-    client = Redlock("zookeeper://127.0.0.1:1/locks", patience=0.3, connect_timeout=0.2)
+    client = Redlock("zookeeper://127.0.0.1:1/locks", patience=0.3, connect_timeout=SOON)
     with pytest.raises(QuorumUnavailable, match=r"127.0.0.1:1: .*refused"):
         await client(name).acquire(timeout=None)
     assert "refused" in (await client.health()).reason
@@ -244,11 +244,9 @@ async def test_c21_a_server_that_says_nothing(name: str) -> None:
 
     silent = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    began = time.monotonic()
     async with asyncio.timeout(SOON):
-        client = Redlock(f"zookeeper://127.0.0.1:{port}/locks", connect_timeout=0.2)
+        client = Redlock(f"zookeeper://127.0.0.1:{port}/locks", connect_timeout=0.5)
         with pytest.raises(QuorumUnavailable, match="does not answer"):
             await client(name).acquire(timeout=0)
-        assert time.monotonic() - began < 2.0
         await client.aclose()
     silent.close()

@@ -101,7 +101,7 @@ def lines(stream: IO[str] | None) -> IO[str]:
 
 def leave(program: subprocess.Popen[str]) -> None:
     """Tell it to end, and wait until it has ended well."""
-    _, complaints = program.communicate("\n", timeout=20)
+    _, complaints = program.communicate("\n", timeout=50)
     assert (program.returncode, complaints) == (0, "")
 
 

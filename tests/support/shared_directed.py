@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-from hypothesis import Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 
 from asynclock.rules.model import SERVED, Serve, Verb
 from tests.support.directed import DIRECTED, acquire, breaks, calls, extend, grants, looks, release, tries
@@ -269,7 +269,14 @@ def corpus(family: str, size: int) -> list[Play]:
     found = list(directed(family).values())
     families, count = FAMILIES[family]
 
-    @settings(max_examples=size, derandomize=True, database=None, deadline=None, phases=[Phase.generate])
+    @settings(
+        max_examples=size,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(play=plays(families, count=count))
     def collect(play: Play) -> None:
         found.append(play)

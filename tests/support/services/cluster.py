@@ -3,6 +3,7 @@ that no time is lost with introductions. A new cluster refuses commands for two 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -179,6 +180,16 @@ class Cluster:
 
     def up(self) -> list[Member]:
         return [each for each in self.members if each.process is not None and each.process.poll() is None]
+
+    async def refused(self, code: str, more_than: int) -> None:
+        """Return once the members have answered more than so many commands with that error."""
+        while self.refusals(code) <= more_than:
+            await asyncio.sleep(0.01)
+
+    def refusals(self, code: str) -> int:
+        """How many commands the members have answered with that error."""
+        found = [each.info("errorstats").get(f"errorstat_{code}", "count=0") for each in self.up()]
+        return sum(int(each.partition("=")[2]) for each in found)
 
     def owner(self, slot: int) -> Member:
         """The master of a slot, as the members that run say."""

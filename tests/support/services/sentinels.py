@@ -106,7 +106,7 @@ class Deployment:
         *,
         replicas: int = 2,
         sentinels: int = 3,
-        down_after: int = 500,
+        down_after: int = 2_000,
         password: str = "",
         sentinel_password: str = "",
         host: str = "127.0.0.1",
@@ -274,7 +274,8 @@ class Deployment:
 
 @pytest.fixture(scope="session")
 def sentinel_deployment() -> Iterator[Deployment]:
-    """A deployment that lives as long as the tests, for tests that do not harm it."""
-    deployment = Deployment()
+    """A deployment that lives as long as the tests, for tests that do not harm it. Its sentinels take no server for
+    dead: a busy machine is no reason for a failover."""
+    deployment = Deployment(down_after=3_600_000)
     yield deployment
     deployment.stop()

@@ -348,9 +348,14 @@ class ClusterNode:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
+    @property
+    def _releases(self) -> bool:
+        """Whether a release waits for its slot, or for an answer: that may be a redirection, after which it waits."""
+        return self._parked.releases or any(shard.releases for shard in self.shards)
+
     async def aclose(self) -> None:
         until = self.clock.now() + _FAREWELL
-        while self._parked.releases and self.clock.now() < until:  # noqa: ASYNC110 - until their slot has moved
+        while self._releases and self.clock.now() < until:  # noqa: ASYNC110 - until their slot has moved
             await asyncio.sleep(_SETTLED)
         self._closed = True
         self._parked.release_all()

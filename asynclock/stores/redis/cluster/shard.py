@@ -124,6 +124,15 @@ class Shard(RedisNode):
         return self._connection is not None and bool(self._connection.waiting)
 
     @property
+    def releases(self) -> bool:
+        """Whether it has yet to answer a release in time."""
+        waiting = self._connection.waiting if self._connection is not None else ()
+        now = self.clock.now()
+        return any(
+            not isinstance(each, CommandReply) and each.op.verb is RELEASE and now < each.deadline for each in waiting
+        )
+
+    @property
     def silent_for(self) -> float:
         """The seconds for which it has not answered its commands; 0.0: it has none."""
         connection = self._connection
