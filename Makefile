@@ -3,6 +3,7 @@
 # make package   build the sdist and the wheel, check them, and use the wheel in an empty environment
 # make smoke     each kind of lock, with the lowest and with the newest version of each dependency
 # make mutants   each line of the scripts is needed: every change of them, not some; and more random histories
+# make calm      the whole suite ten times in a row, three times beside two busy loops: is it ever red by chance?
 # make services  install the other servers that the tests start, from Debian's packages
 # make test-all  the short suite on each interpreter of this machine, from 3.11 on
 # Each makes the virtual environments that it needs; a Python of 3.11 or later is all they need.
@@ -19,7 +20,7 @@ TEST := $(VENV)/installed-test
 BENCH := $(VENV)/installed-bench
 RELEASE := $(VENV)/installed-release
 
-.PHONY: demo test lint check mutants services package smoke test-all bench clean
+.PHONY: demo test lint check mutants calm services package smoke test-all bench clean
 
 demo: $(CLI)
 	$(BIN)/asynclock demo
@@ -44,6 +45,10 @@ mutants: $(TEST)
 	ASYNCLOCK_EXAMPLES=700 $(BIN)/python -m pytest -n 3 -o timeout=1200 -o faulthandler_timeout=0 \
 		tests/agreement/test_mutex_agreement.py tests/agreement/test_shared_agreement.py \
 		tests/agreement/test_multi_agreement.py
+
+# An hour. ARGS="--runs 1 --busy 0" is one run, with its time.
+calm: $(TEST)
+	$(BIN)/python -m tests.support.calm $(ARGS) -- $(MAKE) --no-print-directory check ARGS=
 
 services:
 	tests/support/services/install.sh

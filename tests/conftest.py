@@ -1,4 +1,5 @@
-"""Fixtures: every test runs on asyncio and on uvloop, and every promise of a lock on each deployment."""
+"""Fixtures, and the selection of what runs: a promise of a lock is tested over each kind of node, on the event loop
+that the name of the test draws."""
 
 from __future__ import annotations
 
@@ -13,10 +14,9 @@ from typing import Any
 
 import pytest
 import redis.utils
-import uvloop
 from hypothesis import settings
 
-from asynclock import Redlock
+from asynclock import Redlock, _options
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
 from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out, keep_together
@@ -25,6 +25,7 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
+from tests.support.loops import LOOPS, is_on_other_loop
 from tests.support.servers import Server, Servers, Several, container_urls
 from tests.support.services.cluster import Cluster
 from tests.support.services.mariadb import shared_mariadb
@@ -42,13 +43,14 @@ settings.load_profile("asynclock")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "one_loop(why): the event loop has no part in it, so it runs on one")
+    config.addinivalue_line("markers", "both_loops(why): the event loop has a part in it, so it runs on both")
+    config.addinivalue_line("markers", "every_store: of the short pass that runs over the deployments of all stores")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out the items that need not run. The pure tests come last: they are short, so no worker waits long for
     another at the end."""
-    items[:] = [item for item in items if not is_left_out(item)]
+    items[:] = [item for item in items if not is_left_out(item) and not is_on_other_loop(item)]
     for item in items:
         keep_together(item)
     items.sort(key=lambda item: "unit" in item.path.parts)
@@ -63,11 +65,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    del config
-    loops = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-    if item.get_closest_marker("one_loop"):
-        del loops["asyncio"]
-    return loops
+    del config, item
+    return LOOPS
 
 
 def _shared_urls(pool: Servers) -> tuple[list[str], list[Any]]:
@@ -143,6 +142,13 @@ def five(servers: Servers) -> Sequence[Server]:
     return Several(servers, 5)
 
 
+@pytest.fixture(autouse=True)
+def patient_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several nodes a client gives each node 50 ms, unless it is told otherwise. A busy machine needs more, and
+    then a healthy node counts as one that failed. A test of the time itself sets node_timeout."""
+    monkeypatch.setattr(_options, "QUORUM_TIMEOUT", 1.0)
+
+
 @pytest.fixture
 def name() -> str:
     """A lock's name that no other test uses."""
@@ -153,7 +159,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "make" in metafunc.fixturenames and not any(
         "make" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
     ):
-        metafunc.parametrize("make", deployments_of(metafunc.module.__name__), indirect=True)
+        metafunc.parametrize("make", deployments_of(metafunc.definition), indirect=True)
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from asynclock.stores.redis.store import RedisStore
 from tests.support.commands import answered, examined, json_of
 from tests.support.servers import Server, Servers
 
-own_loop = pytest.mark.one_loop("the doctor has an event loop of its own")
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 
 
@@ -141,7 +140,6 @@ def test_a_slow_server(five: list[Server]) -> None:
     assert examined(five[:3], "--node-timeout", "5s", "--lease", "30s")[0] == 0
 
 
-@own_loop
 async def test_clients_of_unequal_max_lease(five: list[Server]) -> None:
     """The quarantine of a restarted server would end too early. Clients of the max_lease of the command are no finding,
     whatever it is."""
@@ -154,7 +152,6 @@ async def test_clients_of_unequal_max_lease(five: list[Server]) -> None:
     assert "1 with 1m00s, 2 with 2m00s" in found["max-lease"]["what"]
 
 
-@own_loop
 async def test_a_restarted_server(five: list[Server], name: str) -> None:
     """It casts no vote for max_lease + 1 s."""
     async with Redlock(*(server.url for server in five[:3])) as redlock, redlock(name):
@@ -185,7 +182,6 @@ def test_a_user_without_rights(server: Server, prefix: str) -> None:
     assert examined((), "--prefix", prefix, ASYNCLOCK_URLS=url) == (0, {})
 
 
-@own_loop
 async def test_each_command_is_tried(server: Server) -> None:
     """Whichever is forbidden is found. HSET has no form that changes nothing, and SELECT comes with the connection."""
     store = RedisStore(f"unix://worker:secret@{server.path}")
@@ -211,7 +207,6 @@ def test_a_renamed_command(servers: Servers) -> None:
 async def nothing() -> None: ...
 
 
-@own_loop
 async def test_the_prefix_of_other_keys(servers: Servers) -> None:
     """Keys of the application; but not locks of any kind, whether held, resting or done."""
     server = servers.start(*DURABLE)

@@ -11,8 +11,6 @@ from asynclock.cli.doctor.sentinels import SentinelFacts, remarks
 from tests.support.commands import asynclock, json_of
 from tests.support.services.sentinels import NAME, Deployment, wait
 
-pytestmark = pytest.mark.one_loop("the doctor runs in a process of its own")
-
 
 @pytest.fixture(scope="module")
 def deployment() -> Iterator[Deployment]:

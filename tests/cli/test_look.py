@@ -54,7 +54,6 @@ def test_ls(five: list[Server], name: str, begin: Begin) -> None:
     assert f":{holder.process.pid}" in row
 
 
-@pytest.mark.one_loop("the commands have an event loop of their own")
 async def test_marks_of_once_do_not_bury_the_holds(server: Server, name: str) -> None:
     """`ls` counts them, and lists them with --all in a table of their own. They do not use up the names of `top`."""
     async with Redlock(server.url) as redlock:
@@ -106,7 +105,6 @@ def test_inspect(five: list[Server], name: str, begin: Begin) -> None:
     assert json_of(answered("inspect", "free", "--json", on=five))["holders"] == []
 
 
-@pytest.mark.one_loop("the commands run in processes of their own")
 async def test_a_name_cannot_do_anything_to_the_terminal(server: Server, name: str) -> None:
     """Control characters are shown, not sent."""
     async with Redlock(server.url) as redlock, redlock(f"{name}\x1b[31m\n", metadata="\x07"):
@@ -127,7 +125,6 @@ def test_break(server: Server, name: str, begin: Begin) -> None:
     assert "nobody held" in done.stderr
 
 
-@pytest.mark.one_loop("the command runs in a process of its own")
 async def test_the_holder_learns_who_broke_its_lock(server: Server, name: str) -> None:
     """The host and the process of the command, and its user."""
     async with Redlock(server.url) as redlock:
@@ -187,7 +184,6 @@ def test_health(five: list[Server]) -> None:
     assert "Traceback" not in text.stderr
 
 
-@pytest.mark.one_loop("the commands have an event loop of their own")
 async def test_restarted_servers_vote_as_in_a_program(five: list[Server], name: str) -> None:
     """With its max_lease and trust_restarts, from the environment."""
     async with Redlock(*(server.url for server in five)) as redlock, redlock(name):

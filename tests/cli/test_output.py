@@ -10,8 +10,6 @@ from asynclock.cli.doctor.severity import Terms
 from asynclock.cli.output import taken, why
 from asynclock.info import Holder, NodeHealth
 
-pytestmark = pytest.mark.one_loop("no loop runs")
-
 
 @pytest.mark.parametrize(
     ("holders", "text"),

@@ -182,7 +182,6 @@ def test_once_runs_again_after_a_failure(server: Server, name: str, begin: Begin
 # -- usage -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_loop("the loop has no part in it")
 @pytest.mark.parametrize(
     "args",
     [
@@ -215,7 +214,6 @@ def test_wrong_usage(server: Server, args: list[str]) -> None:
     assert re.match(r"asynclock( \w+)?: ", result.stderr)
 
 
-@pytest.mark.one_loop("the loop has no part in it")
 def test_without_a_command() -> None:
     """The help, as an error: a script that calls it so is wrong."""
     done = asynclock()

@@ -28,7 +28,6 @@ while True: signal.pause()
 """
 
 
-@pytest.mark.one_loop("the lock is another process's")
 async def test_the_command_ends_before_its_lease(server: Server, name: str, begin: Begin, tmp_path: Path) -> None:
     """No command reaches the server any more: SIGTERM, then SIGKILL, while the key of the hold still lives."""
     pipe = tmp_path / "pipe"

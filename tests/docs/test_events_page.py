@@ -8,8 +8,6 @@ from dataclasses import fields
 from logging import WARNING
 from pathlib import Path
 
-import pytest
-
 import asynclock
 from asynclock import events
 from asynclock.acquire.journal import LINES
@@ -18,8 +16,6 @@ from asynclock.events import Event, LockEvent
 PACKAGE = Path(asynclock.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "events.md").read_text("utf-8")
 LOUD = ("warning", "error", "exception", "critical")
-
-pytestmark = pytest.mark.one_loop("it reads files")
 
 
 def written() -> set[str]:

@@ -25,8 +25,6 @@ from tests.support.meters import Meters
 from tests.support.probes import renew_now
 from tests.support.waiters import until
 
-pytestmark = pytest.mark.one_loop("the names of metrics do not depend on the loop")
-
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "monitoring"
 PAGE = (ROOT / "docs" / "metrics.md").read_text("utf-8")

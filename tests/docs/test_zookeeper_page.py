@@ -13,8 +13,6 @@ from tests.support.services.zookeeper import ZooKeeper
 PAGE = Path(__file__).parents[2] / "docs" / "stores" / "zookeeper.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
 
-pytestmark = pytest.mark.one_loop("programs have their own")
-
 USED = """
 import asyncio
 

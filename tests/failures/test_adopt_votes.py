@@ -29,8 +29,6 @@ from tests.support.still_clock import Memory, Still, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, holder, until, urls_of
 
-pytestmark = pytest.mark.one_loop("the votes decide")
-
 # -- the second round ------------------------------------------------------------------------------------------------
 
 

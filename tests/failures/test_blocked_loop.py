@@ -23,6 +23,8 @@ from tests.support.probes import grant_of, id_of, stores_of, valid_until
 from tests.support.servers import Server, Servers
 from tests.support.waiters import until
 
+pytestmark = pytest.mark.both_loops("each loop has its own order of timers and of sockets")
+
 LEASE = 2.0
 
 
@@ -57,7 +59,6 @@ async def test_b12_a_thread_keeps_the_lease_of_a_blocked_loop(make: Callable[...
     assert try_elsewhere(stores_of(redlock), name, 0)
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_the_log_is_true_for_a_lease_that_was_kept(
     server: Server, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,7 +72,6 @@ async def test_the_log_is_true_for_a_lease_that_was_kept(
     assert "only leases with renew='thread' were renewed in that time" in line
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_each_kind_is_kept(shared_urls: list[str], name: str) -> None:
     """The same for the other kinds of locks, over five nodes: all are kept in one block."""
     locks: list[Callable[[Redlock, str], Lock]] = [
@@ -91,7 +91,6 @@ async def test_b12_each_kind_is_kept(shared_urls: list[str], name: str) -> None:
             assert try_elsewhere(shared_urls, name, 5, lock, node_timeout=1.0)
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_a_lease_is_kept_after_a_time_without_leases(server: Server, name: str) -> None:
     """The thread notices in time that there is a lease again."""
     async with Redlock(server.url, lease=1.2, renew="thread") as redlock:
@@ -104,7 +103,6 @@ async def test_b12_a_lease_is_kept_after_a_time_without_leases(server: Server, n
             renewed(lease)
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_a_lease_that_is_shorter_than_those_before_is_kept(server: Server, name: str) -> None:
     """The thread looks at the loop more often from then on."""
     async with Redlock(server.url, lease=30.0, renew="thread") as redlock, redlock(f"{name}:long"):
@@ -113,7 +111,6 @@ async def test_b12_a_lease_that_is_shorter_than_those_before_is_kept(server: Ser
             renewed(lease)
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_python_code_that_computes_does_not_stop_the_thread(server: Server, name: str) -> None:
     """A loop that is blocked by Python code, not by a system call: the interpreter switches threads."""
     async with Redlock(server.url, lease=LEASE, renew="thread") as redlock, redlock(name) as lease:
@@ -122,7 +119,6 @@ async def test_b12_python_code_that_computes_does_not_stop_the_thread(server: Se
             assert lease.held
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 @pytest.mark.parametrize("count", [1, 5])
 async def test_b12_the_lease_ends_after_max_block(five: list[Server], count: int, name: str) -> None:
     """A loop that is blocked for longer hangs: another client gets the lock, `held` is False while the loop is still
@@ -140,7 +136,6 @@ async def test_b12_the_lease_ends_after_max_block(five: list[Server], count: int
         assert caught.value.reason == "expired"
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_the_thread_says_when_it_gives_up(
     server: Server, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -152,7 +147,6 @@ async def test_b12_the_thread_says_when_it_gives_up(
     assert [each.levelname for each in caplog.records if "max_block=0.2 s" in each.message] == ["WARNING"]
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_max_hold_ends_it(server: Server, name: str) -> None:
     """The thread renews for no longer than the loop would, and the key does not outlive `max_hold`."""
     async with Redlock(server.url, lease=LEASE, renew="thread", max_hold=4.0) as redlock:
@@ -164,7 +158,6 @@ async def test_b12_max_hold_ends_it(server: Server, name: str) -> None:
         assert caught.value.reason == "max_hold"
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_a_frozen_minority_is_no_obstacle(five: list[Server], name: str) -> None:
     """Two of five servers stop. The thread counts the votes of the others."""
     urls = [each.url for each in five]
@@ -177,7 +170,6 @@ async def test_b12_a_frozen_minority_is_no_obstacle(five: list[Server], name: st
             each.thaw()
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_a_frozen_majority_ends_it_by_the_clock(five: list[Server], name: str) -> None:
     """Without the votes of a majority the lease ends when its validity does."""
     async with Redlock(*(each.url for each in five), lease=LEASE, renew="thread", node_timeout=0.6) as redlock:
@@ -191,7 +183,6 @@ async def test_b12_a_frozen_majority_ends_it_by_the_clock(five: list[Server], na
                     each.thaw()
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 @pytest.mark.parametrize("count", [1, 5])
 @pytest.mark.parametrize("reason", ["broken", "taken"])
 async def test_b12_a_refusal_by_a_majority_is_a_loss(five: list[Server], count: int, reason: str, name: str) -> None:
@@ -216,7 +207,6 @@ async def test_b12_a_refusal_by_a_majority_is_a_loss(five: list[Server], count: 
         assert len(caught.value.errors) > count // 2
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_a_loss_that_the_thread_found_interrupts_the_body(server: Server, name: str) -> None:
     """As soon as the loop runs again."""
     async with Redlock(server.url, lease=2.0, renew="thread", prefix="") as redlock:
@@ -257,7 +247,6 @@ async def test_b12_a_break_while_the_loop_is_blocked_names_who_did_it(
         assert caught.value.reason == "broken"
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_the_thread_does_not_heal(five: list[Server], name: str) -> None:
     """A node that lost the key does not get it back from the thread, which goes on with the others. The loop heals it
     later."""
@@ -275,7 +264,6 @@ async def test_b12_the_thread_does_not_heal(five: list[Server], name: str) -> No
             assert lease.held
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_the_thread_writes_no_fence(server: Server, name: str) -> None:
     """Its connection has no order with the one on which a release and the next grant are sent."""
     fence = keys("", name).fence
@@ -285,7 +273,6 @@ async def test_b12_the_thread_writes_no_fence(server: Server, name: str) -> None
         assert not server.cli().exists(fence)
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_a_restarted_server_does_not_vote(servers: Servers, name: str) -> None:
     """Servers that restarted a moment ago have the key again, from an old dump for all that the client knows. They are
     in quarantine in the thread, too: the lease ends by the clock."""
@@ -304,7 +291,6 @@ async def test_b12_a_restarted_server_does_not_vote(servers: Servers, name: str)
                 assert valid_until(lease) == promised
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 @pytest.mark.parametrize("again", [False, True])
 async def test_a7_an_extend_of_the_thread_arrives_after_the_release(server: Server, name: str, again: bool) -> None:
     """It brings no key back; and if the same client holds the name again, it does not prolong that hold, which has
@@ -328,7 +314,6 @@ async def test_a7_an_extend_of_the_thread_arrives_after_the_release(server: Serv
             assert not server.cli().exists(name)
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_a15_a_lease_dropped_while_the_loop_is_blocked_is_not_kept(server: Server, name: str) -> None:
     """The garbage collector takes it, and the key expires."""
     async with Redlock(server.url, lease=LEASE, renew="thread", prefix="") as redlock:
@@ -341,7 +326,6 @@ async def test_a15_a_lease_dropped_while_the_loop_is_blocked_is_not_kept(server:
         block_until(lambda: not server.cli().exists(name))
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b1_without_the_thread_the_lease_of_a_blocked_loop_ends(server: Server, name: str) -> None:
     """What the other tests here would see if the thread did nothing."""
     async with Redlock(server.url, lease=LEASE) as redlock:
@@ -351,7 +335,6 @@ async def test_b1_without_the_thread_the_lease_of_a_blocked_loop_ends(server: Se
                 assert not lease.held
 
 
-@pytest.mark.one_loop("it is the thread that renews")
 async def test_b12_the_thread_connects_again(server: Server, name: str) -> None:
     """Its connection is cut while the loop is blocked: it opens another one."""
     async with Redlock(server.url, lease=2.0, renew="thread", prefix="") as redlock, redlock(name) as lease:

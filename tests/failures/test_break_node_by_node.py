@@ -19,8 +19,6 @@ from tests.support.servers import Server
 from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, holder, urls_of
 
-pytestmark = pytest.mark.one_loop("the servers decide")
-
 
 @pytest.mark.parametrize("nodes", [1, 3, 5])
 async def test_d7_a_broken_hold_is_not_healed(five: list[Server], name: str, nodes: int) -> None:

@@ -20,6 +20,8 @@ from tests.support.proxy import RELEASE, Proxy, cancelled_at
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT, LONG, is_free
 
+pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
+
 
 async def test_a1_cancelled_after_the_server_granted(server: Server, name: str) -> None:
     """The reply is on its way when the caller is cancelled: the hold is released, and the cancel goes on."""
@@ -237,7 +239,6 @@ async def test_a14_one_lock_object_in_many_tasks(redlock: Redlock, name: str) ->
     assert len(fences) == 20
 
 
-@pytest.mark.one_loop("the garbage collector takes it")
 async def test_a15_a_lease_dropped_while_held(redlock: Redlock, name: str) -> None:
     """A ResourceWarning names it, and the watchdog renews it no more, so it expires."""
 

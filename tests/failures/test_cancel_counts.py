@@ -12,6 +12,8 @@ from asynclock import LockLost, Redlock
 from tests.support.eager_tasks import eagerly
 from tests.support.waiters import LIMIT
 
+pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
+
 
 def current() -> asyncio.Task[object]:
     task = asyncio.current_task()

@@ -20,6 +20,8 @@ from tests.support.still_clock import Memory, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG
 
+pytestmark = pytest.mark.both_loops("the loop orders the turns")
+
 either_order = pytest.mark.parametrize("closes_first", [False, True])
 
 

@@ -16,6 +16,8 @@ from tests.support.proxy import Proxy
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, LONG, holder, until
 
+pytestmark = pytest.mark.both_loops("the loop closes the transports")
+
 nodes = pytest.mark.parametrize("nodes", [1, 3])
 
 LAST_WORDS = 0.5

@@ -99,7 +99,6 @@ async def test_a_dead_server_does_not_keep_a_client_from_closing(servers: Server
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.one_loop("it waits for a pause that a timer counts")
 async def test_releases_that_a_busy_server_refused_are_sent_after_one_pause(
     servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,8 @@ from tests.support.servers import Server, Servers, free_port
 from tests.support.still_clock import turns
 from tests.support.waiters import until, urls_of
 
+pytestmark = pytest.mark.both_loops("the loop connects")
+
 GUARD = 15
 """Seconds; far above what a busy machine needs, and below the connect_timeout that no test waits for."""
 
@@ -200,7 +202,6 @@ async def test_c21_a_blocked_loop_is_no_silent_server(server: Server, name: str)
 # -- patience ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_loop("the outage is the same on both")
 @both
 @pytest.mark.parametrize("kind", ["mutex", "fair", "read", "semaphore", "multi", "block", "local", "adopt"])
 async def test_c20_patience_bounds_each_way_to_acquire(servers: Servers, name: str, nodes: int, kind: str) -> None:

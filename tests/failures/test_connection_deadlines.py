@@ -21,6 +21,8 @@ from tests.support.probes import contended
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT
 
+pytestmark = pytest.mark.both_loops("the loop has the timers")
+
 
 @pytest.mark.parametrize(
     ("moved_at", "now", "overdue"),

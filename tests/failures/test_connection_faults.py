@@ -33,6 +33,8 @@ from tests.support.servers import Server
 from tests.support.told import told
 from tests.support.waiters import LIMIT, back, works
 
+pytestmark = pytest.mark.both_loops("the loop has the transports")
+
 
 @pytest.fixture
 async def proxy(server: Server) -> AsyncIterator[Proxy]:

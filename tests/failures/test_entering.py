@@ -16,8 +16,6 @@ from tests.support.probes import loops_of, nodes_of, session_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, until, urls_of
 
-pytestmark = pytest.mark.one_loop("what a server answers is the same on both")
-
 
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_d12_a_misconfigured_server_is_told_at_the_start(servers: Servers, name: str, nodes: int) -> None:

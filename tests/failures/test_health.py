@@ -25,8 +25,6 @@ from tests.support.servers import Server, Servers, free_port
 from tests.support.user_store import DictStore, state_of
 from tests.support.waiters import LIMIT, back, until, urls_of
 
-pytestmark = pytest.mark.one_loop("what a server answers is the same on both")
-
 
 async def checked(*nodes: object, **options: object) -> Health:
     """The health in the eyes of a new client."""

@@ -14,6 +14,8 @@ from tests.support.probes import watched_by
 from tests.support.servers import Server
 from tests.support.waiters import is_free
 
+pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
+
 
 @pytest.mark.parametrize("outside_first", [True, False])
 async def test_a8_loss_and_outside_cancel_at_once(server: Server, name: str, outside_first: bool) -> None:

@@ -26,8 +26,6 @@ from tests.support.still_clock import Memory, Still, idle, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, holder, in_queue, until, urls_of
 
-pytestmark = pytest.mark.one_loop("the servers decide")
-
 # -- a server that is no master for a while --------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from tests.support.servers import Server
 from tests.support.still_clock import idle, numbers
 from tests.support.waiters import LIMIT, LONG, queue, until, urls_of
 
-pytestmark = pytest.mark.one_loop("the messages are read by the same code on both")
+pytestmark = pytest.mark.both_loops("the loop has the transports")
 
 some_nodes = pytest.mark.parametrize("nodes", [1, 3])
 

@@ -17,8 +17,6 @@ from tests.support.told import Told, told
 from tests.support.user_store import DictStore
 from tests.support.waiters import LIMIT, LONG, back, until, urls_of
 
-pytestmark = pytest.mark.one_loop("an event is the same on both")
-
 SHORT: dict[str, Any] = {"lease": LONG, "node_timeout": 0.3}
 
 

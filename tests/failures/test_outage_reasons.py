@@ -14,8 +14,6 @@ from tests.support.probes import acquisitions_of, nodes_of, sleeps_until
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, until
 
-pytestmark = pytest.mark.one_loop("what a server answers is the same on both")
-
 TIMEOUT = 0.4
 
 REFUSALS: dict[str, list[str]] = {

@@ -16,8 +16,6 @@ from tests.support.servers import Server
 from tests.support.told import Told, told
 from tests.support.waiters import LIMIT, until
 
-pytestmark = pytest.mark.one_loop("the servers decide")
-
 LEASE = 600.0
 """Its renewals are due much later than a test waits."""
 

@@ -25,6 +25,8 @@ from tests.support.programs import run_python
 from tests.support.servers import Server
 from tests.support.user_store import DictStore
 
+pytestmark = pytest.mark.both_loops("the thread has to wake the loop")
+
 # -- when it runs ------------------------------------------------------------------------------------------------------
 
 
@@ -56,7 +58,6 @@ async def test_it_ends_although_a_server_is_frozen(server: Server, name: str) ->
     server.thaw()
 
 
-@pytest.mark.one_loop("no command is sent")
 async def test_a_thread_that_cannot_start_is_logged(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -76,7 +77,6 @@ async def test_a_thread_that_cannot_start_is_logged(
             assert len(renewal_threads()) == 1
 
 
-@pytest.mark.one_loop("no command is sent")
 async def test_threads_that_cannot_start_are_counted(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -100,7 +100,6 @@ async def test_there_is_none_by_default(redlock: Redlock, name: str) -> None:
         assert renewal_threads() == []
 
 
-@pytest.mark.one_loop("no command is sent")
 async def test_a_lock_may_ask_for_it(server: Server, name: str) -> None:
     """It is an option of the lock as well as of the client, and a lock can decline it."""
     async with Redlock(server.url) as redlock, redlock(name, renew="thread"):
@@ -198,7 +197,6 @@ def test_a_program_that_closes_nothing_ends(server: Server, how: str) -> None:
 # -- stores and options ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_loop("no command is sent")
 async def test_a_store_that_threads_cannot_share_is_refused(name: str) -> None:
     """By the client and by the lock; the error of a store of asynclock says why it is none. A store that says that it
     can be shared is accepted."""
@@ -220,7 +218,6 @@ async def test_a_store_that_threads_cannot_share_is_refused(name: str) -> None:
     assert Redlock(Shared(), renew="thread")(name, renew="thread").name == name
 
 
-@pytest.mark.one_loop("the test moves the clock")
 async def test_a_store_with_a_clock_of_its_own_has_no_thread(name: str) -> None:
     """Real time does not pass there. The loop renews, as ever."""
     clock = FakeClock()
@@ -284,7 +281,6 @@ def renewal(lease: Lease, sent: float) -> Ballot:
     return ballot
 
 
-@pytest.mark.one_loop("no command is sent")
 @pytest.mark.parametrize("thread_is_refused", [False, True])
 async def test_an_older_grant_does_not_undo_a_refusal(name: str, thread_is_refused: bool) -> None:
     """A node refuses a renewal of one thread. Then the other thread handles a grant of an earlier renewal. The node may
@@ -307,7 +303,6 @@ async def test_an_older_grant_does_not_undo_a_refusal(name: str, thread_is_refus
     await redlock.aclose()
 
 
-@pytest.mark.one_loop("no command is sent")
 async def test_a_late_refusal_interrupts_the_body_at_once(name: str) -> None:
     """The thread reads it when the loop runs again, long before the watchdog checks the lease next."""
     async with Redlock("memory:", lease=60.0, renew="thread") as redlock:
@@ -319,7 +314,6 @@ async def test_a_late_refusal_interrupts_the_body_at_once(name: str) -> None:
     assert caught.value.reason == "broken"
 
 
-@pytest.mark.one_loop("no command is sent")
 async def test_a7_the_thread_does_not_extend_a_released_lease(name: str) -> None:
     """It may have seen the hold a moment before the release."""
     async with Redlock("memory:", lease=30.0, renew="thread") as redlock:

@@ -24,8 +24,6 @@ from tests.support.still_clock import Still, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, back, calls, holder, until, urls_of
 
-pytestmark = pytest.mark.one_loop("the votes decide")
-
 
 def forgets(server: Server, name: str) -> None:
     """The server loses the key."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any
 
-import pytest
-
 from asynclock import Redlock
 from asynclock.stores.redis.keys import mark
 from tests.support.cut_servers import proxies_to
@@ -14,8 +12,6 @@ from tests.support.default_keys import PREFIX, key_of
 from tests.support.probes import clock_of, connection_of, in_quarantine, nodes_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG, back, holder, until, urls_of
-
-pytestmark = pytest.mark.one_loop("the servers decide")
 
 
 def info_of(server: Server) -> dict[str, Any]:

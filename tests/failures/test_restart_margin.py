@@ -34,7 +34,6 @@ def uptime(server: Server) -> int:
     return int(info["uptime_in_seconds"])
 
 
-@pytest.mark.one_loop("it waits for the uptime that a server tells")
 async def test_d3_a_server_that_reports_a_second_after_a_moment(servers: Servers, name: str) -> None:
     """A majority restarts, empty, right after a holder took its lease of one second, and soon reports an uptime of a
     second, which is as long as any lease lasts. The holder still holds, so no other client is granted."""

@@ -15,8 +15,6 @@ from tests.support.probes import in_quarantine, nodes_of, renew_now
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG
 
-pytestmark = pytest.mark.one_loop("the servers decide")
-
 
 def client(servers: list[Server], **options: Any) -> Redlock:
     return Redlock(*(each.url for each in servers), **options)

@@ -11,8 +11,6 @@ from asynclock import ConfigError, Redlock
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, works
 
-pytestmark = pytest.mark.one_loop("what a server answers is the same on both")
-
 
 def acl(server: Server, *rules: str) -> None:
     with server.cli() as cli:

@@ -20,6 +20,8 @@ from tests.support.servers import Server
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, back, until
 
+pytestmark = pytest.mark.both_loops("the loop has the timers and the transports")
+
 
 async def test_c10_a_frozen_minority_costs_nothing(five: list[Server], name: str) -> None:
     """Two of five nodes hang: with a node timeout of 20 s no call waits for it even once."""

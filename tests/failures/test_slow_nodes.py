@@ -7,16 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
-
 from asynclock import Lease, Redlock
 from tests.support.default_keys import key_of
 from tests.support.probes import clock_of, connection_of, grant_of, nodes_of, tickets_of, unanswered
 from tests.support.servers import Server
 from tests.support.still_clock import idle
 from tests.support.waiters import LONG, in_queue, until, urls_of
-
-pytestmark = pytest.mark.one_loop("the votes decide")
 
 STRANGER = "another program's"
 

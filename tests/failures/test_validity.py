@@ -107,7 +107,6 @@ class Believers(Beyond):
             assert sum(left >= lease.remaining for left in kept) > len(self.far) // 2, (lease, kept)
 
 
-@pytest.mark.one_loop("the test moves the clock, and gives each task its turns")
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("fair", [False, True], ids=["first-come", "fair"])
 async def test_e15_nobody_believes_longer_than_the_nodes(

@@ -32,7 +32,6 @@ STEP = 0.05
 """Seconds by which a test moves the clock of a client."""
 
 both = pytest.mark.parametrize("nodes", [1, 5])
-one_loop = pytest.mark.one_loop("what a server answers is the same on both")
 
 
 def _set(option: str, value: str) -> Callable[[Server], object]:
@@ -115,7 +114,6 @@ class Waiting:
                 await asyncio.sleep(0.002)
 
 
-@one_loop
 @both
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_f19_servers_fail_while_a_task_waits(five: Sequence[Server], name: str, nodes: int, fault: str) -> None:
@@ -132,7 +130,6 @@ async def test_f19_servers_fail_while_a_task_waits(five: Sequence[Server], name:
             assert seconds <= limit + 1.0, outcome
 
 
-@one_loop
 @both
 async def test_f19_a_task_alone_is_not_told_of_another_owner(five: Sequence[Server], name: str, nodes: int) -> None:
     """It asks once more before its time is up. Of a server that is frozen it hears nothing."""
@@ -145,7 +142,6 @@ async def test_f19_a_task_alone_is_not_told_of_another_owner(five: Sequence[Serv
         assert 2.0 < seconds <= 3.0 + STEP
 
 
-@one_loop
 @both
 async def test_f19_a_failed_reconnect_wakes_the_waiters(five: Sequence[Server], name: str, nodes: int) -> None:
     """Their patience begins then, and not with the next renewal of their tickets."""
@@ -161,7 +157,6 @@ async def test_f19_a_failed_reconnect_wakes_the_waiters(five: Sequence[Server], 
         assert PATIENCE <= seconds <= PATIENCE + 0.5
 
 
-@one_loop
 @both
 async def test_f19_another_owner_is_told_after_an_answer(name: str, nodes: int) -> None:
     """The servers work: None, in time, for each of those behind the first waiter of this process. One question shortly
@@ -186,7 +181,6 @@ async def test_f19_another_owner_is_told_after_an_answer(name: str, nodes: int) 
         await asyncio.wait([first])
 
 
-@one_loop
 @pytest.mark.parametrize("behind", [False, True])
 async def test_f19_a_blocked_loop_is_no_outage(name: str, behind: bool) -> None:
     """The loop was blocked when the waiter had to ask for the last time, and until its time was over: it asks late."""
@@ -218,7 +212,6 @@ def _cut(proxies: Sequence[FaultyProxy]) -> None:
         each.cut()
 
 
-@one_loop
 @both
 async def test_f19_an_idle_connection_that_is_closed_is_no_outage(
     five: Sequence[Server], name: str, nodes: int
@@ -255,7 +248,6 @@ async def test_f19_an_idle_connection_that_is_closed_is_no_outage(
             assert (await asyncio.wait_for(waiter, LIMIT)).held
 
 
-@one_loop
 @both
 async def test_f19_servers_that_hang_up_on_each_question(five: Sequence[Server], name: str, nodes: int) -> None:
     """They accept each connection, so no reconnect fails. It is an outage all the same, after connect_timeout."""
@@ -280,7 +272,6 @@ async def test_f19_servers_that_hang_up_on_each_question(five: Sequence[Server],
 # -- several at once -------------------------------------------------------------------------------------------------
 
 
-@one_loop
 @both
 @pytest.mark.parametrize("fault", ["OOM", "READONLY", "NOREPLICAS"])
 async def test_f3_several_clients_meet_servers_that_do_not_write(
@@ -307,7 +298,6 @@ async def test_f3_several_clients_meet_servers_that_do_not_write(
 # -- tasks behind others of the process ------------------------------------------------------------------------------
 
 
-@one_loop
 async def test_f19_patience_counts_from_the_first_question_without_an_answer(server: Server, name: str) -> None:
     """The server freezes while nobody holds the name. The first task finds out after its node timeout. Neither it nor
     the tasks behind it wait for longer than their patience, from when they came."""

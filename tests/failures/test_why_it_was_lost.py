@@ -24,8 +24,6 @@ from tests.support.still_clock import Still, turns
 from tests.support.told import KINDS
 from tests.support.waiters import LIMIT, LONG, holder, urls_of
 
-pytestmark = pytest.mark.one_loop("no message depends on it")
-
 Make = Callable[..., Redlock]
 
 both = pytest.mark.parametrize("nodes", [1, 5])

@@ -191,7 +191,6 @@ async def test_renew_false_lets_it_end(name: str) -> None:
     await redlock.aclose()
 
 
-@pytest.mark.one_loop("it waits for a lease at frozen servers")
 async def test_unknown_is_not_lost(five: list[Server], name: str) -> None:
     """A majority freezes under a holder: only the clock ends its lease, and if the nodes answer again in time it lives
     on."""

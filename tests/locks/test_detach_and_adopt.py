@@ -17,6 +17,7 @@ from tests.support.servers import Server
 from tests.support.still_clock import Still
 
 
+@pytest.mark.every_store
 async def test_a_hold_moves_and_is_never_free(make: Callable[..., Redlock], name: str) -> None:
     """The giver's block ends without an error, no other client gets in between, and the adopter's token is greater."""
     giver, taker, third = make(), make(), make()
@@ -39,6 +40,7 @@ async def test_a_hold_moves_and_is_never_free(make: Callable[..., Redlock], name
         assert last.fence > adopted.fence
 
 
+@pytest.mark.every_store
 async def test_a_handle_serves_once(make: Callable[..., Redlock], name: str) -> None:
     """Of two adoptions at once, one succeeds; later ones raise that the handle is used."""
     lease = await make()(name).acquire(timeout=None)
@@ -207,6 +209,7 @@ async def test_an_outage_leaves_the_hold_where_it_is(five: list[Server], name: s
 # -- break_lock ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 async def test_a_broken_hold_is_notified_at_once(make: Callable[..., Redlock], name: str) -> None:
     """By a notice: the holder's block ends with the reason although no renewal is due for 20 s, and the next waiter
     gets the name."""
@@ -232,6 +235,7 @@ async def test_a_broken_hold_is_notified_at_once(make: Callable[..., Redlock], n
     assert not await operator.break_lock(name)
 
 
+@pytest.mark.every_store
 async def test_breaking_serves_the_next_waiter(make: Callable[..., Redlock], name: str) -> None:
     """The next in the queue is granted, though the holder lives."""
     holder = await make()(name, lease=60).acquire(timeout=None)

@@ -33,6 +33,7 @@ async def taken(lock: Lock) -> Lease:
 # -- readers, writers, permits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 @kinds
 async def test_it_moves_once_and_is_never_free(make: Callable[..., Redlock], name: str, kind: str) -> None:
     """The adopter has it with a greater token, may extend it and give it back; a second adoption comes too late, as

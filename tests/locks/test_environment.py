@@ -103,7 +103,6 @@ async def test_a_wrong_value_is_an_error_at_the_first_await(
         pass
 
 
-@pytest.mark.one_loop("no loop takes part")
 def test_an_empty_variable_counts_as_not_set_except_for_the_prefix() -> None:
     """An empty prefix is a prefix."""
     empty = dict.fromkeys(ENVIRONMENT.values(), "")
@@ -111,7 +110,6 @@ def test_an_empty_variable_counts_as_not_set_except_for_the_prefix() -> None:
     assert environment_settings({}, {}) == ClientSettings()
 
 
-@pytest.mark.one_loop("no loop takes part")
 @pytest.mark.parametrize(("text", "means"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("No", False)])
 def test_how_a_switch_is_written(text: str, means: bool) -> None:
     """In the usual ways, in any case."""
@@ -124,7 +122,6 @@ HINTS = {
 }
 
 
-@pytest.mark.one_loop("no loop takes part")
 @pytest.mark.parametrize(("meant", "word"), [(meant, word) for meant, words in HINTS.items() for word in words])
 def test_the_words_of_other_libraries_get_a_hint(meant: str, word: str) -> None:
     """In the client and in a lock."""

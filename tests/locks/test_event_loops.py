@@ -16,6 +16,8 @@ from asynclock.stores.redis.keys import RESERVED
 from tests.support.programs import run_python
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.both_loops("it is about event loops")
+
 
 def held_keys(server: Server) -> list[str]:
     """The keys on the server without the library's own counters and marks."""

@@ -338,7 +338,6 @@ async def test_a_listener_that_raises_a_cancelled_error_harms_nothing(
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1
 
 
-@pytest.mark.one_loop("no loop runs")
 def test_a_listener_is_a_plain_function() -> None:
     """A coroutine function would never be awaited, and something that is no function never called."""
     client = Redlock("memory:")

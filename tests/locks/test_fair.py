@@ -88,6 +88,7 @@ def tamper(server: Server, name: str, order: list[bytes]) -> None:
 # -- order -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 async def test_in_order_of_arrival(make: Callable[..., Redlock], name: str) -> None:
     """Tasks are served in the order in which they came, whichever client's they are; a newcomer does not overtake
     them."""

@@ -37,6 +37,7 @@ async def once(lock: Lock) -> None:
         pass
 
 
+@pytest.mark.every_store
 async def test_inspect_shows_holder_and_waiters(make: Callable[..., Redlock], name: str) -> None:
     """The holder's host, process, note and times; the process that waits, with the time of the first of its clients;
     and the view of each node."""
@@ -91,6 +92,7 @@ async def test_a_name_whose_run_returned_is_shown_as_done(redlock: Redlock, name
     assert holder.metadata == "(done)"
 
 
+@pytest.mark.every_store
 async def test_holders_lists_the_held_names(redlock: Redlock, name: str) -> None:
     """Each name once, without free names, names with another prefix, and the library's own keys."""
     async with redlock(f"{name}:a"), redlock(f"{name}:b*"), redlock(f"x{name}"):
@@ -141,6 +143,7 @@ async def test_the_tasks_of_a_shared_kind_have_one_entry(make: Callable[..., Red
     await asyncio.gather(*tasks)
 
 
+@pytest.mark.every_store
 async def test_inspect_counts_the_free_permits(make: Callable[..., Redlock], name: str) -> None:
     """Of the largest number of permits among the holders. None while nobody holds it, and of other kinds."""
     client = make()
@@ -176,7 +179,6 @@ def view(*tickets: WaiterView) -> NodeView:
     return NodeView("none", (), 0, tickets)
 
 
-@pytest.mark.one_loop("no loop takes part")
 def test_the_last_sending_of_a_ticket_counts() -> None:
     """A node that missed the last one shows an older number of tasks."""
     early, late = f"{'a' * 32}|5000000|17|host|", f"{'b' * 32}|4000000|18|host|"
@@ -185,7 +187,6 @@ def test_the_last_sending_of_a_ticket_counts() -> None:
     assert merged_waiters(views) == (Waiter("host", 17, 5.0, 9), Waiter("host", 18, 4.0, 1))
 
 
-@pytest.mark.one_loop("no loop takes part")
 def test_waiters_are_merged_by_process() -> None:
     """By host and pid: the clients of a process have different ids, and two hosts may have the same pid."""
     told = zip("abcd", (5, 6, 4, 7), WHERE, strict=True)

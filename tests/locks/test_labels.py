@@ -71,7 +71,6 @@ async def test_a_clients_label_is_the_default_of_its_locks(make: Callable[..., R
     assert [event.label for event in seen.of(Released)] == ["checkout", "order"]
 
 
-@pytest.mark.one_loop("no loop runs")
 def test_a_label_is_a_str() -> None:
     """Anything else is refused at once."""
     with pytest.raises(ConfigError, match="label is a str, not int"):

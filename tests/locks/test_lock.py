@@ -16,7 +16,10 @@ from tests.support.still_clock import idle
 from tests.support.user_store import state_of
 from tests.support.waiters import IN_VAIN, LIMIT, LONG, until
 
+pytestmark = pytest.mark.both_loops("the basics are tested on both")
 
+
+@pytest.mark.every_store
 async def test_one_holder_at_a_time(redlock: Redlock, name: str) -> None:
     """Fifty tasks count through a lock and none sees another inside."""
     inside = 0
@@ -35,6 +38,7 @@ async def test_one_holder_at_a_time(redlock: Redlock, name: str) -> None:
     assert done == 50
 
 
+@pytest.mark.every_store
 async def test_two_clients_exclude_each_other(make: Callable[..., Redlock], name: str) -> None:
     """Clients share nothing but the servers."""
     async with make()(name):
@@ -63,6 +67,7 @@ async def test_classic_form(redlock: Redlock, name: str) -> None:
     assert not await lock.locked()
 
 
+@pytest.mark.every_store
 async def test_acquire_in_vain_returns_none(make: Callable[..., Redlock], name: str) -> None:
     """None: another client held it for the whole timeout."""
     other = make()
@@ -83,6 +88,7 @@ async def test_block_in_vain_raises_lock_timeout(make: Callable[..., Redlock], n
     assert isinstance(caught.value, TimeoutError)
 
 
+@pytest.mark.every_store
 async def test_waiter_gets_it_after_release(make: Callable[..., Redlock], name: str) -> None:
     """A waiter gets the lock once it is free."""
     async with make()(name):
@@ -94,6 +100,7 @@ async def test_waiter_gets_it_after_release(make: Callable[..., Redlock], name: 
         await (await waiting).release()
 
 
+@pytest.mark.every_store
 async def test_fences_rise(make: Callable[..., Redlock], name: str) -> None:
     """Each hold's token is greater than all before it, whichever client takes it."""
     fences = []
@@ -135,6 +142,7 @@ async def test_extend_after_release(redlock: Redlock, name: str) -> None:
         lease.ensure_held()
 
 
+@pytest.mark.every_store
 async def test_extend_replaces_and_never_shortens(redlock: Redlock, name: str) -> None:
     """extend counts from now: it neither adds to the rest of the lease nor shortens it."""
     async with redlock(name, lease=10) as lease:
@@ -153,6 +161,7 @@ async def test_wait_lost_returns_false_after_a_release(redlock: Redlock, name: s
     assert await lease.wait_lost() is False
 
 
+@pytest.mark.every_store
 async def test_min_hold_keeps_the_name_taken(make: Callable[..., Redlock], name: str) -> None:
     """Release does not wait for the end of min_hold; until then the name stays taken."""
     lease = await make()(name, lease=LONG, min_hold=LONG).acquire(timeout=None)
@@ -162,6 +171,7 @@ async def test_min_hold_keeps_the_name_taken(make: Callable[..., Redlock], name:
     assert await make()(name).acquire(timeout=0) is None
 
 
+@pytest.mark.every_store
 async def test_max_hold_ends_a_lease(redlock: Redlock, name: str) -> None:
     """A body that never ends is cancelled after max_hold."""
     with pytest.raises(LockLost) as caught:
@@ -184,6 +194,7 @@ async def test_release_ends_only_this_tasks_tenure(redlock: Redlock, name: str) 
         assert lease.held
 
 
+@pytest.mark.every_store
 async def test_release_all(redlock: Redlock, name: str) -> None:
     """It releases all that this client holds, and nothing else."""
     leases = [await redlock(f"{name}:{i}").acquire(timeout=None) for i in range(5)]
@@ -230,6 +241,7 @@ async def test_e18_a_task_that_would_wait_for_itself(redlock: Redlock, name: str
         assert lease.held
 
 
+@pytest.mark.every_store
 async def test_health(redlock: Redlock) -> None:
     """Every node answers, and reports its latency."""
     health = await redlock.health()

@@ -66,7 +66,6 @@ STATES: list[tuple[str, Rule, State, bool]] = [
 ]
 
 
-@pytest.mark.one_loop("no loop takes part")
 @pytest.mark.parametrize(("kind", "state", "locked"), [each[1:] for each in STATES], ids=[each[0] for each in STATES])
 def test_a_peek_at_one_node(kind: Rule, state: State, locked: bool) -> None:
     """The answer of a node by its state, and it changes nothing. It is that of a real acquire without a ticket."""
@@ -109,7 +108,6 @@ REPLIES: list[tuple[str, Rule, int, list[Refused], bool]] = [
 ]
 
 
-@pytest.mark.one_loop("no loop takes part")
 @pytest.mark.parametrize(
     ("kind", "count", "replies", "locked"), [each[1:] for each in REPLIES], ids=[each[0] for each in REPLIES]
 )

@@ -32,7 +32,6 @@ async def of_all(check: Callable[[str], Any]) -> None:
             group.create_task(check(kind), name=kind)
 
 
-@pytest.mark.one_loop("it waits for the end of a min_hold at the servers")
 async def test_min_hold_keeps_the_name_taken(make: Callable[..., Redlock], name: str) -> None:
     """Release returns before the time is over; a waiter is granted then, and not before."""
     client, other = make(), make()

@@ -50,6 +50,7 @@ async def waiting(client: Redlock, lock: Any, order: list[object], who: object) 
     return task
 
 
+@pytest.mark.every_store
 async def test_all_or_none(make: Make, name: str) -> None:
     """A holder has each of the names; where one is taken, it has none."""
     client, other = make(), make()
@@ -66,6 +67,7 @@ async def test_all_or_none(make: Make, name: str) -> None:
         await (await taken(lock)).release()
 
 
+@pytest.mark.every_store
 async def test_one_fence_above_all_before(make: Make, name: str) -> None:
     """Greater than the fences of all earlier holds of any of the names, and less than those of all later ones."""
     client, other = make(), make()
@@ -132,6 +134,7 @@ def _single(client: Redlock, lock: Any) -> Any:
     return client(lock) if isinstance(lock, str) else lock
 
 
+@pytest.mark.every_store
 async def test_e11_a_refused_multi_holds_nothing_while_it_waits(make: Make, name: str) -> None:
     """One of the names is taken: the others are free for all clients until that one is free."""
     client, other = make(lease=LONG), make(lease=LONG)

@@ -19,6 +19,7 @@ KINDS: dict[str, Callable[[Redlock, str], Lock]] = {
 }
 
 
+@pytest.mark.every_store
 @pytest.mark.parametrize(("used", "asked"), list(permutations(KINDS, 2)))
 async def test_c14_mixing_kinds_is_an_error_that_names_both(
     make: Callable[..., Redlock], name: str, used: str, asked: str

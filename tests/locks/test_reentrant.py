@@ -26,6 +26,7 @@ async def test_e8_entering_again_keeps_the_fence(redlock: Redlock, name: str) ->
     assert not await redlock(name).locked()
 
 
+@pytest.mark.every_store
 async def test_e8_free_only_after_the_last_release(make: Callable[..., Redlock], name: str) -> None:
     """After as many releases as acquires another client gets it, with a greater token."""
     lock, other = make()(name, reentrant=True), make()(name)

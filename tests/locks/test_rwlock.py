@@ -25,6 +25,7 @@ async def waiting(client: Redlock, name: str, count: int) -> None:
                 found = sum(waiter.tasks for waiter in (await client.inspect(name)).waiters)
 
 
+@pytest.mark.every_store
 async def test_e10_readers_share_and_writers_do_not(make: Callable[..., Redlock], name: str) -> None:
     """Of many tasks in many clients: any number read at once, one writes alone."""
     clients = [make() for _ in range(3)]
@@ -58,6 +59,7 @@ async def test_e10_readers_share_and_writers_do_not(make: Callable[..., Redlock]
     assert most > 1
 
 
+@pytest.mark.every_store
 async def test_e10_a_waiting_writer_holds_new_readers_back(make: Callable[..., Redlock], name: str) -> None:
     """A writer does not starve: a reader that arrives after it is granted after it."""
     client, order = make(), list[str]()
@@ -143,6 +145,7 @@ async def test_all_waiting_readers_are_granted(make: Callable[..., Redlock], nam
         await lease.release()
 
 
+@pytest.mark.every_store
 async def test_each_reader_has_its_own_expiry(make: Callable[..., Redlock], name: str) -> None:
     """A reader that stops renewing expires after its lease; the other one stays."""
     short = await make().read(name, lease=3.0, renew=False).acquire(timeout=None)

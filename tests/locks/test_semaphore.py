@@ -23,6 +23,7 @@ async def filled(client: Redlock, name: str, permits: int) -> list[Lease]:
     return leases
 
 
+@pytest.mark.every_store
 async def test_e12_never_more_than_permits(make: Callable[..., Redlock], name: str) -> None:
     """Many tasks in many clients; and all the permits are used."""
     clients = [make() for _ in range(3)]
@@ -62,6 +63,7 @@ async def test_every_permit_can_be_had_by_one_try(make: Callable[..., Redlock], 
     assert not await other.locked()
 
 
+@pytest.mark.every_store
 async def test_a_waiter_gets_the_permit_that_is_released(make: Callable[..., Redlock], name: str) -> None:
     """By a notice, at once, though no renewal is due for 10 s."""
     leases = await filled(make(), name, 3)

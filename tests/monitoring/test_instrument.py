@@ -89,7 +89,6 @@ async def test_a_client_that_was_dropped_is_forgotten(meters: Meters, name: str,
     assert meters.points("asynclock.node.up") == []
 
 
-@pytest.mark.one_loop("it has loops of its own")
 def test_clients_in_several_threads_are_counted_exactly(shared_urls: list[str], meters: Meters, name: str) -> None:
     """Each thread has an event loop, and all share one client, while the SDK collects."""
     client, cycles, ended = Redlock(shared_urls[0]), 200, Event()

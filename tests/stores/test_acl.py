@@ -124,7 +124,6 @@ def commands(server: Server) -> tuple[set[str], set[str]]:
     return called, {each.removeprefix("cmdstat_") for each, stat in stats.items() if stat.get("rejected_calls")}
 
 
-@pytest.mark.one_loop("what a server allows is the same on both")
 async def test_c13_the_recommended_rule_is_what_a_client_needs(
     servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -71,7 +71,6 @@ def test_its_name_shows_no_secret() -> None:
     assert repr(Redlock("redis+cluster://me:secret@a:1,b:2")) == "<Redlock cluster://a:1>"
 
 
-@pytest.mark.one_loop("redis-py makes the connections")
 async def test_the_first_node_is_down(shared_cluster: Cluster, name: str) -> None:
     """One node of the url is enough to find all others."""
     async with Redlock(f"redis+cluster://127.0.0.1:1,{shared_cluster.members[2].address}", **PATIENT) as client:
@@ -80,7 +79,6 @@ async def test_the_first_node_is_down(shared_cluster: Cluster, name: str) -> Non
                 pass
 
 
-@pytest.mark.one_loop("no server is there")
 async def test_no_node_is_reachable(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The log says that the node is down, as for each other store."""
     async with aclosing(Redlock(f"redis+cluster://127.0.0.1:{free_port()}", patience=0.1)) as client:
@@ -90,7 +88,6 @@ async def test_no_node_is_reachable(name: str, caplog: pytest.LogCaptureFixture)
     assert line.startswith("asynclock: the node cluster://127.0.0.1:")
 
 
-@pytest.mark.one_loop("redis-py makes the connections")
 async def test_a_client_of_redis_py(shared_cluster: Cluster, name: str) -> None:
     """It is used for its settings and its nodes, and stays the user's."""
     node = StartupNode("127.0.0.1", shared_cluster.members[1].port)
@@ -102,7 +99,6 @@ async def test_a_client_of_redis_py(shared_cluster: Cluster, name: str) -> None:
     await theirs.aclose()
 
 
-@pytest.mark.one_loop("the server answers")
 async def test_no_cluster(servers: Servers, name: str) -> None:
     """A server that is no node of a cluster: the error says what to write."""
     port = free_port()
@@ -111,7 +107,6 @@ async def test_no_cluster(servers: Servers, name: str) -> None:
         await Redlock(f"redis+cluster://127.0.0.1:{port}", **PATIENT)(name).acquire(timeout=LIMIT)
 
 
-@pytest.mark.one_loop("no server answers")
 async def test_nobody_there(name: str) -> None:
     """The outage names the node that was tried."""
     async with asyncio.timeout(LIMIT):
@@ -140,7 +135,6 @@ async def test_d8_any_name(redlock: Redlock) -> None:
             assert await redlock(name).locked()
 
 
-@pytest.mark.one_loop("no server is asked")
 def test_several_names_in_several_slots(shared_cluster: Cluster) -> None:
     """No command reaches several slots: the error shows the names to use instead."""
     redlock = Redlock(shared_cluster.url)
@@ -246,7 +240,6 @@ async def test_an_acl_user(shared_cluster: Cluster, name: str) -> None:
         await Redlock(url.replace("lockuser", "blind"), **PATIENT)(name).acquire(timeout=LIMIT)
 
 
-@pytest.mark.one_loop("the doctor has an event loop of its own")
 def test_doctor(shared_cluster: Cluster) -> None:
     """It examines each master. A cluster without replicas, whose masters do not wait for the disk, and refuse all
     commands while one of them is down."""

@@ -17,8 +17,6 @@ from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.cluster import Cluster, Member, wait_until
 from tests.support.waiters import LIMIT, PATIENT, until
 
-pytestmark = pytest.mark.one_loop("the servers decide")
-
 PREFIX = "lock:"
 
 LASTING: Any = {**PATIENT, "lease": 600.0, "max_lease": 600.0, "patience": 2 * LIMIT}

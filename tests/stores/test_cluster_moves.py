@@ -15,8 +15,6 @@ from tests.support.probes import acquisitions_of, nodes_of, ping
 from tests.support.services.cluster import Cluster, Member
 from tests.support.waiters import LIMIT, PATIENT, until
 
-pytestmark = pytest.mark.one_loop("the servers decide")
-
 PREFIX = "lock:"
 
 

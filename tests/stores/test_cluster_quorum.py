@@ -13,8 +13,6 @@ from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.cluster import Cluster, wait_until
 from tests.support.waiters import LIMIT, PATIENT, until
 
-pytestmark = pytest.mark.one_loop("the servers decide")
-
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[Sequence[Cluster]]:

@@ -20,6 +20,8 @@ from asynclock import QuorumUnavailable, Redlock
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, until, works
 
+pytestmark = pytest.mark.both_loops("the loop has the transports of TLS")
+
 
 class Changing(CredentialProvider):
     """Gives the password that is valid at the time."""
@@ -134,7 +136,6 @@ class Hanging(Changing):
         raise AssertionError("it does not end")
 
 
-@pytest.mark.one_loop("it waits for more than a second")
 async def test_c21_a_slow_provider_is_no_slow_connect(server: Server, theirs: Callable[..., Redis], name: str) -> None:
     """`connect_timeout` begins when the provider has answered; so it is asked once."""
     with server.cli() as cli:

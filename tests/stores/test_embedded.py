@@ -18,8 +18,6 @@ from tests.support.embedded_box import Box, gone, leave, lines, processes_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
 
-one_loop = pytest.mark.one_loop("no server is there")
-
 COUNT = """
     import asyncio, sys
     from pathlib import Path
@@ -182,7 +180,6 @@ async def refused(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not processes_of(box.runtime)
 
 
-@one_loop
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o755])
 async def test_a_folder_open_to_others_is_refused(box: Box, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user could have put a server there."""
@@ -191,7 +188,6 @@ async def test_a_folder_open_to_others_is_refused(box: Box, mode: int, monkeypat
     await refused(box, monkeypatch)
 
 
-@one_loop
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
 async def test_a_foreign_folder_is_refused(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that another user made in a shared place is not used."""
@@ -200,7 +196,6 @@ async def test_a_foreign_folder_is_refused(box: Box, monkeypatch: pytest.MonkeyP
     await refused(box, monkeypatch)
 
 
-@one_loop
 async def test_a_link_to_a_folder_is_refused(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link in a shared place may lead anywhere."""
     elsewhere = box.runtime / "elsewhere"

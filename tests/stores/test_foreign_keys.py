@@ -18,8 +18,6 @@ from tests.support.default_keys import PREFIX, key_of, keys_of
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT, PATIENT, urls_of
 
-pytestmark = pytest.mark.one_loop("the servers and their keys have the part that counts")
-
 both = pytest.mark.parametrize("nodes", [1, 3])
 
 TYPES: dict[str, Callable[[redis.Redis, str], object]] = {

@@ -104,7 +104,6 @@ def test_d8_keys_begin_with_the_prefix(rest: str, name: str) -> None:
 # -- real servers ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_loop("keys are the same on both")
 async def test_d8_weird_names_exclude(make: Callable[..., Redlock], name: str) -> None:
     """Every name works on every deployment, and leaves nothing held."""
     ours, theirs = make(prefix=name, **PATIENT), make(prefix=name, **PATIENT)
@@ -130,7 +129,6 @@ async def clustered(servers: Servers) -> Server:
     return server
 
 
-@pytest.mark.one_loop("keys and slots are the same on both")
 async def test_d8_weird_names_on_a_cluster(servers: Servers) -> None:
     """A cluster's node refuses keys in two slots; the keys of a name are in one."""
     server = await clustered(servers)
@@ -149,7 +147,6 @@ async def limited(server: Server) -> str:
     return f"unix://worker:secret@{server.path}"
 
 
-@pytest.mark.one_loop("the server decides")
 @pytest.mark.parametrize("count", [1, 3])
 async def test_d8_acl_by_prefix(servers: Servers, count: int) -> None:
     """`~lock:*` is all that the user of a client with the prefix lock: needs; on a quorum, too."""
@@ -162,7 +159,6 @@ async def test_d8_acl_by_prefix(servers: Servers, count: int) -> None:
             assert not await other(name).locked()
 
 
-@pytest.mark.one_loop("the server decides")
 @pytest.mark.parametrize("count", [1, 3])
 async def test_d8_acl_by_prefix_with_weird_names(servers: Servers, count: int) -> None:
     """Braces in a name do not lead out of the prefix."""
@@ -173,7 +169,6 @@ async def test_d8_acl_by_prefix_with_weird_names(servers: Servers, count: int) -
                 assert lease.held
 
 
-@pytest.mark.one_loop("the server counts")
 @pytest.mark.parametrize("count", [1, 3])
 async def test_d9_fences_are_exact_to_the_end(servers: Servers, count: int, name: str) -> None:
     """Just below 2^53, where Lua's own formatting would round, each hold still gets exactly the next number."""

@@ -13,8 +13,6 @@ from tests.support.servers import free_port
 from tests.support.services.sentinels import Part, start_server, wait
 from tests.support.waiters import LIMIT, until, works
 
-pytestmark = pytest.mark.one_loop("it is about the order of messages")
-
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Part, Part]]:

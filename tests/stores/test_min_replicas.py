@@ -25,8 +25,6 @@ from tests.support.probes import (
 from tests.support.services.sentinels import Deployment, Part, wait
 from tests.support.waiters import LIMIT, LONG, until, works
 
-pytestmark = pytest.mark.one_loop("it waits for servers most of the time")
-
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Deployment]:

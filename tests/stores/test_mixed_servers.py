@@ -10,7 +10,6 @@ from tests.support.servers import Server
 from tests.support.waiters import PATIENT, holder, urls_of
 
 
-@pytest.mark.one_loop("the packing of a command is the same on both")
 @pytest.mark.parametrize("without", [{0}, {1}, {2}, {0, 1}, {0, 2}, {1, 2}])
 async def test_a_release_reaches_servers_with_and_without_a_command_for_it(
     five: list[Server], name: str, without: set[int]

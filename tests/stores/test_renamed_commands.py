@@ -15,8 +15,6 @@ from tests.support.default_keys import key_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LONG, PATIENT, until
 
-pytestmark = pytest.mark.one_loop("the servers decide")
-
 DEL_AT = next(at for at, line in enumerate(SCRIPTS[""].splitlines(), 1) if line.endswith("redis.call('DEL', hold)"))
 
 IN_LUA = "Unknown Redis command called from Lua script"

@@ -23,8 +23,6 @@ from tests.support.waiters import rise
 OLD = "255fc8a30b771cccb869d33d4661ac9c3510c51a"
 """The commit whose wire format is the first that a fleet may still run."""
 
-pytestmark = pytest.mark.one_loop("the servers and their keys have the part that counts")
-
 LONG = 600.0
 
 KINDS = ["mutex", "fair", "reentrant", "read", "write", "semaphore", "multi"]

@@ -22,8 +22,6 @@ from tests.support.servers import free_port
 from tests.support.services.sentinels import NAME, Deployment, Part
 from tests.support.waiters import LIMIT, PATIENT, until, works
 
-other_servers = pytest.mark.one_loop("it is about urls and servers")
-
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Deployment]:
@@ -62,7 +60,6 @@ async def test_a_url_of_sentinels(sentinel_deployment: Deployment, name: str) ->
             assert cli.exists(key_of(name))
 
 
-@other_servers
 async def test_a_database(sentinel_deployment: Deployment, name: str) -> None:
     """The number after the name."""
     async with Redlock(f"{sentinel_deployment.url}/3") as client, client(name):
@@ -73,7 +70,6 @@ async def test_a_database(sentinel_deployment: Deployment, name: str) -> None:
             assert cli.exists(key_of(name))
 
 
-@other_servers
 async def test_passwords_of_servers_and_of_sentinels(guarded: Deployment, name: str) -> None:
     """They differ; each reaches only its own, and no name or message shows it."""
     hosts = ",".join(f"127.0.0.1:{each.port}" for each in guarded.sentinels)
@@ -93,7 +89,6 @@ WRONG = {
 }
 
 
-@other_servers
 @pytest.mark.parametrize(("login", "secret", "whose"), WRONG.values(), ids=WRONG)
 async def test_c13_a_wrong_password(guarded: Deployment, name: str, login: str, secret: str, whose: str) -> None:
     """A ConfigError at once that says whose, and shows none."""
@@ -106,7 +101,6 @@ async def test_c13_a_wrong_password(guarded: Deployment, name: str, login: str, 
         assert not [each for each in ("other", "s3cret", "p,w") if each in str(caught.value)]
 
 
-@other_servers
 async def test_ipv6(name: str) -> None:
     """Hosts in brackets, as in other urls; the sentinels name the servers by their IPv6 addresses."""
     deployment = Deployment(replicas=0, host="::1")
@@ -118,7 +112,6 @@ async def test_ipv6(name: str) -> None:
         deployment.stop()
 
 
-@other_servers
 async def test_tls(tmp_path: Path, name: str) -> None:
     """To the sentinels and to the servers, with one CA; a certificate that does not verify is a ConfigError."""
     ca = trustme.CA()
@@ -151,7 +144,6 @@ def test_a_comma_separates_only_where_a_scheme_follows() -> None:
     )
 
 
-@other_servers
 async def test_a_list_in_the_environment(
     sentinel_deployment: Deployment, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +186,6 @@ async def test_a_sentinel_managed_client(sentinel_deployment: Deployment, name: 
         await each.aclose()
 
 
-@other_servers
 async def test_its_passwords(guarded: Deployment, name: str) -> None:
     """Those of the servers and those of the sentinels."""
     sentinel = Sentinel(addresses(guarded), sentinel_kwargs={"password": "s3cret"}, password="p,w/1")
@@ -209,7 +200,6 @@ async def test_a_client_of_the_replicas_is_refused() -> None:
             Redlock(theirs)
 
 
-@other_servers
 async def test_sentinels_that_see_too_few_others(sentinel_deployment: Deployment, name: str) -> None:
     """`min_other_sentinels` of the client counts."""
     sentinel = Sentinel(addresses(sentinel_deployment), min_other_sentinels=3)
@@ -218,7 +208,6 @@ async def test_sentinels_that_see_too_few_others(sentinel_deployment: Deployment
             await client(name).acquire(timeout=0)
 
 
-@other_servers
 async def test_its_forced_host(sentinel_deployment: Deployment, name: str) -> None:
     """`force_master_ip` takes the place of the host that the sentinels name."""
     sentinel = Sentinel(addresses(sentinel_deployment), force_master_ip="127.0.0.2")  # no server listens there
@@ -230,7 +219,6 @@ async def test_its_forced_host(sentinel_deployment: Deployment, name: str) -> No
 # -- sentinels that fail -----------------------------------------------------------------------------------------------
 
 
-@other_servers
 async def test_a_name_that_no_sentinel_knows(sentinel_deployment: Deployment, name: str) -> None:
     """Only the user can solve that."""
     url = sentinel_deployment.url.replace(NAME, "other")
@@ -239,7 +227,6 @@ async def test_a_name_that_no_sentinel_knows(sentinel_deployment: Deployment, na
             await client(name).acquire(timeout=5)
 
 
-@other_servers
 async def test_a_server_in_the_place_of_a_sentinel(sentinel_deployment: Deployment, name: str) -> None:
     """Only the user can solve that, too."""
     server = sentinel_deployment.servers[0]
@@ -248,7 +235,6 @@ async def test_a_server_in_the_place_of_a_sentinel(sentinel_deployment: Deployme
             await client(name).acquire(timeout=5)
 
 
-@other_servers
 async def test_c20_no_sentinel_answers(name: str) -> None:
     """An outage, with the reason of each sentinel."""
     ports = free_port(), free_port()
@@ -260,7 +246,6 @@ async def test_c20_no_sentinel_answers(name: str) -> None:
         assert f"127.0.0.1:{port} refused the connection" in str(caught.value)
 
 
-@other_servers
 @pytest.mark.parametrize("harm", [Part.kill, Part.freeze])
 async def test_c21_most_sentinels_are_silent(own: Deployment, name: str, harm: Callable[[Part], None]) -> None:
     """One answer is enough to connect, after connect_timeout at most."""
@@ -270,7 +255,6 @@ async def test_c21_most_sentinels_are_silent(own: Deployment, name: str, harm: C
         await works(client, name)
 
 
-@other_servers
 async def test_c21_one_frozen_sentinel_delays_nobody(own: Deployment, name: str) -> None:
     """The others are a majority: it is waited for a moment only, and not for the time that one sentinel has."""
     own.sentinels[0].freeze()
@@ -283,7 +267,6 @@ async def test_c21_one_frozen_sentinel_delays_nobody(own: Deployment, name: str)
         await works(client, name)
 
 
-@other_servers
 async def test_a_connected_client_needs_no_sentinel(own: Deployment, name: str) -> None:
     """Until it has to connect again."""
     async with Redlock(own.url) as client:
@@ -299,7 +282,6 @@ async def test_a_connected_client_needs_no_sentinel(own: Deployment, name: str) 
         await works(client, name)
 
 
-@other_servers
 async def test_closing_while_it_begins_to_listen(sentinel_deployment: Deployment) -> None:
     """The client closes after any number of turns of the loop. On Python 3.11 redis-py may lose the cancel of a task
     that connects to a sentinel, so such a task looks for it before it waits for messages."""
@@ -312,7 +294,6 @@ async def test_closing_while_it_begins_to_listen(sentinel_deployment: Deployment
             await opening
 
 
-@other_servers
 async def test_a_sentinel_user_with_few_rights(own: Deployment, name: str) -> None:
     """Those that docs/stores/sentinel.md names are enough; without the epochs, too."""
     rule = "on >secret resetchannels &+switch-master -@all +auth +ping +subscribe +sentinel|get-master-addr-by-name"

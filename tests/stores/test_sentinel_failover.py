@@ -16,8 +16,6 @@ from tests.support.probes import connection_of, in_quarantine, nodes_of, socket_
 from tests.support.services.sentinels import Deployment, Part, wait
 from tests.support.waiters import LIMIT, LONG, PATIENT, until, works
 
-pytestmark = pytest.mark.one_loop("it waits for servers most of the time")
-
 
 @pytest.fixture
 def deployment() -> Iterator[Deployment]:

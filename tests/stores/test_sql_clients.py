@@ -11,8 +11,6 @@ from asynclock import Redlock
 from asynclock.stores.sql import SQLStore, inbox
 from tests.support.waiters import LIMIT
 
-pytestmark = pytest.mark.one_loop("the store has the part that counts")
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:

@@ -16,8 +16,6 @@ from asynclock.stores.sql import SQLStore
 from tests.support.sql_states import read_rows
 from tests.support.waiters import LIMIT, until
 
-pytestmark = pytest.mark.one_loop("the database has the part that counts")
-
 _HOUR = 3600
 
 

@@ -22,8 +22,6 @@ from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
 from tests.support.waiters import LIMIT, reconnected, until
 
-pytestmark = pytest.mark.one_loop("the server has the part that counts")
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgreSQL]:

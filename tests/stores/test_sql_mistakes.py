@@ -19,8 +19,6 @@ from tests.support.programs import run_python
 from tests.support.services.mariadb import own_mariadb
 from tests.support.waiters import LIMIT
 
-pytestmark = pytest.mark.one_loop("the database has the part that counts")
-
 
 @pytest.mark.parametrize(
     "url",

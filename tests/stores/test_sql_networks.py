@@ -13,8 +13,6 @@ from asynclock.stores.sql import listening, pool
 from tests.support.proxy import TcpProxy
 from tests.support.waiters import LIMIT
 
-pytestmark = pytest.mark.one_loop("the network has the part that counts")
-
 QUICK = 0.3
 """Seconds after which a connection that does not answer is given up, here."""
 

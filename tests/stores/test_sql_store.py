@@ -27,8 +27,6 @@ from tests.support.waiters import LIMIT, until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stores" / "sql.md").read_text()
 
-pytestmark = pytest.mark.one_loop("the database has the part that counts")
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:

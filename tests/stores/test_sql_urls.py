@@ -12,8 +12,6 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialectAsync_psycopg
 from asynclock import ConfigError, Redlock
 from asynclock.stores import store_for
 
-pytestmark = pytest.mark.one_loop("a url is read without one")
-
 
 @pytest.mark.parametrize(
     ("url", "label"),

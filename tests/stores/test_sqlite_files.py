@@ -22,8 +22,6 @@ from tests.support.programs import run_python
 from tests.support.sql_states import read_rows
 from tests.support.waiters import LIMIT, until
 
-pytestmark = pytest.mark.one_loop("the file has the part that counts")
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:

@@ -22,8 +22,6 @@ from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
 from asynclock.stores.sql import SQLStore
 from tests.support.waiters import LIMIT
 
-pytestmark = pytest.mark.one_loop("the file has the part that counts")
-
 LEASE = 60.0
 
 

@@ -50,7 +50,6 @@ MADE: dict[str, tuple[Callable[[Redlock], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", MADE)
-@pytest.mark.one_loop("it makes a lock, and awaits nothing")
 async def test_what_a_store_cannot_keep_is_unsupported_when_the_lock_is_made(what: str) -> None:
     """The message has the name of the store, the lock and the reason."""
     make, why = MADE[what]

@@ -22,6 +22,8 @@ from tests.support.default_keys import key_of
 from tests.support.servers import Server, Servers, free_port
 from tests.support.waiters import LIMIT, PATIENT
 
+pytestmark = pytest.mark.both_loops("the loop has the transports")
+
 PASSWORD = "sword/fish#@:%é 1"
 
 

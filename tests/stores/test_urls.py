@@ -56,7 +56,6 @@ WRITTEN: dict[str, Callable[[Server], str]] = {
 }
 
 
-@pytest.mark.one_loop("no loop reads an url")
 @pytest.mark.parametrize("nodes", [1, 3])
 @pytest.mark.parametrize("write", WRITTEN.values(), ids=WRITTEN.keys())
 @pytest.mark.parametrize("where", ["arguments", "environment"])
@@ -101,7 +100,6 @@ SECRETS = [
 ]
 
 
-@pytest.mark.one_loop("no loop reads an url")
 @pytest.mark.parametrize("url", SECRETS)
 @pytest.mark.parametrize("where", ["arguments", "environment"])
 async def test_a_wrong_url_does_not_show_its_secret(url: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,6 @@ from tests.support.agreement import command_of
 from tests.support.servers import Server, Servers
 from tests.support.waiters import until
 
-pytestmark = pytest.mark.one_loop("the bytes at the server do not depend on the loop")
-
 LONG = 600.0
 OPTIONS: dict[str, Any] = {"prefix": "p:", "lease": LONG, "max_lease": LONG, "metadata": "note"}
 

@@ -13,8 +13,6 @@ from tests.support.services.zookeeper import ZooKeeper, ZooKeepers, url_of
 from tests.support.waiters import LIMIT
 from tests.support.zookeeper_probes import zookeeper_port
 
-pytestmark = pytest.mark.one_loop("it is about the servers")
-
 SESSION = 10.0
 
 

@@ -16,8 +16,6 @@ from tests.support.services.curator import Curator
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT
 
-pytestmark = pytest.mark.one_loop("the other programs know no loop")
-
 MOMENT = 0.3
 """Seconds in which a waiter would have got a lock that is free."""
 

@@ -24,9 +24,6 @@ from tests.support.waiters import LIMIT, until
 from tests.support.zookeeper_clients import client_of
 from tests.support.zookeeper_probes import connection_of, contenders_of, watchers_of
 
-pytestmark = pytest.mark.one_loop("the loop has no part in it")
-
-
 TICKET = 16.0
 """Seconds after which a waiter asks again by itself, at the soonest."""
 

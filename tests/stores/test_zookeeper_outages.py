@@ -23,9 +23,6 @@ from tests.support.waiters import LIMIT
 from tests.support.zookeeper_clients import SHORT, SOON, client_of
 from tests.support.zookeeper_probes import end_thread, thread_of
 
-pytestmark = pytest.mark.one_loop("the session is in the threads of kazoo")
-
-
 # -- the server ------------------------------------------------------------------------------------------------------
 
 

@@ -20,8 +20,6 @@ from tests.support.waiters import LIMIT, reconnected, until
 from tests.support.zookeeper_clients import SOON, behind, client_of
 from tests.support.zookeeper_probes import contenders_of, watchers_of, zookeeper_session
 
-pytestmark = pytest.mark.one_loop("the session is in the threads of kazoo")
-
 
 async def end_session(server: ZooKeeper, client: Redlock) -> None:
     """Another client takes the session over and closes it, as an expiry does. The two displace each other, so it may

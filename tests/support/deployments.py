@@ -1,4 +1,9 @@
-"""The deployments over which the promises of all locks are tested. The fixture `make` makes clients of each."""
+"""The deployments over which the promises of all locks are tested. The fixture `make` makes clients of each.
+
+A promise of the floors above the stores is tested once for each kind of node: in memory, one Redis, five Redis. The
+contract of a store is the oracle of `tests/agreement` and the tests of `tests/stores`; beside it the tests marked
+`every_store`, a short pass of each kind of lock, run over all deployments.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +20,13 @@ from tests.support.user_store import DictStore
 
 _tables = itertools.count()
 
-EVERYWHERE = {
-    *("locks.test_lock", "locks.test_fair", "locks.test_reentrant", "locks.test_rwlock", "locks.test_semaphore"),
-    *("locks.test_multi", "locks.test_detach_and_adopt", "locks.test_detach_kinds", "locks.test_one_kind_per_name"),
-    *("locks.test_inspect", "waiting.test_timeouts", "waiting.test_cancelled_waits", "waiting.test_wake_up_order"),
-    "waiting.test_local_queue_hand_over",
-}
-"""Every kind of lock, and the basics of waiting: these modules run over all deployments; other ones over "one", "five"
-and "memory"."""
-
 
 @dataclass(frozen=True)
 class Deployment:
     """Where the locks of a test are kept."""
 
     nodes: Callable[[pytest.FixtureRequest], list[Any]]  # for Redlock(*nodes)
-    usual: bool = False  # all tests run over it, on both event loops; else those of EVERYWHERE, on one loop
+    usual: bool = False  # all tests run over it; else those that are marked `every_store`
     leaves_out: Callable[[pytest.Item], bool] = lambda item: False  # the tests of what this store cannot keep
     options: dict[str, Any] | None = None  # of each client
     one_worker: bool = False  # its servers are many, or slow to start: one worker of xdist has them
@@ -132,9 +128,9 @@ DEPLOYMENTS = {
 """By the name that the id of a test shows."""
 
 
-def deployments_of(module: str) -> list[str]:
-    """The deployments over which the tests of a module run."""
-    everywhere = module.removeprefix("tests.") in EVERYWHERE
+def deployments_of(definition: pytest.Item) -> list[str]:
+    """The deployments over which a test runs."""
+    everywhere = definition.get_closest_marker("every_store")
     return [name for name, each in DEPLOYMENTS.items() if each.usual or everywhere]
 
 
@@ -145,12 +141,9 @@ def deployment_of(item: pytest.Item) -> str:
 
 
 def is_left_out(item: pytest.Item) -> bool:
-    """Whether a test need not run: the store cannot keep it, or it is one on a second event loop over a store that has
-    no part in that."""
-    if not (name := deployment_of(item)):
-        return False
-    each = DEPLOYMENTS[name]
-    return (not each.usual and "uvloop" in item.name) or each.leaves_out(item)
+    """Whether it is a test of what its store cannot keep."""
+    name = deployment_of(item)
+    return bool(name) and DEPLOYMENTS[name].leaves_out(item)
 
 
 def keep_together(item: pytest.Item) -> None:

@@ -15,8 +15,6 @@ from asynclock.quorum.denials import most_named
 from asynclock.rules.model import DONE, RESTING
 from asynclock.stores.port import Refused
 
-pytestmark = pytest.mark.one_loop("pure")
-
 NOW = 1_700_000_041.0
 RANDOM = "c0ffee" * 5 + "ab"
 ID = f"{RANDOM}|1700000000000000|812|web-3|"

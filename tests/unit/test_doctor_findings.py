@@ -10,7 +10,6 @@ from asynclock.cli.doctor.facts import ClusterFacts, NodeFacts, fields_of, is_de
 from asynclock.cli.doctor.findings import acl_rule, findings
 from asynclock.cli.doctor.severity import Severity, Terms
 
-pytestmark = pytest.mark.one_loop("pure functions")
 TERMS = Terms(prefix="lock:", lease=30.0, max_lease=60.0, node_timeout=0.05)
 
 

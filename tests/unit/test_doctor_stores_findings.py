@@ -11,7 +11,6 @@ from asynclock.cli.doctor.databases import DatabaseFacts
 from asynclock.cli.doctor.severity import Severity, Terms
 from asynclock.cli.doctor.zookeepers import ServerFacts, ZooKeeperFacts, read_srvr, voters_of, zookeeper_findings
 
-pytestmark = pytest.mark.one_loop("pure functions")
 TERMS = Terms(prefix="lock:", lease=30.0, max_lease=60.0, node_timeout=3.0)
 LOCAL = {"synchronous_standby_names": "*", "synchronous_commit": "local"}
 MIXED = ServerFacts("a", version="3.8.0"), ServerFacts("b", version="3.9.1")

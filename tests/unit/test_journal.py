@@ -14,8 +14,6 @@ from asynclock.acquire.journal import LINES, Journal, write
 from asynclock.events import Event, Lost, NodeDown
 from tests.support.fake_clock import FakeClock
 
-pytestmark = pytest.mark.one_loop("pure")
-
 VALUES = {"name": "order:42", "kind": "mutex", "label": "order:{id}", "node": "redis://a", "reason": "expired"}
 VALUES |= {
     "outcome": "failed",

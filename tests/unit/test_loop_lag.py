@@ -23,6 +23,8 @@ from tests.support.fake_clock import FakeClock
 from tests.support.kinds_of_node import in_memory
 from tests.support.probes import replace_ask
 
+pytestmark = pytest.mark.both_loops("it measures the loop")
+
 BLOCKED = "the event loop did not run"
 
 
@@ -31,7 +33,6 @@ def client_and_clock(lease: float = 30.0) -> tuple[Redlock, FakeClock]:
     return Redlock(MemoryStore(clock), lease=lease), clock
 
 
-@pytest.mark.one_loop("the test moves the clock")
 async def test_a_loop_blocked_for_a_third_of_the_lease_is_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """One warning, with the seconds (which a twelfth of the lease may be missing from) and with what to do."""
     redlock, clock = client_and_clock()
@@ -48,7 +49,6 @@ async def test_a_loop_blocked_for_a_third_of_the_lease_is_logged(name: str, capl
     await redlock.aclose()
 
 
-@pytest.mark.one_loop("the test moves the clock")
 async def test_listeners_are_told(name: str) -> None:
     """The event has the seconds that the log has."""
     redlock, clock = client_and_clock()
@@ -62,7 +62,6 @@ async def test_listeners_are_told(name: str) -> None:
     await redlock.aclose()
 
 
-@pytest.mark.one_loop("the test moves the clock")
 async def test_a_shorter_block_is_remembered_and_not_logged(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Its length and its end can be asked for. A loop that is on time has no block."""
     redlock, clock = client_and_clock()
@@ -79,7 +78,6 @@ async def test_a_shorter_block_is_remembered_and_not_logged(name: str, caplog: p
     await redlock.aclose()
 
 
-@pytest.mark.one_loop("the test moves the clock")
 async def test_a_block_is_known_before_any_timer_fires(name: str) -> None:
     """The task that blocked the loop learns of it, as often as it asks; the log has it once the loop runs."""
     redlock, clock = client_and_clock()
@@ -94,7 +92,6 @@ async def test_a_block_is_known_before_any_timer_fires(name: str) -> None:
     await redlock.aclose()
 
 
-@pytest.mark.one_loop("the test moves the clock")
 async def test_an_overdue_timer_that_is_replaced_counts(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """A task that acquires right after the block moves the timer before it fires."""
     redlock, clock = client_and_clock()
@@ -109,7 +106,6 @@ async def test_an_overdue_timer_that_is_replaced_counts(name: str, caplog: pytes
     await redlock.aclose()
 
 
-@pytest.mark.one_loop("the test moves the clock")
 async def test_the_shortest_lease_decides(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """A lock with a shorter lease than the client's is in danger sooner."""
     redlock, clock = client_and_clock()
@@ -121,7 +117,6 @@ async def test_the_shortest_lease_decides(name: str, caplog: pytest.LogCaptureFi
     await redlock.aclose()
 
 
-@pytest.mark.one_loop("the test moves the clock")
 async def test_the_watch_costs_no_timer_of_its_own(name: str) -> None:
     """A client with holds has the one timer of its watchdog; a client without holds soon has none."""
     redlock, clock = client_and_clock()
@@ -136,7 +131,6 @@ async def test_the_watch_costs_no_timer_of_its_own(name: str) -> None:
     await redlock.aclose()
 
 
-@pytest.mark.one_loop("the test moves the clock")
 async def test_a_loss_soon_after_a_block_names_it(name: str) -> None:
     """The renewal after the block had too little time: it had no reply when the lease ended."""
     redlock, clock = client_and_clock()

@@ -7,7 +7,6 @@ import pytest
 from asynclock.cli.guard import OnLost, cannot_run, due_in, exit_code, grace, look_again
 from asynclock.cli.options import duration
 
-pytestmark = pytest.mark.one_loop("pure functions")
 TERM, KILL, IGNORE = OnLost
 
 

@@ -6,8 +6,6 @@ import pytest
 
 from asynclock.stores.redis.replies import Fault, ServerError, config_error, fault_of, is_half_done
 
-pytestmark = pytest.mark.one_loop("pure functions")
-
 SHA = "2ce9e1" + "0" * 34
 READONLY = "READONLY You can't write against a read only replica"
 

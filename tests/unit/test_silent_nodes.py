@@ -43,14 +43,12 @@ class Rounds:
         return {self._numbers[label] for label in error.errors}
 
 
-@pytest.mark.one_loop("no I/O")
 async def test_c20_a_round_without_any_answer_names_all() -> None:
     """Nothing is known of any node."""
     assert Rounds().named() == {0, 1, 2}
     assert Rounds().named(answered=(2,)) == {0, 1}
 
 
-@pytest.mark.one_loop("no I/O")
 async def test_c20_a_round_that_was_just_sent_names_the_nodes_that_failed_before() -> None:
     """Of other acquires, for a second; and not those that have answered since."""
     rounds = Rounds()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from asynclock.acquire.ticket import Ticket
 from asynclock.rules.model import Serve
-
-pytestmark = pytest.mark.one_loop("no loop takes part")
 
 
 def test_an_undo_puts_the_ticket_back_as_it_was() -> None:

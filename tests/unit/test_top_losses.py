@@ -11,8 +11,6 @@ from asynclock import Holder, LockInfo
 from asynclock.cli.output import length, printable, table
 from asynclock.cli.watching import Moment, contention, lost, without_marks
 
-pytestmark = pytest.mark.one_loop("pure functions")
-
 
 def holder(**fields: Any) -> Holder:
     known: dict[str, Any] = {"name": "x", "host": "a", "pid": 1, "since": 50.0, "remaining": 10.0, "metadata": ""}

@@ -40,7 +40,6 @@ fairness = pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
 
 
 @each_kind_of_node
-@pytest.mark.one_loop("tasks are cancelled alike on both")
 @cuts
 @pytest.mark.parametrize(
     ("where", "fair"),
@@ -81,7 +80,6 @@ async def cut_at_each_await(
 
 
 @each_kind_of_node
-@pytest.mark.one_loop("tasks are cancelled alike on both")
 @cuts
 @pytest.mark.parametrize("what", ["extend", "release", "wait_lost"])
 async def test_a16_a_lease_that_is_waited_for(make: Make, name: str, what: str, late: bool) -> None:
@@ -155,7 +153,6 @@ async def test_a16_cancelled_waiters_leave_no_local_queue(make: Make, name: str)
 
 
 @each_kind_of_node
-@pytest.mark.one_loop("tasks are cancelled alike on both")
 @fairness
 @pytest.mark.parametrize("first", ["cancel", "notice"])
 @pytest.mark.parametrize("successor", ["elsewhere", "behind"])
@@ -192,7 +189,6 @@ async def test_e5_cancelled_in_the_turn_of_the_notice(
 
 
 @each_kind_of_node
-@pytest.mark.one_loop("tasks are cancelled alike on both")
 @fairness
 async def test_e5_cancelled_as_the_holder_releases(make: Make, name: str, fair: bool) -> None:
     """The first waiter is cancelled some turns after the release began, wherever its notice is on the way: the next one
@@ -217,6 +213,7 @@ async def test_e5_cancelled_as_the_holder_releases(make: Make, name: str, fair: 
 # -- the client closes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_store
 @each_kind_of_node
 @fairness
 @pytest.mark.parametrize("holder", ["itself", "another"])

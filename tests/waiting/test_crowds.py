@@ -88,7 +88,6 @@ async def replaced(servers: list[Server], clients: list[Redlock]) -> None:
     servers[0].restart()
 
 
-@pytest.mark.one_loop("it waits for leases at the servers")
 @pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
 @pytest.mark.parametrize(
     ("nodes", "fault"),
@@ -222,7 +221,6 @@ async def test_c20_the_next_task_that_asks_has_no_more_patience(server: Server, 
 # -- holders that notify nobody ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_loop("it waits for a lease at the servers")
 @pytest.mark.parametrize(("nodes", "fair"), [(1, False), (1, True), (5, True)])
 async def test_a_crowd_waits_for_a_dead_holder(five: list[Server], name: str, nodes: int, fair: bool) -> None:
     """A dead holder notifies nobody. Until its lease ends the waiters send nothing but ticket renewals. Then the first
@@ -256,7 +254,6 @@ async def test_a_crowd_waits_for_a_dead_holder(five: list[Server], name: str, no
     assert spent < tickets * (1 / RENEWED_AFTER + 1) + 30
 
 
-@pytest.mark.one_loop("the tasks run in other processes")
 @both
 @pytest.mark.parametrize("fair", [False, True], ids=["", "fair"])
 async def test_no_wake_up_is_lost(five: list[Server], name: str, nodes: int, fair: bool) -> None:

@@ -235,6 +235,7 @@ class Busy:
         await all_of(self._tasks)
 
 
+@pytest.mark.every_store
 @each_kind_of_node
 async def test_a_remote_waiter_gets_its_turn(make: Callable[..., Redlock], name: str) -> None:
     """One process has twenty tasks that acquire the name again and again. A single task of another process is served

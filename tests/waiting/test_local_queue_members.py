@@ -38,7 +38,6 @@ CLASHES = [(held, asked) for held in KINDS for asked in KINDS if _clashes(held, 
 
 
 @in_memory
-@pytest.mark.one_loop("no server takes part")
 @pytest.mark.parametrize(("held", "asked"), CLASHES)
 async def test_c22_another_kind_of_a_name_held_in_this_process(
     make: Callable[..., Redlock], name: str, held: str, asked: str

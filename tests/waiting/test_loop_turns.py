@@ -14,6 +14,8 @@ from tests.support.probes import connection_of, nodes_of, release_by_script, sto
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT
 
+pytestmark = pytest.mark.both_loops("the loop orders the turns")
+
 MANY = 2_000
 SENT = 250
 """So many commands fit into the buffers of a socket."""

@@ -10,8 +10,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-import pytest
-
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores.port import Notice
 from tests.support.cancelled_waits import SOON, Make, kept, known, nothing_is_left, sent, three
@@ -134,7 +132,6 @@ async def test_e15_cancelled_at_random_where_notices_get_lost(make: Make, name: 
     assert sum(notice.number != 0 for notice in lost) > 10  # notices for tickets, not those for holders
 
 
-@pytest.mark.one_loop("tasks are cancelled alike on both")
 async def test_e3_cancelled_at_random_while_votes_are_split(
     five: list[Server], name: str, chance: random.Random
 ) -> None:

@@ -45,7 +45,6 @@ def client_of(servers: list[Server]) -> Redlock:
 # -- split votes -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_loop("the gates decide the order")
 @pytest.mark.parametrize(
     ("contenders", "up", "firsts"),
     [
@@ -214,7 +213,6 @@ async def test_notices_of_a_majority_are_enough(name: str) -> None:
 # -- waiters that die ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_loop("it waits for tickets at the servers")
 @both
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_e6_e17_dead_at_the_head(five: list[Server], name: str, nodes: int, how: str) -> None:

@@ -103,7 +103,6 @@ async def handed_over(servers: list[Server], name: str, clients: int, each: int)
         return cost, received.notices
 
 
-@pytest.mark.one_loop("the servers count their commands")
 @pytest.mark.parametrize("each", [1, 10])
 async def test_e2_one_node_a_release_wakes_one(server: Server, name: str, each: int) -> None:
     """Fifty clients wait, or ten, with one task each or ten: one of them receives a notice, and not one command
@@ -177,7 +176,6 @@ async def test_e2_a_waiting_client_sends_only_renewals(name: str, nodes: int, ta
         await asyncio.wait(waiting)
 
 
-@pytest.mark.one_loop("it waits for renewals of tickets at the servers")
 @both
 async def test_e2_a_waiter_costs_its_renewals(five: list[Server], name: str, nodes: int) -> None:
     """By the counters of real servers: while a client waits, as many scripts run at a node as its ticket was
@@ -200,7 +198,6 @@ async def test_e2_a_waiter_costs_its_renewals(five: list[Server], name: str, nod
             await asyncio.wait({waiting})
 
 
-@pytest.mark.one_loop("the commands are the same on both")
 async def test_a_cycle_without_fencing_is_two_commands(server: Server, name: str) -> None:
     """fencing=False: a SET, and the script of the release. No PING goes before it, unless a client is known to wait."""
     async with Redlock(server.url, lease=LONG) as client:
@@ -214,7 +211,6 @@ async def test_a_cycle_without_fencing_is_two_commands(server: Server, name: str
     assert (cost["evalsha"], cost["ping"]) == (10, 0)
 
 
-@pytest.mark.one_loop("the server decides it")
 async def test_a_release_without_fencing_wakes_who_waited_before(server: Server, name: str) -> None:
     """A plain SET does not look at the queue, so it may pass a waiter without knowing of it. Its release looks."""
     async with Redlock(server.url, lease=LONG) as first, Redlock(server.url, lease=LONG) as second:
