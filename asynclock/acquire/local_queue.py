@@ -101,8 +101,8 @@ class LocalWaiter:
 
     def knows_enough(self, give_up: float, *, again: bool) -> bool:
         """Its time is up, and it leaves the queue. If a majority is out of reach, or has not answered the asker lately,
-        it is unknown whether the name is held: raises QuorumUnavailable. With `again` False: the asker asked late, as
-        the loop was blocked."""
+        it is unknown whether the name is held: raises QuorumUnavailable. False: the asker asks late, as the loop was
+        blocked. `again`: its round may have more time."""
         queue = self._queue
         queue.leave(self)
         if queue.outage is not None:
@@ -110,11 +110,9 @@ class LocalWaiter:
         if (asker := queue.asker) is None or queue.answered_at >= self.confirm_from:
             return True
         ballot = asker.unanswered_round
-        if again and (ballot is None or ballot.sent > (self.confirm_from + give_up) / 2):
+        if ballot is None or (again and ballot.sent > (self.confirm_from + give_up) / 2):
             return False
-        if ballot is not None:
-            raise self.session.quorum.unavailable(ballot, queue.name, asker.reasons)
-        return True
+        raise self.session.quorum.unavailable(ballot, queue.name, asker.reasons)
 
     @property
     def waits(self) -> bool:
