@@ -150,6 +150,23 @@ async def test_f18_a_grant_needs_the_file_at_the_path(kind: str, change: Any, tm
             assert not granted(path, name)
 
 
+async def test_f18_a_client_that_only_looks_finds_the_new_file(tmp_path: Path, name: str) -> None:
+    """After an error that says that there is another file."""
+    path = tmp_path / "locks.db"
+    async with client_of(path, "sqlite") as client, asyncio.timeout(LIMIT):
+        async with client(name):
+            pass
+        delete(path)
+        with pytest.raises(QuorumUnavailable, match="deleted"):
+            await client.inspect(name)
+        async with Redlock(f"sqlite:///{path}") as other, other(name):
+            while True:
+                with suppress(QuorumUnavailable):
+                    assert (await client.inspect(name)).holders
+                    break
+                await asyncio.sleep(0.02)
+
+
 @pytest.mark.parametrize("change", [delete, rename])
 async def test_f18_a_renewal_needs_the_file_at_the_path(change: Any, tmp_path: Path, name: str) -> None:
     """A holder learns at its next renewal that its lease is lost, and why."""
