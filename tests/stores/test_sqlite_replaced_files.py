@@ -27,6 +27,12 @@ pytestmark = pytest.mark.one_loop("the file has the part that counts")
 LEASE = 60.0
 
 
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle connection stays open, however busy the machine is."""
+    monkeypatch.setattr("asynclock.stores.sql.pool._KEPT", 10 * LIMIT)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of the process."""
