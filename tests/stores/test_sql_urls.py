@@ -21,7 +21,7 @@ from asynclock.stores import store_for
         ("mysql://me:secret@db/app?charset=utf8mb4", "mysql://db/app"),
         ("mariadb://db/app", "mariadb://db/app"),
         ("sqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
-        ("sqlite+aiosqlite:///a.db", "sqlite:///a.db"),
+        ("sqlite+aiosqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
         ("postgresql://me@server:secret@db/app", "postgresql://db/app"),
     ],
 )

@@ -25,6 +25,12 @@ from tests.support.waiters import LIMIT
 LEASE = 60.0
 
 
+@pytest.fixture(autouse=True)
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle connection stays open, however busy the machine is."""
+    monkeypatch.setattr("asynclock.stores.sql.pool._KEPT", 10 * LIMIT)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of the process."""
@@ -146,6 +152,23 @@ async def test_f18_a_grant_needs_the_file_at_the_path(kind: str, change: Any, tm
             await client(name).acquire(timeout=0)
         async with client(name):
             assert not granted(path, name)
+
+
+async def test_f18_a_client_that_only_looks_finds_the_new_file(tmp_path: Path, name: str) -> None:
+    """After an error that says that there is another file."""
+    path = tmp_path / "locks.db"
+    async with client_of(path, "sqlite") as client, asyncio.timeout(LIMIT):
+        async with client(name):
+            pass
+        delete(path)
+        with pytest.raises(QuorumUnavailable, match="deleted"):
+            await client.inspect(name)
+        async with Redlock(f"sqlite:///{path}") as other, other(name):
+            while True:
+                with suppress(QuorumUnavailable):
+                    assert (await client.inspect(name)).holders
+                    break
+                await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("change", [delete, rename])

@@ -12,6 +12,7 @@ from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource
 from asynclock.stores.sql.errors import Meaning, explained, meaning, read_only, reason, refusal
+from asynclock.stores.sql.files import FileReplaced
 from asynclock.stores.sql.inbox import Inbox, put
 from asynclock.stores.sql.listening import Listening, channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
@@ -183,8 +184,13 @@ class Database:
 
     async def transact(self, keys: Sequence[str], step: Step, *, checked: bool = True) -> None:
         """See `TransactionalStore.transact`, and `Transactions.repeated`."""
-        with explained(self.settings.label):
-            change, now = await self.connected.step(keys, step, self._looking, checked=checked)
+        try:
+            with explained(self.settings.label):
+                change, now = await self.connected.step(keys, step, self._looking, checked=checked)
+        except FileReplaced as error:  # of a look, too, after which nothing else would open the new file
+            for lost in list(self._lost.values()):
+                lost(error)
+            raise
         if self._inbox is not None:
             for key, state in zip(keys, change.states, strict=True):
                 self._inbox.seen(key, state, now)

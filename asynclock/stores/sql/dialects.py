@@ -201,7 +201,7 @@ class SQLite(Dialect):
         inode of a deleted file may be that of a new one."""
         if (file := line.file) is None:
             return
-        if not file.verified:
+        if file.clock != (self.table, self.offset):
             sql = f"SELECT expires_at FROM {self.table} WHERE resource_name = :name"  # noqa: S608
             try:
                 found = await line.fetch(sql, {"name": CLOCK})
@@ -211,7 +211,7 @@ class SQLite(Dialect):
                 raise
             if not found or found[0][0] != self.offset:
                 raise FileReplaced("the file was replaced: its clock is another one")
-            file.verified = True
+            file.clock = self.table, self.offset
         file.check()
 
 

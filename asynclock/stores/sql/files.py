@@ -45,7 +45,7 @@ class OpenFile:
 
     def __init__(self, path: str) -> None:
         self.inode = inode_of(path)
-        self.verified = False  # its clock is the one that the client goes by
+        self.clock: tuple[str, float] | None = None  # a table, and the offset of its clock, as it was last read
         self._path = path
         real = os.path.realpath(path)  # SQLite has -wal and -shm there
         self._logs = f"{real}-wal", f"{real}-shm"
@@ -70,7 +70,7 @@ def inode_of(path: str) -> Inode:
     """By stat only."""
     try:
         found = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:  # there is none, or its folder cannot be read
         return None
     return found.st_dev, found.st_ino
 
