@@ -111,7 +111,7 @@ WRONG: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
 def test_the_error_of_a_wrong_option_has_the_name_of_its_lock(wrong: dict[str, Any]) -> None:
     """A decorator has no name yet, so its error has none."""
     client = Redlock("redis://nowhere", node_timeout=1)
