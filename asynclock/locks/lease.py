@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from asynclock._options import Seconds
     from asynclock.acquire.tenure import Tenure
+    from asynclock.locks.cancellation import Caller
     from asynclock.locks.tenures import TenuresByTask
     from asynclock.quorum.ballot import Ballot
 
@@ -163,9 +164,9 @@ class Lease:
         await leave(self._tenure, self._kept(), e)
 
 
-def guard(tenure: Tenure, task: asyncio.Task[Any] | None) -> None:
-    """From here to `leave` the task is cancelled if the tenure is lost."""
-    tenure.enter(task, Block(task, tenure.terms.settings.cancel_on_lost))
+def guard(tenure: Tenure, task: asyncio.Task[Any] | None, caller: Caller | None = None) -> None:
+    """From here to `leave` the task is cancelled if the tenure is lost. `caller`: see Block."""
+    tenure.enter(task, Block(task, tenure.terms.settings.cancel_on_lost, caller))
 
 
 async def leave(tenure: Tenure, kept: TenuresByTask | None, e: BaseException | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from sys import _getframe as frame_at
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
 from asynclock._errors import ConfigError, QuorumUnavailable, SelfDeadlock, brief
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings, Seconds
     from asynclock.acquire.handover import Handle
     from asynclock.acquire.session import Session
+    from asynclock.locks.cancellation import Caller
     from asynclock.quorum.ballot import Ballot
     from asynclock.rules.kind import Kind, Rule
 
@@ -218,13 +220,17 @@ class Lock:
             raise (await wrong_kind(session, self._parts)) if isinstance(error, WrongKind) else error
         return ballot
 
-    async def __aenter__(self) -> Lease:
+    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
         `acquire`."""
+        frame = frame_at(1)  # not in a coroutine: there the caller is unknown
+        return self._enter((id(frame), frame.f_code, frame.f_lasti))
+
+    async def _enter(self, caller: Caller) -> Lease:
         tenure = await self._acquire(UNSET)
         if not isinstance(tenure, Tenure):
             raise self._timed_out(tenure)
-        guard(tenure, tenure.task)
+        guard(tenure, tenure.task, caller)
         return Lease(tenure, self._kept)
 
     async def __lease__(self) -> Lease:
@@ -241,11 +247,18 @@ class Lock:
         wall, timeout, several = session.clock.wall(), self._settings.timeout, len(self._parts) > 1
         return timed_out(self._name, refusal, here, wall, timeout=timeout, several=several)
 
-    async def __aexit__(
+    def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Release, as the Lease does at the end of its block."""
-        await leave(self._kept.entered(self._name), self._kept, e)
+        only = self._kept.only_entered
+        if only is not None:
+            return leave(only, self._kept, e)
+        frame = frame_at(1)
+        return self._leave((id(frame), frame.f_code, frame.f_lasti), e)
+
+    async def _leave(self, caller: Caller, e: BaseException | None) -> None:
+        await leave(self._kept.entered(self._name, caller), self._kept, e)
 
 
 class AdoptedLock(Lock):
