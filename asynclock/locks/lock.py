@@ -260,6 +260,16 @@ class Lock:
     async def _leave(self, caller: Caller, e: BaseException | None) -> None:
         await leave(self._kept.entered(self._name, caller), self._kept, e)
 
+    if not TYPE_CHECKING:  # hints for the reader of the error; a type checker refuses these uses by itself
+
+        def __enter__(self) -> None:
+            raise TypeError("a Lock is asynchronous: use `async with` instead of `with`")
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def __await__(self) -> None:
+            raise TypeError("a Lock is no awaitable: use `async with lock`, or `lease = await lock.acquire()`")
+
 
 class AdoptedLock(Lock):
     """A Lock whose acquire takes over the hold of a handle."""
