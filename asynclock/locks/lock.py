@@ -29,7 +29,7 @@ from asynclock.stores.port import Use, Wish, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
-    from types import TracebackType
+    from types import CoroutineType, TracebackType
 
     from asynclock._errors import LockTimeout
     from asynclock._options import LockSettings, Seconds
@@ -105,9 +105,10 @@ class Lock:
     async def acquire(self, *, timeout: Seconds | None = UNSET) -> Lease | None:
         """Wait for the lock, at most `timeout` seconds (None: as long as it takes; 0: try once; unset: the lock's).
 
-        Returns a Lease, or None if another owner held the lock for the whole timeout. Raises QuorumUnavailable (a
-        majority was out of reach for `patience` seconds or until the timeout), SelfDeadlock (this task would wait for
-        itself), ConfigError (a wrong timeout, a server that refuses a command, or a name in use as another kind).
+        Returns a Lease, or None if another owner held the lock for the whole timeout: test for it before `async with`.
+        Raises QuorumUnavailable (a majority was out of reach for `patience` seconds or until the timeout), SelfDeadlock
+        (this task would wait for itself), ConfigError (a wrong timeout, a server that refuses a command, or a name in
+        use as another kind).
         """
         tenure = await self._acquire(timeout)
         return Lease(tenure, self._kept) if isinstance(tenure, Tenure) else None
@@ -220,11 +221,11 @@ class Lock:
             raise (await wrong_kind(session, self._parts)) if isinstance(error, WrongKind) else error
         return ballot
 
-    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
+    def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
         """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
         `acquire`."""
         frame = frame_at(1)  # not in a coroutine: there the caller is unknown
-        return self._enter((id(frame), frame.f_code, frame.f_lasti))
+        return self._enter((id(frame), frame.f_code, frame.f_lasti))  # type: ignore[return-value] # mypy's Coroutine
 
     async def _enter(self, caller: Caller) -> Lease:
         tenure = await self._acquire(UNSET)
@@ -249,13 +250,13 @@ class Lock:
 
     def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
-    ) -> Coroutine[Any, Any, None]:
+    ) -> CoroutineType[Any, Any, None]:
         """Release, as the Lease does at the end of its block."""
         only = self._kept.only_entered
         if only is not None:
-            return leave(only, self._kept, e)
+            return leave(only, self._kept, e)  # type: ignore[return-value]
         frame = frame_at(1)
-        return self._leave((id(frame), frame.f_code, frame.f_lasti), e)
+        return self._leave((id(frame), frame.f_code, frame.f_lasti), e)  # type: ignore[return-value]
 
     async def _leave(self, caller: Caller, e: BaseException | None) -> None:
         await leave(self._kept.entered(self._name, caller), self._kept, e)
