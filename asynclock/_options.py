@@ -128,9 +128,13 @@ _SWITCHES = {**dict.fromkeys(("1", "true", "yes", "on"), True), **dict.fromkeys(
 
 _ELSEWHERE = {
     **dict.fromkeys(("expire", "ttl", "lock_timeout", "auto_release_time"), "lease"),
-    **dict.fromkeys(("blocking", "blocking_timeout"), "timeout"),
+    **dict.fromkeys(("blocking", "blocking_timeout", "wait", "wait_timeout", "acquire_timeout"), "timeout"),
+    **dict.fromkeys(("auto_renewal", "auto_renew", "auto_extend"), "renew"),
 }
 """The names that other lock libraries have for our options."""
+
+_POLLING = {"sleep", "retry", "retries", "retry_count", "retry_times", "retry_delay", "retry_interval", "retry_jitter"}
+"""Options of libraries that poll."""
 
 _Settings = TypeVar("_Settings", LockSettings, ClientSettings)
 
@@ -297,6 +301,11 @@ def _checked(options: Mapping[str, Any], known: frozenset[str], whose: str) -> d
 
 def _value(key: str, value: Any, known: frozenset[str], whose: str) -> Any:
     if key not in known:
+        if key in _POLLING:
+            raise ConfigError(
+                f"{key!r} is no option of a {whose}: a waiter does not poll, it is notified; 'timeout' says how many "
+                "seconds it waits"
+            )
         alias = _ELSEWHERE.get(key)
         close = [alias] if alias else difflib.get_close_matches(key, known | _OF_A_MUTEX, 1)
         if close and close[0] in _OF_A_MUTEX:

@@ -135,7 +135,7 @@ class Hold:
         tenure of this owner or of the task to which it was passed. A lost tenure is released, too, since some node may
         still have the hold."""
         queues, is_open = self.session.local_queues, tenure.open
-        if is_open and (len(self._tenures) > 1 or queues.pass_on(self, tenure)):
+        if is_open and ((len(self._tenures) > 1 and len(self.tenures) > 1) or queues.pass_on(self, tenure)):
             self._tenures.remove(tenure.own)
             tenure.end(RELEASED)
             return None
@@ -203,19 +203,12 @@ class Hold:
         rest = max((each.rest() for each in owners), default=0.0)
         return self.release(rest, done=any(each.done_for for each in owners))
 
-    def drop(self, tenure: Tenure) -> bool:
-        """The program no longer refers to the tenure. Returns whether it was the last one: then renewal stops, and the
-        hold expires. A garbage collector may call this in any thread, so it does not touch the watchdog's wheel."""
-        if tenure.own in self._tenures:
-            self._tenures.remove(tenure.own)
-        if self._tenures or self.over:
-            return False
-        self.over = True
-        session = self.session
-        session.holds.remove(self)
-        if session.local_queues and not session.loop.is_closed():
-            session.loop.call_soon_threadsafe(session.local_queues.next_turn, self.names)
-        return True
+    def dropped(self, own: ref[Tenure]) -> None:
+        """The program no longer refers to that tenure. Without another one, it is renewed no more, and expires."""
+        self._tenures = [known for known in self._tenures if known is not own and known() is not None]
+        if not (self._tenures or self.over):
+            self._give_up()
+            self.session.local_queues.next_turn(self.names)
 
     def _give_up(self) -> None:
         """This client no longer has it."""

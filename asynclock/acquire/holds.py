@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+import warnings
 from typing import TYPE_CHECKING
+
+from asynclock._errors import brief
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.tenure import Tenure
 
+log = logging.getLogger("asynclock")
 
 SLICE = 0.002
 """Seconds of work in one turn of the loop, for a task that has to do with all holds."""
@@ -86,6 +91,20 @@ class Holds:
                 known.pop(hold, None)
                 if not known:
                     del self._by_name[name]
+
+    def warn_unclosed(self) -> None:
+        """Their event loop ends, and the program has not closed the client. What relies on them runs unlocked."""
+        held = [hold.name for hold in self.in_slices() if hold and any(tenure.held for tenure in hold.tenures)]
+        if not held:
+            return
+        which = f"{brief(held[0])} and {len(held) - 1:,} more" if len(held) > 1 else brief(held[0])
+        log.warning(
+            "asynclock: the event loop ended while the lease of %s was held, so it is released: work under a lease in "
+            "the event loop that acquired it (asyncio.run and async_to_sync make a new one for each call)",
+            which,
+        )
+        text = f"the lease of {which} was held at the end of its event loop: release it before, or close the client"
+        warnings.warn(text, ResourceWarning, stacklevel=2)
 
 
 class Entries:

@@ -301,7 +301,10 @@ class Session:
             yield
         finally:
             if self._closing is None or self._closing.cancelled():
-                await self.aclose()
+                try:
+                    self.holds.warn_unclosed()
+                finally:
+                    await self.aclose()
 
     def not_released(self, ballot: Ballot, terms: Terms) -> None:
         """A release had no majority. After an outage the hold ends by itself, which is told. Raises ConfigError where

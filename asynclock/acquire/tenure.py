@@ -6,6 +6,7 @@ hold refers to it weakly. So a tenure that the program has dropped is collected,
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import warnings
@@ -154,6 +155,11 @@ class Tenure:
     def error(self) -> LockLost | LockNotHeld:
         """The error for the use of a tenure that has ended."""
         name = self.hold.name
+        if self.hold.session.forked:
+            return LockNotHeld(
+                f"{brief(name)} was acquired before a fork: its lease belongs to the parent process; acquire it here",
+                name=name,
+            )
         if self.state in GIVEN:
             how = "detached" if self.state is DETACHED else "released already"
             return LockNotHeld(f"{brief(name)} was {how}", name=name)
@@ -229,12 +235,17 @@ class Tenure:
             )
 
     def drop(self) -> None:
-        """The program no longer refers to it. Renewal stops, and it expires. A garbage collector may call this in any
-        thread."""
-        held, left = self.held, self.ends - self.hold.session.clock.now()
-        if self.hold.drop(self) and held:
+        """The program no longer refers to it. A garbage collector calls this in any thread, and between any two steps
+        of the loop's thread. So it changes nothing: the loop ends it, in a turn of its own. Done here, the end could
+        fall between the look of an acquire at the holds and its place in the local queue; nothing would wake that."""
+        hold, session = self.hold, self.hold.session
+        last, held, left = all(each is self for each in hold.tenures), self.held, self.ends - session.clock.now()
+        if not session.forked:  # in a forked child the loop is the parent's
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits in it
+                session.loop.call_soon_threadsafe(hold.dropped, self.own)
+        if last and held:
             warnings.warn(
-                f"the lease of {brief(self.hold.name)} was dropped while held: release it, or use `async with`; "
+                f"the lease of {brief(hold.name)} was dropped while held: release it, or use `async with`; "
                 f"it ends by itself in {left:.3g} s",
                 ResourceWarning,
                 source=self,

@@ -107,7 +107,7 @@ class ThreadedHold(Hold):
         """Ask the nodes of the thread to extend it, if that is due, so that it ends by `limit`."""
         now, lease = quorum.clock.now(), self._settings.lease
         length = thread_extends_by(now, self.valid_until, lease, min(limit, self._until))
-        if self.over or not length or now < self._retry_at:
+        if self.over or not (length and self.tenures) or now < self._retry_at:  # the loop has not ended it if dropped
             return
         self._retry_at = now + retry_after(lease)
         grant = self.op

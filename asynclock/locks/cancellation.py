@@ -8,21 +8,27 @@ entry.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import CodeType
+    from typing import TypeAlias
+
     from asynclock.acquire.tenure import Loss
+
+    Caller: TypeAlias = tuple[int, CodeType, int]
+    """A frame that calls a method: its id, its code, and the index of the instruction that calls."""
 
 
 class Block:
     """Made when a body is entered, and called when the tenure is lost. It refers to the task only, so that a Lease that
     the program has dropped can be collected."""
 
-    __slots__ = ("_cancelling", "_cancels", "cancelled", "task")
+    __slots__ = ("_cancelling", "_cancels", "caller", "cancelled", "task")
 
-    def __init__(self, task: asyncio.Task[Any] | None, cancels: bool) -> None:
+    def __init__(self, task: asyncio.Task[Any] | None, cancels: bool, caller: Caller | None) -> None:
         self.task = task
+        self.caller = caller  # of `Lock.__aenter__`; None: the block is that of a Lease
         self._cancels = cancels  # the option cancel_on_lost
         self._cancelling = task.cancelling() if task else 0
         self.cancelled = False  # by this block, and not taken back yet
@@ -41,17 +47,21 @@ class Block:
         task = self.task
         if not self.cancelled or task is None or task is not asyncio.current_task():
             return False
-        self.cancelled = False
-        if e is None:
-            # The body ended in the turn of the loop in which it was cancelled. On 3.11 and 3.12 the next await raises
-            # the CancelledError. This await takes it, so that no await after the block raises it.
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-            if task.uncancel() > self._cancelling:
-                task.cancel()  # a cancel from outside came with it: the next await raises it
-                task.uncancel()
-            return False
-        return task.uncancel() <= self._cancelling and isinstance(e, asyncio.CancelledError)
+        self.cancelled, late = False, False
+        # An eager task that finds the loss cancels the body while the body is on the stack. If the body then ends
+        # without an await, 3.11 and 3.12 raise the CancelledError at the next one. This await takes it, so that no
+        # await after the block raises it.
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            late = True
+        outside = task.uncancel() > self._cancelling
+        if isinstance(e, asyncio.CancelledError):
+            return not outside
+        if late and outside:
+            task.cancel()  # a cancel from outside came with it: the next await raises it
+            task.uncancel()
+        return False
 
 
 def _running_task() -> asyncio.Task[Any] | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from asynclock._options import Seconds
     from asynclock.acquire.tenure import Tenure
+    from asynclock.locks.cancellation import Caller
     from asynclock.locks.tenures import TenuresByTask
     from asynclock.quorum.ballot import Ballot
 
@@ -162,10 +163,17 @@ class Lease:
         precedence."""
         await leave(self._tenure, self._kept(), e)
 
+    if not TYPE_CHECKING:  # a hint for the reader of the error; a type checker refuses this use by itself
 
-def guard(tenure: Tenure, task: asyncio.Task[Any] | None) -> None:
-    """From here to `leave` the task is cancelled if the tenure is lost."""
-    tenure.enter(task, Block(task, tenure.terms.settings.cancel_on_lost))
+        def __enter__(self) -> None:
+            raise TypeError("a Lease is asynchronous: use `async with` instead of `with`")
+
+        def __exit__(self, *error: object) -> None: ...
+
+
+def guard(tenure: Tenure, task: asyncio.Task[Any] | None, caller: Caller | None = None) -> None:
+    """From here to `leave` the task is cancelled if the tenure is lost. `caller`: see Block."""
+    tenure.enter(task, Block(task, tenure.terms.settings.cancel_on_lost, caller))
 
 
 async def leave(tenure: Tenure, kept: TenuresByTask | None, e: BaseException | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from sys import _getframe as frame_at
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
 from asynclock._errors import ConfigError, QuorumUnavailable, SelfDeadlock, brief
@@ -28,12 +29,13 @@ from asynclock.stores.port import Use, Wish, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
-    from types import TracebackType
+    from types import CoroutineType, TracebackType
 
     from asynclock._errors import LockTimeout
     from asynclock._options import LockSettings, Seconds
     from asynclock.acquire.handover import Handle
     from asynclock.acquire.session import Session
+    from asynclock.locks.cancellation import Caller
     from asynclock.quorum.ballot import Ballot
     from asynclock.rules.kind import Kind, Rule
 
@@ -103,9 +105,10 @@ class Lock:
     async def acquire(self, *, timeout: Seconds | None = UNSET) -> Lease | None:
         """Wait for the lock, at most `timeout` seconds (None: as long as it takes; 0: try once; unset: the lock's).
 
-        Returns a Lease, or None if another owner held the lock for the whole timeout. Raises QuorumUnavailable (a
-        majority was out of reach for `patience` seconds or until the timeout), SelfDeadlock (this task would wait for
-        itself), ConfigError (a wrong timeout, a server that refuses a command, or a name in use as another kind).
+        Returns a Lease, or None if another owner held the lock for the whole timeout: test for it before `async with`.
+        Raises QuorumUnavailable (a majority was out of reach for `patience` seconds or until the timeout), SelfDeadlock
+        (this task would wait for itself), ConfigError (a wrong timeout, a server that refuses a command, or a name in
+        use as another kind).
         """
         tenure = await self._acquire(timeout)
         return Lease(tenure, self._kept) if isinstance(tenure, Tenure) else None
@@ -218,13 +221,17 @@ class Lock:
             raise (await wrong_kind(session, self._parts)) if isinstance(error, WrongKind) else error
         return ballot
 
-    async def __aenter__(self) -> Lease:
+    def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
         """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
         `acquire`."""
+        frame = frame_at(1)  # not in a coroutine: there the caller is unknown
+        return self._enter((id(frame), frame.f_code, frame.f_lasti))  # type: ignore[return-value] # mypy's Coroutine
+
+    async def _enter(self, caller: Caller) -> Lease:
         tenure = await self._acquire(UNSET)
         if not isinstance(tenure, Tenure):
             raise self._timed_out(tenure)
-        guard(tenure, tenure.task)
+        guard(tenure, tenure.task, caller)
         return Lease(tenure, self._kept)
 
     async def __lease__(self) -> Lease:
@@ -241,11 +248,28 @@ class Lock:
         wall, timeout, several = session.clock.wall(), self._settings.timeout, len(self._parts) > 1
         return timed_out(self._name, refusal, here, wall, timeout=timeout, several=several)
 
-    async def __aexit__(
+    def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
-    ) -> None:
+    ) -> CoroutineType[Any, Any, None]:
         """Release, as the Lease does at the end of its block."""
-        await leave(self._kept.entered(self._name), self._kept, e)
+        only = self._kept.only_entered
+        if only is not None:
+            return leave(only, self._kept, e)  # type: ignore[return-value]
+        frame = frame_at(1)
+        return self._leave((id(frame), frame.f_code, frame.f_lasti), e)  # type: ignore[return-value]
+
+    async def _leave(self, caller: Caller, e: BaseException | None) -> None:
+        await leave(self._kept.entered(self._name, caller), self._kept, e)
+
+    if not TYPE_CHECKING:  # hints for the reader of the error; a type checker refuses these uses by itself
+
+        def __enter__(self) -> None:
+            raise TypeError("a Lock is asynchronous: use `async with` instead of `with`")
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def __await__(self) -> None:
+            raise TypeError("a Lock is no awaitable: use `async with lock`, or `lease = await lock.acquire()`")
 
 
 class AdoptedLock(Lock):

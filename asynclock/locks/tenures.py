@@ -1,20 +1,49 @@
 """The tenures of one Lock, by the task that acquired them. Here `Lock.release()` and the end of an `async with lock`
-block find their tenure."""
+block find their tenure.
+
+A block may end in another task than the one that entered it: asyncio closes a dropped async generator in a task of its
+own, and a fixture's set-up and tear-down are two tasks. That a task has ended proves nothing either: a test relies on
+the lock that its fixture's set-up took. So the tenure of a block is that of the frame that entered it. An `async with`
+statement calls `__aenter__` and `__aexit__` from its own frame, in whatever task that runs.
+
+The frame is known by its id, with no reference. A reference would keep the variables of a frame that has ended, and
+among them a Lease that the program has dropped (HAZARDS A15). An id is used again after its frame has ended, but the
+frame of an `async with` statement lives until its block has ended. Another frame may have called `__aenter__`, such as
+that of an AsyncExitStack, or of a class with a Lock inside. It ends before the block, so its id proves nothing. The
+bytecode tells the two apart: the instruction after the call is `GET_AWAITABLE`, with 1 after `__aenter__` in a
+statement, 2 after `__aexit__` in a statement, and 0 elsewhere. A block that such a call has entered is matched by its
+task. If several tenures still fit, a WARNING names the line.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from opcode import opmap
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import LockNotHeld, brief
 from asynclock._loop import no_loop
 from asynclock.acquire.tenure import GIVEN
+from asynclock.locks.cancellation import Block
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from asynclock.acquire.tenure import Tenure
+    from asynclock.locks.cancellation import Caller
+
+log = logging.getLogger("asynclock")
 
 _PURGE_AT = 64
 """With more tasks than this, tasks that have ended and hold nothing are forgotten."""
+
+_ENTERS, _LEAVES = (bytes((opmap.get("GET_AWAITABLE", 0), what)) for what in (1, 2))
+"""The instruction after the call of `__aenter__` or `__aexit__` by an `async with` statement."""
+
+_CACHES = 10
+"""Bytes of empty cache entries between a call and the next instruction, at most."""
 
 
 class TenuresByTask:
@@ -92,17 +121,37 @@ class TenuresByTask:
             return gone[0]
         raise LockNotHeld(f"this task holds no {brief(name)} through this Lock: release its Lease", name=name)
 
-    def entered(self, name: str) -> Tenure:
-        """The tenure of the block that ends here. A block may end in another task than the one that entered it (a
-        fixture, an async generator)."""
-        if self._only is not None and self._only.on_lost is not None:
-            return self._only
+    @property
+    def only_entered(self) -> Tenure | None:
+        """The tenure of the block that ends here, if this Lock has no other tenure."""
+        return self._only if self._only is not None and self._only.on_lost is not None else None
+
+    def entered(self, name: str, caller: Caller) -> Tenure:
+        """The tenure of the block that ends here; `caller` called `__aexit__`. Raises LockNotHeld."""
         by_task = self._all()
-        for tenure in reversed(by_task.get(asyncio.current_task(), ())):
-            if tenure.on_lost is not None:
+        mine = by_task.get(asyncio.current_task(), [])
+        for tenure in reversed(mine):
+            if _is_block_of(tenure, caller):
                 return tenure
-        others = [each for tenures in by_task.values() for each in tenures if each.on_lost is not None]
-        return others[0] if len(others) == 1 else self.taken(name)
+        if _is_followed_by(_LEAVES, caller):
+            for tenures in by_task.values():
+                for tenure in tenures:
+                    if _is_block_of(tenure, caller):
+                        return tenure
+        fits = _entered_by_call(mine) or [each for tenures in by_task.values() for each in _entered_by_call(tenures)]
+        if not fits:
+            return self.taken(name)
+        # A tenure that was lost goes first: its end takes the lock from no body.
+        found = next((each for each in fits if not each.open), fits[-1])
+        if len(fits) > 1 and found.hold.session.journal.admits_fault("blocks of which several may have ended"):
+            log.warning(
+                "asynclock: %s ends one of %d blocks over one Lock of %s, and an exit stack or a wrapper hides which: "
+                "one lease is released, perhaps that of another block; enter `await lock.acquire()` there",
+                _line(),
+                len(fits),
+                brief(name),
+            )
+        return found
 
 
 def _is_past(tenure: Tenure) -> bool:
@@ -112,3 +161,30 @@ def _is_past(tenure: Tenure) -> bool:
 
 def _is_gone(task: asyncio.Task[Any] | None) -> bool:
     return task is None or task.done()
+
+
+def _is_block_of(tenure: Tenure, caller: Caller) -> bool:
+    """Whether the frame of that `async with` statement has entered it."""
+    block = tenure.on_lost
+    known = block.caller if isinstance(block, Block) else None
+    return known is not None and known[0] == caller[0] and _is_followed_by(_ENTERS, known)
+
+
+def _entered_by_call(tenures: Iterable[Tenure]) -> list[Tenure]:
+    """Those with a block that no `async with` statement has entered."""
+    blocks = [(each, each.on_lost.caller) for each in tenures if isinstance(each.on_lost, Block)]
+    return [each for each, caller in blocks if caller is not None and not _is_followed_by(_ENTERS, caller)]
+
+
+def _is_followed_by(instruction: bytes, caller: Caller) -> bool:
+    """Whether that instruction follows the call."""
+    _, code, index = caller
+    return code.co_code[index + 2 : index + 2 + _CACHES].lstrip(b"\0").startswith(instruction)
+
+
+def _line() -> str:
+    """Where the program ends the block."""
+    for frame, line in walk_stack(None):
+        if frame.f_globals.get("__name__") not in ("contextlib", "asynclock.locks.lock", __name__):
+            return f"{frame.f_code.co_filename}:{line}"
+    return "a line that is unknown"

@@ -162,3 +162,48 @@ async def test_a9_a_loss_that_an_eager_task_finds_out(redlock: Redlock, name: st
     for _ in range(3):
         await asyncio.sleep(0)
     assert current().cancelling() == 0
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, asyncio.CancelledError])
+async def test_a9_the_body_raises_after_an_eager_task_found_the_loss(
+    redlock: Redlock, name: str, error: type[BaseException]
+) -> None:
+    """As above, and the body raises an error of its own before another await: it comes out, and no CancelledError comes
+    after it. (A CancelledError that the body raises is that of the loss.)"""
+    caught = LockLost if error is asyncio.CancelledError else error
+    with pytest.raises(caught):
+        async with redlock(name, max_hold=0.02) as lease:
+            while lease.held:  # without a turn of the loop
+                pass
+            assert eagerly(lease.wait_lost()) is True
+            raise error
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert current().cancelling() == 0
+
+
+async def test_a8_a_cancel_from_outside_comes_with_that_of_an_eager_task(redlock: Redlock, name: str) -> None:
+    """The task is cancelled in the same step: its error comes out, and the next await raises that cancel, once."""
+    after: list[str] = []
+
+    async def work() -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with redlock(name, max_hold=0.02) as lease:
+                while lease.held:  # without a turn of the loop
+                    pass
+                assert eagerly(lease.wait_lost()) is True
+                current().cancel()
+                raise ZeroDivisionError
+        after.append("left")
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            after.append("cancelled")
+            await asyncio.sleep(0)
+            raise
+
+    task = asyncio.create_task(work())
+    async with asyncio.timeout(LIMIT):
+        await asyncio.wait({task})
+    assert after == ["left", "cancelled"]
+    assert task.cancelled()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
+import threading
 import warnings
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from asynclock import Redlock
+from asynclock import Lease, Redlock
 from tests.support.cancelled_waits import SOON, Make
-from tests.support.probes import enter_again, hold_of
+from tests.support.probes import enter_again, hold_of, watched_by
 from tests.support.still_clock import Still, TenureRecord, idle, turns
 from tests.support.user_store import state_of
-from tests.support.waiters import LONG
+from tests.support.waiters import LIMIT, LONG
 
 nodes = pytest.mark.parametrize("nodes", [1, 5])
 
@@ -142,3 +146,81 @@ async def test_a15_a_local_waiter_asks_after_a_drop(make: Make, name: str) -> No
         await operator.break_lock(name)
         got = await behind
     await got.release()
+
+
+class DropAt:
+    """Drops the leases before the line of the package with that number, counted from the first call into `acquire/`."""
+
+    def __init__(self, leases: list[Lease | None], line: int) -> None:
+        self.leases = leases
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        del arg
+        if "/asynclock/acquire/" not in frame.f_code.co_filename:
+            return None
+        if event == "line" and self.leases:
+            self.left -= 1
+            if self.left == 0:
+                self.leases.clear()
+        return self
+
+
+@pytest.mark.one_loop("the loop has no part in the order of these lines")
+async def test_f4_a_lease_is_dropped_at_any_line_of_an_acquire(name: str) -> None:
+    """The collector drops the lease of a task while another task begins to wait for the name: the waiter gets the lock
+    when the dropped hold has expired, wherever the drop fell."""
+    line = 0
+    while True:
+        line += 1
+        still = Still(1, name)
+        async with still.client(lease=30.0) as client:
+            leases = [await client(name).acquire(timeout=None)]
+            before, dropping = sys.gettrace(), DropAt(leases, line)
+            waiter = asyncio.create_task(client(name).acquire(timeout=None))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                sys.settrace(dropping)
+                try:
+                    await turns(3)
+                finally:
+                    sys.settrace(before)
+            if leases:  # it waits, and all lines were tried
+                break
+            await still.until(still.clock.now() + 31.0)
+            assert waiter.done(), f"line {line}"
+            await (await waiter).release()
+    assert line > 50
+    waiter.cancel()
+
+
+@pytest.mark.one_loop("the loop has no part in it")
+async def test_f4_a_lease_is_dropped_in_another_thread(name: str) -> None:
+    """The finalizer of the thread changes nothing that the loop's thread may read at that moment. The loop ends the
+    hold in a turn of its own."""
+    still = Still(1, name)
+    async with still.client(lease=30.0) as client:
+        leases = [await client(name).acquire(timeout=None)]
+        hold = hold_of(leases[0])
+        with pytest.warns(ResourceWarning, match=name):
+            thread = threading.Thread(target=leases.clear)
+            thread.start()
+            thread.join(LIMIT)
+        assert not hold.over
+        assert watched_by(client) == [hold]
+        await turns()
+        assert hold.over
+        assert not watched_by(client)
+
+
+@nodes
+async def test_f4_the_outer_tenure_ends_before_the_loop_ends_the_inner(name: str, nodes: int) -> None:
+    """An inner tenure of a reentrant lock is dropped, and the outer one is released in the same turn of the loop: the
+    name is free."""
+    still = Still(nodes, name)
+    async with still.client(lease=30.0) as client:
+        lock = client(name, reentrant=True)
+        outer = await lock.acquire(timeout=None)
+        enter_again(outer, lock)
+        await outer.release()
+        assert not await client(name).locked()

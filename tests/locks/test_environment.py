@@ -118,7 +118,8 @@ def test_how_a_switch_is_written(text: str, means: bool) -> None:
 
 HINTS = {
     "lease": ("expire", "ttl", "lock_timeout", "auto_release_time"),
-    "timeout": ("blocking", "blocking_timeout"),
+    "timeout": ("blocking", "blocking_timeout", "wait"),
+    "renew": ("auto_renewal",),
 }
 
 
@@ -129,3 +130,12 @@ def test_the_words_of_other_libraries_get_a_hint(meant: str, word: str) -> None:
         Redlock("memory:", **{word: 10})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"'{word}' is no option of a lock: did you mean '{meant}'"):
         Redlock("memory:")("x", **{word: 10})  # type: ignore[call-overload]
+
+
+@pytest.mark.one_loop("no loop takes part")
+@pytest.mark.parametrize("word", ["sleep", "retry_count", "retry_delay"])
+def test_the_words_of_libraries_that_poll_get_a_hint(word: str) -> None:
+    """They do not suggest an option whose name is similar: nothing here polls, and `timeout` limits the wait."""
+    for make in (Redlock, Redlock("memory:").read):
+        with pytest.raises(ConfigError, match=f"'{word}' is no option of a .*: a waiter does not poll.*'timeout'"):
+            make("memory:", **{word: 10})  # type: ignore[operator]

@@ -67,8 +67,9 @@ def test_c8_a_lock_made_outside_any_loop(server: Server) -> None:
     assert asyncio.run(main()) < asyncio.run(main())
 
 
-def test_c8_a_hold_left_in_a_loop_that_is_gone(server: Server) -> None:
-    """The end of a loop released its holds, so the next loop is granted at once."""
+def test_c8_f12_a_hold_left_in_a_loop_that_is_gone(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """The end of a loop released its holds, so the next loop is granted at once. The lease may be in use still (a sync
+    bridge returned it), so a WARNING and a ResourceWarning say what to do."""
     redlock = Redlock(server.url)
     leases = []
 
@@ -79,8 +80,12 @@ def test_c8_a_hold_left_in_a_loop_that_is_gone(server: Server) -> None:
         async with redlock("job", timeout=5):
             return True
 
-    asyncio.run(leave())
+    with pytest.warns(ResourceWarning, match="the lease of 'job' was held at the end of its event loop"):
+        asyncio.run(leave())
     assert not leases[0].held
+    (line,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "'job'" in line
+    assert "async_to_sync" in line
     assert asyncio.run(next_one())
 
 
@@ -246,7 +251,7 @@ def test_c8_forked_workers_exclude_each_other(server: Server, tmp_path: Path, ho
 
 FORK_WHILE_HELD = """
     import asyncio, os, sys
-    from asynclock import ConfigError, Redlock
+    from asynclock import ConfigError, LockNotHeld, Redlock
 
     redlock = Redlock(sys.argv[1])
 
@@ -266,6 +271,12 @@ FORK_WHILE_HELD = """
         # A child of a running loop starts its own: as multiprocessing's does, forget that one runs here.
         asyncio._set_running_loop(None)
         assert not lease.held and lease.remaining == 0.0
+        try:
+            lease.ensure_held()
+        except LockNotHeld as error:
+            assert "belongs to the parent process" in str(error), error
+        else:
+            raise AssertionError("it did not raise")
         asyncio.run(use(lease))
 
     async def main():
@@ -292,7 +303,7 @@ FORK_WHILE_HELD = """
 """
 
 
-def test_c8_a_lease_stays_with_the_parent(server: Server) -> None:
+def test_c8_f9_a_lease_stays_with_the_parent(server: Server) -> None:
     """In a forked child its copy is not held and every use raises the reason; the parent keeps lease and connection."""
     assert run_python(FORK_WHILE_HELD, server.url) == "fine\n"
     assert held_keys(server) == []
@@ -312,14 +323,18 @@ READY_MADE = """
     asyncio.run(main())
 """
 LEFT_HELD = """
-    import asyncio
+    import asyncio, logging, warnings
     from asynclock import redlock
+
+    logging.getLogger("asynclock").setLevel("ERROR")  # it warns of the lease that was not released
 
     async def main():
         global lease
         lease = await redlock("job").acquire()
 
-    asyncio.run(main())
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        asyncio.run(main())
+    assert [each.category for each in caught] == [ResourceWarning]
     assert not lease.held
     print("done")
 """
