@@ -24,6 +24,7 @@ from asynclock.acquire.journal import Journal, write
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.loop_lag import LoopLag
 from asynclock.acquire.renewal_thread import RenewalThread, started_thread
+from asynclock.acquire.shutdown import CLOSING, all_ended, cancelled, drained
 from asynclock.acquire.tenure import Loss
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
@@ -365,10 +366,7 @@ class Session:
         await asyncio.shield(self._closing)  # a cancel of the caller does not stop it
 
     async def _close(self) -> None:
-        for task in (self._opening, self._judging, self._renewing):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
+        await cancelled([each for each in (self._opening, self._judging, self._renewing) if each is not None])
         releases: deque[tuple[Ballot, Terms]] = deque()
         for hold in self.holds.in_slices():
             if hold is None:
@@ -382,13 +380,12 @@ class Session:
         self.watchdog.stop()
         for each in list(self.under_way):
             each.interrupt()
-        while self.under_way:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
-            await asyncio.sleep(0)
+        await drained(self.under_way)
         self.hung_up = True
         closing = [node.aclose() for node in self.quorum.nodes]
         if self._renewal_thread is not None:
             closing.append(self._renewal_thread.aclose())
-        await asyncio.gather(*closing)
+        await all_ended(closing, CLOSING)
         await self._tell_failed(releases)
         self.journal.stop()
         closer, self._closer = self._closer, None
