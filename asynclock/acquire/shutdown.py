@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine
 
+    from asynclock.acquire.session import Session
+
 log = logging.getLogger("asynclock")
 
 CLOSING = 2.7
@@ -21,6 +23,25 @@ CANCELLING = 0.2
 _STUCK = 0.5
 _TURNS = 100
 """A set that lost no member for so many seconds, and for so many turns of the loop, is given up."""
+
+
+_LOOK = 0.2
+"""Seconds between two looks whether a client that was dropped is still in use."""
+
+_closing: set[asyncio.Task[None]] = set()
+"""Strong references: nobody else refers to a client that was dropped."""
+
+
+def let_go(session: Session) -> None:
+    """The program has dropped the client without a close: close it, once no lease and no task depends on it."""
+    if session.closed:
+        return
+    if session.holds or session.under_way:
+        session.loop.call_later(_LOOK, let_go, session)
+        return
+    task = session.loop.create_task(session.aclose(), name="asynclock close")
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
 
 
 async def all_ended(works: Collection[Coroutine[Any, Any, None]], seconds: float) -> None:

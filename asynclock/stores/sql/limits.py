@@ -35,10 +35,11 @@ async def limited(
     seconds: float | None,
     *,
     cut: Callable[[], object] = lambda: None,
-    late: Callable[[_Result], object] = lambda result: None,
+    late: Callable[[_Result], object] | None = None,
 ) -> _Result:
     """Await `work` for at most `seconds`, if that is not None. When the time is up, or the caller is cancelled, `cut`
-    is called, and `late` with a result that comes afterwards. Raises TimeoutError, or the exception of `work`."""
+    is called. `late` is called with a result that comes afterwards; then `work` gets a moment to end by itself. Raises
+    TimeoutError, or the exception of `work`."""
     task = asyncio.get_running_loop().create_task(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
@@ -54,19 +55,25 @@ async def limited(
 def leave(
     task: asyncio.Task[_Result],
     cut: Callable[[], object] = lambda: None,
-    late: Callable[[_Result], object] = lambda result: None,
+    late: Callable[[_Result], object] | None = None,
 ) -> None:
-    """Cut the connection of a task, and cancel the task until it ends. Nobody waits for it."""
+    """Cut the connection of a task, and cancel the task until it ends. Nobody waits for it.
+
+    With `late` it is a connect: asyncpg leaves a future with an error if it is cancelled in the turn in which the
+    connection comes up, and asyncio logs that. So a connect gets a moment to end well, and is ended afterwards."""
 
     def ended(task: asyncio.Task[_Result]) -> None:
         _left.discard(task)
-        if not task.cancelled() and task.exception() is None:
+        if not task.cancelled() and task.exception() is None and late is not None:
             late(task.result())
 
     _left.add(task)
     task.add_done_callback(ended)
     cut()
-    _cancel(task, _AGAIN, _TIMES)
+    if late is None:
+        _cancel(task, _AGAIN, _TIMES)
+    else:
+        task.get_loop().call_later(CLOSING, _cancel, task, _AGAIN, _TIMES)
 
 
 def _cancel(task: asyncio.Task[Any], pause: float, times: int) -> None:
@@ -91,8 +98,11 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 async def rest(seconds: float) -> None:
     """Wait for the tasks of this event loop that were left behind, for at most `seconds`."""
     loop, here = asyncio.get_running_loop(), asyncio.current_task()
-    if left := {task for task in list(_left) if task.get_loop() is loop and task is not here}:
-        await asyncio.wait(left, timeout=seconds)
+    until = loop.time() + seconds
+    while left := {task for task in list(_left) if task.get_loop() is loop and task is not here}:
+        done, _ = await asyncio.wait(left, timeout=max(0.0, until - loop.time()))
+        if not done:
+            return
 
 
 def cut(driver: Any) -> None:
