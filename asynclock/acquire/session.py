@@ -16,6 +16,7 @@ from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock._loop import no_loop
 from asynclock._options import BROKEN_BY, RESERVED, LockSettings, node_timeout
+from asynclock.acquire import shutdown
 from asynclock.acquire.acquisition import Acquisition
 from asynclock.acquire.backoff import waking_time
 from asynclock.acquire.causes import lost
@@ -24,7 +25,6 @@ from asynclock.acquire.journal import Journal, write
 from asynclock.acquire.local_queue import LocalQueues, YieldedNames
 from asynclock.acquire.loop_lag import LoopLag
 from asynclock.acquire.renewal_thread import RenewalThread, started_thread
-from asynclock.acquire.shutdown import CLOSING, all_ended, cancelled, drained
 from asynclock.acquire.tenure import Loss
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
@@ -366,7 +366,7 @@ class Session:
         await asyncio.shield(self._closing)  # a cancel of the caller does not stop it
 
     async def _close(self) -> None:
-        await cancelled([each for each in (self._opening, self._judging, self._renewing) if each is not None])
+        await shutdown.cancelled([each for each in (self._opening, self._judging, self._renewing) if each is not None])
         releases: deque[tuple[Ballot, Terms]] = deque()
         for hold in self.holds.in_slices():
             if hold is None:
@@ -380,12 +380,12 @@ class Session:
         self.watchdog.stop()
         for each in list(self.under_way):
             each.interrupt()
-        await drained(self.under_way)
+        await shutdown.drained(self.under_way)
         self.hung_up = True
         closing = [node.aclose() for node in self.quorum.nodes]
         if self._renewal_thread is not None:
             closing.append(self._renewal_thread.aclose())
-        await all_ended(closing, CLOSING)
+        await shutdown.all_ended(closing, shutdown.CLOSING)
         await self._tell_failed(releases)
         self.journal.stop()
         closer, self._closer = self._closer, None
