@@ -14,7 +14,7 @@ def files_by_id() -> dict[str, set[str]]:
     """Id -> the test files in which a test carries it in its name, as `test_c13_...` or `test_e6_e17_...`."""
     found = defaultdict(set)
     for path in (ROOT / "tests").rglob("test_*.py"):
-        for ids in re.findall(r"^(?:async )?def test_((?:[a-e]\d+_)+)", path.read_text("utf-8"), re.M):
+        for ids in re.findall(r"^(?:async )?def test_((?:[a-f]\d+_)+)", path.read_text("utf-8"), re.M):
             for each in ids.strip("_").split("_"):
                 found[each.upper()].add(path.relative_to(ROOT).as_posix())
     return found
@@ -38,5 +38,5 @@ def test_every_row_names_its_tests() -> None:
 
 def test_rows_are_read() -> None:
     """A page that is written differently would pass everything."""
-    assert len(ROWS) == (ROOT / "docs/hazards.md").read_text().count("\n| ") - 5  # one heading in each of five tables
+    assert len(ROWS) == (ROOT / "docs/hazards.md").read_text().count("\n| ") - 6  # one heading in each of six tables
     assert len(ROWS) > 70

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -24,21 +24,12 @@ from asynclock.events import (
     TimedOut,
     Unavailable,
 )
-from tests.support.probes import acquisitions_of, intercept_notices, renew_now
+from tests.support.probes import intercept_notices, renew_now
 from tests.support.servers import Server
 from tests.support.told import KINDS, Told, told
 from tests.support.waiters import LIMIT, LONG, until
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-@pytest.fixture
-async def event_loop_errors() -> AsyncIterator[list[BaseException]]:
-    """The errors that come out of callbacks of the loop."""
-    loop, errors = asyncio.get_running_loop(), list[BaseException]()
-    loop.set_exception_handler(lambda loop, context: errors.append(context["exception"]))
-    yield errors
-    loop.set_exception_handler(None)
 
 
 @each_kind
@@ -330,37 +321,6 @@ async def test_a_listener_that_raises_a_cancelled_error_harms_nothing(
 
 
 @pytest.mark.one_loop("no loop runs")
-class Stop(BaseException):
-    """As KeyboardInterrupt, which would end the test run."""
-
-
-async def test_a_listener_that_stops_the_program_leaves_no_key(
-    make: Callable[..., Redlock], name: str, event_loop_errors: list[BaseException]
-) -> None:
-    """At Acquired its BaseException reaches the caller, who gets no lease, and the name is free at once. At Released it
-    comes out of the loop, after the next task has got its turn."""
-    client = make(lease=LONG)
-
-    def stop(event: Event) -> None:
-        if isinstance(event, Acquired | Released):
-            raise Stop
-
-    unsubscribe = client.subscribe(stop)
-    async with asyncio.timeout(LIMIT):
-        with pytest.raises(Stop):
-            await client(name).acquire()
-        unsubscribe()
-        lease = await client(name).acquire(timeout=None)
-        waiting = asyncio.create_task(client(name).acquire(timeout=None))
-        await until(lambda: bool(acquisitions_of(client)))
-        unsubscribe = client.subscribe(lambda event: stop(event) if isinstance(event, Released) else None)
-        await lease.release()
-        last = await waiting
-        unsubscribe()
-        await last.release()
-    assert [type(each) for each in event_loop_errors] == [Stop, Stop]  # of the first caller's release, too
-
-
 def test_a_listener_is_a_plain_function() -> None:
     """A coroutine function would never be awaited, and something that is no function never called."""
     client = Redlock("memory:")
