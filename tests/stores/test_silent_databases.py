@@ -59,7 +59,7 @@ import asyncio, sys
 from asynclock import Redlock
 
 async def main():
-    async with Redlock(sys.argv[1], renew="thread") as client, client(sys.argv[2]):
+    async with Redlock(sys.argv[1], renew="thread", lease=30, connect_timeout=9) as client, client(sys.argv[2]):
         pass
 
 asyncio.run(main())
