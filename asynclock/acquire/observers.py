@@ -58,9 +58,22 @@ class Observers:
                 self.active.append(write_debug)
 
     def tell(self, event: Event) -> None:
-        """Call each listener with the event."""
+        """Call each listener with the event. A KeyboardInterrupt or SystemExit of one is raised by the loop in its next
+        turn, so that the work goes on that the event is about: it may have a waiter to wake."""
         for listener in tuple(self.active):  # a listener may add or remove one
+            try:
+                listener(event)
+            except BaseException as error:
+                asyncio.get_running_loop().call_soon(_raise, error)
+
+    def tell_caller(self, event: Event) -> None:
+        """As `tell`, but raises a KeyboardInterrupt or SystemExit of a listener."""
+        for listener in tuple(self.active):
             listener(event)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class _Guarded:

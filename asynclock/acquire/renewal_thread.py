@@ -21,6 +21,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from asynclock.acquire.shutdown import all_ended
 from asynclock.acquire.threaded_hold import ThreadedHold
 from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import TAG_LENGTH
@@ -41,7 +42,10 @@ SLICE = 0.001
 """Seconds of work between two turns of the thread's loop, so that it reads replies while it sends."""
 
 CLOSING = 2.0
-"""Seconds for which a client that closes waits for the thread."""
+"""Seconds for which the thread waits for its nodes at its end."""
+
+_LONGER = 0.5
+"""Seconds for which a client that closes waits for the thread in addition."""
 
 
 class RenewalThread:
@@ -74,13 +78,13 @@ class RenewalThread:
             self._loop.call_soon_threadsafe(self._woken.set)
 
     async def aclose(self) -> None:
-        """Stop the thread, close its connections, and wait for that at most CLOSING seconds."""
+        """Stop the thread, close its connections, and wait for that for a limited time."""
         self._stopped = True
         self.look_again()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSING):
+            async with asyncio.timeout(CLOSING + _LONGER):
                 await self._ended
-                self._thread.join(CLOSING)  # it is at its last line
+                self._thread.join(_LONGER)  # it is at its last line
 
     # -- in the thread -------------------------------------------------------------------------------------------
 
@@ -106,7 +110,7 @@ class RenewalThread:
                 await self._wait(await self._turn(quorum))
         finally:
             opening.cancel()
-            await asyncio.gather(*(node.aclose() for node in quorum.nodes))
+            await all_ended([node.aclose() for node in quorum.nodes], CLOSING)
 
     async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -16,6 +16,7 @@ from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock._loop import no_loop
 from asynclock._options import BROKEN_BY, RESERVED, LockSettings, node_timeout
+from asynclock.acquire import shutdown
 from asynclock.acquire.backoff import waking_time
 from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
@@ -367,10 +368,7 @@ class Session:
         await asyncio.shield(self._closing)  # a cancel of the caller does not stop it
 
     async def _close(self) -> None:
-        for task in (self._opening, self._judging, self._renewing):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
+        await shutdown.cancelled([each for each in (self._opening, self._judging, self._renewing) if each is not None])
         releases: deque[tuple[Ballot, Terms]] = deque()
         for hold in self.holds.in_slices():
             if hold is None:
@@ -384,13 +382,12 @@ class Session:
         self.watchdog.stop()
         for each in list(self.under_way):
             each.interrupt()
-        while self.under_way:  # noqa: ASYNC110 - a turn or two: each wakes, undoes and raises
-            await asyncio.sleep(0)
+        await shutdown.drained(self.under_way)
         self.hung_up = True
         closing = [node.aclose() for node in self.quorum.nodes]
         if self._renewal_thread is not None:
             closing.append(self._renewal_thread.aclose())
-        await asyncio.gather(*closing)
+        await shutdown.all_ended(closing, shutdown.CLOSING)
         await self._tell_failed(releases)
         self.journal.stop()
         closer, self._closer = self._closer, None

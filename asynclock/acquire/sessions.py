@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import threading
+import warnings
 from typing import TYPE_CHECKING
 from weakref import WeakSet
+
+from asynclock.acquire.shutdown import let_go
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,6 +26,23 @@ class Sessions:
         self._by_loop: dict[asyncio.AbstractEventLoop, Session] = {}
         self._guard = threading.Lock()
         _all_sessions.add(self)
+
+    def __del__(self) -> None:
+        """The program has dropped the client. A garbage collector may call this in any thread, so it only schedules."""
+        if sys.is_finalizing():
+            return
+        for loop, session in self._by_loop.items():
+            if session.closed or session.forked or loop.is_closed():
+                continue
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(let_go, session)
+            nodes = ", ".join(node.label for node in session.quorum.nodes)
+            warnings.warn(
+                f"<Redlock {nodes}> was dropped while it was connected: use `async with`, or `await client.aclose()`",
+                ResourceWarning,
+                source=self,
+                stacklevel=2,
+            )
 
     def of(self, loop: asyncio.AbstractEventLoop) -> Session | None:
         return self._by_loop.get(loop)

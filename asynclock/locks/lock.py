@@ -152,6 +152,7 @@ class Lock:
         """As `_take`, and tells the outcome. `opened_in`: seconds for which the caller has waited for connections."""
         began = session.clock.now() - opened_in
         event: type[Acquired | TimedOut | Unavailable] | None = None
+        taken: Tenure | NoLease | None = None
         try:
             taken = await self._take(session, terms)
             event = Acquired if isinstance(taken, Tenure) else TimedOut
@@ -160,7 +161,13 @@ class Lock:
             raise
         finally:
             if event is not None:
-                session.observers.tell(event(*terms.described, session.clock.now() - began, terms.had_to_wait))
+                told = event(*terms.described, session.clock.now() - began, terms.had_to_wait)
+                try:
+                    session.observers.tell_caller(told)
+                except BaseException:  # such as a KeyboardInterrupt in a listener: the caller gets no lease
+                    if isinstance(taken, Tenure):
+                        taken.hold.end(taken)
+                    raise
         return taken
 
     def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:

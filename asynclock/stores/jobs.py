@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from asynclock.stores.closing import CANCELLING
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
@@ -102,7 +104,7 @@ class Jobs:
         if left := set(self._runners):
             for runner in left:
                 runner.cancel()
-            await asyncio.wait(left)
+            await asyncio.wait(left, timeout=CANCELLING)
         for job in self._waiting:  # the handler of each has timed out
             job.running.close()
         self._waiting.clear()

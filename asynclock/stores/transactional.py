@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock.rules.decide import decide
 from asynclock.rules.model import ID_LENGTH, Notice, Op, State, Verb
 from asynclock.rules.mutex import MUTEX
+from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
 from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, view_of
 from asynclock.stores.jobs import Jobs
 from asynclock.stores.port import PROBE, Checked, NodeView, Reconnecting, Refused, WrongKind
@@ -46,9 +47,6 @@ __all__ = [
 
 _REOPEN = (0.05, 1.0)
 """Seconds between two attempts to open a node that is down: the least and the greatest; doubled after each."""
-
-_CLOSING = 1.0
-"""Seconds for which a close waits for an attempt to open that it has cancelled, at most."""
 
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
@@ -252,7 +250,8 @@ class TransactionalNode:
             if is_down:
                 self.lost(error)
 
-        self._last_deadline = max(self._last_deadline, handler.deadline)
+        if op.verb in AWAITED:
+            self._last_deadline = max(self._last_deadline, handler.deadline)
         self._jobs.add(keys_of(self._prefix, op), running, done, self._once_up if waits else None)
 
     def _interrupted(self, error: Exception) -> Exception:
@@ -352,8 +351,8 @@ class TransactionalNode:
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()  # a driver may lose it: then the connection is there, and `unlisten` closes it
-            await asyncio.wait({self._opening}, timeout=_CLOSING)
-        await self._jobs.aclose(max(0.0, self._last_deadline - self._clock.now()))
+            await asyncio.wait({self._opening}, timeout=CANCELLING)
+        await self._jobs.aclose(closing_time(self._last_deadline - self._clock.now()))
         self.listens = False
         if (closing := self._store.unlisten(self._listener.tag)) is not None:
             await closing

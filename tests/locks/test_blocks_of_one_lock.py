@@ -31,8 +31,6 @@ from tests.support.waiters import LIMIT
 CHUNK = b"x" * 2**24
 """More than the buffers of two sockets."""
 
-one_loop = pytest.mark.one_loop("both loops close a dropped generator in a task of its own")
-
 
 @pytest.fixture
 async def client(name: str) -> AsyncIterator[Redlock]:
@@ -122,7 +120,6 @@ async def test_f20_dropped_generators(client: Redlock, lock: Lock, ended: bool) 
     await asyncio.gather(*readers)
 
 
-@one_loop
 async def test_f20_a_dropped_generator_ends_its_own_block(lock: Lock) -> None:
     """The task that drops it is in a block of its own, and so is another task: their leases stay."""
     inside, leave = asyncio.Event(), asyncio.Event()
@@ -144,7 +141,6 @@ async def test_f20_a_dropped_generator_ends_its_own_block(lock: Lock) -> None:
     assert await beside
 
 
-@one_loop
 async def test_f20_generators_closed_in_the_order_of_their_start(lock: Lock) -> None:
     """One task has three generators, and closes the oldest first: each closes its own block."""
     generators: list[Any] = [leases_of(lock) for _ in range(3)]
@@ -186,7 +182,6 @@ async def read_beginning(url: str, clients: int, then: Callable[[], object] | No
         await asyncio.gather(*[read() for _ in range(clients)])
 
 
-@one_loop
 async def test_f20_cancelled_aiohttp_streams(client: Redlock, lock: Lock) -> None:
     """Three handlers stream at once, and their clients hang up: all permits come back."""
 
@@ -210,7 +205,6 @@ async def test_f20_cancelled_aiohttp_streams(client: Redlock, lock: Lock) -> Non
         await runner.cleanup()
 
 
-@one_loop
 @pytest.mark.parametrize("how", ["the clients hang up", "the server stops"])
 async def test_f20_cancelled_starlette_streams(client: Redlock, lock: Lock, how: str) -> None:
     """As above, with responses that stream from an async generator. A server that stops cancels them, too."""
@@ -236,7 +230,6 @@ async def test_f20_cancelled_starlette_streams(client: Redlock, lock: Lock, how:
 # -- exit stacks and wrappers ------------------------------------------------------------------------------------------
 
 
-@one_loop
 async def test_f20_exit_stacks_in_another_order(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
     """Two stacks of one task end in the order of their start. Which block ends cannot be known: a WARNING names the
     line, and in the end both leases are released."""
@@ -254,7 +247,6 @@ async def test_f20_exit_stacks_in_another_order(lock: Lock, caplog: pytest.LogCa
     assert [each.levelno for each in caplog.records].count(logging.WARNING) == 1
 
 
-@one_loop
 async def test_f20_exit_stacks_of_leases(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
     """A stack that enters the lease of an acquire ends that lease, in any order."""
     first, second = AsyncExitStack(), AsyncExitStack()
@@ -266,7 +258,6 @@ async def test_f20_exit_stacks_of_leases(lock: Lock, caplog: pytest.LogCaptureFi
     assert not [each for each in caplog.records if each.levelno == logging.WARNING]
 
 
-@one_loop
 async def test_f20_a_stack_beside_the_block_of_another_task(lock: Lock) -> None:
     """A task that is in a block ends the stack of another task: its own lease stays."""
     stack = AsyncExitStack()
@@ -277,7 +268,6 @@ async def test_f20_a_stack_beside_the_block_of_another_task(lock: Lock) -> None:
     assert not other.held
 
 
-@one_loop
 async def test_f20_contextlib_wrappers(lock: Lock, caplog: pytest.LogCaptureFixture) -> None:
     """`asynccontextmanager` runs the block in a generator, whose frame enters and leaves it, in any order and task."""
 
@@ -307,7 +297,6 @@ class Wrapped:
         await self.lock.__aexit__(*error)  # type: ignore[arg-type]
 
 
-@one_loop
 async def test_f20_wrappers_of_many_tasks(client: Redlock, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """The frames of the wrapper end at once, and their ids are used again. Each task ends its own block."""
     lock = client.semaphore(name, 20)
@@ -331,7 +320,6 @@ async def test_f20_wrappers_of_many_tasks(client: Redlock, name: str, caplog: py
 # -- lost blocks -------------------------------------------------------------------------------------------------------
 
 
-@one_loop
 @pytest.mark.parametrize("entered", ["by a generator", "by a call"])
 async def test_f20_a_lost_block_that_another_task_ends(name: str, entered: str) -> None:
     """Another task is in a block of the same Lock by then: the end of the lost one raises LockLost, and the other lease

@@ -166,7 +166,6 @@ class DropAt:
         return self
 
 
-@pytest.mark.one_loop("the loop has no part in the order of these lines")
 async def test_f4_a_lease_is_dropped_at_any_line_of_an_acquire(name: str) -> None:
     """The collector drops the lease of a task while another task begins to wait for the name: the waiter gets the lock
     when the dropped hold has expired, wherever the drop fell."""
@@ -194,7 +193,6 @@ async def test_f4_a_lease_is_dropped_at_any_line_of_an_acquire(name: str) -> Non
     waiter.cancel()
 
 
-@pytest.mark.one_loop("the loop has no part in it")
 async def test_f4_a_lease_is_dropped_in_another_thread(name: str) -> None:
     """The finalizer of the thread changes nothing that the loop's thread may read at that moment. The loop ends the
     hold in a turn of its own."""

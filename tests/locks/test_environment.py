@@ -132,7 +132,6 @@ def test_the_words_of_other_libraries_get_a_hint(meant: str, word: str) -> None:
         Redlock("memory:")("x", **{word: 10})  # type: ignore[call-overload]
 
 
-@pytest.mark.one_loop("no loop takes part")
 @pytest.mark.parametrize("word", ["sleep", "retry_count", "retry_delay"])
 def test_the_words_of_libraries_that_poll_get_a_hint(word: str) -> None:
     """They do not suggest an option whose name is similar: nothing here polls, and `timeout` limits the wait."""

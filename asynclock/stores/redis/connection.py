@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from asynclock.rules.model import ADOPT, BREAK, RELEASE
+from asynclock.stores.closing import AWAITED
 from asynclock.stores.port import Reconnecting
 from asynclock.stores.redis.encoding import pack
 from asynclock.stores.redis.replies import PLAIN_YES, ServerError, refusal_of
@@ -27,13 +27,13 @@ in turns instead of side by side (docs/decisions.md)."""
 REPLIES = 64
 """The greatest number of replies of one server that one turn of the loop handles, in about 0.5 ms."""
 
-_AWAITED = (RELEASE, ADOPT, BREAK)
 _LOOKS = 250  # commands that a closing client looks at in one turn of the loop; it may do so for five nodes at once
 
 _ACKNOWLEDGED = (b"subscribe", b"ssubscribe")  # pushes that come in place of a reply
 _PING = pack("PING")
 _BACKLOG = 5.0  # seconds for which a command may wait after its deadline while others are being answered
 _SILENCE = 0.5  # seconds for which a server on a busy machine may get no CPU time
+_HANGING_UP = 0.2  # seconds for which a close waits until the server has read all, and has ended the TLS session
 _LONG_SILENCE = 5.0  # a server that is silent for so many seconds is down, unless its command has a longer time limit
 
 
@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
         self._writer = writer  # a reference, because a collected StreamWriter closes the transport
         self._out: list[bytes] = []
         self._paused = False  # more replies have arrived than one turn of the loop handles
+        self._gone = asyncio.Event()
         self._reader = hiredis.Reader(replyError=ServerError)
         self._call_soon = asyncio.get_running_loop().call_soon
 
@@ -149,6 +150,7 @@ class Connection(asyncio.Protocol):
             return bool(selector.select(0))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._gone.set()
         why = exc or "it closed the connection"
         self._node.lost(self, Reconnecting(f"{self._node.label} hung up: {why}"))
 
@@ -160,7 +162,7 @@ class Connection(asyncio.Protocol):
         handlers, until = list(self.waiting), -math.inf
         while handlers:
             handler = handlers.pop()
-            if not isinstance(handler, (CommandReply, IgnoredReply)) and handler.op.verb in _AWAITED:
+            if not isinstance(handler, (CommandReply, IgnoredReply)) and handler.op.verb in AWAITED:
                 until = max(until, overdue_at(handler, self.moved_at))
             if len(handlers) % _LOOKS == 0:
                 await asyncio.sleep(0)
@@ -193,9 +195,16 @@ class Connection(asyncio.Protocol):
         for handler in handlers:
             handler.fail(self._index, error, maybe=True)
 
-    def hang_up(self) -> None:
+    async def hang_up(self) -> None:
+        """Write what is left, and close. A server that stands still does not read that, and does not answer the end of
+        a TLS session: then the connection is cut."""
         self.flush()
         self.transport.close()
+        try:
+            async with asyncio.timeout(_HANGING_UP):
+                await self._gone.wait()
+        except TimeoutError:
+            self.transport.abort()
 
     def abort(self) -> None:
         self._out.clear()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock._clock import running_for
 from asynclock._options import ANSWER_TIMEOUT
+from asynclock.stores.closing import AT_MOST, CANCELLING
 from asynclock.stores.redis.connection import IgnoredReply
 from asynclock.stores.redis.encoding import encode
 from asynclock.stores.redis.replies import ServerError
@@ -105,15 +106,16 @@ class Delivery:
         """Stop sending refused releases again."""
         if (again := self._again) is not None:
             again.cancel()
-            await asyncio.wait([again])
+            await asyncio.wait([again], timeout=CANCELLING)
 
 
 async def last_words(connection: Connection, ask: Callable[..., CommandReply], now: Callable[[], float]) -> None:
     """Rule 7 of `node.py`. Each round awaits the commands in flight. Then a release may need one more round
     (`RedisNode.not_native`). A lost connection has no commands in flight."""
-    until = now() + _LAST_WORDS
+    began = now()
+    until = began + _LAST_WORDS
     while connection.waiting:
-        until = max(until, await connection.awaited_until())
+        until = max(until, min(await connection.awaited_until(), began + AT_MOST))
         left = until - now()
         if left <= 0:
             return

@@ -18,8 +18,8 @@
 6. Notices to waiters arrive as RESP3 pushes on the same connection. The server acknowledges the subscription before the
    connection is used. So a notice never overtakes a reply, and every working connection receives notices. If a server
    or its ACL forbids subscriptions, the node works without notices, and its waiters poll.
-7. A client that closes waits for the answers to releases, adoptions and breaks until they are overdue (rule 2), and for
-   other answers for at most 0.1 s. If a server has pending releases, the client connects to it once more.
+7. A client that closes waits for the answers to releases, adoptions and breaks until they are overdue (rule 2), for at
+   most 1.8 s, and for others 0.1 s. If a server has pending releases, the client connects to it once more.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from asynclock._clock import LATE, running_for
 from asynclock._errors import ConfigError
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
+from asynclock.stores.closing import CANCELLING
 from asynclock.stores.port import PROBE, UNDONE, Checked
 from asynclock.stores.redis import replies
 from asynclock.stores.redis.checks import Mode, check_vote
@@ -384,7 +385,7 @@ class RedisNode:
         self._reports.stop()
         if self._connecting is not None:
             self._connecting.cancel()
-            await asyncio.wait([self._connecting])
+            await asyncio.wait([self._connecting], timeout=CANCELLING)
         self.error = ConnectionError(f"{self.label} was closed")
         self._met.set()
         if self._connection is not None:
@@ -394,7 +395,6 @@ class RedisNode:
         if (connection := self._connection) is not None:
             connection.fail_all(self.error)  # a handler that fails here may send an undo; `hang_up` sends it
             self._connection = None
-            connection.hang_up()
+            await connection.hang_up()
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None

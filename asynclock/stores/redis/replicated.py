@@ -29,6 +29,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from asynclock._errors import ConfigError
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import ACQUIRE, ADOPT, EXTEND, WAIT
+from asynclock.stores.closing import CANCELLING
 from asynclock.stores.redis.keys import channel
 from asynclock.stores.redis.login import fetch_credentials
 from asynclock.stores.redis.node import RedisNode
@@ -114,7 +115,7 @@ class Confirmer:
     async def aclose(self) -> None:
         self.fail_all(ConnectionError(f"{self._node.label} was closed"))
         if self._task is not None:
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=CANCELLING)
         if self._timer is not None:
             self._timer.cancel()
         await self._hang_up()

@@ -10,6 +10,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
+from asynclock.stores.sql.limits import CLOSING
 from asynclock.stores.sql.rows import CLEANER, FLOOR, Row
 
 if TYPE_CHECKING:
@@ -106,4 +107,4 @@ class Cleaning:
 
     async def aclose(self) -> None:
         self._task.cancel()
-        await asyncio.wait({self._task})
+        await asyncio.wait({self._task}, timeout=CLOSING)

@@ -14,6 +14,7 @@ from asynclock.stores.sql.engines import CONNECTIONS, EngineSource
 from asynclock.stores.sql.errors import Meaning, explained, meaning, read_only, reason, refusal
 from asynclock.stores.sql.files import FileReplaced
 from asynclock.stores.sql.inbox import Inbox, put
+from asynclock.stores.sql.limits import CLOSING, in_background, limited, rest
 from asynclock.stores.sql.listening import Listening, channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
 from asynclock.stores.sql.pool import LIMIT, Pool
@@ -88,7 +89,7 @@ class Database:
         elif self.pushes and self._listening is None:
             await self._listen_again(self.transactions.pool)
         elif isinstance(self.dialect, SQLite):  # it may be another file
-            await self.transactions.pool.drop_idle()
+            self.transactions.pool.drop_idle()
             await self._prepare(self.transactions)
         elif not self.pushes:
             async with self.transactions.pool.line() as line:
@@ -106,14 +107,14 @@ class Database:
             if listens and isinstance(source, EngineSource):
                 listening = await self._new_listening(source.engine, pool)
             if listening is not None:  # no pooler: statements may be prepared for more than one transaction
-                await pool.aclose()
+                in_background(pool.aclose())
                 pool = Pool(settings.new_source(timeout, pooler=False), size=size, pooler=False)
             transactions = Transactions(settings.label, self.dialect, pool, self._send)
             await self._prepare(transactions)
-        except BaseException:
-            if listening is not None:
-                await listening.aclose()
-            await pool.aclose()
+        except BaseException:  # not awaited: other clients wait for the lock of this
+            for each in (listening, pool):
+                if each is not None:
+                    in_background(each.aclose())
             raise
         self._listening, self.pushes = listening, listening is not None
         if self.dialect.single_statements and listening is not None:
@@ -125,17 +126,17 @@ class Database:
 
     async def _new_listening(self, engine: AsyncEngine, pool: Pool) -> Listening | None:
         """A connection that listens; None: no messages arrive."""
-        async with asyncio.timeout(self._timeout):
-            listening = await Listening.connect(engine, self._received, self._silent)
+        connecting = Listening.connect(engine, self._received, self._silent)
+        listening = await limited(connecting, self._timeout, late=lambda late: in_background(late.aclose()))
         within = min(_PUSH, self._timeout / 2)
         try:
             async with pool.line() as line:
                 if await listening.works(line, within):
                     return listening
         except BaseException:
-            await listening.aclose()
+            in_background(listening.aclose())
             raise
-        await listening.aclose()
+        in_background(listening.aclose())
         return None
 
     async def _listen_again(self, pool: Pool) -> None:
@@ -174,11 +175,13 @@ class Database:
             await self._listening.remove(tag)
 
     async def aclose(self) -> None:
-        for each in (self.cleaning, self._inbox, self._listening, self.singles):
+        """Ends within a second or two, whatever the server does."""
+        for each in (self.cleaning, self._inbox, self.singles):
             if each is not None:
                 await each.aclose()
-        if self.transactions is not None:
-            await self.transactions.pool.aclose()
+        pool = self.transactions.pool if self.transactions is not None else None
+        await asyncio.gather(*(each.aclose() for each in (self._listening, pool) if each is not None))
+        await rest(CLOSING)
 
     # -- ops and notices -----------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import re
 import uuid
 import weakref
@@ -18,6 +18,7 @@ from asynclock._errors import ConfigError
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.errors import is_of_options
 from asynclock.stores.sql.files import FileReplaced, OpenFile, inode_of
+from asynclock.stores.sql.limits import CLOSING, cut, in_background, limited, rest
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine, closed
 
 if TYPE_CHECKING:
@@ -129,6 +130,8 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
     backend, driver = url.get_backend_name(), url.get_driver_name()
     # A server closes connections that are idle for long, and all when it restarts: the pool looks before it gives one.
     options: dict[str, Any] = {"pool_size": CONNECTIONS, "max_overflow": 1, "pool_pre_ping": backend != "sqlite"}
+    # No transaction is open when a connection comes back, so the pool sends no ROLLBACK.
+    options |= {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
     arguments: dict[str, Any] = {}
     if driver == "asyncpg":
         arguments = {"timeout": connect_timeout, "prepared_statement_cache_size": 0}
@@ -205,12 +208,19 @@ class EngineSource:
         self._path = path
         if path is not None:
             _watch(engine, path)
+        self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # the connections of the driver
+        if own:
+            event.listen(engine.sync_engine, "connect", self._note)
+
+    def _note(self, connection: Any, record: object) -> None:
+        del record
+        with contextlib.suppress(AttributeError, TypeError):  # a driver without weak references
+            self._made.add(connection.driver_connection)
 
     async def connect(self) -> Line:
         """A connection of its pool. Raises its error, or TimeoutError."""
         try:
-            async with asyncio.timeout(self._timeout):
-                return await self._connect()
+            return await limited(self._connect(), self._timeout, late=lambda line: line.abandon())
         except TimeoutError as error:
             label = label_of(self.engine.url, "asynclock")
             raise TimeoutError(f"{label} did not answer a connect within {self._timeout:g} s") from error
@@ -229,19 +239,26 @@ class EngineSource:
 
     async def _prepared(self, connection: AsyncConnection, file: OpenFile | None = None) -> Line:
         try:
-            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            if not self._own:
+                await connection.execution_options(isolation_level="AUTOCOMMIT")
+            driver = (await connection.get_raw_connection()).driver_connection
             if self.engine.dialect.driver == "asyncpg":
-                raw = await connection.get_raw_connection()
-                return AsyncpgLine(connection, raw.driver_connection)
+                return AsyncpgLine(connection, driver)
             if self.engine.dialect.driver == "asyncmy" and self._own:
-                line = AsyncmyLine(connection, (await connection.get_raw_connection()).driver_connection)
+                line = AsyncmyLine(connection, driver)
                 await line.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
                 return line
         except BaseException:  # it may be in the middle of a statement, so it does not go back to its pool
-            await closed(connection)
+            in_background(closed(connection))
             raise
-        return CoreLine(connection, file)
+        return CoreLine(connection, driver, file)
 
     async def aclose(self) -> None:
         if self._own:
-            await self.engine.dispose()
+            with contextlib.suppress(Exception):  # of connections that are broken
+                await limited(self.engine.dispose(), CLOSING, cut=self._cut)
+            await rest(CLOSING)
+
+    def _cut(self) -> None:
+        for driver in list(self._made):
+            cut(driver)

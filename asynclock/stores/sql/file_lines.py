@@ -81,7 +81,7 @@ class FileLine:
             await self._call(inline.close)
         self._thread.shutdown(wait=False)
 
-    async def abandon(self) -> None:
+    def abandon(self) -> None:
         """The thread may be in a transaction: it closes the connection after that."""
         inline, self._inline = self._inline, None
         if inline is not None:
@@ -121,7 +121,7 @@ class _Inline:
     async def give_back(self) -> None:
         self.close_now()
 
-    async def abandon(self) -> None:
+    def abandon(self) -> None:
         self.close_now()
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from asynclock.rules.model import TAG_LENGTH
+from asynclock.stores.sql.limits import CLOSING
 from asynclock.stores.sql.listening import message_of, notice_of
 from asynclock.stores.sql.rows import NOTICES, Row, tags_in
 
@@ -110,7 +111,7 @@ class Inbox:
                 for tag in sorted(self._tags):
                     await self._take(tag)
             except Exception:  # the next op finds it out, and reports it
-                await self._pool.drop_idle()
+                self._pool.drop_idle()
 
     async def _is_hurried(self, seconds: float) -> bool:
         """Pause. Whether a waiter has ended the pause."""
@@ -157,4 +158,4 @@ class Inbox:
     async def aclose(self) -> None:
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait({self._task})
+            await asyncio.wait({self._task}, timeout=CLOSING)

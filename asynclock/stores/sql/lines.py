@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import text
 
+from asynclock.stores.sql.limits import CLOSING, cut, in_background, limited
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -46,78 +48,73 @@ class Line(Protocol):
         """Whether it is known to be closed."""
 
     async def give_back(self) -> None:
-        """To the pool of SQLAlchemy. No transaction is open."""
+        """To the pool of SQLAlchemy. No transaction is open. Raises the error of a connection that is broken."""
 
-    async def abandon(self) -> None:
-        """Close it at once: its state is unknown. Never raises."""
+    def abandon(self) -> None:
+        """Close it at once: its state is unknown. Waits for nothing, and never raises."""
 
 
-class CoreLine:
-    """See the module."""
+class _EngineLine:
+    """A connection of SQLAlchemy, and the connection of the driver in it."""
 
     is_closed = False  # not known
 
-    def __init__(self, connection: AsyncConnection, file: OpenFile | None = None) -> None:
-        self.file = file
+    def __init__(self, connection: AsyncConnection, driver: Any, file: OpenFile | None = None) -> None:
         self._connection = connection
+        self.driver = driver
+        self.file = file
+
+    async def run(self, sql: str) -> None:
+        raise NotImplementedError
+
+    async def give_back(self) -> None:
+        await limited(self._give_back(), CLOSING, cut=self._cut)
+
+    async def _give_back(self) -> None:
+        await self.run("SELECT 1")  # SQLAlchemy logs an error for each broken connection that it gets back
+        await self._connection.close()
+
+    def abandon(self) -> None:
+        self._cut()
+        in_background(closed(self._connection))
+
+    def _cut(self) -> None:
+        cut(self.driver)
+
+
+class CoreLine(_EngineLine):
+    """See the module. A driver may wait for the server although it was cancelled, so each statement has a task."""
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
-        result = await self._connection.execute(_clause(sql), dict(params))
+        result = await limited(self._connection.execute(_clause(sql), dict(params)), None, cut=self._cut)
         return result.all() if result.returns_rows else ()
 
     async def run(self, sql: str) -> None:
         for each in sql.split(";"):
-            await self._connection.exec_driver_sql(each)
-
-    async def give_back(self) -> None:
-        await self._connection.close()
-
-    async def abandon(self) -> None:
-        await closed(self._connection)
+            await limited(self._connection.exec_driver_sql(each), None, cut=self._cut)
 
 
-class AsyncmyLine:
+class AsyncmyLine(_EngineLine):
     """See the module. `driver` is the connection of asyncmy in `connection`. The session is set up once, so that a
     transaction begins with one statement."""
 
-    is_closed = False  # not known
-
-    file = None
-
-    def __init__(self, connection: AsyncConnection, driver: Any) -> None:
-        self._connection = connection
-        self._driver = driver
-
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
         compiled, names = _formatted(sql)
-        async with self._driver.cursor() as cursor:
+        async with self.driver.cursor() as cursor:
             await cursor.execute(compiled, [params[name] for name in names])
             return [] if cursor.description is None else await cursor.fetchall()
 
     async def run(self, sql: str) -> None:
         for each in sql.split(";"):
             if "ISOLATION" not in each:  # the session has it
-                await self._driver.query(each)
-
-    async def give_back(self) -> None:
-        await self._connection.close()
-
-    async def abandon(self) -> None:
-        self._driver.close()
-        await closed(self._connection)
+                await self.driver.query(each)
 
 
-class AsyncpgLine:
+class AsyncpgLine(_EngineLine):
     """See the module. `driver` is the connection of asyncpg in `connection`."""
 
-    file = None
-
-    def __init__(self, connection: AsyncConnection, driver: Any) -> None:
-        self._connection = connection
-        self.driver = driver
-
     @property
-    def is_closed(self) -> bool:
+    def is_closed(self) -> bool:  # type: ignore[override]
         return bool(self.driver.is_closed())
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
@@ -128,20 +125,14 @@ class AsyncpgLine:
     async def run(self, sql: str) -> None:
         await self.driver.execute(sql)
 
-    async def give_back(self) -> None:
-        await self._connection.close()
-
-    async def abandon(self) -> None:
-        self.driver.terminate()
-        await closed(self._connection)
-
 
 async def closed(connection: AsyncConnection) -> None:
-    """Close a connection that nothing uses any more; it does not go back to its pool. Never raises."""
+    """Close a connection that nothing uses any more; it does not go back to its pool. Ends within two of CLOSING, and
+    never raises."""
     with contextlib.suppress(Exception):  # it is closed already, or half open
-        await connection.invalidate()
+        await limited(connection.invalidate(), CLOSING)
     with contextlib.suppress(Exception):
-        await connection.close()
+        await limited(connection.close(), CLOSING)
 
 
 @lru_cache(maxsize=256)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock.rules.model import Notice
 from asynclock.stores.sql.engines import connection_of
+from asynclock.stores.sql.limits import CLOSING, in_background, limited
 from asynclock.stores.sql.lines import closed
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Listening:
             driver = raw.driver_connection
             await connection.run_sync(lambda each: each.detach())
         except BaseException:
-            await closed(connection)
+            in_background(closed(connection))
             raise
         return cls(connection, driver, received, lost)
 
@@ -151,9 +152,8 @@ class Listening:
     async def aclose(self) -> None:
         self._lost = None
         self._watching.cancel()
-        await asyncio.wait({self._watching})
         try:
-            await self.driver.close(timeout=1.0)
+            await limited(self.driver.close(timeout=CLOSING), CLOSING, cut=self.driver.terminate)
         except Exception:  # a server that is gone
             self.driver.terminate()
         await closed(self._connection)

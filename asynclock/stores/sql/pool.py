@@ -7,6 +7,8 @@ from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from asynclock.stores.sql.limits import CLOSING, in_background, rest
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
@@ -26,7 +28,7 @@ class Source(Protocol):
         """A new one, or one of a pool. Raises the error of the database."""
 
     async def aclose(self) -> None:
-        """All connections were given back."""
+        """All connections were given back. Ends within a second, whatever the server does."""
 
 
 class Pool:
@@ -39,7 +41,6 @@ class Pool:
         self._room = asyncio.Semaphore(size)
         self._idle: deque[tuple[Line, float]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._returning: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @asynccontextmanager
@@ -51,7 +52,7 @@ class Pool:
             try:
                 yield line
             except BaseException:
-                await line.abandon()
+                line.abandon()
                 raise
             self._keep(line)
 
@@ -60,14 +61,14 @@ class Pool:
             line, _ = self._idle.pop()
             if not line.is_closed:
                 return line
-            await line.abandon()
+            line.abandon()
         return await self.source.connect()
 
-    async def drop_idle(self) -> None:
+    def drop_idle(self) -> None:
         """Close the idle connections: one of them was found closed."""
         idle, self._idle = self._idle, deque()
         for line, _ in idle:
-            await line.abandon()
+            line.abandon()
 
     async def alone(self, line: Line, sql: str, params: Mapping[str, Any]) -> Sequence[Any]:
         """One statement that is a transaction of its own. Behind a pooler its two messages need one for certain."""
@@ -81,7 +82,9 @@ class Pool:
     def _keep(self, line: Line) -> None:
         loop = asyncio.get_running_loop()
         self._idle.append((line, loop.time() + _KEPT))
-        if self._timer is None:
+        if self._closed:
+            self._give_back()
+        elif self._timer is None:
             self._timer = loop.call_later(_KEPT, self._give_back)
 
     def _give_back(self) -> None:
@@ -89,9 +92,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         self._timer = None
         while self._idle and (self._closed or self._idle[0][1] <= loop.time()):
-            task = loop.create_task(_given_back(self._idle.popleft()[0]))
-            self._returning.add(task)
-            task.add_done_callback(self._returning.discard)
+            in_background(_given_back(self._idle.popleft()[0]))
         if self._idle:
             self._timer = loop.call_at(self._idle[0][1], self._give_back)
 
@@ -101,13 +102,14 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
         self._give_back()
-        if self._returning:
-            await asyncio.wait(self._returning)
+        await rest(CLOSING)
         await self.source.aclose()
 
 
 async def _given_back(line: Line) -> None:
     try:
         await line.give_back()
-    except Exception:  # a connection that broke while it was idle
-        await line.abandon()
+    except BaseException as error:  # a connection that broke while it was idle
+        line.abandon()
+        if not isinstance(error, Exception):
+            raise

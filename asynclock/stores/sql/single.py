@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import ACQUIRE, CLOCK_SKEW, EXTEND, RELEASE
 from asynclock.stores.sql.errors import Meaning, meaning, was_not_sent
+from asynclock.stores.sql.limits import CLOSING
 from asynclock.stores.sql.pool import LIMIT, Pool
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
 
@@ -180,7 +181,7 @@ class Singles:
                 found = meaning(error)
                 if found is Meaning.LOST and stale and (again or was_not_sent(error)):
                     stale = False
-                    await self._pool.drop_idle()
+                    self._pool.drop_idle()
                 elif found is not Meaning.AGAIN:
                     raise
             await asyncio.sleep(0.001)
@@ -189,4 +190,4 @@ class Singles:
         for worker in self._workers:
             worker.cancel()
         if self._workers:
-            await asyncio.wait(set(self._workers))
+            await asyncio.wait(set(self._workers), timeout=CLOSING)

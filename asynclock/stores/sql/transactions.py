@@ -101,7 +101,7 @@ class Transactions:
                         if began or not stale or meaning(error) is not Meaning.LOST:
                             raise
                         stale = False
-                        await self.pool.drop_idle()
+                        self.pool.drop_idle()
                         continue
                     if not isinstance(result, _Failed):
                         return result

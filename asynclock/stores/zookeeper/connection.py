@@ -43,8 +43,8 @@ _BEATS = 8
 _PAUSE = 0.5
 """Seconds until kazoo is started again whose thread has ended."""
 
-_CLOSE = 1.0
-"""Seconds for which a close waits for the server. Then the session ends by its timeout."""
+_CLOSE = 0.5
+"""Seconds for which a close waits for the server, and then for kazoo's threads. The session ends by its timeout."""
 
 
 class Address(NamedTuple):

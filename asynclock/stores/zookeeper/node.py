@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from asynclock._errors import ConfigError
 from asynclock.rules.kind import parts_of
 from asynclock.rules.model import ID_LENGTH, Notice, Verb
+from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
 from asynclock.stores.port import Reconnecting, Refused
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import Connection, SessionState
@@ -183,7 +184,8 @@ class ZooKeeperNode:
             contender = self._contenders[op.id] = Contender(op)
         if contender is not None:
             contender.users += 1
-        self._last_deadline = max(self._last_deadline, handler.deadline)
+        if op.verb in AWAITED:
+            self._last_deadline = max(self._last_deadline, handler.deadline)
         asked = Asked(handler.sent, op.queueing.number, op.queueing.tasks, op.lease)
         task = self.spawn(self._answer(op, contender, handler, asked))
         self._ops.add(task)
@@ -378,7 +380,7 @@ class ZooKeeperNode:
     async def aclose(self) -> None:
         ops = set(self._ops)
         if ops:
-            await asyncio.wait(ops, timeout=max(0.0, self._last_deadline - self._clock.now()))
+            await asyncio.wait(ops, timeout=closing_time(self._last_deadline - self._clock.now()))
         self._closed = True
         for timer in (self._sweeper, self._reconnects):
             if timer is not None:
@@ -386,7 +388,7 @@ class ZooKeeperNode:
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            await asyncio.wait(set(self._tasks))
+            await asyncio.wait(set(self._tasks), timeout=CANCELLING)
         self._contenders.clear()
         connection, self._connection = self._connection, None
         self.error = ConnectionError(f"{self.label} is closed")

@@ -9,6 +9,7 @@ import random
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
 
+from asynclock.stores.closing import CANCELLING
 from asynclock.stores.port import PROBE
 from asynclock.stores.redis.cluster.shard import Router, Shard
 from asynclock.stores.redis.cluster.topology import SLOTS, Address, span_of
@@ -263,7 +264,7 @@ class Masters:
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)
+            await asyncio.wait(tasks, timeout=CANCELLING)
         await asyncio.gather(*(shard.aclose() for shard in self.shards))
         self.error = error
         self.met.set()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from redis.exceptions import ResponseError
 
 from asynclock._errors import ConfigError
+from asynclock.stores.closing import CANCELLING
 from asynclock.stores.redis import reconnect
 from asynclock.stores.redis.replies import connect_error, unknown_command
 from asynclock.stores.redis.stages import Stage, follow
@@ -215,7 +216,7 @@ class Watch:
         for task in self._tasks:
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=CANCELLING)
 
     async def _follow(self, endpoint: Endpoint) -> None:
         """Listen to one sentinel, and connect again whenever the connection is lost."""

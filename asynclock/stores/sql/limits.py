@@ -1,0 +1,127 @@
+"""Limits for what a driver does. Behind a network that drops packets, or before a server that stands still, a driver
+may wait for ever, even after a cancel: some ask the server to end the statement, and wait for its answer.
+
+So a call that may hang runs in a task of its own. When its time is up, its connection is cut, the task is cancelled
+again and again, and nobody waits for it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+_Result = TypeVar("_Result")
+
+CLOSING = 0.3
+"""Seconds for which a polite close waits for the server, at most. Then the connection is cut."""
+
+_AGAIN = 0.02
+"""Seconds until a task that was left behind is cancelled again; doubled each time."""
+
+_TIMES = 12
+"""So often it is cancelled, over some 80 s."""
+
+_left: set[asyncio.Task[Any]] = set()
+"""Strong references to the tasks that nobody waits for."""
+
+
+async def limited(
+    work: Coroutine[Any, Any, _Result],
+    seconds: float | None,
+    *,
+    cut: Callable[[], object] = lambda: None,
+    late: Callable[[_Result], object] | None = None,
+) -> _Result:
+    """Await `work` for at most `seconds`, if that is not None. When the time is up, or the caller is cancelled, `cut`
+    is called. `late` is called with a result that comes afterwards; then `work` gets a moment to end by itself. Raises
+    TimeoutError, or the exception of `work`."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except BaseException:
+        leave(task, cut, late)
+        raise
+    if not done:
+        leave(task, cut, late)
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return task.result()
+
+
+def leave(
+    task: asyncio.Task[_Result],
+    cut: Callable[[], object] = lambda: None,
+    late: Callable[[_Result], object] | None = None,
+) -> None:
+    """Cut the connection of a task, and cancel the task until it ends. Nobody waits for it.
+
+    With `late` it is a connect: asyncpg leaves a future with an error if it is cancelled in the turn in which the
+    connection comes up, and asyncio logs that. So a connect gets a moment to end well, and is ended afterwards."""
+
+    def ended(task: asyncio.Task[_Result]) -> None:
+        _left.discard(task)
+        if not task.cancelled() and task.exception() is None and late is not None:
+            late(task.result())
+
+    _left.add(task)
+    task.add_done_callback(ended)
+    cut()
+    if late is None:
+        _cancel(task, _AGAIN, _TIMES)
+    else:
+        task.get_loop().call_later(CLOSING, _cancel, task, _AGAIN, _TIMES)
+
+
+def _cancel(task: asyncio.Task[Any], pause: float, times: int) -> None:
+    if not task.done() and times:
+        task.cancel()
+        task.get_loop().call_later(pause, _cancel, task, 2 * pause, times - 1)
+
+
+def in_background(work: Coroutine[Any, Any, object]) -> None:
+    """Run it, and wait for it only when the client closes (`rest`). It has a limit of its own."""
+    task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
+    _left.add(task)
+    task.add_done_callback(_retrieve)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    _left.discard(task)
+    if not task.cancelled():
+        task.exception()
+
+
+async def rest(seconds: float) -> None:
+    """Wait for the tasks of this event loop that were left behind, for at most `seconds`."""
+    loop, here = asyncio.get_running_loop(), asyncio.current_task()
+    until = loop.time() + seconds
+    while left := {task for task in list(_left) if task.get_loop() is loop and task is not here}:
+        done, _ = await asyncio.wait(left, timeout=max(0.0, until - loop.time()))
+        if not done:
+            return
+
+
+def cut(driver: Any) -> None:
+    """Close the connection of a driver at once, without a word to the server. What waits for it fails. Never raises."""
+    with contextlib.suppress(Exception):
+        if hasattr(driver, "terminate"):  # asyncpg
+            driver.terminate()
+        elif (transport := _transport(driver)) is not None:  # asyncmy, aiomysql
+            transport.abort()
+        elif hasattr(driver, "pgconn"):  # psycopg
+            with socket.socket(fileno=driver.pgconn.socket) as sock:
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                finally:
+                    sock.detach()  # it belongs to the driver
+        elif hasattr(driver, "stop"):  # aiosqlite, whose thread closes the file
+            driver.stop()
+
+
+def _transport(driver: Any) -> Any:
+    writer = getattr(driver, "_writer", None)
+    return writer.transport if writer is not None else getattr(driver, "_transport", None)

@@ -1,0 +1,85 @@
+"""A client without references that was never closed: it warns, and lets its connection go."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import pytest
+import redis
+
+from asynclock import Lease, Redlock
+from tests.support.default_keys import key_of
+from tests.support.servers import Server
+from tests.support.waiters import LIMIT, LONG
+
+
+def connections(server: Server) -> int:
+    """At the server, without the one that asks."""
+    with redis.Redis.from_url(server.url) as operator:
+        return len(operator.client_list()) - 1
+
+
+async def disconnected(server: Server) -> None:
+    async with asyncio.timeout(LIMIT):
+        while connections(server):
+            await asyncio.sleep(0.01)
+
+
+async def use(server: Server, name: str) -> None:
+    async with Redlock(server.url)(name):
+        pass
+
+
+async def keep(server: Server, name: str) -> Lease:
+    return await Redlock(server.url, lease=LONG)(name).acquire(timeout=None)
+
+
+async def test_a_dropped_client_warns_and_disconnects(server: Server, name: str) -> None:
+    """The warning names its node."""
+    with pytest.warns(ResourceWarning, match=f"<Redlock {server.url}> was dropped"):
+        await use(server, name)
+        gc.collect()
+    await disconnected(server)
+
+
+async def test_a_client_dropped_in_another_thread_disconnects(server: Server, name: str) -> None:
+    """A garbage collector runs in any thread. It only schedules, so the loop closes the client."""
+    client = [Redlock(server.url)]
+    async with client[0](name):
+        pass
+    with pytest.warns(ResourceWarning, match="was dropped"):
+        thread = threading.Thread(target=lambda: (client.clear(), gc.collect()))
+        thread.start()
+        while thread.is_alive():
+            await asyncio.sleep(0.01)
+    await disconnected(server)
+
+
+async def test_a_lease_outlives_its_dropped_client(server: Server, name: str) -> None:
+    """The lease is held, and its release works. After that the connection goes."""
+    with pytest.warns(ResourceWarning, match="was dropped"):
+        lease = await keep(server, name)
+        gc.collect()
+    await lease.extend()
+    with redis.Redis.from_url(server.url) as operator:
+        assert operator.exists(key_of(name))
+        await lease.release()
+        assert not operator.exists(key_of(name))
+    await disconnected(server)
+
+
+async def test_a_closed_client_is_dropped_in_silence(
+    server: Server, name: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    """As is one that was never used."""
+
+    async def use_well() -> None:
+        Redlock(server.url)
+        async with Redlock(server.url) as client, client(name):
+            pass
+
+    await use_well()
+    gc.collect()
+    assert not [each for each in recwarn if "was dropped" in str(each.message)]

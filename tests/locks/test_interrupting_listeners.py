@@ -1,0 +1,53 @@
+"""A listener that raises KeyboardInterrupt or SystemExit: the name is free, and no waiter misses its turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from asynclock import Redlock
+from asynclock.events import Acquired, Event, Released
+from tests.support.probes import acquisitions_of
+from tests.support.waiters import LIMIT, LONG, until
+
+
+@pytest.fixture
+async def event_loop_errors() -> AsyncIterator[list[BaseException]]:
+    """The errors that come out of callbacks of the loop."""
+    loop, errors = asyncio.get_running_loop(), list[BaseException]()
+    loop.set_exception_handler(lambda loop, context: errors.append(context["exception"]))
+    yield errors
+    loop.set_exception_handler(None)
+
+
+class Stop(BaseException):
+    """As KeyboardInterrupt, which would end the test run."""
+
+
+async def test_a_listener_that_stops_the_program_leaves_no_key(
+    make: Callable[..., Redlock], name: str, event_loop_errors: list[BaseException]
+) -> None:
+    """At Acquired its BaseException reaches the caller, who gets no lease, and the name is free at once. At Released it
+    comes out of the loop, after the next task has got its turn."""
+    client = make(lease=LONG)
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Acquired | Released):
+            raise Stop
+
+    unsubscribe = client.subscribe(stop)
+    async with asyncio.timeout(LIMIT):
+        with pytest.raises(Stop):
+            await client(name).acquire()
+        unsubscribe()
+        lease = await client(name).acquire(timeout=None)
+        waiting = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(lambda: bool(acquisitions_of(client)))
+        unsubscribe = client.subscribe(lambda event: stop(event) if isinstance(event, Released) else None)
+        await lease.release()
+        last = await waiting
+        unsubscribe()
+        await last.release()
+    assert [type(each) for each in event_loop_errors] == [Stop, Stop]  # of the first caller's release, too

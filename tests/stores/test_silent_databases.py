@@ -1,0 +1,183 @@
+"""A database that went silent, and a client that closes or a program that ends (HAZARDS F2). The programs are real
+processes, since the end of a process is what counts: its threads and sockets are part of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from asynclock import Redlock
+from asynclock.stores.sql import SQLStore, limits, pool
+from tests.support.proxy import TcpProxy
+from tests.support.waiters import LIMIT
+
+REPO = Path(__file__).parents[2]
+DRIVERS = {"postgresql": "postgresql+asyncpg", "mariadb": "mariadb+asyncmy", "mysql": "mysql+asyncmy"}
+
+HOLDER = """
+import asyncio, os, sys, threading, time
+from asynclock import Redlock
+
+def sockets():
+    return sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket") for fd in os.listdir("/proc/self/fd")
+               if os.path.lexists(f"/proc/self/fd/{fd}"))
+
+async def main(url, closes, renew):
+    before = sockets()
+    if "+" in url:
+        from sqlalchemy.ext.asyncio import create_async_engine
+        from asynclock.stores.sql import SQLStore
+        client = Redlock(SQLStore(create_async_engine(url, pool_pre_ping=True)), lease=30)
+    else:
+        client = Redlock(url, lease=30, renew=renew)
+    leases = await asyncio.gather(*(client(f"silent:{os.getpid()}:{n}").acquire(timeout=None) for n in range(6)))
+    print("holds", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    if closes == "closes":
+        began = time.monotonic()
+        await client.aclose()
+        print(f"closed {time.monotonic() - began}", flush=True)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        names = [each.name for each in threading.enumerate() if "asynclock" in each.name]
+        print(f"left {names} {0 if '+' in url else sockets() - before}", flush=True)
+
+asyncio.run(main(*sys.argv[1:4]))
+"""
+
+SHORT = """
+import asyncio, sys
+from asynclock import Redlock
+
+async def main():
+    async with Redlock(sys.argv[1], renew="thread", lease=30, connect_timeout=9) as client, client(sys.argv[2]):
+        pass
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+async def network(url: str) -> AsyncIterator[TcpProxy]:
+    async with TcpProxy(urlsplit(url).port or 0) as proxy:
+        yield proxy
+
+
+def through(network: TcpProxy, url: str) -> str:
+    return url.replace(f":{urlsplit(url).port}", f":{network.port}")
+
+
+def of_driver(url: str) -> str:
+    scheme, _, rest = url.partition(":")
+    return f"{DRIVERS[scheme]}:{rest}"
+
+
+def silence(network: TcpProxy) -> None:
+    """No packet passes any more, and no connection is closed. New ones are accepted, and carry nothing."""
+    network.drop_replies = network.drop_requests = True
+
+
+async def program(text: str, *args: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        text,
+        *args,
+        env={"PYTHONPATH": str(REPO), "PATH": "/usr/bin:/bin"},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("closes", ["closes", "ends"])
+@pytest.mark.parametrize("renew", ["thread", "loop", "of an engine"])
+async def test_f2_a_program_ends_over_a_silent_database(url: str, network: TcpProxy, closes: str, renew: str) -> None:
+    """Its client closes in 3 s, with its threads and sockets; without a close `asyncio.run` ends. An engine of the
+    user keeps its own connections."""
+    address, how = through(network, url), "thread" if renew == "thread" else "True"
+    if renew == "of an engine":
+        address = of_driver(address)
+    process = await program(
+        HOLDER.replace("renew=renew", f"renew={how!r}" if how == "thread" else "renew=True"), address, closes, how
+    )
+    try:
+        async with asyncio.timeout(LIMIT):
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"holds\n"
+            silence(network)
+            out, err = await process.communicate(b"\n")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, err.decode()
+    assert b"Traceback" not in err
+    assert b"never retrieved" not in err
+    if closes == "closes":
+        closed, left = out.decode().splitlines()
+        assert float(closed.split()[1]) < 3 + LIMIT / 10  # the machine may be busy
+        assert left == "left [] 0"
+
+
+async def test_a3_short_programs_with_a_thread_print_nothing(postgresql_url: str, name: str) -> None:
+    """The thread of each is told to stop while it connects."""
+    running = [await program(SHORT, postgresql_url, f"{name}:{number}") for number in range(8)]
+    async with asyncio.timeout(2 * LIMIT):
+        said = [await each.communicate() for each in running]
+    assert said == [(b"", b"")] * 8
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_f2_an_idle_connection_that_was_cut_is_not_logged(
+    url: str, network: TcpProxy, name: str, own: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLAlchemy would log an error with a traceback for a broken connection that goes back to its pool."""
+    monkeypatch.setattr(pool, "_KEPT", 0.3)
+    engine = None if own else create_async_engine(of_driver(through(network, url)))
+    with caplog.at_level(logging.WARNING):
+        async with Redlock(through(network, url) if engine is None else SQLStore(engine)) as client:
+            async with client(name):
+                pass
+            network.freeze()
+            await asyncio.sleep(0.6)  # the connection is given back meanwhile
+            network.cut()
+            async with client(name):
+                pass
+        if engine is not None:
+            await engine.dispose()
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("sqlalchemy")] == []
+
+
+async def test_f2_a_call_that_ignores_its_cancel_is_cut_and_left_behind() -> None:
+    """As a driver that asks the server to end its statement. The caller goes on when its time is up, and the call ends
+    when its connection is gone."""
+    connection, ended = asyncio.Event(), asyncio.Event()
+
+    async def call() -> None:
+        while not connection.is_set():
+            try:
+                await connection.wait()
+            except asyncio.CancelledError:
+                continue
+        ended.set()
+
+    async with asyncio.timeout(LIMIT):
+        with pytest.raises(TimeoutError):
+            await limits.limited(call(), 0.01)
+        assert not ended.is_set()
+        with pytest.raises(TimeoutError):
+            await limits.limited(call(), 0.01, cut=connection.set)
+        await ended.wait()
