@@ -63,7 +63,7 @@ async def test_marks_of_once_do_not_bury_the_holds(server: Server, name: str) ->
 
         for n in range(9):
             await done(n)
-        async with redlock(f"{name}held"), redlock(f"{name}rests", min_hold=20.0):
+        async with redlock(f"{name}held"), redlock(f"{name}rests", lease=60.0, min_hold=60.0):
             pass
         async with redlock(f"{name}held"):
             head, row, empty, said = answered("ls", name, on=server).stdout.splitlines()

@@ -101,7 +101,8 @@ async def test_c21_health_names_the_stage_too(silent: list[str]) -> None:
     """A server without TLS waits for more of a TLS greeting. `health` ends before the attempt to connect does."""
     async with aclosing(Redlock(f"rediss://{silent[0]}", connect_timeout=30)) as client:
         (node,) = (await client.health()).nodes
-    assert "no TLS connection; check host and port, and whether both sides use TLS" in node.error
+    assert "not connected yet" in node.error  # on a busy machine at an earlier stage than TLS
+    assert "; check host and port, and whether both sides use TLS" in node.error
 
 
 @both
