@@ -196,7 +196,7 @@ class Session:
         """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
         for a moment only, which is not told."""
         self._outages.told(event, len(self._stores))
-        if isinstance(event, NodeUp) and len(self.quorum.nodes) == 1 and self.holds:
+        if isinstance(event, NodeUp):
             self._renew_soon()
         if isinstance(event, Quarantined) and not self.ready:
             self._quarantines[event.node] = event
@@ -206,6 +206,8 @@ class Session:
     def _renew_soon(self) -> None:
         """The only node is connected again, perhaps to another server that lacks holds, such as a replica that was
         promoted. Renew all holds, so that the owners of those learn it now, and not after a third of the lease."""
+        if len(self.quorum.nodes) > 1 or not self.holds:
+            return
         if self._renewing is None or self._renewing.done():
             self._renewing = self.loop.create_task(self._make_due(), name="asynclock renew")
 
@@ -240,6 +242,7 @@ class Session:
         """Node `index` is connected again. Its notices may have been lost meanwhile, so all tickets are sent again.
         If it was the end of an outage, the acquires that wait for that try again."""
         del index
+        self._renew_soon()
         for waiter in self.tickets.all():
             waiter.ask_soon(waking_time(1), probe=True)
         self._outages.connected(self.quorum.nodes)

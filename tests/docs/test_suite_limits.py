@@ -16,6 +16,8 @@ HANGS = """
 import asyncio, contextlib, subprocess, time
 import pytest
 
+pytestmark = pytest.mark.both_loops("it is about both")
+
 async def never_set():
     await asyncio.Event().wait()
 

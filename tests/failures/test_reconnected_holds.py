@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from asynclock import Lease, LockLost, Redlock
-from asynclock.events import Lost, NodeUp, Renewed
+from asynclock.events import Lost, Renewed
 from tests.support.default_keys import key_of
-from tests.support.probes import valid_until
+from tests.support.probes import nodes_of, valid_until
 from tests.support.servers import Server
 from tests.support.told import Told, told
-from tests.support.waiters import LIMIT, until
+from tests.support.waiters import LIMIT, reconnected, until
 
 LEASE = 600.0
 """Its renewals are due much later than a test waits."""
@@ -93,9 +93,10 @@ async def test_a_close_meanwhile(server: Server, name: str) -> None:
     """Nothing is left of a client that closes as it connects again with holds."""
     client = Redlock(server.url, lease=LEASE, max_lease=LEASE)
     leases = [await held(client, f"{name}:{number}") for number in range(50)]
-    with told(client) as events:
-        cut(server)
-        await until(lambda: events.of(NodeUp))
+    back = asyncio.create_task(reconnected(nodes_of(client)[0]))
+    await asyncio.sleep(0)
+    cut(server)
+    await back
     await client.aclose()
     assert not any(each.held for each in leases)
     assert not [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]

@@ -58,6 +58,8 @@ class Still:
         self.name = name
 
     def client(self, **options: Any) -> Redlock:
+        if len(self.stores) > 1:
+            options.setdefault("node_timeout", 0.05)  # as a client by default: a busy machine does not move this clock
         return Redlock(*self.stores, **options)
 
     @asynccontextmanager
