@@ -232,7 +232,7 @@ async def test_c20_patience_ends_a_round_that_is_under_way(server: Server, name:
     """A single silent node is asked for 1.5 s each time. The first such round begins the outage, and the patience ends
     the second one."""
     clock = FakeClock()
-    async with Redlock(Clocked(server.url, clock), patience=1.0, node_timeout=1.5) as client:
+    async with Redlock(Clocked(server.url, clock), patience=2.0, node_timeout=1.5) as client:
         connection = connection_of(nodes_of(client)[0])
 
         def rounds() -> int:

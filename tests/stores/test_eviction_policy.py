@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from asynclock import Redlock
-from asynclock.events import NodeUp
+from tests.support.probes import nodes_of
 from tests.support.servers import Server, Servers
-from tests.support.waiters import until, works
+from tests.support.waiters import reconnected, works
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -20,12 +20,10 @@ async def test_d6_eviction_is_warned_of(
 ) -> None:
     """Once for each server, also after it was connected again; locks work."""
     server = servers.start("--maxmemory", "100mb", "--maxmemory-policy", policy)
-    ups: list[NodeUp] = []
     async with Redlock(server.url) as redlock:
-        redlock.subscribe(lambda event: ups.append(event) if isinstance(event, NodeUp) else None)
         await works(redlock, name)
         server.restart()
-        await until(lambda: ups)
+        await reconnected(nodes_of(redlock)[0])
         await works(redlock, name)
     assert len(warnings_of(caplog)) == 1
     assert policy in warnings_of(caplog)[0]

@@ -57,7 +57,7 @@ def granted(path: Path, name: str) -> bool:
 async def let_idle(store: SQLStore) -> None:
     """Close the idle connections, as happens after two seconds."""
     for database in store._databases.values():  # noqa: SLF001
-        await database.connected.pool.drop_idle()
+        database.connected.pool.drop_idle()
 
 
 @asynccontextmanager

@@ -38,7 +38,6 @@ both = pytest.mark.parametrize("nodes", [1, 5])
         (0.0, 9.999, 15, False),  # too little of the lease to begin anything with
         (0.0, 0.0, 15, False),
         (0.0, -1.0, 15, False),
-        (0.0051, 9.0, 0, False),
     ],
 )
 def test_when_a_hold_may_be_passed_on(since_trip: float, left: float, fences: int, passes: bool) -> None:
