@@ -25,7 +25,7 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
-from tests.support.loops import LOOPS, is_on_other_loop
+from tests.support.loops import loops_of
 from tests.support.servers import Server, Servers, Several, container_urls
 from tests.support.services.cluster import Cluster
 from tests.support.services.mariadb import shared_mariadb
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out the items that need not run. The pure tests come last: they are short, so no worker waits long for
     another at the end."""
-    items[:] = [item for item in items if not is_left_out(item) and not is_on_other_loop(item)]
+    items[:] = [item for item in items if not is_left_out(item)]
     for item in items:
         keep_together(item)
     items.sort(key=lambda item: "unit" in item.path.parts)
@@ -65,8 +65,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    del config, item
-    return LOOPS
+    del config
+    return loops_of(item)
 
 
 def _shared_urls(pool: Servers) -> tuple[list[str], list[Any]]:

@@ -4,7 +4,6 @@ the tests run on each. A test of what the loop itself does runs on both: `both_l
 from __future__ import annotations
 
 import asyncio
-import re
 import zlib
 from collections.abc import Callable
 
@@ -17,13 +16,10 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 """By the name that the id of a test shows."""
 
-_IN_ID = re.compile(rf"\b({'|'.join(LOOPS)})-?")
 
-
-def is_on_other_loop(item: pytest.Item) -> bool:
-    """Whether it is the copy of a test for the loop that its name does not draw."""
-    shown = _IN_ID.search(item.name.partition("[")[2])
-    if shown is None or item.get_closest_marker("both_loops"):
-        return False
-    drawn = zlib.crc32(_IN_ID.sub("", item.nodeid).encode()) % len(LOOPS)
-    return shown[1] != list(LOOPS)[drawn]
+def loops_of(test: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loops on which a test runs."""
+    if test.get_closest_marker("both_loops"):
+        return LOOPS
+    drawn = sorted(LOOPS)[zlib.crc32(test.nodeid.encode()) % len(LOOPS)]
+    return {drawn: LOOPS[drawn]}
