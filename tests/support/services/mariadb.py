@@ -43,6 +43,7 @@ class MariaDB:
         options = [
             "--no-defaults",
             f"--datadir={self.folder}/data",
+            f"--tmpdir={self.folder}",  # a server that starts deletes the temporary tables that it finds there
             "--skip-test-db",
             "--auth-root-authentication-method=normal",
         ]
@@ -51,6 +52,7 @@ class MariaDB:
     def start(self, *, first: bool = False) -> MariaDB:
         _, mariadbd = _programs()
         options = ["--no-defaults", f"--datadir={self.folder}/data", f"--socket={self.folder}/socket"]
+        options += [f"--tmpdir={self.folder}"]
         options += [f"--port={self.port}", "--bind-address=127.0.0.1", "--innodb-buffer-pool-size=16M"]
         options += ["--innodb-flush-log-at-trx-commit=0", "--max-connections=300", f"--pid-file={self.folder}/pid"]
         options += ["--skip-name-resolve", "--innodb-log-file-size=8M", "--skip-log-bin"]
