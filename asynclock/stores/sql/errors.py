@@ -80,6 +80,13 @@ def meaning(error: BaseException) -> Meaning:
     return Meaning.FAILED
 
 
+def ends_connection(error: BaseException) -> bool:
+    """Whether the connection of a failed transaction is of no use any more. One of SQLite whose -wal was deleted fails
+    with an I/O error until it is closed."""
+    found = meaning(error)
+    return found in (Meaning.LOST, Meaning.READ_ONLY) or any("disk I/O error" in str(each) for each in _chain(error))
+
+
 def _code(error: BaseException) -> tuple[object, object]:
     """The SQLSTATE, and the number of MySQL."""
     return getattr(error, "sqlstate", None), error.args[0] if error.args else None

@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import State
-from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.errors import Meaning, ends_connection, meaning
 from asynclock.stores.sql.file_lines import FileLine
 from asynclock.stores.sql.pool import LIMIT, Pool
 from asynclock.stores.sql.rows import (
@@ -127,7 +127,7 @@ class Transactions:
             result = await run(line)
             await line.run("COMMIT")
         except Exception as error:  # of the step, too
-            if meaning(error) in (Meaning.LOST, Meaning.READ_ONLY):
+            if ends_connection(error):
                 raise
             if began and not await _is_rolled_back(line):
                 raise
