@@ -120,8 +120,17 @@ async def test_f18_a_relative_path_is_that_of_the_folder_in_which_the_store_was_
     assert not (folder / "another/locks.db").exists()
 
 
+async def test_f18_a_relative_path_through_a_link_is_the_file_that_the_system_opens(folder: Path, name: str) -> None:
+    """Where a folder of the path is a link, `..` is the parent of its target."""
+    (folder / "target/inner").mkdir(parents=True)
+    (folder / "link").symlink_to(folder / "target/inner")
+    async with Redlock("sqlite:///link/../locks.db", lease=LEASE) as client, client(name):
+        assert not granted(folder / "target/locks.db", name)
+    assert not (folder / "locks.db").exists()
+
+
 def test_f18_a_relative_path_in_an_engine_is_a_config_error() -> None:
-    """Nobody knows in which folder its connections open it. In memory there is no path."""
+    """Its connections may open it in any folder. In memory there is no path."""
     for url in ("sqlite+aiosqlite:///locks.db", "sqlite+aiosqlite:///file:locks.db?uri=true"):
         with pytest.raises(ConfigError, match=re.escape("locks.db is a relative path")):
             SQLStore(create_async_engine(url))

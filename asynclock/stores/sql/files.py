@@ -60,7 +60,7 @@ class OpenFile:
 
     @property
     def is_current(self) -> bool:
-        """Whether all files are still those at their paths. No: an -wal may also be new, because the journal has another
+        """Whether all files are still those at their paths. An -wal may also be new, because the journal has another
         mode now; then it is unknown which one the connection has opened."""
         return inode_of(self._path) == self.inode and self._found() == self._inodes
 
@@ -88,8 +88,9 @@ def inode_of(path: str) -> Inode:
 
 
 def absolute(path: str) -> str:
-    """The path as it is now, whatever the working folder of the process is later. Links stay: they may be switched."""
-    return path if os.path.isabs(path) else os.path.abspath(path)
+    """The path as it is now, whatever the working folder of the process is later. Links stay: they may be switched. So
+    does `..`, which leads from a link to the parent of its target."""
+    return path if os.path.isabs(path) else str(Path(path).absolute())
 
 
 def path_of(url: URL) -> str | None:
