@@ -8,14 +8,16 @@ complete example):
                           and `keys`, and inherits the rules of all kinds of locks
     Store and Node        over anything else: the two protocols to implement, and the values they use
 
-The names in `__all__` are public. A store is imported at the first use of its name, because it needs an extra. All
-times that cross the port are in seconds.
+The names in `__all__` are public. A store is imported at the first use of its name, because it needs an extra. Without
+the extra, an import of the name says what to install, and `__all__` and `dir()` do not have it. All times that cross
+the port are in seconds.
 """
 
 from __future__ import annotations
 
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from asynclock._clock import Clock, Timer
@@ -124,10 +126,19 @@ _AT_FIRST_USE = {
 }
 """By name: the module that has it, and what to install if its import fails."""
 
+_EXTRAS = {"SQLStore": "sqlalchemy", "ZooKeeperStore": "kazoo", "lock_table": "sqlalchemy"}
+"""By name of `__all__`: the package that it needs."""
+
 if not TYPE_CHECKING:  # else a type checker would accept any name
+    # So that `from asynclock.stores import *` gives all that is installed.
+    __all__[:] = [name for name in __all__ if name not in _EXTRAS or find_spec(_EXTRAS[name]) is not None]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
 
     def __getattr__(name: str) -> Any:
-        """A name of `__all__` whose module is imported at its first use."""
+        """A name whose module is imported at its first use. If a package is missing, the error is no AttributeError:
+        `from asynclock.stores import SQLStore` would replace its message by "cannot import name"."""
         if name not in _AT_FIRST_USE:
             raise AttributeError(f"module 'asynclock.stores' has no attribute {name!r}")
         module, needs = _AT_FIRST_USE[name]

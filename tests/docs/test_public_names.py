@@ -35,6 +35,7 @@ from asynclock import (
 )
 from asynclock.stores.urls import STORES
 from tests.support.default_keys import key_of
+from tests.support.programs import run_python
 from tests.support.servers import Server
 
 PACKAGE = Path(asynclock.__file__).parent
@@ -103,6 +104,22 @@ def test_a_store_whose_extra_is_missing(monkeypatch: pytest.MonkeyPatch, missing
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(ModuleNotFoundError, match=re.escape(says)):
         getattr(stores, name)
+
+
+def test_all_stores_that_are_installed_import() -> None:
+    """Without an extra, a star import, `dir()` and `inspect.getmembers` leave its names out."""
+    program = """
+        import inspect, sys
+        sys.modules["kazoo"] = sys.modules["sqlalchemy"] = None
+        from asynclock import stores
+        from asynclock.stores import *
+        assert {"MemoryStore", "TransactionalStore", "RedisStore"} <= set(stores.__all__) <= set(dir(stores)), dir(stores)
+        assert set(stores.__all__) <= set(dir())
+        assert not {"SQLStore", "lock_table", "ZooKeeperStore"} & {*dir(), *dir(stores)}
+        inspect.getmembers(stores)
+        """
+    run_python(program)
+    assert set(stores.__all__) <= set(dir(stores))
 
 
 def test_the_client_names_each_scheme() -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from asynclock import ConfigError, Redlock
@@ -99,6 +100,18 @@ async def test_f1_the_zone_changes_while_an_op_waits_for_a_row(
         assert lease is not None
         assert (await plain.inspect(name)).holders[0].remaining == pytest.approx(60, abs=LIMIT)
         await lease.release()
+
+
+async def test_f1_a_statement_reads_the_local_time_once(name: str, mariadb_url: str) -> None:
+    """The zone may change between two mentions of SYSDATE, so that a check of one says nothing of the other."""
+    engine, sent = create_async_engine(mariadb_url.replace("mariadb:", "mariadb+asyncmy:")), list[str]()
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
+    async with Redlock(SQLStore(engine)) as client:
+        for _ in range(2):  # without a row, and with one
+            async with client(name):
+                assert (await client.inspect(name)).holders
+    await engine.dispose()
+    assert {each.count("SYSDATE") for each in sent} == {0, 1}
 
 
 async def test_f1_the_time_of_an_op_is_that_after_its_wait(name: str, mariadb_url: str) -> None:

@@ -10,8 +10,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,29 @@ def granted(path: Path, name: str) -> bool:
     )
     done = subprocess.run([sys.executable, "-c", program, path, name], capture_output=True, text=True, check=True)
     return done.stdout.strip() == "granted"
+
+
+@contextmanager
+def held_by_another_process(path: Path, name: str) -> Iterator[None]:
+    program = (
+        "import asyncio, sys\n"
+        "from asynclock import Redlock\n"
+        "async def main():\n"
+        "    async with Redlock(f'sqlite:///{sys.argv[1]}', lease=60) as client, client(sys.argv[2]):\n"
+        "        print('held', flush=True)\n"
+        "        sys.stdin.read()\n"
+        "asyncio.run(main())"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "held\n"
+            yield
+        finally:
+            process.stdin.close()
 
 
 async def let_idle(store: SQLStore) -> None:
@@ -97,8 +120,17 @@ async def test_f18_a_relative_path_is_that_of_the_folder_in_which_the_store_was_
     assert not (folder / "another/locks.db").exists()
 
 
+async def test_f18_a_relative_path_through_a_link_is_the_file_that_the_system_opens(folder: Path, name: str) -> None:
+    """Where a folder of the path is a link, `..` is the parent of its target."""
+    (folder / "target/inner").mkdir(parents=True)
+    (folder / "link").symlink_to(folder / "target/inner")
+    async with Redlock("sqlite:///link/../locks.db", lease=LEASE) as client, client(name):
+        assert not granted(folder / "target/locks.db", name)
+    assert not (folder / "locks.db").exists()
+
+
 def test_f18_a_relative_path_in_an_engine_is_a_config_error() -> None:
-    """Nobody knows in which folder its connections open it. In memory there is no path."""
+    """Its connections may open it in any folder. In memory there is no path."""
     for url in ("sqlite+aiosqlite:///locks.db", "sqlite+aiosqlite:///file:locks.db?uri=true"):
         with pytest.raises(ConfigError, match=re.escape("locks.db is a relative path")):
             SQLStore(create_async_engine(url))
@@ -242,6 +274,48 @@ async def test_f18_connections_of_a_pool_may_have_another_file_open(tmp_path: Pa
     path.unlink()
     async with Redlock(SQLStore(engine), lease=LEASE) as client, client(name):
         assert not granted(path, name)
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+async def test_f18_connections_of_a_pool_may_have_other_logs_open(mode: str, tmp_path: Path, name: str) -> None:
+    """Those with which the program itself opened -wal and -shm, before others replaced these two. It may have made the
+    connections before the file had them."""
+    path = tmp_path / "locks.db"
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+    async with Redlock(SQLStore(engine)) as client, client(name):
+        pass
+    await engine.dispose()
+    sqlite3.connect(path).execute(f"PRAGMA journal_mode = {mode}").connection.close()
+    connections = [await engine.connect() for _ in range(3)]
+    sqlite3.connect(path).execute("PRAGMA journal_mode = WAL").connection.close()
+    for each in connections:
+        await each.exec_driver_sql("SELECT * FROM asynclock")
+        await each.close()
+    delete_both(path)
+    with held_by_another_process(path, name):
+        async with Redlock(SQLStore(engine), lease=LEASE) as client:
+            assert await client(name).acquire(timeout=0) is None
+    await engine.dispose()
+
+
+async def test_f18_a_locked_file_does_not_keep_the_program_from_connecting(tmp_path: Path, name: str) -> None:
+    """With its own engine. Nor does such a connection keep a lock from being granted later."""
+    path = tmp_path / "locks.db"
+    engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args={"timeout": 0})
+    store = SQLStore(engine)
+    async with Redlock(store, lease=LEASE) as client:
+        async with client(name):
+            pass
+        await let_idle(store)
+        await engine.dispose()
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            async with engine.connect():
+                pass
+            other.execute("COMMIT")
+        async with client(name):
+            assert not granted(path, name)
     await engine.dispose()
 
 

@@ -23,7 +23,7 @@ from asynclock.rules.several import decide_all
 from asynclock.stores.deciding import vote_of
 from asynclock.stores.sql import SQLStore
 from asynclock.stores.sql.database import Database
-from asynclock.stores.sql.dialects import SQLite
+from asynclock.stores.sql.dialects import MySQL, SQLite
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.rows import Row, resource_name, row_of, state_of
 from asynclock.stores.sql.single import Singles
@@ -58,7 +58,8 @@ class SQLStage:
             async with transactions.pool.line() as line:
                 await line.run(f"CREATE TABLE {self._clock} (now DOUBLE PRECISION)")
                 await line.run(f"INSERT INTO {self._clock} VALUES (0)")
-            self.database.dialect.now = f"(SELECT now FROM {self._clock})"  # type: ignore[misc]
+            waited = ", 0" if isinstance(self.database.dialect, MySQL) else ""
+            self.database.dialect.now = f"(SELECT now FROM {self._clock}){waited}"  # type: ignore[misc]
         self.database.singles = (
             Singles(store.label, store._settings.table, self.database.dialect.now, transactions.pool)
             if self.database.singles is not None

@@ -142,8 +142,8 @@ async def _ask_session(store: ZooKeeperStore, facts: ZooKeeperFacts) -> None:
         if facts.given:
             facts.hidden += (_CONFIG,)
         else:
-            told = error_of(store.label, error)
-            facts.error, facts.misconfigured = str(told), isinstance(told, ConfigError)
+            explained = error_of(store.label, error)
+            facts.error, facts.misconfigured = str(explained), isinstance(explained, ConfigError)
     finally:
         await connection.close()
 

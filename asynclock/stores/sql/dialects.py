@@ -104,7 +104,8 @@ class Dialect:
         """Whether what this transaction grants is where all others look. Raises FileReplaced."""
 
 
-_WAITED = "TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))"
+_LONGEST_WAIT = 60.0
+"""Seconds. A longer wait for a row is none: LIMIT ends the transaction before."""
 
 _CLOCK_TRIES = 3
 
@@ -114,15 +115,16 @@ class MySQL(Dialect):
     is returned, thus after the wait for its lock, but only in local time, which is ambiguous when summer time ends. So
     the time is that of the begin, in UTC, plus the time since then.
 
-    Where the zone changes during a statement, that difference is off by an hour. Then the answer is NULL, and the clock
-    is read by another statement. With the option sysdate-is-now of the server it is 0. Then an op is decided at the
+    Where the zone changes during a statement, that difference is off by an hour. Then the clock is read by another
+    statement. With the option sysdate-is-now of the server it is 0. Then an op is decided at the
     begin of its statement, which is after it was sent, so no client counts on more time than the row has."""
 
     name = "mysql"
     mixes = False
+    # Two columns, of which `_time_of` makes the time. SYSDATE has another value at each mention.
     now = (
-        f"((TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) + "
-        f"IF({_WAITED} BETWEEN 0 AND 60000000, {_WAITED}, NULL)) / 1e6)"
+        "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6, "
+        "TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) / 1e6"
     )
     begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION"
     returns = False
@@ -133,20 +135,21 @@ class MySQL(Dialect):
         rows, now, floor = dict[str, Row](), None, 0
         for name in names:
             for found in await line.fetch(self._reading(1), {"k0": name}):
-                now = found[0]
-                rows[name] = Row(*found[1:])
+                now = _time_of(found)
+                rows[name] = Row(*found[2:])
         if len(rows) < len(names) or not names:
-            ((now, floor),) = await line.fetch(
+            (found,) = await line.fetch(
                 f"SELECT {self.now}, (SELECT fence FROM {self.table} WHERE resource_name = :floor)",  # noqa: S608
                 {"floor": FLOOR},
             )
-        return Read(await self.time(line) if now is None else float(now), int(floor or 0), rows)
+            now, floor = _time_of(found), found[2]
+        return Read(await self.time(line) if now is None else now, int(floor or 0), rows)
 
     async def time(self, line: Line) -> float:
         for _ in range(_CLOCK_TRIES):
-            ((now,),) = await line.fetch(f"SELECT {self.now}")
-            if now is not None:
-                return float(now)
+            (found,) = await line.fetch(f"SELECT {self.now}")
+            if (now := _time_of(found)) is not None:
+                return now
         raise ConfigError(
             "the clock of the session stands still: take SET timestamp out of the engine, or of init_connect of the "
             "server"
@@ -163,6 +166,12 @@ class MySQL(Dialect):
             if is_duplicate(error):
                 raise Conflict from error
             raise
+
+
+def _time_of(found: Sequence[Any]) -> float | None:
+    """The time, of the columns of `MySQL.now` at the begin of a row; None: the zone changed meanwhile."""
+    began, waited = float(found[0]), float(found[1])
+    return began + waited if 0 <= waited <= _LONGEST_WAIT else None
 
 
 class SQLite(Dialect):

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from asynclock._errors import ConfigError
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.errors import is_of_options
-from asynclock.stores.sql.files import FileReplaced, OpenFile, inode_of
+from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of
 from asynclock.stores.sql.limits import CLOSING, cut, in_background, limited, rest
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine, closed
 
@@ -178,7 +178,7 @@ async def connection_of(engine: AsyncEngine) -> AsyncConnection:
 
 
 _FILE = "asynclock_file"
-"""In the `info` of a connection: its OpenFile."""
+"""In the `info` of a connection: its OpenFile, or the error with which SQLite did not open it."""
 
 _WATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -187,11 +187,18 @@ _STALE = 100
 
 
 def _watch(engine: AsyncEngine, path: str) -> None:
-    """From now on each new connection notes which file it has open."""
+    """From now on each new connection opens its files at once, before the program uses it, and notes which they are."""
 
-    def opened(connection: object, record: Any) -> None:
-        del connection
-        record.info[_FILE] = OpenFile(path)
+    def opened(connection: Any, record: Any) -> None:
+        try:
+            cursor = connection.cursor()
+            cursor.execute(OPENS_ALL)
+            cursor.close()
+            connection.rollback()  # a driver may begin a transaction for any statement
+        except Exception as error:  # the file may be locked; the program may use the connection nevertheless
+            record.info[_FILE] = error
+        else:
+            record.info[_FILE] = OpenFile(path)
 
     if engine.sync_engine not in _WATCHED:
         _WATCHED.add(engine.sync_engine)
@@ -232,9 +239,12 @@ class EngineSource:
             before = inode_of(self._path)
             connection = await connection_of(self.engine)
             file = (await connection.get_raw_connection()).info.get(_FILE)
-            if file is not None and file.inode == before:
+            if isinstance(file, OpenFile) and file.inode == before and file.is_current:
                 return await self._prepared(connection, file)
-            await closed(connection)  # it has another file open, or made it just now, or nobody knows
+            # It has another file open, or has just made the file, or is older than the listener of `_watch`.
+            await closed(connection)
+            if isinstance(file, Exception):
+                raise file
         raise FileReplaced("the file is replaced again and again")
 
     async def _prepared(self, connection: AsyncConnection, file: OpenFile | None = None) -> Line:

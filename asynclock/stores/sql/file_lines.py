@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asynclock.stores.sql.files import FileReplaced, OpenFile, inode_of, reason_of
+from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of, reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -177,7 +177,8 @@ def _closed(opening: Future[_Inline]) -> None:
 
 
 def _connected(path: str) -> tuple[sqlite3.Connection, OpenFile]:
-    """The file is at the path before and after it is opened. If it was not, it was made, or may be another one."""
+    """Open the file. If the path had another file before, or none, the connection may have a file open that is at the
+    path no more: then it is opened again."""
     for _ in range(_TRIES):
         before = inode_of(path)
         connection = _opened_at(path)
@@ -193,6 +194,7 @@ def _opened_at(path: str) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         raise sqlite3.OperationalError(f"{error}: {reason_of(Path(path))}") from error
     connection.execute("PRAGMA synchronous = NORMAL")  # in WAL mode a crash of the program loses nothing
+    connection.execute(OPENS_ALL).fetchall()
     # It would sleep up to 100 ms while the file is locked; the store asks again after a shorter pause.
     connection.execute("PRAGMA busy_timeout = 0")
     return connection

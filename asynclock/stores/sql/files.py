@@ -4,8 +4,8 @@ File locks do not work over a network file system, so such a file is refused.
 
 A file can be deleted, renamed or replaced while connections have it open, and so can the -wal and -shm files beside it.
 Then a connection would go on with what others do not see any more. So it compares the device and the inode of all
-three with what they were. This module never opens one of them: a close would drop all file locks that the process has
-on that file, those of the library of SQLite, too.
+three with what they were when it opened them. This module never opens one of them: a close would drop all file locks
+that the process has on that file, those of the library of SQLite, too.
 """
 
 from __future__ import annotations
@@ -36,12 +36,16 @@ Inode: TypeAlias = "tuple[int, int] | None"
 
 
 class FileReplaced(OSError):
-    """What is at the path is not what the connection has open. It counts as a lost connection: the next one opens what
-    is at the path."""
+    """The connection has another file open than the one at the path. It counts as a lost connection: the next
+    connection opens the file at the path."""
+
+
+OPENS_ALL = "SELECT 1 FROM sqlite_master LIMIT 1"
+"""A statement with which SQLite opens -wal and -shm. A connect opens the file itself only."""
 
 
 class OpenFile:
-    """The file of one connection, which was just opened."""
+    """The files of one connection, which has just opened all of them (`OPENS_ALL`)."""
 
     def __init__(self, path: str) -> None:
         self.inode = inode_of(path)
@@ -49,7 +53,16 @@ class OpenFile:
         self._path = path
         real = os.path.realpath(path)  # SQLite has -wal and -shm there
         self._logs = f"{real}-wal", f"{real}-shm"
-        self._inodes: list[Inode] | None = None  # of these two, in the first transaction
+        self._inodes = self._found()
+
+    def _found(self) -> list[Inode]:
+        return [inode_of(each) for each in self._logs]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all files are still those at their paths. An -wal may also be new, because the journal has another
+        mode now; then it is unknown which one the connection has opened."""
+        return inode_of(self._path) == self.inode and self._found() == self._inodes
 
     def check(self) -> None:
         """In a transaction. Raises FileReplaced."""
@@ -58,9 +71,8 @@ class OpenFile:
             raise FileReplaced(
                 f"the file was {done} after it was opened; locks that were held in it are not known any more"
             )
-        found = [inode_of(each) for each in self._logs]
-        before, self._inodes = self._inodes or found, found
-        for path, inode, first in zip(self._logs, found, before, strict=True):
+        before, self._inodes = self._inodes, self._found()
+        for path, inode, first in zip(self._logs, self._inodes, before, strict=True):
             if first is not None and inode != first:  # without one before: the mode of the journal has changed
                 done = "deleted" if inode is None else "replaced"
                 raise FileReplaced(f"{path} was {done} while a client had it open; nothing may delete it then")
@@ -76,8 +88,9 @@ def inode_of(path: str) -> Inode:
 
 
 def absolute(path: str) -> str:
-    """The path as it is now, whatever the working folder of the process is later. Links stay: they may be switched."""
-    return path if os.path.isabs(path) else os.path.abspath(path)
+    """The path as it is now, whatever the working folder of the process is later. Links stay: they may be switched. So
+    does `..`, which leads from a link to the parent of its target."""
+    return path if os.path.isabs(path) else str(Path(path).absolute())
 
 
 def path_of(url: URL) -> str | None:

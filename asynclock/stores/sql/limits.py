@@ -2,7 +2,7 @@
 may wait for ever, even after a cancel: some ask the server to end the statement, and wait for its answer.
 
 So a call that may hang runs in a task of its own. When its time is up, its connection is cut, the task is cancelled
-again and again, and nobody waits for it any more.
+again and again, and no other task waits for it any more.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 CLOSING = 0.3
-"""Seconds for which a polite close waits for the server, at most. Then the connection is cut."""
+"""Seconds for which a close waits for the answer of the server, at most. Then the connection is cut."""
 
 _AGAIN = 0.02
-"""Seconds until a task that was left behind is cancelled again; doubled each time."""
+"""Seconds until an abandoned task is cancelled again; doubled each time."""
 
 _TIMES = 12
-"""So often it is cancelled, over some 80 s."""
+"""How often an abandoned task is cancelled, over some 80 s."""
 
 _left: set[asyncio.Task[Any]] = set()
-"""Strong references to the tasks that nobody waits for."""
+"""Strong references to the abandoned tasks, and to those in the background."""
 
 
 async def limited(
@@ -44,20 +44,20 @@ async def limited(
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except BaseException:
-        leave(task, cut, late)
+        abandon_task(task, cut, late)
         raise
     if not done:
-        leave(task, cut, late)
+        abandon_task(task, cut, late)
         raise TimeoutError(f"no answer within {seconds:g} s")
     return task.result()
 
 
-def leave(
+def abandon_task(
     task: asyncio.Task[_Result],
     cut: Callable[[], object] = lambda: None,
     late: Callable[[_Result], object] | None = None,
 ) -> None:
-    """Cut the connection of a task, and cancel the task until it ends. Nobody waits for it.
+    """Cut the connection of a task, and cancel the task until it ends. No other task waits for it.
 
     With `late` it is a connect: asyncpg leaves a future with an error if it is cancelled in the turn in which the
     connection comes up, and asyncio logs that. So a connect gets a moment to end well, and is ended afterwards."""
@@ -96,7 +96,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 async def rest(seconds: float) -> None:
-    """Wait for the tasks of this event loop that were left behind, for at most `seconds`."""
+    """Wait for the abandoned tasks of this event loop, and for those in the background, for at most `seconds`."""
     loop, here = asyncio.get_running_loop(), asyncio.current_task()
     until = loop.time() + seconds
     while left := {task for task in list(_left) if task.get_loop() is loop and task is not here}:
@@ -106,7 +106,8 @@ async def rest(seconds: float) -> None:
 
 
 def cut(driver: Any) -> None:
-    """Close the connection of a driver at once, without a word to the server. What waits for it fails. Never raises."""
+    """Close the connection of a driver at once, and send nothing to the server. Tasks that wait for an answer get an
+    error. Never raises."""
     with contextlib.suppress(Exception):
         if hasattr(driver, "terminate"):  # asyncpg
             driver.terminate()
