@@ -177,7 +177,7 @@ async def test_f18_a_grant_needs_the_file_at_the_path(kind: str, change: Any, tm
     """An acquire through a connection to another file is an outage that says so. The next one goes where all look. That
     is not promised without the -wal: SQLite may fail until each process has closed the file."""
     path = tmp_path / "locks.db"
-    async with client_of(path, kind, patience=0) as client:
+    async with client_of(path, kind) as client:
         async with client(name):
             pass
         change(path)
