@@ -113,7 +113,7 @@ def test_all_stores_that_are_installed_import() -> None:
         sys.modules["kazoo"] = sys.modules["sqlalchemy"] = None
         from asynclock import stores
         from asynclock.stores import *
-        assert {"MemoryStore", "TransactionalStore", "RedisStore"} <= set(stores.__all__) <= set(dir(stores)), dir(stores)
+        assert {"MemoryStore", "TransactionalStore", "RedisStore"} <= set(stores.__all__) <= set(dir(stores))
         assert set(stores.__all__) <= set(dir())
         assert not {"SQLStore", "lock_table", "ZooKeeperStore"} & {*dir(), *dir(stores)}
         inspect.getmembers(stores)

@@ -163,9 +163,9 @@ import asyncio, resource, sys
 from asynclock import QuorumUnavailable, Redlock
 
 async def main():
-    async with Redlock(sys.argv[1], lease=120) as client:
+    async with Redlock(sys.argv[1], lease=60) as client:
         leases = []
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
         for number in range(1000):
             try:
                 leases.append(await client(f"lock:{number}").acquire(timeout=0))
