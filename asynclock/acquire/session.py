@@ -21,13 +21,14 @@ from asynclock.acquire.backoff import waking_time
 from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
-from asynclock.acquire.local_queue import LocalQueues, YieldedNames
+from asynclock.acquire.local_queue import LocalQueues
 from asynclock.acquire.loop_lag import LoopLag
 from asynclock.acquire.outages import Outages
 from asynclock.acquire.renewal_thread import RenewalThread, started_thread
 from asynclock.acquire.tenure import Loss
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
+from asynclock.acquire.yielded import YieldedNames
 from asynclock.events import LoopLagged, Lost, NodeUp, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over

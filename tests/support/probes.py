@@ -162,6 +162,11 @@ def local_queues_of(client: Redlock) -> Mapping[str, Any]:
     return {**queues._alone, **queues._by_name}
 
 
+def late_waiters_of(client: Redlock, name: str) -> int:
+    """How many tasks wait in the local queue of the name for a late answer."""
+    return len(session_of(client).local_queues.get(name)._late or ())
+
+
 def holds_of(client: Redlock) -> dict[str, Any]:
     """Name -> the holds that this process has of it."""
     return session_of(client).holds._by_name
