@@ -183,7 +183,8 @@ class LocalQueue:
         self.rtt = planner.rtt if planner is not None else 0.0  # seconds that this answer took; 0.0: not known yet
         self.outage: LockError | None = None  # the error of the last round, if no majority answered it
         self.outage_began = 0.0
-        # Those that asked late, oldest first. Each leaves it with its reply: at the latest the next answer is one.
+        # Those that asked late, oldest first. Each leaves with its reply, at the latest after the next answer of a
+        # majority, or when its task is cancelled.
         self._late: OrderedDict[LocalWaiter, None] | None = None
         self._waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
+from asynclock.acquire.acquisition import Acquisition
 from asynclock.acquire.local_queue import REPLIES
 from asynclock.events import NodeDown
 from asynclock.rules.model import Op
@@ -109,6 +110,24 @@ async def test_f19_a_timeout_ends_while_connections_are_made_again(
         first.cancel()
         await asyncio.wait([first])
         await held.release()
+
+
+async def test_f19_a_task_that_cannot_ask_keeps_nobody_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task in front never gets to its question, as in a loop that is blocked again and again. The task behind it
+    waits once more, for as long as a last question may take, and then says so."""
+    monkeypatch.setattr(Acquisition, "confirm", lambda self, at: None)
+    still = Still(1, name)
+    async with still.held(lease=LONG), still.client(lease=LONG) as client:
+        first = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(lambda: idle(client))
+        task = asyncio.create_task(client(name).acquire(timeout=3.0))
+        await turns()
+        await still.until(still.clock.now() + 4.0)
+        assert task.done()
+        with pytest.raises(QuorumUnavailable, match="not asked in time"):
+            await task
+        first.cancel()
+        await asyncio.wait([first])
 
 
 async def _blocked(still: Still, client: Redlock, many: int) -> tuple[asyncio.Task[Any], list[asyncio.Task[Any]]]:
