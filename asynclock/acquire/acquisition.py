@@ -60,7 +60,7 @@ class Acquisition:
     # Most acquisitions win at once: what they do not need is not set for each of them.
     state = State.ASKING
     _attempt: Attempt | None = None
-    _round: Ballot | None = None  # the last round that it waited for
+    _round: Ballot | None = None  # the last round that was sent
     _sent_ahead = False  # a round was sent for it before its task woke
     _queue: LocalQueue | None = None
     _waiter: LocalWaiter | None = None  # its place in that queue
@@ -69,8 +69,12 @@ class Acquisition:
     _probes = False  # the next round renews the ticket only
     _notified = 0  # bit i: node i has sent a notice since the last round was sent
     _free_at = math.inf  # when the name will be free, by a notice
-    _held_at = -math.inf  # when it was held last, as the task knew that asked before it, or held it
-    asked_late = False  # its time was up before it could ask for the last time, as the loop was blocked
+    # When the name was held last, as the task knew that asked before it, or held it. Reset by an outage.
+    _held_at = -math.inf
+    # Its time was up before it, or the task that asks for it, could ask for the last time, as the loop was blocked. So
+    # it asks once more, and waits for the answer for as long as a last question may take. After that it gives up. Never
+    # reset before its end.
+    asked_late = False
     _yields = False  # remote waiters were notified just before it began
     _continues_batch = False  # its ticket was the last that one step of the server served
 
@@ -157,10 +161,9 @@ class Acquisition:
                 self.state = State.ASKING
             self._held_at = queue.answered_at if queue.outage is None else -math.inf
             if given is Turn.TIME_UP:
-                if waiter.knows_enough(self._give_up, again=not self.asked_late):
+                if waiter.knows_enough(again=not self.asked_late):
                     return self._refusal()
-                self.asked_late = True
-                self._give_up = session.clock.now() + self._give_up - waiter.confirm_from
+                self._give_up, self.asked_late = session.clock.now() + self._give_up - waiter.confirm_from, True
                 continue
             if given is not Turn.ASK and given.held:
                 return given
@@ -179,11 +182,6 @@ class Acquisition:
         if pause is not None and pause.waits and at < pause.until and not (self.planner and self.planner.interrupted):
             self._probes = True
             pause.move(at)
-
-    @property
-    def reasons(self) -> dict[int, Exception]:
-        """The last error of each node in this outage."""
-        return self.planner.reasons if self.planner is not None else {}
 
     def ask_ahead(self, outage: LockError | None, patience_ends: float) -> None:
         """Its turn has come: send the round now, before its task wakes. `outage`: why nobody answered the last one."""
@@ -251,7 +249,7 @@ class Acquisition:
             self._notified, self._free_at, self.state = 0, math.inf, State.ASKING
         self._probes = False
         behind = queue.waiting if queue is not None else 0
-        attempt.send(self._give_up, refused, probe, behind, slot)
+        self._round = attempt.send(self._give_up, refused, probe, behind, slot)
         return attempt
 
     def _outcome(self, ballot: Ballot) -> Awaitable[Outcome]:
@@ -279,7 +277,7 @@ class Acquisition:
             return self._plan_without_majority(planner, ballot, now)
         step = planner.after_refusal(ballot, now, self._give_up)
         if self._queue is not None and not planner.in_outage:
-            self._queue.answered(max(planner.answered_at, self._held_at))
+            self._queue.answered(max(planner.answered_at, self._held_at), planner.rtt)
         if step is Next.STOP:
             return None
         if self._attempt is not None:

@@ -18,12 +18,12 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asynclock._options import QUORUM_TIMEOUT, same_terms
+from asynclock._options import same_terms
 from asynclock.acquire.backoff import confirm_from
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from asynclock._clock import Timer
     from asynclock._errors import LockError
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure
-    from asynclock.rules.kind import Kind
 
 SPAN = 16
 """One round trip serves at most this many tenures, each with a fence of its own."""
 
 _ERRORS = 500
 """So many waiters get the error of an outage in one turn of the loop."""
+
+REPLIES = 100
+"""So many waiters that asked late get their reply in one turn of the loop."""
 
 PASSING = 0.005
 """Seconds after a round trip for which a hold may be passed on."""
@@ -58,26 +60,24 @@ class Turn(Enum):
 class LocalWaiter:
     """An acquisition in the queue."""
 
-    __slots__ = ("_joined", "_queue", "_timer", "acquisition", "confirm_from", "session", "turn")
+    __slots__ = ("_give_up", "_joined", "_late", "_queue", "_timer", "acquisition", "session", "turn")
 
     def __init__(self, acquisition: Acquisition, queue: LocalQueue, session: Session) -> None:
         self.acquisition = acquisition
         self._queue = queue
         self.session = session
         self._joined = session.clock.now()
-        self.confirm_from = math.inf
+        self._late = acquisition.asked_late  # it waits for the next answer only; see `Acquisition.asked_late`
+        self._give_up = math.inf
         self._timer: Timer | None = None
         self.turn: asyncio.Future[Tenure | Turn] = session.loop.create_future()  # the hold, or its turn to ask
-        if acquisition.asked_late:
-            queue.late += (self,)
-        queue.join(self)
+        queue.join(self, late=self._late)
 
     async def wait(self, give_up: float) -> Tenure | Turn:
         """Wait for a reply, at most until `give_up`."""
+        self._give_up = give_up
         if give_up != math.inf:
-            terms = self.acquisition.terms
-            self.confirm_from = confirm_from(give_up, terms.timeout, self.session.within(terms.settings))
-            self._timer = self.session.clock.call_at(self.confirm_from, partial(self._confirm, give_up))
+            self._timer = self.session.clock.call_at(self.confirm_from, self._confirm)
         try:
             given = await self.turn
             if self.session.closed:
@@ -89,30 +89,47 @@ class LocalWaiter:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            if self._late:
+                self._queue.end_late(self)
         return given
 
-    def _confirm(self, give_up: float) -> None:
+    @property
+    def confirm_from(self) -> float:
+        """From when on a majority must answer the asker: see `backoff.confirm_from`. It is computed again each time,
+        because the round trip of the asker may not have been known before."""
+        if self._late:
+            return self._joined
+        terms = self.acquisition.terms
+        return confirm_from(self._give_up, terms.timeout, self.session.within(terms.settings), self._queue.rtt)
+
+    def _confirm(self) -> None:
         """Its time is up soon. Then a majority must have said lately that another owner holds the name. One question of
         the asker is for all waiters whose time is up at about the same time."""
-        self._timer = self.session.clock.call_at(give_up, partial(self.notify, Turn.TIME_UP))
-        asker = self._queue.asker
-        if asker is not None and self._queue.outage is None and self._queue.answered_at < self.confirm_from:
-            asker.confirm(self.confirm_from + (give_up - self.confirm_from) / 4)
+        queue, begin = self._queue, self.confirm_from
+        self._timer = self.session.clock.call_at(self._give_up, partial(self.notify, Turn.TIME_UP))
+        if queue.asker is not None and queue.outage is None and queue.answered_at < begin:
+            queue.asker.confirm(begin + (self._give_up - begin) / 4)
 
-    def knows_enough(self, give_up: float, *, again: bool) -> bool:
+    def knows_enough(self, *, again: bool) -> bool:
         """Its time is up, and it leaves the queue. If a majority is out of reach, or has not answered the asker lately,
         it is unknown whether the name is held: raises QuorumUnavailable. False: the asker asks late, as the loop was
         blocked. `again`: its round may have more time."""
-        queue = self._queue
+        queue, begin = self._queue, self.confirm_from
         queue.leave(self)
         if queue.outage is not None:
             raise copy(queue.outage)
-        if (asker := queue.asker) is None or queue.answered_at >= self.confirm_from:
+        if (asker := queue.asker) is None or queue.answered_at >= begin:
             return True
-        ballot = asker.unanswered_round
-        if ballot is None or (again and ballot.sent > (self.confirm_from + give_up) / 2):
+        planner, ballot = asker.planner, asker.unanswered_round
+        if planner is not None and planner.interrupted is not None:
+            raise copy(planner.interrupted)
+        if again and (ballot is None or ballot.sent > (begin + self._give_up) / 2):
             return False
-        raise self.session.quorum.unavailable(ballot, queue.name, asker.reasons)
+        quorum, before = self.session.quorum, planner.reasons if planner is not None else None
+        if ballot is not None:
+            raise quorum.unavailable(ballot, queue.name, before)
+        not_asked = TimeoutError("it was not asked in time, as the event loop was blocked")
+        raise quorum.unavailable_nodes(dict.fromkeys(range(len(quorum.nodes)), not_asked), queue.name)
 
     @property
     def waits(self) -> bool:
@@ -153,18 +170,22 @@ class LocalWaiter:
 class LocalQueue:
     """The queue of one name. It exists while a task waits, or asks after others have waited."""
 
-    __slots__ = ("_queues", "_waiters", "answered_at", "asker", "late", "name", "outage", "outage_began")
+    __slots__ = ("_late", "_queues", "_waiters", "answered_at", "asker", "name", "outage", "outage_began", "rtt")
 
     def __init__(self, queues: LocalQueues, name: str, asker: Acquisition | None) -> None:
         planner = asker.planner if asker is not None else None
         self._queues = queues
         self.name = name
         self.asker = asker  # the acquisition that asks the servers; None: a task of this process holds the name
-        # When a majority answered an asker last, or a task of this process had the hold.
+        # When a majority answered an asker last, or a task of this process had the hold. An outage does not reset it:
+        # those that read it look at `outage` first.
         self.answered_at = planner.answered_at if planner is not None else -math.inf
+        self.rtt = planner.rtt if planner is not None else 0.0  # seconds that this answer took; 0.0: not known yet
         self.outage: LockError | None = None  # the error of the last round, if no majority answered it
         self.outage_began = 0.0
-        self.late: tuple[LocalWaiter, ...] = ()  # their time was up before the asker could ask, as the loop was blocked
+        # Those that asked late, oldest first. Each leaves with its reply, at the latest after the next answer of a
+        # majority, or when its task is cancelled.
+        self._late: OrderedDict[LocalWaiter, None] | None = None
         self._waiters: OrderedDict[LocalWaiter, None] | None = None  # in order; each can leave in constant time
 
     @property
@@ -172,10 +193,20 @@ class LocalQueue:
         """The number of tasks that wait here."""
         return len(self._waiters) if self._waiters and self.next_waiter() is not None else 0
 
-    def join(self, waiter: LocalWaiter) -> None:
+    def join(self, waiter: LocalWaiter, *, late: bool = False) -> None:
+        """`late`: the next answer of a majority is its reply."""
         if self._waiters is None:
             self._waiters = OrderedDict()
         self._waiters[waiter] = None
+        if late:
+            if self._late is None:
+                self._late = OrderedDict()
+            self._late[waiter] = None
+
+    def end_late(self, waiter: LocalWaiter) -> None:
+        """It has its reply, or its task was cancelled. Harmless for a waiter that did not ask late."""
+        if self._late:
+            self._late.pop(waiter, None)
 
     def leave(self, waiter: LocalWaiter) -> None:
         """Harmless for a waiter that is not in the queue."""
@@ -193,12 +224,22 @@ class LocalQueue:
             del self._waiters[waiter]
         return None
 
-    def answered(self, at: float) -> None:
-        """A majority has answered the asker."""
-        self.answered_at = at
+    def answered(self, at: float, rtt: float) -> None:
+        """A majority has answered the asker, `rtt` seconds after it was asked."""
+        self.answered_at, self.rtt = at, rtt or self.rtt
         self.outage = None
-        late, self.late = self.late, ()
-        for waiter in late:
+        if self._late:
+            self._tell_late()
+
+    def _tell_late(self) -> None:
+        """Reply to those that asked late before the last answer; the rest goes on in the next turn of the loop."""
+        told = 0
+        while self._late and (waiter := next(iter(self._late))).confirm_from <= self.answered_at:
+            if told == REPLIES:
+                waiter.session.loop.call_soon(self._tell_late)
+                return
+            told += 1
+            del self._late[waiter]
             waiter.notify(Turn.TIME_UP)
 
     def begin_outage(self, error: LockError, began: float) -> None:
@@ -339,33 +380,3 @@ class LocalQueues:
                 queue = self._by_name.get(name)
                 if queue is not None and queue.asker is None:
                     queue.hold_ended()
-
-
-class YieldedNames:
-    """The names that were released to waiters of other clients a moment ago. The servers have notified those waiters. A
-    task of this process that comes a moment later enqueues behind them, so that it does not overtake them."""
-
-    __slots__ = ("_at", "_now", "_used")
-
-    def __init__(self, now: Callable[[], float], used: bool) -> None:
-        self._now = now
-        self._used = used  # not at a single node: a notice grants there, so that no waiter can be overtaken
-        self._at: dict[str, float] = {}  # name -> when it was released, oldest first
-
-    def __bool__(self) -> bool:
-        return bool(self._at)
-
-    def add(self, kind: Kind, name: str) -> None:
-        """Only the plain mutex needs this. The nodes keep the order of the other kinds."""
-        if not self._used or kind.fair or kind.shared:
-            return
-        now = self._now()
-        self._at.pop(name, None)
-        while self._at and now - next(iter(self._at.values())) > QUORUM_TIMEOUT:
-            del self._at[next(iter(self._at))]
-        self._at[name] = now
-
-    def take(self, name: str) -> bool:
-        """Whether the name was released a moment ago. True at most once for each release."""
-        at = self._at.pop(name, None)
-        return at is not None and self._now() - at <= QUORUM_TIMEOUT

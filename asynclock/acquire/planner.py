@@ -47,7 +47,9 @@ class Planner:
         self._splits = 0  # split votes, or tries of another slot, in a row
         self.refused: Refused | None = None  # the last refusal by a majority; None after an outage
         self.answered_at = -math.inf  # when a majority answered last; -math.inf after an outage
-        self.interrupted: LockError | None = None  # the error of the last round, if nodes lost their idle connections
+        # The error of the last round, if nodes lost their idle connections. None again once a majority answers, and in
+        # an outage.
+        self.interrupted: LockError | None = None
         self._interrupted_until = 0.0
         self._refused_at = began
         self.rtt = 0.0  # seconds that the last round took

@@ -21,13 +21,14 @@ from asynclock.acquire.backoff import waking_time
 from asynclock.acquire.causes import lost
 from asynclock.acquire.holds import Entries, Holds
 from asynclock.acquire.journal import Journal, write
-from asynclock.acquire.local_queue import LocalQueues, YieldedNames
+from asynclock.acquire.local_queue import LocalQueues
 from asynclock.acquire.loop_lag import LoopLag
 from asynclock.acquire.outages import Outages
 from asynclock.acquire.renewal_thread import RenewalThread, started_thread
 from asynclock.acquire.tenure import Loss
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
+from asynclock.acquire.yielded import YieldedNames
 from asynclock.events import LoopLagged, Lost, NodeUp, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
@@ -80,7 +81,7 @@ class Session:
         self.tickets = Tickets()
         self.entries = Entries()
         self.under_way: set[Acquisition | Adoption] = set()
-        self._outages = Outages(self.under_way)
+        self._outages = Outages(self.under_way, self.loop)
         self.tag = secrets.token_hex(TAG_LENGTH // 2)
         self.forked = False
         self.closed = False  # nothing new begins
@@ -239,13 +240,10 @@ class Session:
                 hold.broken(notice.id, by)
 
     def connected(self, index: int) -> None:
-        """Node `index` is connected again. Its notices may have been lost meanwhile, so all tickets are sent again.
-        If it was the end of an outage, the acquires that wait for that try again."""
+        """Node `index` is connected again."""
         del index
         self._renew_soon()
-        for waiter in self.tickets.all():
-            waiter.ask_soon(waking_time(1), probe=True)
-        self._outages.connected(self.quorum.nodes)
+        self._outages.connected(self.quorum.nodes, self.tickets.all())
 
     def check_kind(self, name: str, kind: Kind) -> None:
         """Raise WrongKind where a task of this process holds the name as another kind. The server would refuse it, too,

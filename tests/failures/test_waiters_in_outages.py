@@ -10,15 +10,19 @@ from typing import Any, Self
 import pytest
 
 from asynclock import ConfigError, Lease, QuorumUnavailable, Redlock
-from asynclock.events import NodeDown
+from asynclock.acquire import outages
+from asynclock.events import NodeDown, NodeUp
 from asynclock.rules.model import Verb
 from tests.support.cut_servers import Clocked, FaultyProxy, proxies_to
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import (
     acquisitions_of,
+    asks_again_at,
     connection_of,
     nodes_of,
     pauses,
+    reconnected,
+    report,
     send_ticket_again,
     unanswered,
 )
@@ -252,6 +256,26 @@ async def test_f19_an_idle_connection_that_is_closed_is_no_outage(
             assert (await asyncio.wait_for(waiter, LIMIT)).held
 
 
+async def test_f19_waiters_renew_their_tickets_when_connections_are_made_again(name: str) -> None:
+    """They do not try: a majority has said that another owner holds the name."""
+    still = Still(5, name)
+    async with still.held(lease=LONG), still.client(lease=LONG) as client:
+        task = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(lambda: idle(client))
+        (waits,) = acquisitions_of(client)
+        waits.planner.interrupted = QuorumUnavailable("the connections were lost while they were idle")
+        still.asked()
+        for index in range(5):
+            for _ in range(10):  # each moves the time at which it asks, if a random one is earlier
+                reconnected(client, index)
+        still.clock.advance(1.0)
+        await turns()
+        assert [verb for verb, _ in still.asked()] == [Verb.WAIT]
+        assert waits.planner.interrupted is None
+        task.cancel()
+        await asyncio.wait([task])
+
+
 @both
 async def test_f19_servers_that_hang_up_on_each_question(five: Sequence[Server], name: str, nodes: int) -> None:
     """They accept each connection, so no reconnect fails. It is an outage all the same, after connect_timeout."""
@@ -297,6 +321,36 @@ async def test_f3_several_clients_meet_servers_that_do_not_write(
             for outcome in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), LIMIT):
                 assert isinstance(outcome, QuorumUnavailable)
                 assert fault in str(outcome)
+
+
+async def test_b11_an_outage_wakes_the_waiters_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tasks of the loop run in between. The rest is left alone if the node is back meanwhile."""
+    monkeypatch.setattr(outages, "SLICE", -1.0)  # one waiter takes longer
+    still, names = Still(1, name), [f"{name}:{i}" for i in range(20)]
+    async with still.client(lease=LONG) as holder, still.client(lease=LONG) as client:
+        held = [await holder(each).acquire(timeout=None) for each in names]
+        tasks = [asyncio.create_task(client(each).acquire(timeout=None)) for each in names]
+        await until(lambda: len(acquisitions_of(client)) == len(names) and idle(client))
+        (node,), soon = nodes_of(client), still.clock.now() + 1.0
+
+        def woken() -> int:
+            return sum(asks_again_at(each) <= soon for each in acquisitions_of(client))
+
+        assert woken() == 0
+        report(client, NodeDown(node.label, "it is silent"))
+        for number in range(1, 6):
+            assert woken() == number
+            await asyncio.sleep(0)
+        report(client, NodeUp(node.label))
+        await turns()
+        assert woken() == 6
+        report(client, NodeDown(node.label, "it is silent"))
+        await turns(len(names))
+        assert woken() == len(names)
+        assert all(held)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 # -- tasks behind others of the process ------------------------------------------------------------------------------
