@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from sys import _getframe as frame_at
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
@@ -263,10 +264,8 @@ class Lock:
         if only is not None:
             return leave(only, self._kept, e)  # type: ignore[return-value]
         frame = frame_at(1)
-        return self._leave((id(frame), frame.f_code, frame.f_lasti), e)  # type: ignore[return-value]
-
-    async def _leave(self, caller: Caller, e: BaseException | None) -> None:
-        await leave(self._kept.entered(self._name, caller), self._kept, e)
+        find = partial(self._kept.entered, self._name, (id(frame), frame.f_code, frame.f_lasti))
+        return leave(find, self._kept, e)  # type: ignore[return-value]
 
     if not TYPE_CHECKING:  # hints for the reader of the error; a type checker refuses these uses by itself
 

@@ -185,6 +185,6 @@ def _is_followed_by(instruction: bytes, caller: Caller) -> bool:
 def _line() -> str:
     """Where the program ends the block."""
     for frame, line in walk_stack(None):
-        if frame.f_globals.get("__name__") not in ("contextlib", "asynclock.locks.lock", __name__):
+        if frame.f_globals.get("__name__") not in ("contextlib", "asynclock.locks.lease", __name__):
             return f"{frame.f_code.co_filename}:{line}"
     return "a line that is unknown"
