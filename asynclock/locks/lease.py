@@ -163,13 +163,6 @@ class Lease:
         precedence."""
         await leave(self._tenure, self._kept(), e)
 
-    if not TYPE_CHECKING:  # a hint for the reader of the error; a type checker refuses this use by itself
-
-        def __enter__(self) -> None:
-            raise TypeError("a Lease is asynchronous: use `async with` instead of `with`")
-
-        def __exit__(self, *error: object) -> None: ...
-
 
 def guard(tenure: Tenure, task: asyncio.Task[Any] | None, caller: Caller | None = None) -> None:
     """From here to `leave` the task is cancelled if the tenure is lost. `caller`: see Block."""
