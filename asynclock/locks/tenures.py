@@ -138,14 +138,14 @@ class TenuresByTask:
     def entered(self, name: str, caller: Caller) -> Tenure:
         """The tenure of the block that ends here; `caller` called `__aexit__`. Raises LockNotHeld."""
         mine = self._all().get(asyncio.current_task(), [])
-        # Several tasks may run the frame of an async generator in turns, so a tenure of another task may be that of an
-        # inner block. For all other frames a look at the tenures of all tasks would only take time.
-        one_task = not caller[1].co_flags & CO_ASYNC_GENERATOR
-        found = [each for each in mine if _is_block_of(each, caller)] if one_task else []
-        if not found and _is_followed_by(_LEAVES, caller):
+        if not caller[1].co_flags & CO_ASYNC_GENERATOR:  # several tasks may run an async generator in turns
+            for tenure in reversed(mine):
+                if _is_block_of(tenure, caller):
+                    return tenure
+        if _is_followed_by(_LEAVES, caller):
             found = [each for each in self._of_all_tasks() if _is_block_of(each, caller)]
-        if found:
-            return max(found, key=_index)
+            if found:
+                return max(found, key=_index)
         fits = _entered_by_call(mine)
         ordered = bool(fits)
         fits = fits or _entered_by_call(self._of_all_tasks())
