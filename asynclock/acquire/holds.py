@@ -93,7 +93,8 @@ class Holds:
                     del self._by_name[name]
 
     def warn_unclosed(self) -> None:
-        """Their event loop ends, and the program has not closed the client. What relies on them runs unlocked."""
+        """Warn of them: their event loop ends, and the program has not closed the client. Code that still works under
+        one of their leases runs without the lock."""
         held = [hold.name for hold in self.in_slices() if hold and any(tenure.held for tenure in hold.tenures)]
         if not held:
             return

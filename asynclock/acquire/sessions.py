@@ -31,11 +31,11 @@ class Sessions:
         """The program has dropped the client. A garbage collector may call this in any thread, so it only schedules."""
         if sys.is_finalizing():
             return
-        for loop, session in self._by_loop.items():
-            if session.closed or session.forked or loop.is_closed():
-                continue
+        left = [each for each in self.open() if not each.forked]
+        for session in left:  # all of them before the first warning, which may be an error
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                loop.call_soon_threadsafe(let_go, session)
+                session.loop.call_soon_threadsafe(let_go, session)
+        for session in left:
             nodes = ", ".join(node.label for node in session.quorum.nodes)
             warnings.warn(
                 f"<Redlock {nodes}> was dropped while it was connected: use `async with`, or `await client.aclose()`",

@@ -45,7 +45,8 @@ def let_go(session: Session) -> None:
 
 
 async def all_ended(works: Collection[Coroutine[Any, Any, None]], seconds: float) -> None:
-    """Run them all, for at most `seconds`. What lasts longer is cancelled and left behind. What fails is logged."""
+    """Run them all, for at most `seconds`. A work that lasts longer is cancelled, and nothing waits for its end. The
+    error of a work that fails is logged."""
     tasks = [asyncio.get_running_loop().create_task(each) for each in works]
     for task in tasks:
         task.add_done_callback(_log)

@@ -42,26 +42,27 @@ class Block:
             self.cancelled = True
             self.task.cancel()
 
-    async def leave(self, e: BaseException | None) -> bool:
-        """Take the block's own cancel back, if there was one. True: `e` is the result of that cancel alone."""
+    async def leave(
+        self, e: BaseException | None, cancel: asyncio.CancelledError | None
+    ) -> tuple[bool, asyncio.CancelledError | None]:
+        """Take the block's own cancel back, if there was one. `cancel` came after the body. Returns whether `e` is the
+        result of the block's cancel alone; and a cancel from outside that came after the body, to be raised at its
+        end."""
         task = self.task
         if not self.cancelled or task is None or task is not asyncio.current_task():
-            return False
-        self.cancelled, late = False, False
+            return False, cancel
+        self.cancelled = False
         # An eager task that finds the loss cancels the body while the body is on the stack. If the body then ends
         # without an await, 3.11 and 3.12 raise the CancelledError at the next one. This await takes it, so that no
         # await after the block raises it.
         try:
             await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            late = True
+        except asyncio.CancelledError as error:
+            cancel = error
         outside = task.uncancel() > self._cancelling
         if isinstance(e, asyncio.CancelledError):
-            return not outside
-        if late and outside:
-            task.cancel()  # a cancel from outside came with it: the next await raises it
-            task.uncancel()
-        return False
+            return not outside, None
+        return False, cancel if outside else None
 
 
 def _running_task() -> asyncio.Task[Any] | None:

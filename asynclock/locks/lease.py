@@ -20,16 +20,16 @@ from weakref import ref
 from asynclock._errors import ConfigError, LockLost, Unsupported, brief
 from asynclock._options import lock_settings
 from asynclock.acquire.handover import handle_of
-from asynclock.acquire.tenure import GIVEN, LOST, Loss
+from asynclock.acquire.tenure import GIVEN, LOST, Loss, Tenure
 from asynclock.locks.cancellation import Block
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.stores.port import Use, Wish
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from asynclock._options import Seconds
-    from asynclock.acquire.tenure import Tenure
     from asynclock.locks.cancellation import Caller
     from asynclock.locks.tenures import TenuresByTask
     from asynclock.quorum.ballot import Ballot
@@ -163,24 +163,30 @@ class Lease:
         precedence."""
         await leave(self._tenure, self._kept(), e)
 
-    if not TYPE_CHECKING:  # a hint for the reader of the error; a type checker refuses this use by itself
-
-        def __enter__(self) -> None:
-            raise TypeError("a Lease is asynchronous: use `async with` instead of `with`")
-
-        def __exit__(self, *error: object) -> None: ...
-
 
 def guard(tenure: Tenure, task: asyncio.Task[Any] | None, caller: Caller | None = None) -> None:
     """From here to `leave` the task is cancelled if the tenure is lost. `caller`: see Block."""
     tenure.enter(task, Block(task, tenure.terms.settings.cancel_on_lost, caller))
 
 
-async def leave(tenure: Tenure, kept: TenuresByTask | None, e: BaseException | None) -> None:
-    """The body has ended, with the exception `e`. Release the tenure. Raises LockLost, ConfigError."""
-    block = tenure.on_lost
+async def leave(which: Tenure | Callable[[], Tenure], kept: TenuresByTask | None, e: BaseException | None) -> None:
+    """The body has ended, with the exception `e`. Release the tenure: `which`, or the one that `which` finds. Raises
+    LockLost, ConfigError."""
+    cancel: asyncio.CancelledError | None = None
+    if isinstance(e, GeneratorExit):
+        # A garbage collector that destroys the coroutine of the block runs this, in any thread and between any two
+        # steps of the loop's thread. It does not go on after an await, so nothing is touched before this one; Tenure
+        # schedules the end. `aclose` of an async generator comes here too, and goes on in the next turn. A `finally`
+        # here would also run in the collector.
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError as error:
+            cancel = error  # the release goes first
+    tenure = which if isinstance(which, Tenure) else which()
+    block, ours = tenure.on_lost, False
     tenure.leave()
-    ours = isinstance(block, Block) and block.cancelled and await block.leave(e)
+    if isinstance(block, Block) and (block.cancelled or cancel is not None):
+        ours, cancel = await block.leave(e, cancel)
     tenure.check_clock()
     try:
         if tenure.state in GIVEN:  # the body released or detached it
@@ -188,10 +194,14 @@ async def leave(tenure: Tenure, kept: TenuresByTask | None, e: BaseException | N
         else:
             await give_back(tenure, kept)
     except (LockLost, ConfigError) as lost:
-        if e is None or ours:
+        if cancel is not None:
+            cancel.add_note(str(lost))
+        elif e is None or ours:
             raise lost from e
-        if not isinstance(e, LockLost):
+        elif not isinstance(e, LockLost):
             e.add_note(str(lost))
+    if cancel is not None:
+        raise cancel
 
 
 async def release(tenure: Tenure, kept: TenuresByTask | None) -> None:

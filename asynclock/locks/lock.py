@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from sys import _getframe as frame_at
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 
 from asynclock._errors import ConfigError, QuorumUnavailable, SelfDeadlock, brief
-from asynclock._loop import no_loop
+from asynclock._loop import coroutine_function, no_loop
 from asynclock._options import seconds
 from asynclock.acquire.acquisition import acquire
 from asynclock.acquire.causes import NoLease, timed_out
@@ -161,9 +162,9 @@ class Lock:
             raise
         finally:
             if event is not None:
-                told = event(*terms.described, session.clock.now() - began, terms.had_to_wait)
+                outcome = event(*terms.described, session.clock.now() - began, terms.had_to_wait)
                 try:
-                    session.observers.tell_caller(told)
+                    session.observers.tell_caller(outcome)
                 except BaseException:  # such as a KeyboardInterrupt in a listener: the caller gets no lease
                     if isinstance(taken, Tenure):
                         taken.hold.end(taken)
@@ -228,6 +229,7 @@ class Lock:
             raise (await wrong_kind(session, self._parts)) if isinstance(error, WrongKind) else error
         return ballot
 
+    @coroutine_function
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
         """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
         `acquire`."""
@@ -255,6 +257,7 @@ class Lock:
         wall, timeout, several = session.clock.wall(), self._settings.timeout, len(self._parts) > 1
         return timed_out(self._name, refusal, here, wall, timeout=timeout, several=several)
 
+    @coroutine_function
     def __aexit__(
         self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /
     ) -> CoroutineType[Any, Any, None]:
@@ -263,20 +266,8 @@ class Lock:
         if only is not None:
             return leave(only, self._kept, e)  # type: ignore[return-value]
         frame = frame_at(1)
-        return self._leave((id(frame), frame.f_code, frame.f_lasti), e)  # type: ignore[return-value]
-
-    async def _leave(self, caller: Caller, e: BaseException | None) -> None:
-        await leave(self._kept.entered(self._name, caller), self._kept, e)
-
-    if not TYPE_CHECKING:  # hints for the reader of the error; a type checker refuses these uses by itself
-
-        def __enter__(self) -> None:
-            raise TypeError("a Lock is asynchronous: use `async with` instead of `with`")
-
-        def __exit__(self, *error: object) -> None: ...
-
-        def __await__(self) -> None:
-            raise TypeError("a Lock is no awaitable: use `async with lock`, or `lease = await lock.acquire()`")
+        find = partial(self._kept.entered, self._name, (id(frame), frame.f_code, frame.f_lasti))
+        return leave(find, self._kept, e)  # type: ignore[return-value]
 
 
 class AdoptedLock(Lock):

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from inspect import CO_ASYNC_GENERATOR
 from opcode import opmap
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ _PURGE_AT = 64
 
 _ENTERS, _LEAVES = (bytes((opmap.get("GET_AWAITABLE", 0), what)) for what in (1, 2))
 """The instruction after the call of `__aenter__` or `__aexit__` by an `async with` statement."""
+
+_OF_ONE_TASK = "the lease that this task entered last is released, which is wrong if its blocks end in another order"
 
 _CACHES = 10
 """Bytes of empty cache entries between a call and the next instruction, at most."""
@@ -116,7 +119,7 @@ class TenuresByTask:
             raise no_loop() from None
         if mine:
             return mine[-1]
-        gone = [each for task, tenures in self._all().items() if _is_gone(task) for each in tenures if each.open]
+        gone = [each for each in self._of_all_tasks() if _is_gone(each.terms.task) and each.open]
         if len(gone) == 1:
             return gone[0]
         raise LockNotHeld(f"this task holds no {brief(name)} through this Lock: release its Lease", name=name)
@@ -126,32 +129,41 @@ class TenuresByTask:
         """The tenure of the block that ends here, if this Lock has no other tenure."""
         return self._only if self._only is not None and self._only.on_lost is not None else None
 
+    def _of_all_tasks(self) -> list[Tenure]:
+        """The tenures of this event loop. Other loops may share the Lock."""
+        loop = asyncio.get_running_loop()
+        groups = list(self._all().values())  # one step for the threads of other loops
+        return [each for tenures in groups for each in tenures if each.hold.session.loop is loop]
+
     def entered(self, name: str, caller: Caller) -> Tenure:
         """The tenure of the block that ends here; `caller` called `__aexit__`. Raises LockNotHeld."""
-        by_task = self._all()
-        mine = by_task.get(asyncio.current_task(), [])
-        for tenure in reversed(mine):
-            if _is_block_of(tenure, caller):
-                return tenure
+        mine = self._all().get(asyncio.current_task(), [])
+        if not caller[1].co_flags & CO_ASYNC_GENERATOR:  # several tasks may run an async generator in turns
+            for tenure in reversed(mine):
+                if _is_block_of(tenure, caller):
+                    return tenure
         if _is_followed_by(_LEAVES, caller):
-            for tenures in by_task.values():
-                for tenure in tenures:
-                    if _is_block_of(tenure, caller):
-                        return tenure
-        fits = _entered_by_call(mine) or [each for tenures in by_task.values() for each in _entered_by_call(tenures)]
-        if not fits:
-            return self.taken(name)
+            found = [each for each in self._of_all_tasks() if _is_block_of(each, caller)]
+            if found:
+                return max(found, key=_index)
+        fits = _entered_by_call(mine)
+        ordered = bool(fits)
+        fits = fits or _entered_by_call(self._of_all_tasks())
+        if not fits:  # perhaps a wrapper calls `__aexit__` alone
+            blocks = [each for each in mine if _caller(each) is not None]
+            return blocks[-1] if blocks else self.taken(name)
         # A tenure that was lost goes first: its end takes the lock from no body.
-        found = next((each for each in fits if not each.open), fits[-1])
-        if len(fits) > 1 and found.hold.session.journal.admits_fault("blocks of which several may have ended"):
+        tenure = next((each for each in fits if not each.open), fits[-1])
+        if len(fits) > 1 and tenure.hold.session.journal.admits_fault("blocks of which several may have ended"):
             log.warning(
                 "asynclock: %s ends one of %d blocks over one Lock of %s, and an exit stack or a wrapper hides which: "
-                "one lease is released, perhaps that of another block; enter `await lock.acquire()` there",
+                "%s; enter `await lock.acquire()` there",
                 _line(),
                 len(fits),
                 brief(name),
+                _OF_ONE_TASK if ordered else "one lease is released, perhaps that of another block",
             )
-        return found
+        return tenure
 
 
 def _is_past(tenure: Tenure) -> bool:
@@ -165,14 +177,28 @@ def _is_gone(task: asyncio.Task[Any] | None) -> bool:
 
 def _is_block_of(tenure: Tenure, caller: Caller) -> bool:
     """Whether the frame of that `async with` statement has entered it."""
-    block = tenure.on_lost
-    known = block.caller if isinstance(block, Block) else None
+    known = _caller(tenure)
     return known is not None and known[0] == caller[0] and _is_followed_by(_ENTERS, known)
+
+
+def _caller(tenure: Tenure) -> Caller | None:
+    """The call of `Lock.__aenter__` that entered it, while its block has not ended."""
+    block = tenure.on_lost
+    return block.caller if isinstance(block, Block) else None
+
+
+def _index(tenure: Tenure) -> int:
+    """Of the instruction that entered it, among the blocks of one frame. The innermost block ends first, and its
+    statement is in the body of the others: the compiler puts a body after the call that enters it, also where it moves
+    handlers of exceptions to the end. In a loop no statement is entered twice, because the jump back leaves the
+    block."""
+    caller = _caller(tenure)
+    return caller[2] if caller is not None else -1
 
 
 def _entered_by_call(tenures: Iterable[Tenure]) -> list[Tenure]:
     """Those with a block that no `async with` statement has entered."""
-    blocks = [(each, each.on_lost.caller) for each in tenures if isinstance(each.on_lost, Block)]
+    blocks = [(each, _caller(each)) for each in tenures]
     return [each for each, caller in blocks if caller is not None and not _is_followed_by(_ENTERS, caller)]
 
 
@@ -185,6 +211,6 @@ def _is_followed_by(instruction: bytes, caller: Caller) -> bool:
 def _line() -> str:
     """Where the program ends the block."""
     for frame, line in walk_stack(None):
-        if frame.f_globals.get("__name__") not in ("contextlib", "asynclock.locks.lock", __name__):
+        if frame.f_globals.get("__name__") not in ("contextlib", "asynclock.locks.lease", __name__):
             return f"{frame.f_code.co_filename}:{line}"
     return "a line that is unknown"

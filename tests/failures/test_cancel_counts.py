@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
-from asynclock import LockLost, Redlock
+from asynclock import Lease, Lock, LockLost, LockNotHeld, Redlock
 from tests.support.eager_tasks import eagerly
-from tests.support.waiters import LIMIT
+from tests.support.probes import lose
+from tests.support.waiters import LIMIT, is_free
 
 pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
 
@@ -94,24 +97,84 @@ async def test_a11_a_block_left_in_another_task_takes_no_cancel_back(redlock: Re
 
 async def test_a8_an_outside_cancel_as_the_block_ends(redlock: Redlock, name: str) -> None:
     """The body swallowed the cancel of the loss, and came to its end. In that turn the task is cancelled from outside.
-    The block raises LockLost, and the cancel from outside comes at the next await."""
+    The block raises that cancel, and the loss is its note."""
     after: list[str] = []
 
     async def work() -> None:
-        with pytest.raises(LockLost):
+        try:
             async with redlock(name, max_hold=0.05):
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.Event().wait()
                 asyncio.get_running_loop().call_soon(current().cancel)
-        after.append("left")
-        await asyncio.sleep(0)
-        after.append("not cancelled")
+        except asyncio.CancelledError as cancel:
+            after.extend(cancel.__notes__)
+            raise
 
     task = asyncio.create_task(work())
     async with asyncio.timeout(LIMIT):
         await asyncio.wait({task})
     assert task.cancelled()
-    assert after == ["left"]
+    (note,) = after
+    assert "max_hold" in note
+
+
+async def test_a8_a_timeout_as_the_block_ends(redlock: Redlock, name: str) -> None:
+    """As above, but an asyncio.timeout around the block cancels: it raises TimeoutError, and no cancel follows."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as limit, redlock(name, max_hold=0.05):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            limit.reschedule(0)
+    assert current().cancelling() == 0
+    await asyncio.sleep(0)
+
+
+async def closing(lock: Lock, at_the_end: Callable[[Lease], object]) -> tuple[Lease, list[str]]:
+    """A task closes an async generator that is in a block. The lease; and what the close raises, with its notes."""
+    raised: list[str] = []
+
+    async def generate() -> AsyncIterator[Lease]:
+        async with lock as lease:
+            try:
+                yield lease
+            finally:
+                at_the_end(lease)
+
+    async def work() -> Lease:
+        generator: Any = generate()
+        lease: Lease = await anext(generator)
+        try:
+            await generator.aclose()
+        except asyncio.CancelledError as cancel:
+            raised.extend(["cancelled", *getattr(cancel, "__notes__", ())])
+        return lease
+
+    async with asyncio.timeout(LIMIT):
+        return await asyncio.create_task(work()), raised
+
+
+async def test_a8_a_cancel_as_a_generator_is_closed(redlock: Redlock, name: str) -> None:
+    """The block of a closed generator goes on in the next turn. A cancel of that turn goes on after the release."""
+    lease, raised = await closing(redlock(name), lambda _: current().cancel())
+    assert raised == ["cancelled"]
+    with pytest.raises(LockNotHeld):
+        lease.ensure_held()
+    assert await is_free(redlock, name)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+async def test_a8_a_loss_as_a_generator_is_closed(redlock: Redlock, name: str, outside: bool) -> None:
+    """The lease is lost in that turn: the cancel of the loss is taken back. A cancel from outside goes on."""
+
+    def at_the_end(lease: Lease) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lose, lease)
+        if outside:
+            loop.call_soon(current().cancel)
+
+    _, raised = await closing(redlock(name), at_the_end)
+    assert raised[:1] == (["cancelled"] if outside else [])
+    assert len(raised) == (2 if outside else 0)
 
 
 async def test_a9_a_body_that_finds_the_loss_itself_is_not_cancelled(redlock: Redlock, name: str) -> None:
@@ -183,27 +246,24 @@ async def test_a9_the_body_raises_after_an_eager_task_found_the_loss(
 
 
 async def test_a8_a_cancel_from_outside_comes_with_that_of_an_eager_task(redlock: Redlock, name: str) -> None:
-    """The task is cancelled in the same step: its error comes out, and the next await raises that cancel, once."""
-    after: list[str] = []
+    """The task is cancelled in the same step: the block raises that cancel, once. The body's error is its context."""
+    contexts: list[BaseException | None] = []
 
     async def work() -> None:
-        with pytest.raises(ZeroDivisionError):
+        try:
             async with redlock(name, max_hold=0.02) as lease:
                 while lease.held:  # without a turn of the loop
                     pass
                 assert eagerly(lease.wait_lost()) is True
                 current().cancel()
                 raise ZeroDivisionError
-        after.append("left")
-        try:
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            after.append("cancelled")
+        except asyncio.CancelledError as cancel:
+            contexts.append(cancel.__context__)
             await asyncio.sleep(0)
             raise
 
     task = asyncio.create_task(work())
     async with asyncio.timeout(LIMIT):
         await asyncio.wait({task})
-    assert after == ["left", "cancelled"]
+    assert [type(each) for each in contexts] == [ZeroDivisionError]
     assert task.cancelled()

@@ -337,17 +337,3 @@ def test_outside_a_loop(tmp_path: Path) -> None:
         asyncio.run(main())
     """
     assert run_python(program, HOME=str(tmp_path)) == "fine\n"
-
-
-async def test_a_lock_used_as_a_synchronous_one_says_how(name: str) -> None:
-    """`with lock`, `with lease` and `await lock` are TypeErrors that show the right form."""
-    async with Redlock("memory:") as client:
-        lock: Any = client(name)
-        lease: Any = await lock.acquire()
-        for each in (lock, lease):
-            with pytest.raises(TypeError, match="use `async with`"), each:
-                pass
-        with pytest.raises(TypeError, match=r"lease = await lock\.acquire\(\)"):
-            await lock
-        assert lease.held
-        await lease.release()

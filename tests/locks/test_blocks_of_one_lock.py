@@ -239,6 +239,7 @@ async def test_f20_exit_stacks_in_another_order(lock: Lock, caplog: pytest.LogCa
         await first.aclose()
         assert sum(lease.held for lease in leases) == 1
         (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+        assert "wrong if its blocks end in another order" in line
         (number,) = re.findall(re.escape(__file__) + r":(\d+) ", line)
         assert linecache.getline(__file__, int(number)).strip() == "await first.aclose()"
         await second.aclose()  # only one is left that fits

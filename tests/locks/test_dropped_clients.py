@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ import redis
 
 from asynclock import Lease, Redlock
 from tests.support.default_keys import key_of
+from tests.support.probes import session_of
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT, LONG
 
@@ -55,6 +57,41 @@ async def test_a_client_dropped_in_another_thread_disconnects(server: Server, na
         while thread.is_alive():
             await asyncio.sleep(0.01)
     await disconnected(server)
+
+
+async def test_a_dropped_client_is_closed_in_each_loop_where_warnings_are_errors(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first warning ends the finalizer. By then the loops of all its sessions know."""
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: raised.append(unraisable.exc_value))
+    clients, sessions = [Redlock("memory:")], []
+    used, closed = threading.Event(), threading.Event()
+
+    async def use_it() -> None:
+        async with clients[0](name):
+            pass
+        sessions.append(session_of(clients[0]))
+
+    async def use_in_thread() -> None:
+        await use_it()
+        used.set()
+        async with asyncio.timeout(LIMIT):
+            while not sessions[-1].closed:
+                await asyncio.sleep(0.01)
+        closed.set()
+
+    await use_it()
+    thread = threading.Thread(target=asyncio.run, args=(use_in_thread(),))
+    thread.start()
+    await asyncio.to_thread(used.wait, LIMIT)
+    clients.clear()
+    gc.collect()
+    async with asyncio.timeout(LIMIT):
+        while not (closed.is_set() and sessions[0].closed):
+            await asyncio.sleep(0.01)
+    thread.join(LIMIT)
+    assert [type(each) for each in raised] == [ResourceWarning]
 
 
 async def test_a_lease_outlives_its_dropped_client(server: Server, name: str) -> None:

@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -149,21 +150,40 @@ async def test_a15_a_local_waiter_asks_after_a_drop(make: Make, name: str) -> No
 
 
 class DropAt:
-    """Drops the leases before the line of the package with that number, counted from the first call into `acquire/`."""
+    """Calls `drop` before the line of the package with that number, counted from the first call into `acquire/`."""
 
-    def __init__(self, leases: list[Lease | None], line: int) -> None:
-        self.leases = leases
+    def __init__(self, drop: Callable[[], object], line: int) -> None:
+        self.drop = drop
         self.left = line
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
         del arg
         if "/asynclock/acquire/" not in frame.f_code.co_filename:
             return None
-        if event == "line" and self.leases:
+        if event == "line":
             self.left -= 1
             if self.left == 0:
-                self.leases.clear()
+                self.drop()
         return self
+
+
+async def wait_and_drop(
+    client: Redlock, name: str, drop: Callable[[], object], line: int
+) -> asyncio.Task[Lease] | None:
+    """A task that begins to wait for the name, with a drop at that line; None: it waits, and all lines were tried."""
+    before, dropping = sys.gettrace(), DropAt(drop, line)
+    waiter = asyncio.create_task(client(name).acquire(timeout=None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        sys.settrace(dropping)
+        try:
+            await turns(3)
+        finally:
+            sys.settrace(before)
+    if dropping.left <= 0:
+        return waiter
+    waiter.cancel()
+    return None
 
 
 async def test_f4_a_lease_is_dropped_at_any_line_of_an_acquire(name: str) -> None:
@@ -175,22 +195,84 @@ async def test_f4_a_lease_is_dropped_at_any_line_of_an_acquire(name: str) -> Non
         still = Still(1, name)
         async with still.client(lease=30.0) as client:
             leases = [await client(name).acquire(timeout=None)]
-            before, dropping = sys.gettrace(), DropAt(leases, line)
-            waiter = asyncio.create_task(client(name).acquire(timeout=None))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
-                sys.settrace(dropping)
-                try:
-                    await turns(3)
-                finally:
-                    sys.settrace(before)
-            if leases:  # it waits, and all lines were tried
+            waiter = await wait_and_drop(client, name, leases.clear, line)
+            if waiter is None:
                 break
             await still.until(still.clock.now() + 31.0)
             assert waiter.done(), f"line {line}"
             await (await waiter).release()
     assert line > 50
-    waiter.cancel()
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The garbage collector runs only where the test calls it, and quickly: it looks at nothing from before the test.
+    Python reports the coroutines that it destroys."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+async def abandon(client: Redlock, name: str) -> None:
+    """Start a task that is in a block, and waits for a future to which nothing else refers."""
+    loop, inside = asyncio.get_running_loop(), asyncio.Event()
+    loop.set_exception_handler(lambda *_: None)  # asyncio logs the task
+
+    async def body() -> None:
+        async with client(name):
+            inside.set()
+            await loop.create_future()
+
+    task = asyncio.create_task(body())
+    await inside.wait()
+    await turns(3)
+    assert not task.done()
+
+
+@pytest.mark.usefixtures("collector")
+async def test_f4_a_coroutine_in_a_block_is_destroyed_at_any_line_of_an_acquire(name: str) -> None:
+    """The collector destroys a suspended coroutine, and runs the end of its block, while another task begins to wait
+    for the name. The end of the block touches nothing there: the waiter gets the lock when the hold has expired."""
+    line = 0
+    while True:
+        line += 1
+        still = Still(1, name)
+        async with still.client(lease=30.0) as client:
+            await abandon(client, name)
+            waiter = await wait_and_drop(client, name, gc.collect, line)
+            gc.collect()  # a line may have referred to the tenure
+            if waiter is None:
+                break
+            await still.until(still.clock.now() + 31.0)
+            assert waiter.done(), f"line {line}"
+            await (await waiter).release()
+    assert line > 50
+
+
+@pytest.mark.usefixtures("collector")
+@pytest.mark.filterwarnings("ignore:the lease of:ResourceWarning")
+async def test_f4_a_coroutine_in_a_block_is_destroyed_in_another_thread(name: str) -> None:
+    """The end of its block changes nothing in that thread. The loop ends the hold in a turn of its own."""
+    still = Still(1, name)
+    async with still.client(lease=30.0) as client:
+        await abandon(client, name)
+        (hold,) = watched_by(client)
+        thread = threading.Thread(target=gc.collect)
+        thread.start()
+        thread.join(LIMIT)
+        assert not hold.over
+        assert watched_by(client) == [hold]
+        await turns()
+        assert hold.over
+        await still.until(still.clock.now() + 31.0)
+        async with client(name, timeout=0):
+            pass
 
 
 async def test_f4_a_lease_is_dropped_in_another_thread(name: str) -> None:
