@@ -18,7 +18,7 @@ from tests.support.servers import Server
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, until
 
-STEP = 0.05
+STEP = 0.01
 """Of a limit of one second: so much passes between two looks of `running_for`."""
 
 
@@ -66,14 +66,41 @@ async def test_c21_time_in_which_the_loop_was_blocked_does_not_count() -> None:
 
 
 async def test_c21_a_loop_that_is_always_blocked_ends_a_limit_too() -> None:
-    """A first connection takes 50 turns of the loop: so many blocks do not end it, and twice as many do."""
+    """A first connection takes 50 turns of the loop: so many blocks do not end it, and twice as many do, with one more
+    turn to read what has come."""
     limited = Limited()
     await limited.ended()
-    for _ in range(2):
+    for blocks in (50, 51):
         assert not await limited.ended()
-        for _ in range(50):
+        for _ in range(blocks):
             limited.clock.block(STEP + 1.0)
             limited.clock.advance(0.0)
+    assert await limited.ended()
+
+
+async def test_c21_a_busy_loop_stretches_a_limit_by_its_delays_only() -> None:
+    """The loop runs timers each 15 ms: some are late, others are not. A limit of one second ends after twice that time
+    at most."""
+    limited = Limited()
+    await limited.ended()
+    began = limited.clock.now()
+    while not await limited.ended():
+        limited.clock.block(0.0125)
+        limited.clock.advance(0.0)
+        limited.clock.block(0.0225)
+        limited.clock.advance(0.0)
+    assert 1.0 <= limited.clock.now() - began <= 2.0
+
+
+async def test_c21_what_came_during_the_last_block_is_read() -> None:
+    """The limit passes while the loop is blocked: it ends after one more turn."""
+    limited = Limited()
+    await limited.ended()
+    limited.clock.advance(0.995)
+    limited.clock.block(1.0)
+    limited.clock.advance(0.0)
+    assert not await limited.ended()
+    limited.clock.advance(STEP)
     assert await limited.ended()
 
 
