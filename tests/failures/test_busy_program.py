@@ -154,6 +154,29 @@ async def test_c10_a_server_has_time_after_a_block(server: Server, name: str) ->
         await acquiring
 
 
+async def test_c10_a_silent_server_is_found_while_commands_are_sent(server: Server, name: str) -> None:
+    """The program sends commands in each turn of the loop, so some are unsent whenever a timer fires. The silent server
+    is down all the same, and what waits for its answers fails."""
+    clock = FakeClock()
+    async with Redlock(Clocked(server.url, clock), node_timeout=1.0) as client:
+        await client.health()
+        (node,) = nodes_of(client)
+        connection = connection_of(node)
+        server.freeze()
+        acquiring = [asyncio.create_task(client(name).acquire(timeout=0))]
+        while not unanswered(connection) or unsent(connection):
+            await asyncio.sleep(0)
+        for number in range(60):
+            acquiring.append(asyncio.create_task(client(f"{name}:{number}").acquire(timeout=0)))
+            while connection_of(node) is connection and not unsent(connection):
+                await asyncio.sleep(0)
+            clock.advance(0.1)
+        assert connection_of(node) is not connection
+        server.thaw()
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*acquiring, return_exceptions=True)
+
+
 @pytest.mark.parametrize("question", ["inspect", "health"])
 async def test_c10_a_question_is_answered_after_a_block(server: Server, name: str, question: str) -> None:
     """Both wait for a second. The loop is blocked for longer, and the reply comes meanwhile: the question goes on after

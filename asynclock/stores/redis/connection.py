@@ -138,12 +138,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the program has not sent all commands yet, or the server has sent data that is not handled yet. The
+        """Whether the program has not sent any of the commands yet, or the server has sent data that is not handled
+        yet. If some commands were sent, it is the server that is silent: a program may send others in each turn. The
         loop polls its sockets before it runs callbacks, so data that arrives while they run is still unread when a
         timer fires, even if that is on time."""
         if self.transport.is_closing():
             return False
-        if self._paused or self._out:
+        if self._paused or len(self._out) == len(self.waiting):
             return True
         with selectors.DefaultSelector() as selector:
             selector.register(self.transport.get_extra_info("socket").fileno(), selectors.EVENT_READ)
