@@ -28,7 +28,7 @@ from asynclock.acquire.renewal_thread import RenewalThread, started_thread
 from asynclock.acquire.tenure import Loss
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
-from asynclock.events import LoopLagged, Lost, NodeUp, Quarantined, QuarantineEnded, ReleaseFailed
+from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH
@@ -196,8 +196,6 @@ class Session:
         """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
         for a moment only, which is not told."""
         self._outages.told(event, len(self._stores))
-        if isinstance(event, NodeUp):
-            self._renew_soon()
         if isinstance(event, Quarantined) and not self.ready:
             self._quarantines[event.node] = event
         elif not isinstance(event, QuarantineEnded) or self._quarantines.pop(event.node, None) is None:
@@ -238,12 +236,12 @@ class Session:
             for hold in self.holds.of(name) if marked and notice.broken else ():
                 hold.broken(notice.id, by)
 
-    def connected(self, index: int) -> None:
-        """Node `index` is connected again. Its notices may have been lost meanwhile, so all tickets are sent again.
-        If it was the end of an outage, the acquires that wait for that try again."""
+    def connected(self, index: int, *, missed: bool = True) -> None:
+        """Node `index` is connected again. If notices may have been lost meanwhile, all tickets are sent again. If it
+        was the end of an outage, the acquires that wait for that try again."""
         del index
         self._renew_soon()
-        for waiter in self.tickets.all():
+        for waiter in self.tickets.all() if missed else ():
             waiter.ask_soon(waking_time(1), probe=True)
         self._outages.connected(self.quorum.nodes)
 

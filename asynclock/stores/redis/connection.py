@@ -198,14 +198,17 @@ class Connection(asyncio.Protocol):
 
     async def hang_up(self) -> None:
         """Write what is left, and close. A server that stands still does not read that, and does not answer the end of
-        a TLS session: then the connection is cut."""
+        a TLS session: then the connection is cut, and also if this is cancelled."""
         self.flush()
         self.transport.close()
         try:
             async with asyncio.timeout(_HANGING_UP):
                 await self._gone.wait()
         except TimeoutError:
-            self.transport.abort()
+            pass
+        finally:
+            if not self._gone.is_set():
+                self.transport.abort()
 
     def abort(self) -> None:
         self._out.clear()
