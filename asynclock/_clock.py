@@ -57,32 +57,31 @@ SYSTEM = SystemClock()
 LATE = 0.01
 """Seconds. A timer that fires later than this shows that the event loop was blocked."""
 
-_STEPS = 20  # timers in one time limit: each measures a part of it
-_BLOCKS = 100  # parts that may be late; a first connection takes 50 turns of the loop
+_STEPS = 100
+"""The number of timers in one time limit: each measures a part of it. A first connection takes 50 turns of the loop."""
 
 
 @asynccontextmanager
 async def running_for(limit: float, clock: Clock = SYSTEM) -> AsyncIterator[None]:
     """As asyncio.timeout, for an answer of a server. Time in which the loop was blocked does not count: the answer may
-    have come, and the program was too busy to read it. A part of the limit whose timer is late is repeated, so that the
-    loop reads what has come. A loop that is blocked in every turn has _BLOCKS of them."""
+    have come, and the program was too busy to read it. So the limit is stretched by the delays of its timers that are
+    longer than LATE, and by no more. A loop that is blocked in every turn has _STEPS turns: in each it reads what has
+    come. After a last timer that was late, one more part follows."""
     loop = asyncio.get_running_loop()
     step = max(limit / _STEPS, 0.001)
-    passed, blocks, due = 0.0, 0, 0.0
+    passed, due = 0.0, 0.0
     timer: Timer | None = None
 
     def begin_part() -> None:
         nonlocal timer, due
-        due = clock.now() + min(step, max(limit - passed, 0.0))
+        due = clock.now() + (min(step, limit - passed) if passed < limit else step)
         timer = clock.call_at(due, end_part)
 
     def end_part() -> None:
-        nonlocal passed, blocks
-        if clock.now() - due > LATE:
-            blocks += 1
-        else:
-            passed += step
-        if passed < limit and blocks < _BLOCKS:
+        nonlocal passed
+        was_last, late = passed >= limit, clock.now() - due
+        passed += step if late > LATE else step + late
+        if passed < limit or (late > LATE and not was_last):
             begin_part()
         else:
             scope.reschedule(loop.time())

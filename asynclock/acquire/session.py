@@ -29,7 +29,7 @@ from asynclock.acquire.tenure import Loss
 from asynclock.acquire.ticket import Tickets
 from asynclock.acquire.watchdog import Watchdog
 from asynclock.acquire.yielded import YieldedNames
-from asynclock.events import LoopLagged, Lost, NodeUp, Quarantined, QuarantineEnded, ReleaseFailed
+from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH
@@ -197,8 +197,6 @@ class Session:
         """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
         for a moment only, which is not told."""
         self._outages.told(event, len(self._stores))
-        if isinstance(event, NodeUp):
-            self._renew_soon()
         if isinstance(event, Quarantined) and not self.ready:
             self._quarantines[event.node] = event
         elif not isinstance(event, QuarantineEnded) or self._quarantines.pop(event.node, None) is None:
@@ -239,11 +237,12 @@ class Session:
             for hold in self.holds.of(name) if marked and notice.broken else ():
                 hold.broken(notice.id, by)
 
-    def connected(self, index: int) -> None:
-        """Node `index` is connected again."""
+    def connected(self, index: int, *, missed: bool = True) -> None:
+        """Node `index` is connected again. If notices may have been lost meanwhile (`missed`), all tickets are sent
+        again. If it was the end of an outage, the acquires that wait for that try again."""
         del index
         self._renew_soon()
-        self._outages.connected(self.quorum.nodes, self.tickets.all())
+        self._outages.connected(self.quorum.nodes, self.tickets.all() if missed else [])
 
     def check_kind(self, name: str, kind: Kind) -> None:
         """Raise WrongKind where a task of this process holds the name as another kind. The server would refuse it, too,

@@ -153,9 +153,9 @@ class NoticeListener(Protocol):
     def received(self, index: int, notice: Notice) -> None:
         """Node `index` sent a notice. A notice never overtakes the reply to an op that the node decided earlier."""
 
-    def connected(self, index: int) -> None:
-        """Node `index` is connected (again). Earlier notices may be lost, and the node may send no notices from now on
-        (`Node.listens`)."""
+    def connected(self, index: int, *, missed: bool = True) -> None:
+        """Node `index` is connected (again). It may be another server, which lacks holds. `missed`: earlier notices may
+        be lost, and the node may send no notices from now on (`Node.listens`); False: it sent none before either."""
 
 
 class Node(Protocol):

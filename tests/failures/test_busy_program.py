@@ -18,7 +18,7 @@ from tests.support.servers import Server
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, until
 
-STEP = 0.05
+STEP = 0.01
 """Of a limit of one second: so much passes between two looks of `running_for`."""
 
 
@@ -66,14 +66,41 @@ async def test_c21_time_in_which_the_loop_was_blocked_does_not_count() -> None:
 
 
 async def test_c21_a_loop_that_is_always_blocked_ends_a_limit_too() -> None:
-    """A first connection takes 50 turns of the loop: so many blocks do not end it, and twice as many do."""
+    """A first connection takes 50 turns of the loop: so many blocks do not end it, and twice as many do, with one more
+    turn to read what has come."""
     limited = Limited()
     await limited.ended()
-    for _ in range(2):
+    for blocks in (50, 51):
         assert not await limited.ended()
-        for _ in range(50):
+        for _ in range(blocks):
             limited.clock.block(STEP + 1.0)
             limited.clock.advance(0.0)
+    assert await limited.ended()
+
+
+async def test_c21_a_busy_loop_stretches_a_limit_by_its_delays_only() -> None:
+    """The loop runs timers each 15 ms: some are late, others are not. A limit of one second ends after twice that time
+    at most."""
+    limited = Limited()
+    await limited.ended()
+    began = limited.clock.now()
+    while not await limited.ended():
+        limited.clock.block(0.0125)
+        limited.clock.advance(0.0)
+        limited.clock.block(0.0225)
+        limited.clock.advance(0.0)
+    assert 1.0 <= limited.clock.now() - began <= 2.0
+
+
+async def test_c21_what_came_during_the_last_block_is_read() -> None:
+    """The limit passes while the loop is blocked: it ends after one more turn."""
+    limited = Limited()
+    await limited.ended()
+    limited.clock.advance(0.995)
+    limited.clock.block(1.0)
+    limited.clock.advance(0.0)
+    assert not await limited.ended()
+    limited.clock.advance(STEP)
     assert await limited.ended()
 
 
@@ -125,6 +152,29 @@ async def test_c10_a_server_has_time_after_a_block(server: Server, name: str) ->
         server.thaw()
         await until(lambda: not unanswered(connection))
         await acquiring
+
+
+async def test_c10_a_silent_server_is_found_while_commands_are_sent(server: Server, name: str) -> None:
+    """The program sends commands in each turn of the loop, so some are unsent whenever a timer fires. The silent server
+    is down all the same, and what waits for its answers fails."""
+    clock = FakeClock()
+    async with Redlock(Clocked(server.url, clock), node_timeout=1.0) as client:
+        await client.health()
+        (node,) = nodes_of(client)
+        connection = connection_of(node)
+        server.freeze()
+        acquiring = [asyncio.create_task(client(name).acquire(timeout=0))]
+        while not unanswered(connection) or unsent(connection):
+            await asyncio.sleep(0)
+        for number in range(60):
+            acquiring.append(asyncio.create_task(client(f"{name}:{number}").acquire(timeout=0)))
+            while connection_of(node) is connection and not unsent(connection):
+                await asyncio.sleep(0)
+            clock.advance(0.1)
+        assert connection_of(node) is not connection
+        server.thaw()
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*acquiring, return_exceptions=True)
 
 
 @pytest.mark.parametrize("question", ["inspect", "health"])

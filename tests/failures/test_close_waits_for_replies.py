@@ -14,9 +14,10 @@ from asynclock import Redlock
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.redis import delivery as _delivery
 from asynclock.stores.redis import node as _node
+from tests.support.closing_probes import hang_up, is_cut, timer_of
 from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
-from tests.support.probes import ask_nodes, kind_of, new_id, nodes_of
+from tests.support.probes import ask_nodes, connection_of, kind_of, new_id, nodes_of
 from tests.support.proxy import RELEASE
 from tests.support.servers import Servers
 from tests.support.still_clock import turns
@@ -118,6 +119,51 @@ async def test_no_answer_is_awaited_beyond_its_deadline(servers: Servers, name: 
             await turns()
             assert closing.done()
             await releasing
+        finally:
+            server.thaw()
+
+
+async def test_a_close_that_is_cancelled_cuts_the_connection(servers: Servers, name: str) -> None:
+    """The time limit of a close cancels a node that waits for a frozen server: its socket and its timer are gone."""
+    clock = FakeClock()
+    server = servers.start()
+    async with Redlock(Clocked(server.url, clock), lease=LONG, node_timeout=2.0) as client:
+        lease = await client(name).acquire(timeout=None)
+        server.freeze()
+        try:
+            (node,) = nodes_of(client)
+            connection = connection_of(node)
+            releasing = asyncio.create_task(tried(lease.release()))
+            await turns()
+            closing = asyncio.create_task(node.aclose())
+            await turns()
+            assert not closing.done()
+            closing.cancel()
+            await asyncio.wait({closing, releasing}, timeout=LIMIT)
+            assert closing.cancelled()
+            await turns()
+            assert is_cut(connection)
+            assert not timer_of(node)
+        finally:
+            server.thaw()
+
+
+async def test_a_hang_up_that_is_cancelled_cuts_the_connection(servers: Servers) -> None:
+    """A frozen server does not read what is left to write, so the socket would stay open."""
+    server = servers.start()
+    async with Redlock(server.url) as client:
+        await client.health()
+        connection = connection_of(nodes_of(client)[0])
+        server.freeze()
+        try:
+            connection.transport.write(b"*1\r\n$4\r\nPING\r\n" * 1_000_000)
+            leaving = asyncio.create_task(hang_up(connection))
+            await turns(3)
+            assert not leaving.done()
+            leaving.cancel()
+            await asyncio.wait({leaving}, timeout=LIMIT)
+            await turns()
+            assert is_cut(connection)
         finally:
             server.thaw()
 

@@ -11,7 +11,7 @@ import pytest
 from asynclock import Lease, LockLost, Redlock
 from asynclock.events import Lost, Renewed
 from tests.support.default_keys import key_of
-from tests.support.probes import nodes_of, valid_until
+from tests.support.probes import listens, nodes_of, valid_until
 from tests.support.servers import Server
 from tests.support.told import Told, told
 from tests.support.waiters import LIMIT, reconnected, until
@@ -70,6 +70,20 @@ async def test_holds_that_are_there_are_extended(redlock: Redlock, server: Serve
     assert all(valid_until(each) > end for each, end in zip(leases, before, strict=True))
     assert not events.of(Lost)
     await redlock.release_all()
+
+
+async def test_c17_holds_at_a_server_that_sends_no_notices(server: Server, name: str) -> None:
+    """Its ACL forbids subscriptions. The idle connection is cut, and another owner has the name meanwhile."""
+    with server.cli() as cli:
+        cli.acl_setuser("app", enabled=True, passwords=["+pw"], keys=["*"], categories=["+@all"], reset=True)
+    url = server.url.replace("unix://", "unix://app:pw@")
+    async with Redlock(url, lease=LEASE, max_lease=LEASE) as client:
+        lease = await held(client, name)
+        assert not listens(client)
+        server.cli().set(key_of(name), "other", px=60_000)
+        cut(server)
+        async with asyncio.timeout(LIMIT):
+            assert await lease.wait_lost()
 
 
 def renewed(events: Told) -> int:

@@ -12,9 +12,11 @@ import pytest
 from asynclock import Lease, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown, NodeUp
 from asynclock.stores.redis.keys import slot_of
+from tests.support.closing_probes import is_cut, timer_of
 from tests.support.commands import answered, json_of
-from tests.support.probes import acquisitions_of, waits_for_notice
+from tests.support.probes import acquisitions_of, connection_of, nodes_of, waits_for_notice
 from tests.support.services.cluster import Cluster, Member, wait_until
+from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, PATIENT, until
 
 PREFIX = "lock:"
@@ -47,6 +49,57 @@ async def redlock(cluster: Cluster) -> AsyncIterator[Redlock]:
 async def other(cluster: Cluster) -> AsyncIterator[Redlock]:
     async with Redlock(cluster.all_urls, **LASTING) as client:
         yield client
+
+
+async def test_a_close_over_a_silent_master_leaves_nothing(cluster: Cluster, name: str) -> None:
+    """It has a release to answer, and its time for that is long."""
+    client = Redlock(cluster.all_urls, **{**LASTING, "node_timeout": LIMIT})
+    lease = await client(name).acquire()
+    assert lease is not None
+    assert (await client.health()).ok
+    (node,) = nodes_of(client)
+    master = cluster.owner(slot_of(PREFIX, name))
+    connections = [connection_of(shard) for shard in node.shards]
+    master.freeze()
+    try:
+        releasing = asyncio.create_task(lease.release())
+        await turns()
+        async with asyncio.timeout(LIMIT):
+            await client.aclose()
+        await turns()
+        assert all(map(is_cut, connections))
+        await asyncio.gather(releasing, return_exceptions=True)
+    finally:
+        master.thaw()
+        await client.aclose()
+
+
+async def test_a_close_that_is_cancelled_cuts_all_masters(cluster: Cluster, name: str) -> None:
+    """As the time limit of a close does it."""
+    client = Redlock(cluster.all_urls, **{**LASTING, "node_timeout": LIMIT})
+    lease = await client(name).acquire()
+    assert lease is not None
+    assert (await client.health()).ok
+    (node,) = nodes_of(client)
+    master = cluster.owner(slot_of(PREFIX, name))
+    connections = [connection_of(shard) for shard in node.shards]
+    master.freeze()
+    try:
+        releasing = asyncio.create_task(lease.release())
+        await turns()
+        closing = asyncio.create_task(node.aclose())
+        await turns()
+        assert not closing.done()
+        closing.cancel()
+        await asyncio.wait({closing}, timeout=LIMIT)
+        await turns()
+        assert closing.cancelled()
+        assert all(map(is_cut, connections))
+        assert not any(map(timer_of, node.shards))
+        await asyncio.gather(releasing, return_exceptions=True)
+    finally:
+        master.thaw()
+        await client.aclose()
 
 
 async def held(client: Redlock, name: str, cluster: Cluster) -> tuple[Lease, Member]:

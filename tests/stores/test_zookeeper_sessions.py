@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from asynclock import LockLost, QuorumUnavailable, Redlock
+from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown, NodeUp, ReleaseFailed
+from asynclock.stores.zookeeper.connection import SessionState
+from asynclock.stores.zookeeper.store import ZooKeeperStore
+from tests.support.fake_clock import FakeClock
 from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.waiters import LIMIT, reconnected, until
 from tests.support.zookeeper_clients import SOON, behind, client_of
-from tests.support.zookeeper_probes import contenders_of, watchers_of, zookeeper_session
+from tests.support.zookeeper_probes import asks, change, contenders_of, watchers_of, zookeeper_session
 
 
 async def end_session(server: ZooKeeper, client: Redlock) -> None:
@@ -122,6 +125,48 @@ async def test_a_lost_connection_is_no_lost_lock(
             assert lease.held
         async with asyncio.timeout(SOON), other(name):
             pass
+
+
+class Clocked(ZooKeeperStore):
+    """Servers, for a client whose clock the test moves."""
+
+    clock: Any = None
+
+    def __init__(self, url: str, clock: FakeClock) -> None:
+        super().__init__(url)
+        self.clock = clock
+
+
+async def test_each_lost_connection_has_its_time_to_come_back(shared_zookeeper: ZooKeeper) -> None:
+    """The connection is lost, comes back, and is lost again: the node is down only after the time of the second loss,
+    which is that of connect_timeout here."""
+    clock, told = FakeClock(), list[Event]()
+    async with Redlock(Clocked(shared_zookeeper.url(), clock), connect_timeout=1.0) as client:
+        client.subscribe(told.append)
+        change(client, SessionState.SUSPENDED)
+        clock.advance(0.6)
+        change(client, SessionState.CONNECTED)
+        change(client, SessionState.SUSPENDED)
+        clock.advance(0.6)
+        assert not told
+        clock.advance(0.5)
+        assert isinstance(told[0], NodeDown)
+        change(client, SessionState.CONNECTED)
+
+
+async def test_a_wrong_use_is_told_while_the_connection_is_lost(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """The servers answer that the name is in use as another kind, and the connection is lost at that moment: the error
+    says what is wrong, and not that the client connects again."""
+    async with client_of(shared_zookeeper) as client, client_of(shared_zookeeper) as other:
+        async with other(name):
+            asking = asyncio.create_task(client.read(name).acquire(timeout=0))
+            while not asks(client):
+                await asyncio.sleep(0)
+            change(client, SessionState.SUSPENDED)
+            with pytest.raises(ConfigError, match="another kind"):
+                async with asyncio.timeout(LIMIT):
+                    await asking
+            change(client, SessionState.CONNECTED)
 
 
 @pytest.mark.parametrize("how", ["asks again", "gives up"])

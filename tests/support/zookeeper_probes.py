@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asynclock import Redlock
+from asynclock.stores.zookeeper.connection import SessionState
 from asynclock.stores.zookeeper.node import ZooKeeperNode
 from tests.support.probes import nodes_of
 
@@ -49,6 +50,18 @@ async def seen_at(node: Any, name: str) -> list[Any]:
     """The holds and the waiters of a name at a node."""
     view = await node.probe(name)
     return [*view.holds, *view.waiters]
+
+
+def change(client: Redlock, state: SessionState) -> None:
+    """As if kazoo had told this state of the session."""
+    (node,) = nodes_of(client)
+    node._changed(state)
+
+
+def asks(client: Redlock) -> bool:
+    """Whether an op waits for the answer of the servers."""
+    (node,) = nodes_of(client)
+    return bool(node._ops)
 
 
 def end_thread(client: Redlock) -> None:

@@ -138,12 +138,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the program has not sent all commands yet, or the server has sent data that is not handled yet. The
+        """Whether the program has not sent any of the commands yet, or the server has sent data that is not handled
+        yet. If some commands were sent, it is the server that is silent: a program may send others in each turn. The
         loop polls its sockets before it runs callbacks, so data that arrives while they run is still unread when a
         timer fires, even if that is on time."""
         if self.transport.is_closing():
             return False
-        if self._paused or self._out:
+        if self._paused or len(self._out) == len(self.waiting):
             return True
         with selectors.DefaultSelector() as selector:
             selector.register(self.transport.get_extra_info("socket").fileno(), selectors.EVENT_READ)
@@ -197,14 +198,17 @@ class Connection(asyncio.Protocol):
 
     async def hang_up(self) -> None:
         """Write what is left, and close. A server that stands still does not read that, and does not answer the end of
-        a TLS session: then the connection is cut."""
+        a TLS session: then the connection is cut, and also if this is cancelled."""
         self.flush()
         self.transport.close()
         try:
             async with asyncio.timeout(_HANGING_UP):
                 await self._gone.wait()
         except TimeoutError:
-            self.transport.abort()
+            pass
+        finally:
+            if not self._gone.is_set():
+                self.transport.abort()
 
     def abort(self) -> None:
         self._out.clear()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asynclock._clock import running_for
 from asynclock._options import ANSWER_TIMEOUT
@@ -16,7 +16,7 @@ from asynclock.stores.redis.encoding import encode
 from asynclock.stores.redis.replies import ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from asynclock.stores.redis.connection import CommandReply, Connection
     from asynclock.stores.redis.pending import PendingReleases
@@ -33,19 +33,19 @@ BUSY_PAUSE = 0.1
 
 
 class Delivery:
-    """Delivers the pending releases of one node. `ping` sends a PING on a connection and awaits the answer."""
+    """Delivers the pending releases of one node. `ask` sends a command on a connection."""
 
     def __init__(
         self,
         pending: PendingReleases,
         prefix: str,
         now: Callable[[], float],
-        ping: Callable[[Connection], Awaitable[Any]],
+        ask: Callable[..., CommandReply],
     ) -> None:
         self._pending = pending
         self._prefix = prefix
         self._now = now
-        self._ping = ping
+        self._ask = ask
         self._refused = False  # the server refused a release of the last slice
         self._finishing = False
         self._again: asyncio.Task[None] | None = None  # sends refused releases again
@@ -73,7 +73,7 @@ class Delivery:
             self.send_slice(connection)
             async with running_for(ANSWER_TIMEOUT):
                 with contextlib.suppress(ServerError):  # an error reply is an answer, too
-                    await self._ping(connection)
+                    await self._ask(connection, "PING").answer_of()
 
     def refused(self, connection: Connection) -> None:
         """The server refused a release for now, for example with BUSY. It is sent again after a pause."""

@@ -79,9 +79,7 @@ class RedisNode:
         self.listens = self._listened = self._second_look = False
         self.error: Exception | None = None
         self._reached(Stage.CONNECT)
-        self._store = store
-        self._config = config
-        self.clock = config.clock
+        self._store, self._config, self.clock = store, config, config.clock
         self._connection: Connection | None = None
         self.rtt = Stopwatch(config.clock.now)
         self.pushed = Channel(config, self.label).pushed
@@ -89,13 +87,11 @@ class RedisNode:
         self._quarantined, self._mode = False, Mode.UNKNOWN
         self._native: tuple[str, ...] = ()  # the server's own compare-and-delete; (): it has none, or forbids it
         self._timer: Any = None
-        self._timer_at = 0.0
         self._connecting: asyncio.Task[None] | None = None
         self._met = asyncio.Event()  # the first attempt has succeeded, failed, or waits for credentials for too long
-        self._pending = PendingReleases()
-        self._delivery = Delivery(self._pending, config.prefix, self.clock.now, self._answered)
-        self._lost_at = -math.inf  # when the last connection was lost
-        self._backoff = Backoff()
+        self._pending, self._backoff = PendingReleases(), Backoff()
+        self._delivery = Delivery(self._pending, config.prefix, self.clock.now, self._ask)
+        self._timer_at, self._lost_at = 0.0, -math.inf  # when the timer is due, and when the last connection was lost
         self._reports = Reports(self.label, config.tell, self.clock)
 
     def __repr__(self) -> str:
@@ -279,8 +275,7 @@ class RedisNode:
                 await redis.connect()  # type: ignore[no-untyped-call]
                 self._reached(Stage.HELLO)
                 connection = take_over(self, redis)
-                ask = partial(self._ask, connection)
-                native, listens, self._mode = await self._greet(ask, redis.client_name)
+                native, listens, self._mode = await self._greet(partial(self._ask, connection), redis.client_name)
             await self._delivery.send_all_but_a_slice(connection)
         except BaseException:
             if connection is not None:
@@ -297,9 +292,8 @@ class RedisNode:
             self._reports.up()
         if not self._quarantined:
             self.end_quarantine()  # set the mark of first use, so that a later restart is detected
-        if self.listens or self._listened:
-            self._config.listener.connected(self.index)
-        self._listened = self.listens
+        missed, self._listened = self.listens or self._listened, self.listens
+        self._config.listener.connected(self.index, missed=missed)
 
     async def _greet(self, ask: Callable[..., CommandReply], name: str | None) -> tuple[tuple[str, ...], bool, Mode]:
         return await handshake(ask, self._config, self._restarts, self, name)
@@ -351,9 +345,6 @@ class RedisNode:
             raise self.error or ConnectionError(f"{self.label} is not connected")
         return await replies.clear(self.label, self._ask(self._connection, *command).answer_of(), command)
 
-    async def _answered(self, connection: Connection) -> Any:
-        return await self._ask(connection, "PING").answer_of()
-
     async def check_vote(self) -> Checked:
         began, connection = self.clock.now(), self._connection
         if connection is None:
@@ -381,20 +372,29 @@ class RedisNode:
 
     async def aclose(self) -> None:
         self.state = NodeState.CLOSED
-        await self._delivery.stop()
+        try:
+            await self._delivery.stop()
+            if self._connecting is not None:
+                self._connecting.cancel()
+                await asyncio.wait([self._connecting], timeout=CANCELLING)
+            self.error = ConnectionError(f"{self.label} was closed")
+            self._met.set()
+            if self._connection is not None:
+                await last_words(self._connection, partial(self._ask, self._connection), self.clock.now)
+            if self._pending:
+                await self._drain_at_close()
+            if (connection := self._connection) is not None:
+                connection.fail_all(self.error)  # a handler that fails here may send an undo; `hang_up` sends it
+                self._connection = None
+                await connection.hang_up()
+        finally:  # also where it is cancelled
+            self.abort()
+
+    def abort(self) -> None:
+        """Cut the connection, if there is one."""
+        self.state = NodeState.CLOSED
         self._reports.stop()
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.wait([self._connecting], timeout=CANCELLING)
-        self.error = ConnectionError(f"{self.label} was closed")
-        self._met.set()
         if self._connection is not None:
-            await last_words(self._connection, partial(self._ask, self._connection), self.clock.now)
-        if self._pending:
-            await self._drain_at_close()
-        if (connection := self._connection) is not None:
-            connection.fail_all(self.error)  # a handler that fails here may send an undo; `hang_up` sends it
-            self._connection = None
-            await connection.hang_up()
-        if self._timer is not None:
-            self._timer.cancel()
+            self.lost(self._connection, ConnectionError(f"{self.label} was closed"))
+        for each in filter(None, (self._connecting, self._timer)):
+            each.cancel()

@@ -272,8 +272,8 @@ class _Listener:
         else:
             self._listener.received(index, notice)
 
-    def connected(self, index: int) -> None:
-        self._listener.connected(index)
+    def connected(self, index: int, *, missed: bool = True) -> None:
+        self._listener.connected(index, missed=missed)
 
 
 class ReplicatedNode(RedisNode):
@@ -342,8 +342,10 @@ class ReplicatedNode(RedisNode):
             raise ConfigError(f"{self.label} refuses: {error}; min_replicas needs INFO") from None
 
     async def aclose(self) -> None:
-        await super().aclose()
-        await self._confirmer.aclose()
+        try:
+            await super().aclose()
+        finally:
+            await self._confirmer.aclose()
 
 
 class ReplicatedSentinelNode(ReplicatedNode, SentinelNode):

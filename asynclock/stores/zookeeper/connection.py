@@ -154,10 +154,12 @@ class Connection:
             self._timer.cancel()
         closed: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._close, args=(closed,), name="asynclock zookeeper close", daemon=True).start()
-        done, _ = await asyncio.wait({closed}, timeout=_CLOSE)
-        if not done:  # the server does not answer
-            self._handler.hang_up()
+        try:
             await asyncio.wait({closed}, timeout=_CLOSE)
+        finally:
+            if not closed.done():  # the server does not answer, or this is cancelled
+                self._handler.hang_up()
+        await asyncio.wait({closed}, timeout=_CLOSE)
 
     def _close(self, closed: asyncio.Future[None]) -> None:
         """In a thread, because kazoo blocks."""

@@ -122,6 +122,8 @@ class ZooKeeperNode:
         """The session has another state."""
         if self._closed:
             return
+        if self._reconnects is not None:
+            self._reconnects.cancel()
         if state is not SessionState.CONNECTED:
             if state is SessionState.SUSPENDED:  # another server may answer at once
                 self.error = Reconnecting(str(self._trouble("is disconnected")))
@@ -205,7 +207,8 @@ class ZooKeeperNode:
         try:
             vote = await self._carry_out(op, contender, asked)
         except Exception as error:  # any failure of kazoo
-            why = self.error if isinstance(self.error, Reconnecting) else error_of(self.label, error)
+            if not isinstance(why := error_of(self.label, error), ConfigError) and isinstance(self.error, Reconnecting):
+                why = self.error
             if not overdue:
                 handler.fail(self._index, why, maybe=not isinstance(error, ConfigError))
             if op.verb is Verb.RELEASE and contender is not None and self.error is None:

@@ -255,17 +255,27 @@ class Masters:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def aclose(self, error: Exception) -> None:
-        """Close all connections. `error` is what later calls get."""
+    async def aclose(self) -> None:
+        """Close all connections."""
+        if tasks := self._stop():
+            await asyncio.wait(tasks, timeout=CANCELLING)
+        await asyncio.gather(*(shard.aclose() for shard in self.shards))
+
+    def _stop(self) -> list[asyncio.Task[Any]]:
+        """End what runs in the background. Returns the tasks that are cancelled."""
         self._closed = True
         if self._watching is not None:
             self._watching.cancel()
         tasks = [*self._background, *([self._looking] if self._looking is not None else [])]
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CANCELLING)
-        await asyncio.gather(*(shard.aclose() for shard in self.shards))
+        return tasks
+
+    def abort(self, error: Exception) -> None:
+        """Cut the connections that are left. `error` is what later calls get."""
+        self._stop()
+        for shard in self.shards:
+            shard.abort()
         self.error = error
         self.met.set()
 

@@ -51,7 +51,7 @@ _SETTLED = 0.02  # seconds; a slot that moves twice within this time is asked ag
 _STRAY = 0.05  # seconds for which a notice from another node waits for the one from the master of its slot
 _ADMIN = 0.9  # seconds for a command of an operator
 _OTHERS = 0.03  # seconds for the votes of the other masters after the first one
-_FAREWELL = 3.0  # seconds for which a client that closes waits for slots that are being moved, to release names there
+_FAREWELL = 1.0  # seconds for which a client that closes waits for slots that are being moved, to release names there
 
 
 class ClusterNode:
@@ -196,11 +196,11 @@ class ClusterNode:
         """A shard has a command to answer."""
         self._masters.watch()
 
-    def connected(self, shard: Shard) -> None:
-        """The shard is connected (again): its notices may be lost, and its slots can be asked."""
+    def connected(self, shard: Shard, *, missed: bool) -> None:
+        """The shard is connected (again), so its slots can be asked. `missed`: notices may be lost."""
         self.update()
         self.ready(shard)
-        self._config.listener.connected(self.index)
+        self._config.listener.connected(self.index, missed=missed)
 
     def ready(self, shard: Shard) -> None:
         """The ops that waited for the shard wait no longer."""
@@ -355,12 +355,19 @@ class ClusterNode:
 
     async def aclose(self) -> None:
         until = self.clock.now() + _FAREWELL
-        while self._releases and self.clock.now() < until:  # noqa: ASYNC110 - until their slot has moved
-            await asyncio.sleep(_SETTLED)
+        try:
+            while self._releases and self.clock.now() < until:  # noqa: ASYNC110 - until their slot has moved
+                await asyncio.sleep(_SETTLED)
+            self._end()
+            await self._masters.aclose()
+        finally:  # also where it is cancelled
+            self._end()
+            self._masters.abort(ConnectionError(f"{self.label} was closed"))
+
+    def _end(self) -> None:
         self._closed = True
         self._parked.release_all()
         self._reports.stop()
-        await self._masters.aclose(ConnectionError(f"{self.label} was closed"))
 
 
 async def _votes(shards: Sequence[Shard]) -> list[Checked | Exception | None]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from asynclock.stores.redis.restarts import Dialer
 
 _ASKING = pack("ASKING")
+_SILENT = 0.25  # seconds without an answer after which a master that closes will hardly redirect an op
 
 
 class Router(Protocol):
@@ -49,8 +50,8 @@ class Router(Protocol):
     def channel_lost(self, shard: Shard) -> None:
         """The slot of its channel has moved, or it forgot its scripts."""
 
-    def connected(self, shard: Shard) -> None:
-        """The shard is connected (again)."""
+    def connected(self, shard: Shard, *, missed: bool) -> None:
+        """The shard is connected (again). `missed`: notices may be lost."""
 
 
 class _Listener:
@@ -66,10 +67,10 @@ class _Listener:
         if self.shard is not None:
             self._router.received(self.shard, notice)
 
-    def connected(self, index: int) -> None:
+    def connected(self, index: int, *, missed: bool = True) -> None:
         del index
         if self.shard is not None:
-            self._router.connected(self.shard)
+            self._router.connected(self.shard, missed=missed)
 
 
 class Shard(RedisNode):
@@ -125,8 +126,8 @@ class Shard(RedisNode):
 
     @property
     def releases(self) -> bool:
-        """Whether it has yet to answer a release in time."""
-        waiting = self._connection.waiting if self._connection is not None else ()
+        """Whether it has yet to answer a release in time. A silent master is not waited for."""
+        waiting = self._connection.waiting if self._connection is not None and self.silent_for < _SILENT else ()
         now = self.clock.now()
         return any(
             not isinstance(each, CommandReply) and each.op.verb is RELEASE and now < each.deadline for each in waiting

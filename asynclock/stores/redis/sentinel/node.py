@@ -77,8 +77,10 @@ class SentinelNode(RedisNode):
         self._attempt: asyncio.Timeout | None = None
 
     async def aclose(self) -> None:
-        await self._news.stop()
-        await super().aclose()
+        try:
+            await self._news.stop()
+        finally:
+            await super().aclose()
 
     # -- what the sentinels tell -----------------------------------------------------------------------------------
 
