@@ -23,6 +23,8 @@ from tests.support.probes import grant_of, id_of, stores_of, valid_until
 from tests.support.servers import Server, Servers
 from tests.support.waiters import until
 
+pytestmark = pytest.mark.both_loops("each loop has its own order of timers and of sockets")
+
 LEASE = 2.0
 
 

@@ -16,6 +16,8 @@ from tests.support.still_clock import idle
 from tests.support.user_store import state_of
 from tests.support.waiters import IN_VAIN, LIMIT, LONG, until
 
+pytestmark = pytest.mark.both_loops("the basics are tested on both")
+
 
 @pytest.mark.every_store
 async def test_one_holder_at_a_time(redlock: Redlock, name: str) -> None:
