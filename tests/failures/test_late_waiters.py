@@ -18,11 +18,12 @@ from asynclock.rules.model import Op
 from asynclock.stores.port import Grant, Refused, Undone
 from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
-from tests.support.probes import acquisitions_of, late_waiters_of, nodes_of
+from tests.support.probes import acquisitions_of, nodes_of
 from tests.support.servers import Server
 from tests.support.still_clock import Memory, Still, idle, turns
 from tests.support.told import told
 from tests.support.waiters import LIMIT, LONG, until, urls_of
+from tests.support.waiting_probes import late_waiters_of
 
 both = pytest.mark.parametrize("nodes", [1, 5])
 RTT = 0.08
