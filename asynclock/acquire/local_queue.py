@@ -104,11 +104,13 @@ class LocalWaiter:
 
     def _confirm(self) -> None:
         """Its time is up soon. Then a majority must have said lately that another owner holds the name. One question of
-        the asker is for all waiters whose time is up at about the same time."""
+        the asker is for all waiters whose time is up at about the same time. So it asks a little later, if the answer
+        has the time of two round trips still."""
         queue, begin = self._queue, self.confirm_from
         self._timer = self.session.clock.call_at(self._give_up, partial(self.notify, Turn.TIME_UP))
         if queue.asker is not None and queue.outage is None and queue.answered_at < begin:
-            queue.asker.confirm(begin + (self._give_up - begin) / 4)
+            left = self._give_up - begin
+            queue.asker.confirm(begin + max(0.0, min(left / 4, left - 2 * queue.rtt)))
 
     def knows_enough(self, *, again: bool) -> bool:
         """Its time is up, and it leaves the queue. If a majority is out of reach, or has not answered the asker lately,

@@ -22,7 +22,6 @@ from tests.support.probes import (
     nodes_of,
     pauses,
     reconnected,
-    report,
     send_ticket_again,
     unanswered,
 )
@@ -30,6 +29,7 @@ from tests.support.servers import Server
 from tests.support.still_clock import Still, idle, turns
 from tests.support.told import told
 from tests.support.waiters import LIMIT, LONG, in_queue, queue, until, urls_of
+from tests.support.waiting_probes import report
 
 PATIENCE = 5.0
 STEP = 0.05

@@ -14,7 +14,6 @@ from redis.asyncio import ConnectionPool
 from asynclock import Lease, Lock, Redlock
 from asynclock.acquire.handover import Adoption
 from asynclock.acquire.tenure import Loss, Terms
-from asynclock.events import Event
 from asynclock.rules.kind import Kind
 from asynclock.rules.model import Notice
 from asynclock.stores.redis import encoding
@@ -163,11 +162,6 @@ def local_queues_of(client: Redlock) -> Mapping[str, Any]:
     return {**queues._alone, **queues._by_name}
 
 
-def late_waiters_of(client: Redlock, name: str) -> int:
-    """How many tasks wait in the local queue of the name for a late answer."""
-    return len(session_of(client).local_queues.get(name)._late or ())
-
-
 def holds_of(client: Redlock) -> dict[str, Any]:
     """Name -> the holds that this process has of it."""
     return session_of(client).holds._by_name
@@ -206,11 +200,6 @@ def intercept_notices(client: Redlock, receive: Receive) -> Receive:
 def reconnected(client: Redlock, index: int) -> None:
     """As if the connection on which the node sends notices were a new one."""
     session_of(client).connected(index)
-
-
-def report(client: Redlock, event: Event) -> None:
-    """As if a node had reported it."""
-    session_of(client)._reported(event)
 
 
 # -- nodes and connections ---------------------------------------------------------------------------------------------
