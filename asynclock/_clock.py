@@ -68,7 +68,7 @@ async def running_for(limit: float, clock: Clock = SYSTEM) -> AsyncIterator[None
     longer than LATE, and by no more. A loop that is blocked in every turn has _STEPS turns: in each it reads what has
     come. After a last timer that was late, one more part follows."""
     loop = asyncio.get_running_loop()
-    step = max(limit / _STEPS, 0.001)
+    step = limit / _STEPS
     passed, due = 0.0, 0.0
     timer: Timer | None = None
 
