@@ -66,7 +66,7 @@ def script(commands: list[str], urls: list[str]) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_the_examples(five: list[Server]) -> None:
     """Each prints what the page says, but for times, processes and fencing tokens."""
     commands, outputs = zip(*examples(), strict=True)

@@ -14,7 +14,7 @@ from asynclock import ConfigError, LockTimeout, Redlock
 from asynclock.stores.zookeeper import ZooKeeperStore
 from tests.support.services.curator import Curator
 from tests.support.services.zookeeper import ZooKeeper
-from tests.support.waiters import LIMIT
+from tests.support.waiters import IN_VAIN, LIMIT
 
 MOMENT = 0.3
 """Seconds in which a waiter would have got a lock that is free."""
@@ -48,7 +48,7 @@ async def test_kazoos_lock_and_ours_exclude_each_other(kazoo: KazooClient, redlo
         assert not waiting.done()
     assert await waiting
     with pytest.raises(LockTimeout, match="another program"):
-        async with redlock(name, timeout=MOMENT):
+        async with redlock(name, timeout=IN_VAIN):
             pass
     assert await redlock(name).acquire(timeout=0) is None
     ours = asyncio.create_task(redlock(name).acquire(timeout=LIMIT))
@@ -160,11 +160,11 @@ async def test_curators_locks_and_ours_exclude_each_other(
         path, name = f"{path}:rw", f"{name}:rw"
         async with redlock.read(name):
             assert await curator.ask(f"read {path}") == "held"
-            assert await other.write(name).acquire(timeout=MOMENT) is None
-        assert await redlock.write(name).acquire(timeout=MOMENT) is None
+            assert await other.write(name).acquire(timeout=IN_VAIN) is None
+        assert await redlock.write(name).acquire(timeout=IN_VAIN) is None
         assert await curator.ask("release") == "free"
         assert await curator.ask(f"write {path}") == "held"
-        assert await redlock.read(name).acquire(timeout=MOMENT) is None
+        assert await redlock.read(name).acquire(timeout=IN_VAIN) is None
         assert await curator.ask("release") == "free"
         async with redlock.write(name):
             curator.tell(f"read {path}")
