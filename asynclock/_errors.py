@@ -107,6 +107,11 @@ class ConfigError(LockError, ValueError):
     """A url, a name or an option is wrong, or a server refuses a command. The message says what to do."""
 
 
+def client_closed() -> ConfigError:
+    """The error of a use after the close."""
+    return ConfigError("this client was closed: enter it again (async with), or make a new one")
+
+
 def brief(name: str) -> str:
     """A name as messages show it: quoted, and cut at 80 characters."""
     return repr(name if len(name) <= 80 else f"{name[:77]}...")

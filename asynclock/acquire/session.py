@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM
-from asynclock._errors import ConfigError, QuorumUnavailable, brief
+from asynclock._errors import ConfigError, QuorumUnavailable, brief, client_closed
 from asynclock._loop import no_loop
 from asynclock._options import BROKEN_BY, RESERVED, LockSettings, node_timeout
 from asynclock.acquire import shutdown
@@ -132,7 +132,7 @@ class Session:
     def check_open(self) -> None:
         """Raise ConfigError once the client was closed."""
         if self.closed:
-            raise ConfigError("this client was closed: enter it again (async with), or make a new one")
+            raise client_closed()
 
     def within(self, settings: LockSettings) -> float:
         """The node timeout of a lock, in seconds."""

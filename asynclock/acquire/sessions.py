@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from asynclock._errors import client_closed
 from asynclock.acquire.shutdown import let_go
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ class Sessions:
 
     def __init__(self) -> None:
         self._by_loop: dict[asyncio.AbstractEventLoop, Session] = {}
+        self._unused: WeakSet[asyncio.AbstractEventLoop] = (
+            WeakSet()
+        )  # loops that closed the client before its first use
         self._guard = threading.Lock()
         _all_sessions.add(self)
 
@@ -48,7 +52,9 @@ class Sessions:
         return self._by_loop.get(loop)
 
     def make(self, loop: asyncio.AbstractEventLoop, new: Callable[[], Session]) -> Session:
-        """The session of that loop; made if there is none."""
+        """The session of that loop; made if there is none. Raises ConfigError if the client was closed."""
+        if loop in self._unused:
+            raise client_closed()
         with self._guard:
             if loop not in self._by_loop:
                 alive = {each: its for each, its in self._by_loop.items() if not each.is_closed()}
@@ -64,12 +70,18 @@ class Sessions:
 
     def forget_closed(self, loop: asyncio.AbstractEventLoop) -> None:
         """Forget the session of that loop if it is closed. The next use then makes a new one."""
+        self._unused.discard(loop)
         with self._guard:
             if (session := self._by_loop.get(loop)) is not None and session.closed:
                 del self._by_loop[loop]
 
+    def close_unused(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The client is closed before its first use in that loop."""
+        self._unused.add(loop)
+
     def clear(self) -> None:
         self._by_loop = {}
+        self._unused.clear()
 
     def forget_after_fork(self) -> None:
         """In a forked child the sockets and the loop belong to the parent. They are kept but not used: closing them

@@ -76,6 +76,21 @@ async def test_configure_after_aclose(servers: Servers, name: str) -> None:
     await client.aclose()
 
 
+async def test_closed_before_its_first_use(name: str) -> None:
+    """It is closed as after a use: a use raises, and a client that is entered or configured again works."""
+    client = Redlock("memory:")
+    await client.aclose()
+    with pytest.raises(ConfigError, match="was closed"):
+        await client(name).acquire()
+    async with client:
+        await works(client, name)
+    other = Redlock("memory:")
+    await other.aclose()
+    other.configure("memory:")
+    await works(other, name)
+    await other.aclose()
+
+
 def test_configure_after_the_end_of_each_loop(servers: Servers) -> None:
     """asyncio.run has closed the loops, and with them the sessions."""
     before, after = servers.start(), servers.start()
