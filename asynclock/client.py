@@ -316,12 +316,7 @@ class Redlock:
     async def aclose(self) -> None:
         """Release all holds of this client in this event loop, and close its connections. Leases that are still held
         are lost (reason "closed"). A later use raises ConfigError, also if there was none before."""
-        loop = running_loop()
-        session = self._sessions.of(loop)
-        if session is None:
-            self._sessions.close_unused(loop)
-        else:
-            await session.aclose()
+        await self._sessions.aclose(running_loop())
 
     async def __aenter__(self) -> Self:
         """Connect to the nodes, and wait until a majority would vote. Raises ConfigError at once if a majority refuses

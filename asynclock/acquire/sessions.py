@@ -75,9 +75,12 @@ class Sessions:
             if (session := self._by_loop.get(loop)) is not None and session.closed:
                 del self._by_loop[loop]
 
-    def close_unused(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The client is closed before its first use in that loop."""
-        self._unused.add(loop)
+    async def aclose(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close the client in that loop, also before its first use there."""
+        if (session := self._by_loop.get(loop)) is None:
+            self._unused.add(loop)
+        else:
+            await session.aclose()
 
     def clear(self) -> None:
         self._by_loop = {}
