@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
-WORKERS := 6 # three for each of the two cores of CI: half of the time is spent waiting for servers and leases
+WORKERS := 8 # four for each of the two cores of CI: half of the time is spent waiting for servers and leases
 # One stamp per set of extras, so that the demo need not wait for the tests' tools.
 CLI := $(VENV)/installed-cli
 TEST := $(VENV)/installed-test
@@ -38,7 +38,7 @@ check: export PYTHONDONTWRITEBYTECODE :=
 check: $(TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
-# Every change of the scripts, where `make test` tries one in 30; and more random histories. Eight minutes.
+# Every change of the scripts, where `make test` tries one in 60; and more random histories. Eight minutes.
 mutants: $(TEST)
 	ASYNCLOCK_MUTANTS=all $(BIN)/python -m pytest -n 3 -o faulthandler_timeout=0 \
 		tests/agreement/test_mutex_mutants.py tests/agreement/test_shared_mutants.py

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import time
 from contextlib import asynccontextmanager
+from contextvars import Context
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class SystemClock:
 
     @staticmethod
     def call_at(when: float, callback: Callable[[], object]) -> Timer:
-        return asyncio.get_running_loop().call_later(max(0.0, when - now()), callback)
+        return asyncio.get_running_loop().call_later(max(0.0, when - now()), callback, context=Context())
 
 
 SYSTEM = SystemClock()

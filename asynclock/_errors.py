@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from asynclock._untrusted import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -34,10 +36,11 @@ _WHY: dict[Reason, str] = {
 
 
 class LockError(Exception):
-    """The base of all errors of asynclock. `name` is the name of the lock, "" where no single lock is meant."""
+    """The base of all errors of asynclock. `name` is the name of the lock, "" where no single lock is meant. Line feeds
+    and other control characters in its message are escaped."""
 
     def __init__(self, message: str, *, name: str = "") -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.name = name
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,18 +1,26 @@
-"""The running asyncio event loop, or a clear error where there is none; and how asyncio knows coroutine functions."""
+"""The running asyncio event loop, or a clear error where there is none; how asyncio knows coroutine functions; and the
+context of what the library does by itself.
+
+asyncio runs a task, a timer and the reader of a connection in the context of the code that made it. This is often the
+request that used the client first. Its request id would be in the log lines about all later requests, and the objects
+in its context would live as long as the client. So what outlives a call begins in an empty context.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import sys
+from contextvars import Context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asynclock._errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
+_T = TypeVar("_T")
 
 
 def no_loop() -> ConfigError:
@@ -31,9 +39,49 @@ def running_loop() -> asyncio.AbstractEventLoop:
         raise no_loop() from None
 
 
+def running_task() -> asyncio.Task[Any] | None:
+    """The running task; None where there is none, as in a callback or in a thread without an event loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
 def coroutine_function(function: _F) -> _F:
     """Mark a plain function that returns a coroutine, as `asyncio.iscoroutinefunction` and autospec mocks read it."""
     if sys.version_info >= (3, 12):
         return inspect.markcoroutinefunction(function)
     function._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined] # noqa: SLF001
     return function
+
+
+def own_task(
+    work: Coroutine[Any, Any, _T], name: str | None = None, ended: Callable[[asyncio.Task[_T]], object] | None = None
+) -> asyncio.Task[_T]:
+    """A task of the library, in a context of its own. `ended` is called at its end."""
+
+    def begin() -> asyncio.Task[_T]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        if ended is not None:
+            task.add_done_callback(ended)
+        return task
+
+    # Not `create_task(context=)`, which a task factory of the program may not know.
+    return Context().run(begin)
+
+
+async def wait_ended(task: asyncio.Task[Any], seconds: float) -> None:
+    """Wait for the end of a task of the library, for at most `seconds`. A timer that was cancelled keeps its context
+    until its time has come, so that of `asyncio.wait` would keep the caller's."""
+    ended = asyncio.Event()
+
+    def end(_: object = None) -> None:
+        ended.set()
+
+    timer = asyncio.get_running_loop().call_later(seconds, end, context=Context())
+    task.add_done_callback(end, context=Context())
+    try:
+        await ended.wait()
+    finally:
+        timer.cancel()
+        task.remove_done_callback(end)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 from asynclock._errors import ConfigError, brief
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping
 
 Seconds: TypeAlias = float | timedelta
 
@@ -66,9 +66,10 @@ class ClientOptions(LockOptions, total=False):
     """The longest lease in the whole deployment, in seconds (default 60). A restarted node casts no vote for this time
     and one second more."""
     node_timeout: Seconds | None
-    """A node that is silent for this many seconds casts no vote (default: 0.05 on a quorum, lease/10 on one node)."""
+    """A node that is silent for this many seconds casts no vote. Default: lease/10 on one node; on a quorum 0.05, or
+    more if a round trip takes longer than 0.025, up to lease/10."""
     connect_timeout: Seconds
-    """The longest time to connect to a node, in seconds (default 1): TCP, TLS, login and handshake together."""
+    """The longest time to connect to a node, in seconds (default 1): lookup, TCP, TLS, login, handshake together."""
     patience: Seconds
     """How long an acquire, or entering the client, waits for the end of an outage, in seconds (default 5). It counts
     from the first failed round of this outage, and never lasts beyond the timeout."""
@@ -119,7 +120,8 @@ _FLAGS = {"renew", "cancel_on_lost", "fencing", "trust_restarts"}
 _TEXTS = {"prefix", "metadata", "label"}
 
 ENVIRONMENT = {
-    option: f"ASYNCLOCK_{option.upper()}" for option in ("prefix", "lease", "max_lease", "timeout", "trust_restarts")
+    option: f"ASYNCLOCK_{option.upper()}"
+    for option in ("prefix", "lease", "max_lease", "timeout", "node_timeout", "connect_timeout", "trust_restarts")
 }
 """The environment variables of a client that was made without nodes, by option. An empty one counts as not set, except
 for the prefix."""
@@ -160,11 +162,7 @@ def client_settings(options: Mapping[str, Any], base: ClientSettings | None = No
 def environment_settings(environ: Mapping[str, str], given: Mapping[str, Any]) -> ClientSettings:
     """The settings of a client with the `given` options. The options that were not given are those of the environment
     (`ENVIRONMENT`). Raises ConfigError, which names the variable."""
-    found = {
-        option: _written(option, variable, environ[variable])
-        for option, variable in ENVIRONMENT.items()
-        if option not in given and (environ.get(variable) or (option == "prefix" and variable in environ))
-    }
+    found = written_options(environ, [option for option in ENVIRONMENT if option not in given])
     try:
         return client_settings({**found, **given})
     except ConfigError as error:
@@ -172,6 +170,15 @@ def environment_settings(environ: Mapping[str, str], given: Mapping[str, Any]) -
             raise
         names = ", ".join(f"{ENVIRONMENT[option]}={brief(environ[ENVIRONMENT[option]])}" for option in found)
         raise ConfigError(f"the environment has {names}: {error}") from None
+
+
+def written_options(environ: Mapping[str, str], options: Iterable[str]) -> dict[str, Any]:
+    """Those of these options that the environment sets. Raises ConfigError, which names the variable."""
+    return {
+        option: _written(option, variable, environ[variable])
+        for option, variable in ((option, ENVIRONMENT[option]) for option in options)
+        if environ.get(variable) or (option == "prefix" and variable in environ)
+    }
 
 
 def _written(option: str, variable: str, text: str) -> Any:
@@ -253,20 +260,31 @@ ANSWER_TIMEOUT = 5.0
 """The longest wait for the answer to a command that is not part of a ballot, in seconds."""
 
 QUORUM_TIMEOUT = 0.05
-"""The default node_timeout where other nodes can answer, in seconds."""
+"""The default node_timeout where other nodes can answer, in seconds, if they are near."""
 
 RELEASE_TIMEOUT = 3.0
 """The longest wait for the answer to a release, in seconds. A cancelled task leaves its block after that at most."""
 
 
-def node_timeout(client: ClientSettings, lock: LockSettings, nodes: int, name: str = "") -> float:
-    """After how many seconds a silent node casts no vote. Raises ConfigError."""
+def node_timeout(
+    client: ClientSettings, lock: LockSettings, nodes: int, name: str = "", *, measured: float = 0.0
+) -> float:
+    """After how many seconds a silent node casts no vote. `measured`: the time that the farthest node needs, by its
+    round trips. Raises ConfigError."""
     if client.node_timeout is None and nodes == 1:
         return lock.lease / 10
-    timeout = QUORUM_TIMEOUT if client.node_timeout is None else client.node_timeout
+    if client.node_timeout is None:
+        timeout = min(max(QUORUM_TIMEOUT, measured), longest_node_timeout(client, lock))
+    else:
+        timeout = client.node_timeout
     if lock.lease < 3 * timeout - 1e-9:
         check_node_timeout(lock, timeout, name)
     return timeout
+
+
+def longest_node_timeout(client: ClientSettings, lock: LockSettings) -> float:
+    """The longest time that a node has to answer, in any client of a name: that of a client which is far away."""
+    return max(QUORUM_TIMEOUT, lock.lease / 10, client.node_timeout or 0.0)
 
 
 def check_node_timeout(settings: LockSettings, node_timeout: float, name: str = "") -> None:

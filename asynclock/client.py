@@ -73,9 +73,9 @@ class Redlock:
     rediss+cluster, valkey+cluster, valkeys+cluster; embedded, memory), `redis.asyncio.Redis` or `RedisCluster` clients,
     or Stores. A url of postgresql, mariadb, mysql, sqlite or zookeeper is the only node. Without nodes, the client
     takes those of `configure`, or of $ASYNCLOCK_URLS at its first await; and then also the options that were not given,
-    from $ASYNCLOCK_PREFIX, _LEASE, _MAX_LEASE, _TIMEOUT and _TRUST_RESTARTS. `options` are those of ClientOptions;
-    times are in seconds. Making a client does no I/O and needs no event loop. One client serves
-    all event loops, threads and forked children; each of them has connections of its own. Raises ConfigError.
+    from $ASYNCLOCK_PREFIX, _LEASE, _MAX_LEASE, _TIMEOUT, _NODE_TIMEOUT, _CONNECT_TIMEOUT and _TRUST_RESTARTS. `options`
+    are those of ClientOptions; times are in seconds. Making a client does no I/O and needs no event loop. One client
+    serves all event loops, threads and forked children; each of them has connections of its own. Raises ConfigError.
 
     Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
     """
@@ -205,8 +205,8 @@ class Redlock:
     ) -> Callable[[Callable[_P, Coroutine[Any, Any, _R]]], Callable[_P, Coroutine[Any, Any, _R]]]:
         """Decorate a coroutine function: each call runs under a lock. The name of the lock comes from the arguments of
         the call, by a template ("order:{order_id}") or by a function that takes the same arguments and returns the
-        name. A value in a template is a str, int, UUID, date or enum. In a value, colons, slashes, percent signs and
-        the characters between two fields are escaped.
+        name. A value in a template is a str, int, UUID, date or enum; equal values have one name. In a value, colons,
+        slashes, percent signs and the characters between two fields are escaped.
 
         Raises ConfigError or TypeError when it decorates. A call raises what `async with` of a lock raises, and
         TypeError for a value of another type.

@@ -33,11 +33,14 @@ class Health:
     reason: str
     """Why not; "" if it would."""
     nodes: tuple[NodeHealth, ...]
+    spare: int = 0
+    """How many of the nodes that vote may fail, and a majority still votes; 0 on one node, and if `ok` is False."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """One hold of a name. For a hold of another program, host, pid and since are unknown ("", 0 and 0.0)."""
+    """One hold of a name. For a hold of another program, host, pid and since are unknown ("", 0 and 0.0). The texts are
+    as their writers wrote them: print them with repr()."""
 
     name: str
     host: str

@@ -46,7 +46,6 @@ from asynclock.events import (
 
 try:
     from opentelemetry import metrics, trace
-    from opentelemetry.context import Context
     from opentelemetry.metrics import Observation
     from opentelemetry.trace import Status, StatusCode
 except ImportError as missing:
@@ -339,7 +338,7 @@ class Instruments:
 
 class Spans:
     """A span for each acquire and each hold, made when it ends. So its parent is the current span of the task that
-    acquires or releases. A loss has no task: its span has no parent."""
+    acquires or releases. A loss is told in the context of its holder, so its parent is the span of that."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -360,7 +359,6 @@ class Spans:
         end = time.time_ns()
         span = self._tracer.start_span(
             f"{what} {event.label or event.kind}",
-            Context() if isinstance(event, Lost) else None,
             attributes={
                 "asynclock.kind": event.kind,
                 "asynclock.label": event.label,

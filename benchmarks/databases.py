@@ -161,10 +161,14 @@ def main(
     """Measure the sides in turn. Nothing is asserted: read the tables."""
     with contextlib.ExitStack() as stack:
         if not urls:
+            from benchmarks.services import DURABLE_MARIADB, DURABLE_POSTGRESQL
             from tests.support.services.mariadb import own_mariadb
             from tests.support.services.postgresql import own_postgresql
 
-            urls = [stack.enter_context(own_postgresql()).url, stack.enter_context(own_mariadb()).url]
+            urls = [
+                stack.enter_context(own_postgresql(**DURABLE_POSTGRESQL)).url,
+                stack.enter_context(own_mariadb(*DURABLE_MARIADB)).url,
+            ]
         for url in urls:
             for tasks in (1, 64):
                 each = contest(url, tasks)

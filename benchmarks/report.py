@@ -117,6 +117,24 @@ def stores(title: str, each: Iterable[Store]) -> None:
     _print(title, heads, rows)
 
 
+def beside_bare(title: str, each: Iterable[Store]) -> None:
+    """A line for each store that was measured beside its bare driver: the medians, and of the ratios the least and the
+    greatest, too."""
+    rows = [
+        (one.name, _time(median(one.bare_alone)), _spread(one.ratios[0]), f"{median(one.bare_crowd):,.0f}",
+         _spread(one.ratios[1]))
+        for one in each
+        if one.bare_alone and not (one.error or one.bare_error)
+    ]  # fmt: skip
+    if rows:
+        bare = ("bare, 1 task", "rate, of the bare one", "bare, 64 tasks: cycles/s", "rate, of the bare one")
+        _print(title, ("store", *bare), rows)
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
 def verdicts(title: str, each: Iterable[Verdict]) -> None:
     """The targets, and whether they are reached: the median of the rounds' ratios, and the least and the greatest."""
     rows = [(one.what, one.target, one.measured, _WORD[one.reached]) for one in each]

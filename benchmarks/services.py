@@ -20,6 +20,10 @@ from tests.support.services.zookeeper import ZooKeepers, url_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+DURABLE_POSTGRESQL = {"fsync": "on", "full_page_writes": "on"}
+DURABLE_MARIADB = ("--innodb-flush-log-at-trx-commit=1",)
+"""As servers of users are: a commit waits for the disk. Those of the tests do not."""
+
 
 def _redis(stack: ExitStack, nodes: int) -> list[str]:
     return [server.url for server in stack.enter_context(running(nodes))]
@@ -39,7 +43,7 @@ def _cluster(stack: ExitStack) -> list[str]:
 
 
 def _pooled(stack: ExitStack) -> list[str]:
-    database = stack.enter_context(own_postgresql())
+    database = stack.enter_context(own_postgresql(**DURABLE_POSTGRESQL))
     return [stack.enter_context(pgbouncer(database.url))]
 
 
@@ -49,7 +53,7 @@ def _sqlite(stack: ExitStack) -> list[str]:
 
 
 def _zookeeper(stack: ExitStack, servers: int) -> list[str]:
-    pool = ZooKeepers()
+    pool = ZooKeepers(durable=True)
     stack.callback(pool.stop)
     return [pool.start().url() if servers == 1 else url_of(pool.ensemble(servers))]
 
@@ -60,9 +64,9 @@ STORES: dict[str, Callable[[ExitStack], Sequence[str]]] = {
     "Sentinel": _sentinel,
     "Sentinel, min_replicas=1": lambda stack: _sentinel(stack, "?min_replicas=1"),
     "Cluster of three masters": _cluster,
-    "PostgreSQL": lambda stack: [stack.enter_context(own_postgresql()).url],
+    "PostgreSQL": lambda stack: [stack.enter_context(own_postgresql(**DURABLE_POSTGRESQL)).url],
     "PostgreSQL, pgbouncer": _pooled,
-    "MariaDB": lambda stack: [stack.enter_context(own_mariadb()).url],
+    "MariaDB": lambda stack: [stack.enter_context(own_mariadb(*DURABLE_MARIADB)).url],
     "SQLite": _sqlite,
     "ZooKeeper": lambda stack: _zookeeper(stack, 1),
     "ZooKeeper of three": lambda stack: _zookeeper(stack, 3),

@@ -1,7 +1,8 @@
 """`python -m benchmarks stores NAME=URL ...`: the same work over several stores, in turn, in one run.
 
 A NAME may stand before several urls, separated by commas, for a quorum. Without arguments it starts each server that
-`make services` installs, and measures all stores beside each other.
+`make services` installs, and measures all stores beside each other. Beside a store that has one in `bare_stores.py`, a
+bare program over the same driver has its turn in the same round.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,12 +23,17 @@ import typer
 from asynclock import Redlock
 from asynclock.stores.urls import urls_of
 from benchmarks import report
+from benchmarks.bare_stores import TASKS, bare_of
 from benchmarks.waiting import TENURE, Failed, handed_over, started
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
-TASKS = 64
+    from benchmarks.sides import Cycle
+
+    Side = Callable[[], AbstractAsyncContextManager[Cycle]]
+
 PROCESSES, EACH = 2, 8
 """Of one hot name: the processes, and the tasks of each."""
 
@@ -47,7 +54,16 @@ class Store:
     hand_over: list[float] = field(default_factory=list)  # seconds from one process to another, median
     hot: list[float] = field(default_factory=list)  # acquisitions per second of one name
     longest: float = 0.0  # seconds that one of them waited, at most
+    bare_alone: list[float] = field(default_factory=list)  # of the bare driver, as `alone`; empty: there is none
+    bare_crowd: list[float] = field(default_factory=list)  # the same, as `crowd`
+    bare_error: str = ""  # why the bare driver is not measured
     error: str = ""
+
+    @property
+    def ratios(self) -> tuple[list[float], list[float]]:
+        """Of each round: the rate beside that of the bare driver, with one task and with 64."""
+        alone = [bare / ours for ours, bare in zip(self.alone, self.bare_alone, strict=True)]
+        return alone, [ours / bare for ours, bare in zip(self.crowd, self.bare_crowd, strict=True)]
 
 
 @app.command()
@@ -71,14 +87,12 @@ def main(
                     _turn(store, seconds)
             report.console.print(f"round {number + 1} of {rounds}")
         report.stores(f"Medians of {rounds} rounds of {seconds:g} s", seen)
+        report.beside_bare("Free names, beside a bare program over the same driver", seen)
 
 
 def _turn(store: Store, seconds: float) -> None:
     try:
-        times, _ = asyncio.run(_cycles(store.urls, 1, seconds))
-        store.alone.append(median(times))
-        times, wall = asyncio.run(_cycles(store.urls, TASKS, seconds))
-        store.crowd.append(len(times) / wall)
+        _free(store, seconds)
         store.hand_over.append(handed_over(_contest(f"ours@{TENURE}", 2, 1, store.urls, seconds)))
         waits = [wait for each in _contest("ours", PROCESSES, EACH, store.urls, seconds) for wait in each["waits"]]
         store.hot.append(len(waits) / seconds)
@@ -89,15 +103,50 @@ def _turn(store: Store, seconds: float) -> None:
             store.error = str(error)
 
 
-async def _cycles(urls: Sequence[str], tasks: int, seconds: float) -> tuple[list[float], float]:
+def _free(store: Store, seconds: float) -> None:
+    """Free names, over the store and over its bare driver, in random order."""
+    bare = [partial(side, store.urls[0]) for side in ([] if store.bare_error else bare_of(store.urls))]
+    sides: list[Side] = [partial(_locks, store.urls), *bare]
+    alone, crowd = dict[int, float](), dict[int, float]()
+    for tasks in (1, TASKS):
+        for number in random.sample(range(len(sides)), len(sides)):
+            try:
+                times, wall = asyncio.run(_cycles(sides[number], tasks, seconds))
+            except Exception as error:  # behind a pooler asyncpg loses the statements that it has prepared
+                if number == 0:
+                    raise
+                store.bare_error = f"{type(error).__name__}: {error}".splitlines()[0]
+                continue
+            if tasks == 1:
+                alone[number] = median(times)
+            else:
+                crowd[number] = len(times) / wall
+    store.alone.append(alone.pop(0))
+    store.crowd.append(crowd.pop(0))
+    if bare and not store.bare_error:
+        store.bare_alone.append(min(alone.values()))
+        store.bare_crowd.append(max(crowd.values()))
+
+
+@contextlib.asynccontextmanager
+async def _locks(urls: Sequence[str]) -> AsyncIterator[Cycle]:
+    async with Redlock(*urls, lease=30.0) as client:
+
+        async def cycle(i: int) -> None:
+            async with client(f"order:{i}"):
+                pass
+
+        yield cycle
+
+
+async def _cycles(side: Side, tasks: int, seconds: float) -> tuple[list[float], float]:
     """How long each acquire and release of a free lock took, and all together."""
     times, began = list[float](), 0.0
-    async with Redlock(*urls, lease=30.0) as client:
+    async with side() as cycle:
 
         async def work(i: int, until: float) -> None:
             while (start := time.perf_counter()) < until:
-                async with client(f"order:{i}"):
-                    pass
+                await cycle(i)
                 times.append(time.perf_counter() - start)
 
         for length in (WARM_UP, seconds):

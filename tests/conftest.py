@@ -9,7 +9,8 @@ import gc
 import itertools
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import signal
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,13 +20,15 @@ from hypothesis import settings
 from asynclock import Redlock, _options
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
-from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out, keep_together
+from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out, keep_together, name_group
+from tests.support.host_names import host_names  # noqa: F401 - a fixture
 from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_runtest_makereport,
     pytest_runtest_teardown,
     pytest_timeout_set_timer,
 )
 from tests.support.loops import loops_of
+from tests.support.programs import LEAN
 from tests.support.servers import Server, Servers, Several, container_urls
 from tests.support.services.cluster import Cluster
 from tests.support.services.mariadb import shared_mariadb
@@ -43,17 +46,40 @@ settings.load_profile("asynclock")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if LEAN not in (known := [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]):
+        os.environ["PYTHONPATH"] = os.pathsep.join([LEAN, *known])
+    # A shell starts a background job with the first two of these signals ignored, and nohup adds the third. The
+    # programs that the tests start would ignore them, too.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     config.addinivalue_line("markers", "both_loops(why): the event loop has a part in it, so it runs on both")
     config.addinivalue_line("markers", "every_store: of the short pass that runs over the deployments of all stores")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Nearly all objects that a collection of tests makes stay, so that garbage collections find nothing. They would
+    take a sixth of its CPU, in each worker."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, Any, Any]:
     """Leave out the items that need not run. The pure tests come last: they are short, so no worker waits long for
     another at the end."""
     items[:] = [item for item in items if not is_left_out(item)]
     for item in items:
         keep_together(item)
     items.sort(key=lambda item: "unit" in item.path.parts)
+    done = yield  # here xdist reads the groups
+    for item in items:
+        name_group(item)
+    return done
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -76,12 +102,13 @@ def _shared_urls(pool: Servers) -> tuple[list[str], list[Any]]:
         os.environ.get("ASYNCLOCK_TEST_SERVER") or valkey.binary()
     except ConfigError:
         return container_urls(5)
-    return [server.url for server in pool.start_together(5)], []
+    return [server.url for server in pool.start_together(5, "--hz", "1")], []
 
 
 @pytest.fixture(scope="session")
 def shared_urls() -> Iterator[list[str]]:
-    """Five servers that live as long as the tests, for tests that harm none of them."""
+    """Five servers that live as long as the tests, for tests that harm none of them. Each wakes once a second, and not
+    ten times: eight workers have forty of them, which wait for most of the time."""
     pool = Servers()
     urls, containers = _shared_urls(pool)
     yield urls

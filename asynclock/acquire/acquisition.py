@@ -5,7 +5,7 @@ The rules:
 1. If it is cancelled at any point, all that it sent is undone or has become a tenure (`attempt.py`, `ticket.py`).
 2. "Held by another owner" and "out of reach" never mix. After a refusal by a majority it waits for the holder, asks
    again shortly before its time ends, and then returns the refusal. Without a majority it tries again, with back-off
-   and without a ticket, and at the end of its time, or of the client's patience, it raises QuorumUnavailable.
+   and, unless the node keeps it, without a ticket. At the end of its time, or patience, it raises QuorumUnavailable.
 3. It does not poll while a notice can come. A refused attempt leaves a ticket, and the servers notify its owner. The
    waiter renews its ticket each time a third of the lease has passed. It also asks at the end of the holder's lease,
    since a dead holder notifies nobody: the first few waiters at once, each later one a little later. The first few also
@@ -115,8 +115,10 @@ class Acquisition:
             session.under_way.discard(self)
             if self._queue is None:
                 session.local_queues.end_alone(self)
-            elif self._queue.asker is self:
-                self._queue.end_asking(result.__class__ is Tenure)
+            else:
+                if self._queue.asker is self:
+                    self._queue.end_asking(result.__class__ is Tenure)
+                self._queue = None  # it may keep the error that is raised here, whose traceback refers to this object
             self._attempt = None  # it refers to this object: a cycle would stay for the collector
             if self._waiter is not None:
                 self._waiter = None  # so does this one
@@ -259,7 +261,9 @@ class Acquisition:
         if patience_ends < self._give_up:
             return outcome_by(ballot, self._session, patience_ends, ballot.expire)
         if self._give_up == math.inf:
-            return ballot.waiter(self._session.loop)
+            if ballot.deferred is None or self.terms.timeout is None:
+                return ballot.waiter(self._session.loop)
+            return outcome_by(ballot, self._session, ballot.deadline, ballot.expire_deferred)
         late = ballot.sent - confirm_from(0.0, self.terms.timeout, ballot.deadline - ballot.sent)
         return outcome_by(ballot, self._session, late if self.asked_late else self._give_up, self._time_up)
 
@@ -273,7 +277,7 @@ class Acquisition:
         now = self._session.clock.now()
         planner = self.planner = self.planner or Planner(self._session, self.terms, ballot.sent)
         held = not planner.in_outage and max(planner.answered_at, self._held_at) >= planner.confirm_from(self._give_up)
-        if outcome is UNREACHABLE and not (held and now >= self._give_up):
+        if outcome is UNREACHABLE and not ballot.denied and not (held and now >= self._give_up):
             return self._plan_without_majority(planner, ballot, now)
         step = planner.after_refusal(ballot, now, self._give_up)
         if self._queue is not None and not planner.in_outage:
@@ -299,13 +303,17 @@ class Acquisition:
                 attempt.undo(ballot, keep_ticket=True)
             return planner.after_interruption(error, now, self._give_up)
         session.judge_again()
-        self._leave()
+        if not session.quorum.keeps_tickets or attempt is None or attempt.ticket is None:
+            self._leave()
         self._yields, self._held_at = False, -math.inf
         if session.local_queues.is_alone(self):  # later tasks learn of the outage from a queue
             session.local_queues.of(self.terms.name)
         if self._queue is not None:
             self._queue.begin_outage(error, ballot.sent)
-        return planner.after_outage(error, ballot, now, self._give_up)
+        try:
+            return planner.after_outage(error, ballot, now, self._give_up)
+        finally:  # it may raise the error, whose traceback refers to this frame: a cycle would stay for the collector
+            del error
 
     # -- waiting -------------------------------------------------------------------------------------------------
 

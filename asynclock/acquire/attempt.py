@@ -22,9 +22,9 @@ from asynclock.acquire.backoff import FRESH
 from asynclock.acquire.hold import Hold
 from asynclock.acquire.local_queue import SPAN
 from asynclock.acquire.threaded_hold import ThreadedHold
-from asynclock.acquire.ticket import Ticket, first_ticket, fresh_for, no_ticket, withdraw
+from asynclock.acquire.ticket import POLLED, Ticket, first_ticket, fresh_for, no_ticket, withdraw
 from asynclock.quorum.ballot import REFUSED, UNREACHABLE, Ballot
-from asynclock.rules.model import ACQUIRE, EXTEND, WAIT, Op, Queueing
+from asynclock.rules.model import ACQUIRE, EXTEND, WAIT, Op, Queueing, polls
 
 if TYPE_CHECKING:
     import asyncio
@@ -67,7 +67,10 @@ class Attempt:
         `behind`: so many tasks of this process wait behind this one; `slot`: the one to ask for, of a kind that has
         slots."""
         session, terms, quorum, alone = self._session, self._terms, self._session.quorum, self._alone
-        settings, kind, op = terms.settings, terms.kind, self.op
+        settings, kind = terms.settings, terms.kind
+        if alone and self.ticket is not None and not quorum.listens and not quorum.nodes[0].error:
+            self._poll_from_now_on()
+        op = self.op
         seed = int(session.clock.wall() * 1_000_000)
         if op is None or not alone:
             # Fences for the local queue. Their number is fixed with the id: any ticket of this id may be granted.
@@ -78,12 +81,10 @@ class Attempt:
         else:
             op_id = op.id
         plain = not settings.fencing and not refused
-        if terms.timeout != 0 and (alone or refused) and not plain and quorum.listens:
-            queueing = self._next_ticket(op_id, seed, give_up, behind)
-        elif self.ticket is not None and self.ticket.own:  # not renewed without notices, but the nodes may have it
-            queueing = Queueing(quorum.serve, kind.fair, self._span, self.ticket.id)
+        if terms.timeout != 0 and not plain and (alone or refused) and ((listens := quorum.listens) or alone):
+            queueing = self._next_ticket(op_id, seed, give_up, behind, listens)
         else:
-            queueing = no_ticket(quorum.serve, kind.fair, self._span)
+            queueing = self._no_next_ticket(kind.fair)
         if op is None:
             memory = settings.lease + session.settings.fence_memory
             op = Op(ACQUIRE, kind, terms.name, op_id, settings.lease, seed, memory, plain=plain, queueing=queueing)
@@ -93,7 +94,7 @@ class Attempt:
         if probe and not alone and queueing.number and not kind.parts:  # a waiter for several names probes by trying
             op.ask_with_ticket(queueing.waiter)
         renewal = op.verb is WAIT
-        certain = (self.ticket.number if self.ticket is not None else 0) > renewal
+        certain = self.ticket is not None and self.ticket.number > renewal
         self.ballot = quorum.ask(
             op,
             session.within(terms.settings),
@@ -101,18 +102,28 @@ class Attempt:
             everyone=renewal and certain,  # a first probe does not wait for unresponsive nodes
             certain=certain,
             at_once=refused and not probe,  # the name may be free for a moment only
+            gives_up=give_up,
         )
         return self.ballot
+
+    def _poll_from_now_on(self) -> None:
+        """Its client gets no notices any more, but the id of its ticket says that it does. So the node would drop that
+        ticket, and make the next waiter the holder. The next ticket has another id, in the same place of the queue."""
+        if self.op is not None and not polls(self.op.id):
+            self.leave()
 
     def _kind_of_slot(self, slot: int | None) -> Kind:
         """The kind to ask for over N nodes, if it has slots: one slot (None: any)."""
         kind = self._terms.kind
         return kind.at(random.randrange(kind.slots) if slot is None else slot)  # noqa: S311 - no secret
 
-    def _next_ticket(self, id: str, seed: int, give_up: float, behind: int) -> Queueing:
-        """The ticket to send with the next round, which has that id."""
+    def _next_ticket(self, id: str, seed: int, give_up: float, behind: int, listens: bool) -> Queueing:
+        """The ticket to send with the next round, which has that id. Without notices (not `listens`) a single node
+        makes its owner the holder all the same, and the next poll finds that."""
         session, terms, alone = self._session, self._terms, self._alone
         serve, fair, lease = session.quorum.serve, terms.kind.fair, terms.settings.lease
+        if not listens:  # it enters in its turn only: its release may not be able to notify those before it
+            fair, lease = True, min(lease, POLLED / FRESH)
         if self.ticket is None and alone and not self._order and not behind:
             return first_ticket(serve, fair, min(lease * FRESH, terms.timeout or math.inf))
         if self.ticket is None and alone:
@@ -125,6 +136,14 @@ class Attempt:
             self._register(own_id)
         fresh = fresh_for(lease, give_up - session.clock.now())
         return self.ticket.send(serve, fair, self._span, fresh, tasks=1 + behind)
+
+    def _no_next_ticket(self, fair: bool) -> Queueing:
+        """For a round that sends no ticket. An earlier ticket is not renewed without notices, but the nodes may have
+        it."""
+        serve = self._session.quorum.serve
+        if self.ticket is not None and self.ticket.own:
+            return Queueing(serve, fair, self._span, self.ticket.id)
+        return no_ticket(serve, fair, self._span)
 
     def _on_ticket_stored(self, ballot: Ballot) -> None:
         """A round at a single node has its reply. If it was refused, it left a ticket. The ticket is registered here,
@@ -186,7 +205,8 @@ class Attempt:
         self._session.check_open()
         if second.witnesses(top):
             return self.hold(ballot, top, contended), ballot, REFUSED
-        return (None, second, UNREACHABLE) if second.outcome is UNREACHABLE else (None, ballot, REFUSED)
+        unreachable = second.outcome is UNREACHABLE and not second.denied
+        return (None, second, UNREACHABLE) if unreachable else (None, ballot, REFUSED)
 
     def hold_granted(self) -> Hold | None:
         """The hold that a notice has granted; None: there is no grant, or its ticket was sent too long ago."""
@@ -218,7 +238,8 @@ class Attempt:
         op, ticket = self.op, self.ticket
         if op is not None and self._alone and (ticket is not None or op.queueing.number):  # one id for both
             op.revoke()
-            withdraw(self._session, self._terms, op.id)
+            if ticket is not None or self.ballot is None or not self.ballot.left_nothing:
+                withdraw(self._session, self._terms, op.id)
         elif self.ballot is not None and self.ballot.op.verb is ACQUIRE:
             self.undo(self.ballot, keep_ticket=False)
         if ticket is not None and ticket.own:

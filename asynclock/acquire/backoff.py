@@ -20,6 +20,9 @@ FRESH = 1 / 2
 MIN_TO_YIELD = 0.1
 """A waiter with fewer seconds left than this does not yield to remote waiters: yielding can take half of this time."""
 
+HEAD_POLLS = 0.05
+"""Seconds between two polls of the first waiter in the queue, at most, if no notices come."""
+
 COLLISIONS = 8
 """How many more slots an acquire with `timeout=0` tries, at most."""
 
@@ -99,8 +102,9 @@ def round_trip(rtt: float) -> float:
 class Pace:
     """The pauses of a waiter that gets no notices, and those in an outage. Both grow."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, within: float = 0.0) -> None:
         self._patience = patience
+        self._within = max(within, QUORUM_TIMEOUT)  # for the answer to the last try
         self._patience_ends: float | None = None  # when the patience for this outage ends
         self.outage: Exception | None = None  # why no majority decided the last round
         self.reasons: dict[int, Exception] = {}  # the last error of each node in this outage
@@ -140,7 +144,7 @@ class Pace:
             return None
         pause = max(self._outage_pause, crowd / _OUTAGE_RATE) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
         self._outage_pause = min(2 * self._outage_pause, _OUTAGE_PAUSE[1])
-        last = limit - QUORUM_TIMEOUT
+        last = limit - min(self._within, self._patience / 2)
         return Plan(min(now + pause, last) if now < last else limit)
 
     def outage_limit(self, began: float, give_up: float) -> float:

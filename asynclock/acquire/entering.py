@@ -39,4 +39,5 @@ async def _wait_for_majority(session: Session) -> None:
         await pause.wait(again.at)
         session.check_open()
         await session.quorum.open(again=True)
-        error = await session.quorum.check(min(within, max(pace.ends - session.clock.now(), QUORUM_TIMEOUT)))
+        least = max(QUORUM_TIMEOUT, session.quorum.limits.longest)
+        error = await session.quorum.check(min(within, max(pace.ends - session.clock.now(), least)))

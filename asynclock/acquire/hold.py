@@ -42,9 +42,9 @@ class Hold:
     """Made of the ballot that won it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "_ballot", "_broken", "_cause", "_denials", "_ends", "_errors", "_healed", "_promised", "_renewed_at",
-        "_settings", "_tenures", "_watched_at", "contended", "last_fence", "last_round_trip", "names", "next_fence",
-        "op", "over", "renew_at", "session", "valid_until",
+        "_ballot", "_broken", "_cause", "_denials", "_ends", "_errors", "_healed", "_promised", "_renewal",
+        "_renewed_at", "_settings", "_tenures", "_watched_at", "contended", "last_fence", "last_round_trip", "names",
+        "next_fence", "op", "over", "renew_at", "session", "valid_until",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,7 @@ class Hold:
         self._promised = math.inf  # its end before the last refusal of a renewal that found it with an end
         self._denials: dict[int, Refused] | None = None  # the last refusal of each node that refused and was not healed
         self._errors: dict[int, Exception] | None = None  # why each node did not renew it, since it did so last
+        self._renewal: Ballot | None = None  # by the watchdog, while it is not decided
         self._renewed_at = grant.sent  # when the last renewal was sent that a majority granted
         self._cause: Cause | None = None  # of its loss
         # A majority has granted. All these grants end at the same time, which counts from the one send.
@@ -230,12 +231,14 @@ class Hold:
         return min([tenure.until for tenure in self.tenures], default=math.inf)
 
     def renew(self, now: float) -> None:
-        """Ask for another lease. Without a reply it asks again after lease/12."""
+        """Ask for another lease. Without a reply it asks again after lease/12; but not while the renewal waits in the
+        queue of this client, which a second one would only make longer."""
         self.session.observers.look_at_level()
         for tenure in self.tenures:
             tenure.log_unattended()
         self.renew_at = now + retry_after(self._settings.lease)
-        self.extend(self._settings.lease)
+        if self._renewal is None or self._renewal.deferred is None:
+            self._renewal = self.extend(self._settings.lease)
 
     def renew_soon(self, at: float) -> None:
         """Renew it at that moment at the latest, if it is renewed at all: its only node may lack it by now."""
@@ -307,6 +310,8 @@ class Hold:
 
     def _extended(self, ballot: Ballot) -> None:
         """A renewal is decided. Some nodes may answer later."""
+        if ballot is self._renewal:
+            self._renewal = None
         if self.over:
             return
         if ballot.outcome is WON:

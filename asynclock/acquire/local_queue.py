@@ -125,6 +125,8 @@ class LocalWaiter:
         planner, ballot = asker.planner, asker.unanswered_round
         if planner is not None and planner.interrupted is not None:
             raise copy(planner.interrupted)
+        if ballot is not None and ballot.answered:  # it waits for the others only
+            return True
         if again and (ballot is None or ballot.sent > (begin + self._give_up) / 2):
             return False
         quorum, before = self.session.quorum, planner.reasons if planner is not None else None

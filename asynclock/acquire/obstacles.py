@@ -6,7 +6,9 @@ holds: their releases notify it. It must not wait for attempts: the undo of a mi
 would sleep until it renews its ticket, although the name is free.
 
 Time separates the two. An attempt is decided, and undone, within two node timeouts, and its id never comes again. So an
-id that was named for longer than that is the id of a hold.
+id that was named for longer than that is the id of a hold. The node timeout of a client that is far from the nodes is
+longer than that of one that is near: the longest that any client of the name may have counts. Until then the waiter
+probes, at first after two node timeouts of its own, then with pauses that grow.
 
 Over N nodes a permit of a semaphore is a slot, and a hold may be missing at a minority of the nodes. A node that grants
 a slot does not say which others are taken there. So one refusal does not show that no slot is free on a majority; the
@@ -48,10 +50,11 @@ def notifies(holder: str) -> bool:
 class Obstacles:
     """The ids that the nodes have named to one waiter."""
 
-    __slots__ = ("_doubts", "_life", "_since", "_taken")
+    __slots__ = ("_doubts", "_life", "_longest", "_since", "_taken")
 
-    def __init__(self, life: float) -> None:
-        self._life = life  # seconds for which the nodes may name an attempt, at most
+    def __init__(self, life: float, longest: float = 0.0) -> None:
+        self._life = life  # seconds for which the nodes may name an attempt of this client, at most
+        self._longest = max(life, longest)  # and one of any client
         self._since: dict[str, float] = {}  # id -> when it was named first
         self._taken: dict[int, tuple[float, Slots]] = {}  # node -> when it was asked, and which slots are taken there
         self._doubts = 0  # refusals in a row that may have been split votes
@@ -61,7 +64,7 @@ class Obstacles:
         denials, lease = ballot.denials(), ballot.op.lease
         since = self.since(denials, ballot.nodes, now)
         one = ballot.holder()
-        if one is not None or since + self._life <= ballot.sent:
+        if one is not None or since + self._longest <= ballot.sent:
             self._doubts = 0
             if one is not None:
                 return next_question(now, ballot.sent, lease, rank, one.left, notifies(one.holder))
@@ -72,7 +75,9 @@ class Obstacles:
         self._doubts += 1
         if self._doubts <= _SPLIT_TRIES:
             return after_split(now, rtt, rank, self._doubts)
-        return after_doubt(now, ballot.sent, lease, since, self._life, self._doubts - _SPLIT_TRIES - 1)
+        known = ballot.sent - since  # if that is longer than an attempt of this client takes, it may be another's
+        life = self._life if known < self._life else min(4 * known, self._longest)
+        return after_doubt(now, ballot.sent, lease, since, life, self._doubts - _SPLIT_TRIES - 1)
 
     def since(self, denials: Collection[Refused], nodes: int, now: float) -> float:
         """When the newest id was first named, of the ids that block a majority of the nodes. Each node names one id."""

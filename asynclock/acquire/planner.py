@@ -7,8 +7,10 @@ import math
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
+from asynclock._options import longest_node_timeout
 from asynclock.acquire.backoff import (
     COLLISIONS,
+    HEAD_POLLS,
     Pace,
     Plan,
     after_notice_to_another,
@@ -41,7 +43,7 @@ class Planner:
         self.began = began  # when the first round was sent
         self._session = session
         self._terms = terms
-        self._pace = Pace(session.settings.patience)
+        self._pace = Pace(session.settings.patience, session.quorum.limits.longest)
         self._obstacles: Obstacles | None = None
         self._slot: int | None = None  # the one to ask for next; None: any
         self._splits = 0  # split votes, or tries of another slot, in a row
@@ -122,9 +124,12 @@ class Planner:
         self.answered_at = -math.inf
         crowd, began = len(self._session.under_way), ballot.sent
         again = None if self._terms.timeout == 0 else self._pace.after_outage(now, give_up, crowd, began=began)
-        if again is None or isinstance(error, ConfigError):
-            raise error
-        self._pace.outage = error
+        try:
+            if again is None or isinstance(error, ConfigError):
+                raise error
+            self._pace.outage = error
+        finally:  # it refers to this frame, too: as in the caller, a cycle would stay
+            del error
         return again
 
     # -- a majority has refused ----------------------------------------------------------------------------------
@@ -199,14 +204,18 @@ class Planner:
             case Next.TRY_ANOTHER_SLOT if self._splits > 1:
                 return after_split(now, self.rtt, 0, self._splits)
             case Next.POLL:
-                return self._pace.after_refusal(now, soonest(ballot.denials()))
+                head = HEAD_POLLS if rank == 0 else math.inf  # the next hold may be its own
+                return self._pace.after_refusal(now, min(soonest(ballot.denials()), head))
             case Next.POLL_WITH_NEW_ID:
                 return self._pace.after_refusal(now)
         return Plan(now)
 
     @property
     def _known_obstacles(self) -> Obstacles:
-        self._obstacles = self._obstacles or Obstacles(2 * self._session.within(self._terms.settings))
+        if self._obstacles is None:
+            session, settings = self._session, self._terms.settings
+            longest = longest_node_timeout(session.settings, settings)
+            self._obstacles = Obstacles(2 * session.within(settings), 2 * longest)
         return self._obstacles
 
     def _choose_slot(self, ballot: Ballot) -> bool:

@@ -19,8 +19,10 @@ import logging
 import secrets
 import threading
 import time
+from contextvars import Context
 from typing import TYPE_CHECKING
 
+from asynclock._options import node_timeout
 from asynclock.acquire.shutdown import all_ended
 from asynclock.acquire.threaded_hold import ThreadedHold
 from asynclock.quorum.quorum import quorum_over
@@ -56,7 +58,6 @@ class RenewalThread:
         self._stores = stores
         self._clock = session.clock
         self._max_block = session.settings.max_block
-        self._within = session.within(session.settings.lock)
         self._loop = asyncio.new_event_loop()  # the thread runs and closes it
         self._woken = asyncio.Event()  # it belongs to the thread's loop
         self._stopped = False
@@ -67,7 +68,7 @@ class RenewalThread:
     def start(self) -> None:
         """Raises RuntimeError: the system gives no thread."""
         try:
-            self._thread.start()
+            Context().run(self._thread.start)  # a thread of Python 3.14 may inherit the context of its starter
         except RuntimeError:
             self._loop.close()
             raise
@@ -141,10 +142,11 @@ class RenewalThread:
         return period
 
     async def _extend(self, quorum: Quorum, limit: float) -> None:
-        began = time.perf_counter()
+        began, settings = time.perf_counter(), self._session.settings
+        within = node_timeout(settings, settings.lock, len(quorum.nodes), measured=quorum.limits.longest)
         for hold in self._session.holds.copied():
             if isinstance(hold, ThreadedHold):
-                hold.extend_in_thread(quorum, self._within, limit)
+                hold.extend_in_thread(quorum, within, limit)
                 if time.perf_counter() - began > SLICE:
                     await asyncio.sleep(0)
                     began = time.perf_counter()

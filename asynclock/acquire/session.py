@@ -10,11 +10,12 @@ import random
 import secrets
 import socket
 from collections import deque
+from contextvars import Context
 from typing import TYPE_CHECKING
 
 from asynclock._clock import SYSTEM
 from asynclock._errors import ConfigError, QuorumUnavailable, brief, client_closed
-from asynclock._loop import no_loop
+from asynclock._loop import no_loop, own_task, wait_ended
 from asynclock._options import BROKEN_BY, RESERVED, LockSettings, node_timeout
 from asynclock.acquire import shutdown
 from asynclock.acquire.backoff import waking_time
@@ -73,7 +74,7 @@ class Session:
         observers.look_at_level()
         self.clock = clocks[0] if clocks else SYSTEM
         self.journal = Journal(self.clock)
-        self.lag = LoopLag(lambda seconds: self.tell(LoopLagged(seconds)))
+        self.lag = LoopLag(lambda seconds: Context().run(self.tell, LoopLagged(seconds)))
         self.watchdog = Watchdog(self.clock, self.lag, self.journal.admits_fault)
         self.holds = Holds()
         self.local_queues = LocalQueues()
@@ -88,13 +89,15 @@ class Session:
         self.hung_up = False  # until this is True, releases are still sent
         self.opened = False  # the first attempts to connect have ended
         self.ready = False  # and no majority of the nodes refuses for a reason that only the user can solve
-        self.quorum = quorum_over(stores, settings, self.clock, self, self._reported)
+        self.quorum = quorum_over(stores, settings, self.clock, self, self._reported, lambda: bool(self.under_way))
+        self._limits = self.quorum.limits
+        self._usual = 0.0  # the node timeout of a lock without options of its own
+        self._usual_of = -1.0  # the limit of the nodes for which it was computed; -1.0: it was not
         self.limited = limited_of(stores)
         self._stores = stores
         self._renewal_thread: RenewalThread | None = None
         self._whoami = f"{os.getpid()}|{_HOST}"
         self._random: list[str] = []  # ids drawn ahead; a forked child has another session and draws its own
-        self._usual = 0.0  # the node timeout of a lock without options of its own; 0.0: not computed yet
         self._opening: asyncio.Task[ConfigError | QuorumUnavailable | None] | None = None
         self._judging: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -136,15 +139,16 @@ class Session:
 
     def within(self, settings: LockSettings) -> float:
         """The node timeout of a lock, in seconds."""
-        if settings is self.settings.lock and self._usual:
+        measured = self._limits.longest
+        if settings is self.settings.lock and measured == self._usual_of:
             return self._usual
-        timeout = node_timeout(self.settings, settings, len(self.quorum.nodes))
+        timeout = node_timeout(self.settings, settings, len(self.quorum.nodes), measured=measured)
         if settings.lease < self.lag.lease:
             self.lag.use(settings.lease)
             if self._renewal_thread is not None:
                 self._renewal_thread.look_again()
         if settings is self.settings.lock:
-            self._usual = timeout
+            self._usual, self._usual_of = timeout, measured
         return timeout
 
     def new_id(self, seed: int, metadata: str, mode: str = "") -> str:
@@ -186,8 +190,8 @@ class Session:
         if (logged := self.journal.admits(Lost, level)) or self.observers.active:
             event = Lost(*terms.described, reason, held_for)
             if logged:
-                write(event, level, str(why()))
-            self.observers.tell(event)
+                terms.in_context(write, event, level, str(why()))
+            terms.in_context(self.observers.tell, event)
 
     def lost_error(self, name: str, cause: Cause) -> LockLost:
         """The error for a lease that was lost for that cause."""
@@ -200,7 +204,7 @@ class Session:
         if isinstance(event, Quarantined) and not self.ready:
             self._quarantines[event.node] = event
         elif not isinstance(event, QuarantineEnded) or self._quarantines.pop(event.node, None) is None:
-            self.tell(event)
+            Context().run(self.tell, event)  # it is about no caller, also where a caller finds it
 
     def _renew_soon(self) -> None:
         """The only node is connected again, perhaps to another server that lacks holds, such as a replica that was
@@ -208,7 +212,7 @@ class Session:
         if len(self.quorum.nodes) > 1 or not self.holds:
             return
         if self._renewing is None or self._renewing.done():
-            self._renewing = self.loop.create_task(self._make_due(), name="asynclock renew")
+            self._renewing = own_task(self._make_due(), "asynclock renew")
 
     async def _make_due(self) -> None:
         within = waking_time(len(self.holds))
@@ -241,6 +245,7 @@ class Session:
         """Node `index` is connected again. If notices may have been lost meanwhile (`missed`), all tickets are sent
         again. If it was the end of an outage, the acquires that wait for that try again."""
         del index
+        self._random.clear()  # an id says whether notices come, and that may have changed
         self._renew_soon()
         self._outages.connected(self.quorum.nodes, self.tickets.all() if missed else [])
 
@@ -261,9 +266,9 @@ class Session:
         self.within(settings)  # raises for a lease that is too short, before anything is sent
         self.check_open()
         if self._opening is None:
-            self._opening = self.loop.create_task(self._open(), name="asynclock open")
+            self._opening = own_task(self._open(), "asynclock open")
         opening = self._opening
-        await asyncio.wait({opening}, timeout=limit)
+        await wait_ended(opening, limit)
         if opening.done():
             if self._opening is opening:
                 self._opening = None
@@ -293,7 +298,7 @@ class Session:
         """An acquire finds no majority. In the background: servers that came up since may be new, and need no
         quarantine."""
         if self._judging is None or self._judging.done():
-            self._judging = self.loop.create_task(self.quorum.judge_again(), name="asynclock judge")
+            self._judging = own_task(self.quorum.judge_again(), "asynclock judge")
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
         """asyncio.run closes all async generators at its end. Then this one closes a client that the program has not
@@ -313,7 +318,7 @@ class Session:
         error = self.quorum.unavailable(ballot, terms.name)
         if isinstance(error, ConfigError):
             raise error
-        self.tell(ReleaseFailed(*terms.described, str(error)))
+        terms.in_context(self.tell, ReleaseFailed(*terms.described, str(error)))
 
     async def wait_shielded(self, ballot: Ballot) -> None:
         """Wait for an outcome in a task that was cancelled: it comes within the node timeout. The caller continues the
@@ -364,7 +369,7 @@ class Session:
             self.closed = True
             self.ready = self.opened = False
             self.local_queues.close()
-            self._closing = self.loop.create_task(self._close(), name="asynclock close")
+            self._closing = own_task(self._close(), "asynclock close")
         await asyncio.shield(self._closing)  # a cancel of the caller does not stop it
 
     async def _close(self) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import warnings
+from contextvars import Context
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -38,7 +39,7 @@ class Sessions:
         left = [each for each in self.open() if not each.forked]
         for session in left:  # all of them before the first warning, which may be an error
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                session.loop.call_soon_threadsafe(let_go, session)
+                session.loop.call_soon_threadsafe(let_go, session, context=Context())
         for session in left:
             nodes = ", ".join(node.label for node in session.quorum.nodes)
             warnings.warn(

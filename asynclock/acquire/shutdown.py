@@ -7,6 +7,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from asynclock._loop import own_task
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine
 
@@ -39,17 +41,13 @@ def let_go(session: Session) -> None:
     if session.holds or session.under_way:
         session.loop.call_later(_LOOK, let_go, session)
         return
-    task = session.loop.create_task(session.aclose(), name="asynclock close")
-    _closing.add(task)
-    task.add_done_callback(_closing.discard)
+    _closing.add(own_task(session.aclose(), "asynclock close", _closing.discard))
 
 
 async def all_ended(works: Collection[Coroutine[Any, Any, None]], seconds: float) -> None:
     """Run them all, for at most `seconds`. A work that lasts longer is cancelled, and nothing waits for its end. The
     error of a work that fails is logged."""
-    tasks = [asyncio.get_running_loop().create_task(each) for each in works]
-    for task in tasks:
-        task.add_done_callback(_log)
+    tasks = [own_task(each, ended=_log) for each in works]
     _, left = await asyncio.wait(tasks, timeout=seconds)
     await cancelled(left)
 

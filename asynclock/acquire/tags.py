@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from asynclock._untrusted import number_of
 from asynclock.info import Holder
 from asynclock.rules.model import DONE, ID_LENGTH, RESTING, RESTING_MARK, is_made_by_asynclock
+
+_HOST = 255
+"""Characters of a host, at most."""
+
+_PID = 10
+"""Digits of a process number, at most."""
 
 
 class Tag(NamedTuple):
@@ -23,11 +30,14 @@ def tag_of(id: str) -> Tag:
         return Tag(metadata="(resting)")
     if id == DONE:
         return Tag(metadata="(done)")
-    seed, pid, host, metadata = [*id[ID_LENGTH + 1 :].split("|", 3), "", "", "", ""][:4]
-    seed = seed.rpartition(".")[2]  # the part before the seed belongs to the kind (Kind.mode)
-    if not is_made_by_asynclock(id) or not seed.isdigit() or not pid.isdigit():
+    if not is_made_by_asynclock(id):
         return Tag()
-    return Tag(host, int(pid), int(seed) / 1_000_000, metadata)
+    first, second, host, metadata = [*id[ID_LENGTH + 1 :].split("|", 3), "", "", "", ""][:4]
+    seed = number_of(first.rpartition(".")[2])  # the part before the seed belongs to the kind (Kind.mode)
+    pid = number_of(second, _PID)
+    if seed is None or pid is None:
+        return Tag()
+    return Tag(host[:_HOST], pid, seed / 1_000_000, metadata)
 
 
 def holder_of_id(name: str, id: str, left: float | None) -> Holder:

@@ -10,12 +10,14 @@ import contextlib
 import logging
 import math
 import warnings
+from contextvars import Context, copy_context
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from asynclock._clock import wake
 from asynclock._errors import LockNotHeld, brief
+from asynclock._loop import running_task
 from asynclock.events import Detached, Released
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Loss(StrEnum):
 class Terms:
     """The request of one caller: a kind of lock of that name, under these settings, within `timeout` seconds."""
 
-    __slots__ = ("_waits", "kind", "name", "owner", "settings", "task", "timeout")
+    __slots__ = ("_context", "_waits", "kind", "name", "owner", "settings", "task", "timeout")
 
     _waits: bool  # without a value until it waits: most do not
 
@@ -77,6 +79,7 @@ class Terms:
         self.task = task  # the task that asks
         self.timeout = timeout  # None: as long as it takes; 0: one try
         self.owner = owner  # the owner that may enter again, of a reentrant lock
+        self._context = copy_context()
 
     def wait(self) -> None:
         """It was not granted at once: it waits in the local queue, at the servers, or for a pause."""
@@ -86,6 +89,14 @@ class Terms:
     def had_to_wait(self) -> bool:
         """Whether it waits, or did so before its end."""
         return getattr(self, "_waits", False)
+
+    def in_context(self, function: Callable[..., object], *args: object) -> None:
+        """Log or tell what is about this caller, in its context, wherever it is found. The caller that finds it itself
+        may have changed its context since then, and is in it already."""
+        if running_task() is self.task:
+            function(*args)
+        else:
+            self._context.copy().run(function, *args)  # a copy is never entered already
 
     @property
     def described(self) -> tuple[str, str, str]:
@@ -242,7 +253,7 @@ class Tenure:
         last, held, left = all(each is self for each in hold.tenures), self.held, self.ends - session.clock.now()
         if not session.forked:  # in a forked child the loop is the parent's
             with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits in it
-                session.loop.call_soon_threadsafe(hold.dropped, self.own)
+                session.loop.call_soon_threadsafe(hold.dropped, self.own, context=Context())
         if last and held:
             warnings.warn(
                 f"the lease of {brief(hold.name)} was dropped while held: release it, or use `async with`; "

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _NUMBERS = 8
 """This many sendings are remembered. A grant of an older one is no longer fresh."""
 
+POLLED = 1.0
+"""Seconds for which a single node serves the ticket of a client that polls. Such a client asks four times in this time.
+If it is dead, the name is taken until the ticket ends."""
+
 
 @lru_cache(maxsize=256)  # many ops share it, so that a store encodes it once
 def no_ticket(serve: Serve, fair: bool, span: int) -> Queueing:

@@ -69,10 +69,10 @@ def after_refusal(facts: Refusal) -> Next:
 def _after_refusal_alone(facts: Refusal) -> Next:
     if not facts.denied:
         return Next.POLL_WITH_NEW_ID
-    if facts.has_ticket:
+    if facts.has_ticket and facts.notices:
         return Next.WAIT_FOR_HOLDER
     # A ticket needs the script, and the script must not know the id of a plain SET that may still arrive.
-    return Next.TRY_WITH_NEW_ID if facts.plain and facts.notices else Next.POLL
+    return Next.TRY_WITH_NEW_ID if facts.plain else Next.POLL
 
 
 def _after_refusal_by_many(facts: Refusal) -> Next:

@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from asynclock._errors import ConfigError, LockError
+from asynclock._untrusted import printable
 from asynclock.cli.options import AsJson, Prefix, Urls, client, is_terminal, named_urls
-from asynclock.cli.output import age, count, is_mark, length, print_json, printable, table, who, why, why_taken
+from asynclock.cli.output import (
+    NO_SPARE,
+    age,
+    count,
+    is_mark,
+    length,
+    print_json,
+    table,
+    who,
+    why,
+    why_taken,
+)
 from asynclock.cli.program import Code, complain
 from asynclock.locks.admin import BREAK_FOREIGN
 
@@ -179,6 +191,8 @@ def health_text(found: Health) -> str:
         for each in found.nodes
     ]
     head = "ok" if found.ok else f"NOT OK: {printable(found.reason)}"
+    if found.ok and not found.spare and not all(each.ok for each in found.nodes):
+        head = NO_SPARE
     return f"{head}\n\n{table(('SERVER', 'STATE', 'LATENCY', 'WHY'), rows)}"
 
 

@@ -10,21 +10,23 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from asynclock._errors import ConfigError
-from asynclock._options import ENVIRONMENT, LockSettings, environment_settings
+from asynclock._options import ENVIRONMENT, ClientSettings, LockSettings, written_options
 from asynclock.client import Redlock
 from asynclock.stores import URLS
 from asynclock.stores.urls import urls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from asynclock._options import ClientOptions
 
 PREFIX = "ASYNCLOCK_PREFIX"
 """The environment variable with the prefix. An empty one is an empty prefix."""
 
-TRUST_RESTARTS = ENVIRONMENT["trust_restarts"]
-_ANY_LEASE = 0.1  # that no max_lease is below: the lease of the command is checked with all its options
+NODE_TIMEOUT, TRUST_RESTARTS = ENVIRONMENT["node_timeout"], ENVIRONMENT["trust_restarts"]
+_OF_THE_DEPLOYMENT = ("max_lease", "node_timeout", "connect_timeout", "trust_restarts")
+"""These options count as in the programs of this environment. With another max_lease or trust_restarts a command would
+see a quarantine where a program sees none, or the reverse."""
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)")
@@ -82,19 +84,13 @@ def prefix_of(given: str | None) -> str | None:
 
 def client(urls: Sequence[str], prefix: str | None, options: ClientOptions | None = None) -> Redlock:
     """The client of a command. Raises ConfigError."""
-    own: ClientOptions = {**_of_the_deployment(os.environ), **(options or {})}
+    own = {**written_options(os.environ, _OF_THE_DEPLOYMENT), **(options or {})}
     if (known := prefix_of(prefix)) is not None:
         own["prefix"] = known
-    own.setdefault("lease", min(LockSettings().lease, own["max_lease"]))
+    if "lease" not in own:  # it holds no lock: any lease that fits the other options will do
+        least = 3 * (own.get("node_timeout") or 0.0)
+        own["lease"] = min(max(LockSettings().lease, least), own.get("max_lease", ClientSettings().max_lease))
     return Redlock(*urls, **own)
-
-
-def _of_the_deployment(environ: Mapping[str, str]) -> ClientOptions:
-    """The options that decide when a restarted server votes again, as the programs of this environment have them: with
-    others a command would see a quarantine where a program sees none, or the reverse. Raises ConfigError."""
-    named = {each: environ[each] for each in (ENVIRONMENT["max_lease"], TRUST_RESTARTS) if each in environ}
-    settings = environment_settings(named, {"lease": _ANY_LEASE})
-    return {"max_lease": settings.max_lease, "trust_restarts": settings.trust_restarts}
 
 
 def is_terminal() -> bool:

@@ -9,10 +9,16 @@ import time
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from asynclock._untrusted import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from asynclock.info import Holder, NodeHealth
+
+
+NO_SPARE = "ok, but no node to spare"
+"""What `health` and `doctor` say where a node casts no vote, and no other node may fail."""
 
 
 def print_json(value: Any, *, error: bool = False) -> None:
@@ -31,11 +37,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(each) for each in value]
     return value
-
-
-def printable(text: str) -> str:
-    """The text without control characters, which other programs may have put into a name. Pure."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def length(seconds: float) -> str:

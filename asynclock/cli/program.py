@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout, QuorumUnavailable, Unsupported
+from asynclock._untrusted import printable
 
 log = logging.getLogger("asynclock")
 
@@ -79,12 +80,14 @@ class Program(TyperGroup):
 def complain(text: str, command: str = "") -> None:
     """Print one line on stderr."""
     who = f"asynclock {command}".rstrip()
-    print(f"{who}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    print(f"{who}: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
 
 
 def _refuse(error: Any) -> Code:
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "asynclock"
     text = error.format_message().rstrip(".")
+    if "extra argument" in text and "://" in text:
+        text = "a server is given as --url URL"  # the url may hold a password, which is not repeated
     complain(f"{text}: `{path} --help` shows how", path.removeprefix("asynclock").strip())
     return Code.USAGE
 

@@ -14,10 +14,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout
+from asynclock._untrusted import printable
 from asynclock.cli.child import Child
 from asynclock.cli.guard import OnLost, cannot_run, due_in, exit_code, grace, look_again
 from asynclock.cli.options import PREFIX
-from asynclock.cli.output import length, print_json, printable, taken
+from asynclock.cli.output import length, print_json, taken
 from asynclock.cli.program import Code, code_of, complain, log
 from asynclock.locks.decorators import RUN, Skipped
 from asynclock.stores import URLS

@@ -23,8 +23,10 @@ _AT_ONCE = 50  # names that are inspected at the same time
 class Moment:
     """The locks at one moment."""
 
+    began: float
+    """Unix time before the servers were asked."""
     at: float
-    """Unix time."""
+    """Unix time after they have answered."""
     health: Health
     locks: tuple[LockInfo, ...]
     """Those that are held, the most contended first."""
@@ -51,7 +53,7 @@ def waiting(lock: LockInfo) -> int:
 
 async def look(redlock: Redlock, begin: str, most: int) -> Moment:
     """Ask the servers; at most for so many names."""
-    health = await redlock.health()
+    began, health = time.time(), await redlock.health()
     names: dict[str, None] = {}
     locks: list[LockInfo] = []
     errors: list[str] = []
@@ -71,7 +73,7 @@ async def look(redlock: Redlock, begin: str, most: int) -> Moment:
             errors.append(str(error))
             break
     held = sorted((lock for lock in map(without_marks, locks) if lock.holders), key=contention)
-    return Moment(time.time(), health, tuple(held), len(names) > most, next(iter(errors), ""))
+    return Moment(began, time.time(), health, tuple(held), len(names) > most, next(iter(errors), ""))
 
 
 def without_marks(lock: LockInfo) -> LockInfo:
@@ -87,7 +89,7 @@ def contention(lock: LockInfo) -> tuple[int, float, str]:
 def lost(before: Moment, after: Moment) -> list[Holder]:
     """The holds that expired between the two moments. A holder renews its hold when two thirds of the lease are left,
     so the holder of an expired hold died, hangs, or does not reach the servers. Holds of other programs do not count,
-    because such a program may not renew its holds."""
+    because such a program may not renew its holds. The rest of a lease was read at some time after the look began."""
     if after.error:
         return []
     known = {_identity(each) for each in after.holders}
@@ -96,7 +98,7 @@ def lost(before: Moment, after: Moment) -> list[Holder]:
         for each in before.holders
         if each.host
         and each.remaining is not None
-        and before.at + each.remaining <= after.at
+        and before.began + each.remaining <= after.at
         and _identity(each) not in known
     ]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from asynclock._clock import running_for
 from asynclock._errors import ConfigError, brief
 from asynclock._options import RESERVED
+from asynclock._untrusted import printable, said
 from asynclock.acquire.tags import holder_of_id, tag_of
 from asynclock.events import Broken
 from asynclock.info import LockInfo, Waiter
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 async def inspect(session: Session, name: str) -> LockInfo:
-    """Ask all nodes, for at most 1 s. Raises QuorumUnavailable, ConfigError."""
+    """Ask all nodes, for at most 1 s or the node timeout. Raises QuorumUnavailable, ConfigError."""
     views = await _views(session, name)
     known, majority = _known(session, name, views), len(views) // 2 + 1
     kinds = Counter(_kind(view) for view in known)
@@ -153,8 +154,8 @@ def merged_holders(name: str, views: Sequence[NodeView], majority: int) -> tuple
 
 def free_permits(ids: Iterable[str]) -> int | None:
     """The largest permits of these holders, less the holders; None unless they hold a semaphore. Pure."""
-    permits = [size for each in ids if (size := rule_of(each[ID_LENGTH + 1 :]).slots)]
-    return max(0, max(permits) - len(permits)) if permits else None
+    permits = [rule_of(each[ID_LENGTH + 1 :]).slots for each in ids]
+    return max(0, max(permits) - len(permits)) if any(permits) else None
 
 
 def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
@@ -219,7 +220,7 @@ async def _break(session: Session, name: str, kind: Kind, id: str) -> Ballot:
 _OTHERS = "of another program"
 
 _LOOK = 1.0
-"""Seconds for which each node has to answer, at most."""
+"""Seconds that each node has to answer, at least. It is the node timeout, if that is more."""
 
 
 def _kind(view: NodeView) -> str:
@@ -238,25 +239,27 @@ def _use(view: NodeView) -> str:
 
 
 async def _views(session: Session, name: str) -> list[NodeView | BaseException]:
+    within = max(_LOOK, session.within(session.settings.lock))
+
     async def ask(node: Node) -> NodeView:
         try:
-            async with running_for(_LOOK):
+            async with running_for(within):
                 return await node.probe(name)
         except TimeoutError as error:
-            raise error if str(error) else TimeoutError(f"{node.label} did not answer within {_LOOK:g} s") from None
+            raise error if str(error) else TimeoutError(f"{node.label} did not answer within {within:.3g} s") from None
 
     return await asyncio.gather(*(ask(node) for node in session.quorum.nodes), return_exceptions=True)
 
 
 def _describe(view: NodeView | BaseException) -> str:
     if isinstance(view, BaseException):
-        return str(view) or repr(view)
+        return said(view)
     if not view.holds:
         held = f"in use as {_use(view)}" if _kind(view) else "free"
     else:
         found = [_describe_hold(*hold) for hold in view.holds]
         held = "held by " + ", ".join(found)
-    return f"{held}; {sum(each.tasks for each in view.waiters)} waiting; fence {view.fence}"
+    return f"{printable(held)}; {sum(each.tasks for each in view.waiters)} waiting; fence {view.fence}"
 
 
 def _describe_hold(id: str, left: float | None) -> str:

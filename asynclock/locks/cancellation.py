@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from asynclock._loop import running_task
+
 if TYPE_CHECKING:
     from types import CodeType
     from typing import TypeAlias
@@ -38,7 +40,7 @@ class Block:
         del loss
         if not self._cancels:
             return
-        if self.task is not None and not self.task.done() and self.task is not _running_task():
+        if self.task is not None and not self.task.done() and self.task is not running_task():
             self.cancelled = True
             self.task.cancel()
 
@@ -63,10 +65,3 @@ class Block:
         if isinstance(e, asyncio.CancelledError):
             return not outside, None
         return False, cancel if outside else None
-
-
-def _running_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None

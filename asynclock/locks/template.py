@@ -6,14 +6,22 @@ these characters are escaped: colons, slashes, percent signs ("a:b" becomes "a%3
 fields of the template. So two calls with different arguments have different names. All other characters stay: order 42
 has the name "order:42", as in `redlock("order:42")`. An empty value is refused: all calls without a value would share
 one name.
+
+Equal values have one name: a member of a StrEnum and its str, a member of an IntEnum and its int, datetimes of one
+instant in different zones. A bool is refused, because True equals 1.
+
+A partial counts with the arguments that it has. A function that takes (*args, **kwargs), such as an AsyncMock, does not
+say what its parameters are. There a field is a keyword argument of the call.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, date, datetime
 from enum import Enum
+from functools import partial
+from inspect import Parameter
 from string import Formatter
 from typing import Any
 from uuid import UUID
@@ -36,21 +44,27 @@ def namer(name: str | Callable[..., str], function: Callable[..., Any]) -> Namer
         return name
     if not isinstance(name, str):
         raise ConfigError(f"the name is a template such as 'order:{{order_id}}', not {type(name).__name__}")
-    signature = inspect.signature(function)
-    parts = _parts(name, signature, function.__qualname__)
+    given = function if isinstance(function, partial) else partial(function)
+    signature = inspect.signature(given.func)
+    bind = partial(signature.bind, *given.args, **given.keywords)  # the arguments that a partial has count, too
+    parts = _parts(name, signature, getattr(given.func, "__qualname__", repr(given.func)))
     escaped = set(_SEPARATORS).union(*(literal for literal, field in parts[1:] if field))
 
     def named(*args: Any, **kwargs: Any) -> str:
-        bound = signature.bind(*args, **kwargs)
+        bound = bind(*args, **kwargs)
         bound.apply_defaults()
-        texts = (literal + (_text(field, bound.arguments, escaped) if field else "") for literal, field in parts)
-        return "".join(texts)
+        values = {**bound.kwargs, **bound.arguments}
+        return "".join(literal + (_text(field, values, escaped) if field else "") for literal, field in parts)
 
     return named
 
 
 def _parts(template: str, signature: inspect.Signature, function: str) -> list[tuple[str, str]]:
     """(literal, field after it or "") of each part of the template."""
+    takes_all = [each.kind for each in signature.parameters.values()] == [
+        Parameter.VAR_POSITIONAL,
+        Parameter.VAR_KEYWORD,
+    ]
     try:
         parsed = list(Formatter().parse(template))
     except ValueError as error:
@@ -60,8 +74,8 @@ def _parts(template: str, signature: inspect.Signature, function: str) -> list[t
         if spec or conversion:
             raise ConfigError(f"{template!r}: a field is a plain {{name}}, without ! or :")
         if field is not None:
-            first = field.replace("[", ".").partition(".")[0]
-            if first not in signature.parameters:
+            first = _first(field)
+            if first not in signature.parameters and not takes_all:
                 has = ", ".join(signature.parameters) or "none"
                 raise ConfigError(
                     f"{template!r} names {first!r}, which {function} does not take; its parameters: {has}"
@@ -72,24 +86,49 @@ def _parts(template: str, signature: inspect.Signature, function: str) -> list[t
     return parts
 
 
+def _first(field: str) -> str:
+    """The parameter that a field begins with."""
+    return field.replace("[", ".").partition(".")[0]
+
+
 def _text(field: str, arguments: dict[str, Any], escaped: set[str]) -> str:
+    if (first := _first(field)) not in arguments:
+        raise TypeError(f"the name of the lock needs {first!r}: give it as a keyword argument, {first}=...")
     value, _ = Formatter().get_field(field, (), arguments)
-    if isinstance(value, Enum):
-        value = value.name
-    elif isinstance(value, date):  # or a datetime, which is a date
-        value = value.isoformat()
-    if not isinstance(value, (str, int, UUID)):
+    text = _plain(value)
+    if text is None:
+        why = "True equals 1, and its text is 'True'; " if isinstance(value, bool) else ""
         raise TypeError(
-            f"{field}={type(value).__name__} does not name a lock: give a str, int, UUID, date or enum, "
+            f"{field}={type(value).__name__} does not name a lock: {why}give a str, int, UUID, date or enum, "
             "or a function that makes the name"
         )
-    text = str(value)
     if not text:
         raise ConfigError(
             f"{field}='' does not name a lock, because all calls with an empty {field} would share it: give a value, "
             "or a function that makes the name"
         )
     return "".join(_escape(each) if each in escaped else each for each in text)
+
+
+def _plain(value: object) -> str | None:
+    """The text of a value, which is the same for equal values; None: values of its type do not name a lock. A subclass
+    of str or int may have another text (an enum has), so this is the text of the str or int itself."""
+    match value:
+        case bool():
+            return None
+        case str():
+            return str.__str__(value)
+        case int():
+            return int.__repr__(value)
+        case datetime() if value.utcoffset() is not None:
+            return value.astimezone(UTC).isoformat()
+        case date():
+            return value.isoformat()
+        case UUID():
+            return str(value)
+        case Enum():
+            return value.name
+    return None
 
 
 def _escape(character: str) -> str:

@@ -16,6 +16,7 @@ The rules:
 
 from __future__ import annotations
 
+import math
 from asyncio import Future
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -80,8 +81,8 @@ class Ballot:
     """One op sent to all nodes. Handles the replies, also after the task that awaits it was cancelled."""
 
     __slots__ = (
-        "_certain", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "failed", "late", "no", "nodes",
-        "on_settled", "op", "outcome", "sent", "votes", "yes",
+        "_certain", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "failed", "gives_up", "late",
+        "no", "nodes", "on_settled", "op", "outcome", "sent", "votes", "yes",
     )  # fmt: skip
 
     def __init__(
@@ -94,11 +95,14 @@ class Ballot:
         everyone: bool = False,
         certain: bool = False,
         on_vote: Callable[[Ballot, int], object] | None = None,
+        gives_up: float = math.inf,
     ) -> None:
         self.op = op
         self.nodes = nodes
         self.sent = sent
         self.deadline = deadline
+        self.gives_up = gives_up  # when its caller stops waiting
+        self.deferred: Callable[[], Exception] | None = None  # why it was not sent yet
         self.votes: list[Vote] = [None] * nodes
         self.yes = 0
         self.no = 0
@@ -140,6 +144,15 @@ class Ballot:
             self._maybe |= 1 << index
         self._count(index)
 
+    def defer(self, why: Callable[[], Exception]) -> None:
+        """It waits in the queue of the only node."""
+        self.deferred = why
+
+    def begin(self, now: float) -> None:
+        """It leaves that queue: its time counts from now."""
+        self.deferred = None
+        self.sent, self.deadline = now, now + self.deadline - self.sent
+
     def leave_out(self, nodes: Mapping[int, Exception | None]) -> None:
         """These nodes are not asked. Each has the error for which it cannot be asked now, if there is one."""
         for index, error in nodes.items():
@@ -168,6 +181,16 @@ class Ballot:
         """Whether each node has answered or failed."""
         return self.yes + self.no + self.failed == self.nodes
 
+    @property
+    def answered(self) -> bool:
+        """Whether a majority has answered, also if the ballot is still open."""
+        return self.yes + self.no > self.nodes // 2
+
+    @property
+    def denied(self) -> bool:
+        """Whether a majority has refused, also if the last answers came after `expire`."""
+        return self.no > self.nodes // 2
+
     def on_late_vote(self, late: Callable[[Ballot, int], object]) -> None:
         """Call `late` with each vote that has not arrived yet."""
         if not self.complete:
@@ -176,8 +199,12 @@ class Ballot:
     def expire(self) -> None:
         """The caller stops waiting: settle with the votes so far."""
         if self.outcome is None:
-            answered = self.yes + self.no > self.nodes // 2
-            self._settle(REFUSED if answered else UNREACHABLE)
+            self._settle(REFUSED if self.answered else UNREACHABLE)
+
+    def expire_deferred(self) -> None:
+        """The same, unless it has left the queue of its node, which keeps its time since then."""
+        if self.deferred is not None:
+            self.expire()
 
     def _settle(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -203,6 +230,11 @@ class Ballot:
             for i, vote in enumerate(self.votes)
             if vote is None or vote.__class__ is tuple or (self._maybe >> i & 1 and isinstance(vote, Exception))
         ]
+
+    @property
+    def left_nothing(self) -> bool:
+        """Whether it is certain that no node has carried the op out, or will: then not even a ticket is left."""
+        return self.failed == self.nodes and not self._maybe
 
     def refused_nodes(self) -> list[int]:
         """The nodes that answered no or failed."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from asynclock._clock import running_for
+from asynclock._clock import now, running_for
+from asynclock.stores.distance import Distance, advice, late
+from asynclock.stores.port import Checked, Distant, Explaining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from asynclock.stores.port import Checked, Node
+    from asynclock.stores.port import Node
 
 
 async def check_votes(nodes: Sequence[Node], within: float, *, everyone: bool) -> list[Checked | Exception | None]:
@@ -18,6 +20,7 @@ async def check_votes(nodes: Sequence[Node], within: float, *, everyone: bool) -
     gets a TimeoutError. Unless `everyone` is to answer, the check ends as soon as a majority would vote, or cannot; the
     other nodes get None."""
     found: list[Checked | Exception | None] = [None] * len(nodes)
+    began = now()
     asked = {asyncio.ensure_future(node.check_vote()): index for index, node in enumerate(nodes)}
     pending = set(asked)
     try:
@@ -28,11 +31,32 @@ async def check_votes(nodes: Sequence[Node], within: float, *, everyone: bool) -
     except TimeoutError:
         _note_answers(asked, found)
         for index in [index for index, each in enumerate(found) if each is None]:
-            found[index] = TimeoutError(f"{nodes[index].label} did not answer within {within:.3g} s")
+            found[index] = _late(nodes[index], within, began)
     finally:
         for task in pending:
             task.cancel()
     return found
+
+
+def _late(node: Node, within: float, began: float) -> TimeoutError:
+    """For a node that was silent."""
+    if isinstance(node, Explaining) and (why := node.delay(began)):
+        return TimeoutError(f"{node.label} did not answer within {within:.3g} s: {why}")
+    return late(node.label, within, within, node.distance if isinstance(node, Distant) else Distance())
+
+
+def too_late(node: Node, found: Checked | Exception | None, within: float) -> Checked | Exception | None:
+    """The result of a check, as an acquire would see it: a node whose answers take longer than `within` seconds casts
+    no vote. One answer may be late because the program was busy, so the distance decides, too."""
+    if not (isinstance(found, Checked) and isinstance(node, Distant)) or found.latency <= within:
+        return found
+    usual = node.distance.usual
+    if usual is None or usual <= within:
+        return found
+    return TimeoutError(
+        f"{node.label} casts no vote: its answers take {usual:.3g} s, and node_timeout is {within:.3g} s; "
+        f"{advice(usual)}"
+    )
 
 
 def _note_answers(asked: Mapping[asyncio.Task[Checked], int], found: list[Checked | Exception | None]) -> None:

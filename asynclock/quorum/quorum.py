@@ -6,14 +6,17 @@ attempt.
 from __future__ import annotations
 
 import asyncio
+import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.checks import check_votes
+from asynclock.quorum.limits import Limits
 from asynclock.quorum.quarantine import NO_QUARANTINE, Quarantine
 from asynclock.rules.model import QUIET, RELEASE, Op, Serve
-from asynclock.stores.port import Buffered, NodeConfig, Restartable, SameServer, WrongKind, is_standalone
+from asynclock.stores.port import Buffered, KeepsTickets, NodeConfig, Restartable, SameServer, WrongKind, is_standalone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +35,15 @@ _TROUBLED = 1.0
 class Quorum:
     """The nodes of one client in one event loop."""
 
-    def __init__(self, nodes: Sequence[Node], clock: Clock, quarantine: Quarantine | None = None) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        clock: Clock,
+        quarantine: Quarantine | None = None,
+        limits: Limits | None = None,
+    ) -> None:
         self.nodes = tuple(nodes)
+        self.limits = limits or Limits(len(nodes))
         self.clock = clock
         self._quarantine = quarantine
         self._restartable = [node for node in nodes if isinstance(node, Restartable)]
@@ -41,6 +51,7 @@ class Quorum:
         self._troubled: dict[int, tuple[float, Exception]] = {}  # the last error of a node, and until when it counts
         # What a release does for the next waiter: over N nodes no single node can grant it the hold.
         self.serve = Serve.GRANT if len(self.nodes) == 1 else Serve.WAKE
+        self.keeps_tickets = len(nodes) == 1 and isinstance(nodes[0], KeepsTickets) and nodes[0].keeps_tickets
 
     async def open(self, *, again: bool = False) -> None:
         """Connect to all nodes, and if a majority is up, decide which restarted servers may vote: without a majority
@@ -112,11 +123,13 @@ class Quorum:
         only: Sequence[int] | None = None,
         at_once: bool = False,
         on_vote: Callable[[Ballot, int], object] | None = None,
+        gives_up: float = math.inf,
     ) -> Ballot:
-        """Send `op` to all nodes, or `only` to some. Each has `within` seconds to answer. The op leaves at the end of
-        this turn of the loop; with `at_once` it leaves now, node by node, because another client waits for it."""
+        """Send `op` to all nodes, or `only` to some. Each has `within` seconds to answer, and the caller waits until
+        `gives_up`. The op leaves at the end of this turn of the loop; with `at_once` it leaves now, node by node,
+        because another client waits for it."""
         sent = self.clock.now()
-        ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain, on_vote)
+        ballot = Ballot(op, len(self.nodes), sent, sent + within, on_settled, everyone, certain, on_vote, gives_up)
         if only is None and not at_once:
             for node in self.nodes:
                 node.send(op, ballot)
@@ -165,12 +178,17 @@ class Quorum:
         errors, silent, now = dict(ballot.errors()), ballot.silent(), self.clock.now()
         for i in [i for i in self._troubled if ballot.votes[i] is not None and i not in errors]:  # it has answered
             del self._troubled[i]
-        before = {i: error for i, (until, error) in self._troubled.items() if now < until} | dict(before or {})
+        own = dict(before or {})
+        before = {i: error for i, (until, error) in self._troubled.items() if now < until} | own
         self._troubled.update((i, (now + _TROUBLED, error)) for i, error in errors.items())
+        if ballot.deferred is not None:
+            before = {i: own.get(i) or ballot.deferred() for i in silent}
         errors |= {i: before[i] for i in silent if i in before}
         if len(errors) < len(self.nodes) - len(self.nodes) // 2:
             unknown = (i for i in silent if i not in before)
             errors |= {i: TimeoutError(f"{self.nodes[i].label} has not answered yet") for i in unknown}
+        if not errors:  # the answers came when the time was up, and before its task woke
+            errors = {i: TimeoutError(f"{node.label} answered too late") for i, node in enumerate(self.nodes)}
         return self._outage({self.nodes[i].label: errors[i] for i in sorted(errors)}, name)
 
     def unavailable_nodes(self, errors: Mapping[int, BaseException], name: str) -> ConfigError | QuorumUnavailable:
@@ -212,6 +230,7 @@ def quorum_over(
     clock: Clock,
     listener: NoticeListener,
     tell: Callable[[Event], object],
+    waits: Callable[[], bool] = lambda: False,
 ) -> Quorum:
     """The quorum of a client for the running loop: each store opens a node there, without connecting."""
     length = 0.0 if settings.trust_restarts else settings.max_lease + 1.0
@@ -219,11 +238,13 @@ def quorum_over(
     until = None if quarantine is None else quarantine.until
     connect, longest, servers = settings.connect_timeout, settings.max_lease, dict[str, str]()
     prefix = "" if is_standalone(stores[0]) else settings.prefix
+    limits = Limits(len(stores))
+    measured = [partial(limits.measured, i) if len(stores) > 1 else None for i in range(len(stores))]
     nodes = [
-        store.open(NodeConfig(i, prefix, clock, listener, servers, until, connect, longest, tell))
+        store.open(NodeConfig(i, prefix, clock, listener, servers, until, connect, longest, tell, waits, measured[i]))
         for i, store in enumerate(stores)
     ]
-    return Quorum(nodes, clock, quarantine)
+    return Quorum(nodes, clock, quarantine, limits)
 
 
 def _nothing() -> None: ...

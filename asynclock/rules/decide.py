@@ -20,10 +20,12 @@
 7. A refused attempt that waits leaves a ticket, which expires like a lease. The queue is in the order of the tickets'
    order keys. The order key of a ticket is the same at every node and in every renewal.
 8. An op that frees the name, or that finds it free and cannot enter, serves the queue. The first ticket that is fresh,
-   and whose client listens, is woken (over N nodes) or becomes the holder (at a node alone), with a notice. Stale
-   tickets, and tickets whose client does not listen, are dropped; a client that is alive renews its ticket in the old
-   place. A kind that several ids can hold serves as many tickets as can enter together, at most SERVED; the last LAST
-   of them continue the batch. A waiter for several names (span 0) is woken and never becomes the holder.
+   and whose client listens, is woken (over N nodes) or becomes the holder (at a node alone), with a notice. At a node
+   alone a client that polls becomes the holder, too, and finds that when it asks again. The waiter after it is
+   notified, since the release of that holder may notify nobody. Stale tickets, and tickets whose client does not
+   listen, are dropped; a client that is alive renews its ticket in the old place. A kind that several ids can hold
+   serves as many tickets as can enter together, at most SERVED; the last LAST of them continue the batch. A waiter for
+   several names (span 0) is woken and never becomes the holder.
 9. A mutex hold is marked while others wait for it. So the server's own compare-and-delete does not match it, and the
    release goes through the script, which serves them.
 10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
@@ -59,6 +61,7 @@ from asynclock.rules.model import (
     Verdict,
     is_made_by_asynclock,
     is_ours,
+    polls,
 )
 
 if TYPE_CHECKING:
@@ -219,7 +222,7 @@ class Decision:
             return
         order = queueing.order or _us(self.now)
         if queueing.number == 1:
-            order = _clamped(order, self.now)
+            order = clamped(order, self.now)
         ends = self.now + op.lease
         others = [each for each in self.state.queue if each.id != self.waiter]
         fresh = self.now + queueing.fresh
@@ -244,10 +247,18 @@ class Decision:
     def _serve(self, until: str = "") -> bool:
         """Serve the queue (rule 8) up to the ticket `until`. True: all tickets before it are served, and this op can
         enter."""
-        serve, woken = self.op.queueing.serve, 0
-        if not serve:
+        if not self.op.queueing.serve:
             return False
-        entering: list[Entry] = []  # the woken waiters, which count as holders for the tickets after them
+        before, entering = self.state.holds, list[Entry]()
+        can_enter = self._serve_all(until, entering)
+        if any(polls(each.id) for each in self.state.holds if each not in before):
+            for following in self.state.queue[len(entering) : len(entering) + 1]:
+                self._notify(following.id, following.number)
+        return can_enter
+
+    def _serve_all(self, until: str, entering: list[Entry]) -> bool:
+        """As `_serve`. Adds the woken waiters to `entering`: they count as holders for the tickets after them."""
+        serve, woken = self.op.queueing.serve, 0
         for number in range(1, SERVED + 1):
             last = number > SERVED - LAST and self.kind.shared
             queue, holds = self.state.queue, (*self.state.holds, *entering)
@@ -274,12 +285,15 @@ class Decision:
         return self._notify(head.id, head.number, continue_batch=last)
 
     def _grant(self, head: Ticket, last: bool) -> bool | None:
-        """Make the waiter the holder until its ticket ends, and notify it. If its client does not listen, undo that."""
+        """Make the waiter the holder until its ticket ends, and notify it. If its client does not listen, undo that,
+        unless it polls: then it finds its hold."""
         before = self.state
         self._drop(head.id)
         self._next_fences(None, self.op.memory, head.span)
         self._put(holds=(*self.state.holds, Entry(head.id, head.ends)), marked=not self.kind.shared)
         received = self._notify(head.id, head.number, self.state.fence, continue_batch=last)
+        if polls(head.id):
+            return True
         if not received:
             fence, ends = self.state.fence, self.state.fence_ends
             self.state = replace(before, fence=fence, fence_ends=ends)
@@ -319,7 +333,7 @@ class Decision:
     def _next_fences(self, seed: int | None, memory: float, span: int) -> None:
         """Take the next fences (rule 3). A ticket that becomes the holder brings no clock (None): the node uses its
         own."""
-        p = _us(self.now) if seed is None else _clamped(seed, self.now)
+        p = _us(self.now) if seed is None else clamped(seed, self.now)
         self._put(fence=max(self.state.fence + 1, p) + span - 1, fence_ends=self.now + memory)
 
     def _raise(self, token: int, memory: float) -> None:
@@ -345,7 +359,8 @@ class Decision:
         return Reply(Verdict.NO, self.state, 0, holder, rank, order, taken, tuple(self.notices))
 
 
-def _clamped(us: int, now: float) -> int:
+def clamped(us: int, now: float) -> int:
+    """A time in microseconds that a client sent, not further from that of the node than CLOCK_SKEW."""
     return min(max(us, _us(now - CLOCK_SKEW)), _us(now + CLOCK_SKEW))
 
 

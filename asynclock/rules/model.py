@@ -119,6 +119,11 @@ def mode_of(id: str) -> str:
     return letter if letter.isalpha() and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!") else ""
 
 
+def polls(id: str) -> bool:
+    """Whether the client of this id receives no notices, and asks again and again."""
+    return id[ID_LENGTH : ID_LENGTH + 1] == "!"
+
+
 def is_ours(id: str) -> bool:
     """Whether asynclock made this id, and its client receives notices: then its release serves the queue."""
     return _OURS.match(id) is not None
@@ -232,11 +237,11 @@ LOOKING = {serve: Queueing(serve, looks=True) for serve in Serve}
 
 
 class Op:
-    """One request to every node. After it was sent, only its methods and the stores (`packed`) change it."""
+    """One request to every node. After it was sent, only its methods and the stores (`packed`, `sent`) change it."""
 
     __slots__ = (
         "done", "fence", "id", "kind", "lease", "memory", "name", "packed", "plain", "queueing", "rest", "revoked",
-        "since", "tombstone", "verb",
+        "sent", "since", "tombstone", "verb",
     )  # fmt: skip
 
     def __init__(
@@ -270,6 +275,7 @@ class Op:
         self.since = since  # release: nothing of its id was sent before this moment, on the client's clock
         self.revoked = False  # see revoke()
         self.packed: Any = None  # the encoding of a store, made once for all nodes; only stores use it
+        self.sent = 0.0  # when a store sent it last; 0.0: never, or the store does not say; only stores use it
 
     def __repr__(self) -> str:
         return f"<Op {self.verb.value} {self.kind.name} {self.name!r}>"

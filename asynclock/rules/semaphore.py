@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 MOST = 10_000
 """The greatest number of permits. A refusal visits each holder, and blocks the server meanwhile."""
 
-_WANTS = re.compile(r".{33}s(\d+)/(\d*)", re.DOTALL)
+_WANTS = re.compile(r".{33}s([0-9]{1,5})/([0-9]{0,5})\.", re.DOTALL)
+"""Numbers with more digits than MOST were written by another program."""
 
 
 class Semaphore:

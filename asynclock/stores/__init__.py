@@ -16,6 +16,7 @@ the port are in seconds.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -28,8 +29,10 @@ from asynclock.stores.port import (
     UNDONE,
     Buffered,
     Checked,
+    Deferrable,
     Facts,
     Grant,
+    KeepsTickets,
     Limited,
     Measured,
     Node,
@@ -74,9 +77,11 @@ __all__ = [
     "Buffered",
     "Change",
     "Checked",
+    "Deferrable",
     "Clock",
     "Facts",
     "Grant",
+    "KeepsTickets",
     "Limited",
     "Measured",
     "MemoryStore",
@@ -243,6 +248,8 @@ def stores_of(environ: Mapping[str, str]) -> tuple[Store, ...]:
 
 def _kind_of(node: Any) -> str:
     kind = type(node)
+    if isinstance(node, Iterable) and not isinstance(node, (bytes, bytearray)):
+        return f"a {kind.__name__}: each node is an argument of its own, write Redlock(*urls)"
     if kind.__module__.startswith("redis."):
         return f"a {kind.__module__}.{kind.__qualname__}: it must be the asyncio client of one server"
     if any(f"{base.__module__}.{base.__name__}" == _ENGINE for base in kind.__mro__):

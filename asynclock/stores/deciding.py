@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from asynclock._errors import brief
 from asynclock.rules.decide import decide
 from asynclock.rules.kind import Slots, parts_of
-from asynclock.rules.model import Notice, Op, State, Verb, Verdict
+from asynclock.rules.model import Notice, Op, Queueing, State, Verb, Verdict
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.port import UNDONE, NodeView, Refused, WaiterView, WrongKind
@@ -40,14 +38,23 @@ has to repeat the transaction. What it raises must roll the transaction back."""
 
 def keys_of(prefix: str, op: Op) -> list[str]:
     """The keys of the names of an op."""
+    if not op.kind.parts:
+        return [prefix + op.name]
     return [prefix + part.name for part in parts_of(op)]
 
 
 def copy_of(op: Op) -> Op:
-    """A copy of an op, because its owner may change it before the transaction begins."""
-    copied = copy(op)
-    copied.queueing = replace(op.queueing)
-    return copied
+    """A copy of an op, because its owner may change it before the transaction begins. Without `copy` and `replace`,
+    which take five times as long."""
+    queueing = op.queueing
+    return Op(
+        op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, op.rest, op.plain, op.tombstone,
+        Queueing(
+            queueing.serve, queueing.fair, queueing.span, queueing.waiter, queueing.number, queueing.fresh,
+            queueing.order, queueing.contended, queueing.tasks, queueing.looks,
+        ),
+        op.done, op.since,
+    )  # fmt: skip
 
 
 def decided(

@@ -3,134 +3,253 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Any
+import contextlib
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from asynclock._loop import own_task
+from asynclock.rules.model import ACQUIRE
+from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import CANCELLING
+from asynclock.stores.deciding import copy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
 
-_ALL = ("",)
+    from asynclock._clock import Clock, Timer
+    from asynclock.rules.model import Op
+    from asynclock.stores.port import Grant, NodeConfig, Refused, ReplyHandler, Undone
+
+
+class Begun(ABC):
+    """A transaction that runs already, and needs no task."""
+
+    @abstractmethod
+    def then(self, ended: Callable[[Exception | None], object]) -> None:
+        """Call `ended` once, in a later turn of the loop, when it has ended; with the error if it has failed."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Nobody waits for it any more: `ended` is not called. If nothing was sent yet, nothing is."""
+
+    @abstractmethod
+    def __await__(self) -> Generator[Any, None, None]:
+        """In place of `then`. Raises the error."""
+
+
+Running: TypeAlias = "Coroutine[Any, Any, None] | Begun"
+"""A transaction. A coroutine gets a task."""
+
+
+class Owner(Protocol):
+    """Whose transactions they are."""
+
+    def begin(self, job: Job) -> Running | None:
+        """Build the transaction. None: it is done already. Raises any exception if it failed."""
+
+    def ended(self, job: Job, error: Exception | None) -> None:
+        """It has ended, or has failed with that error."""
+
+
+class Job(Asked):
+    """An op and its transaction."""
+
+    __slots__ = ("asked", "begun", "is_begun_earlier", "keys", "owner", "timer", "votes")
+
+    def __init__(self, owner: Owner, op: Op, handler: ReplyHandler, keys: Sequence[str]) -> None:
+        super().__init__(op, handler)
+        self.owner = owner
+        self.asked = op  # as it was when it was sent; its owner may change it while it waits
+        self.keys = keys
+        self.votes: Sequence[Grant | Refused | Undone] = ()  # the answer, once the transaction has ended
+        self.timer: Timer | None = None  # of its handler's deadline
+        self.begun = False  # its task has had its first step
+        self.is_begun_earlier = False  # it ends in another turn of the loop than that in which it was sent
 
 
 class Jobs:
-    """The transactions of one node. Those with a key in common run one after the other, in the order in which they were
-    added; others run at the same time, at most `most` of them. If that is 1, all run in order."""
+    """Those with a key in common run one after the other, in the order in which they were added. Others run at the same
+    time, at most `most` of them; of those that wait, the urgent ones begin first (`backlog.py`). A job is urgent, too,
+    if an urgent one waits for it. `finished` is called with the keys of each job that has run."""
 
-    def __init__(self, most: int, finished: Callable[[Sequence[str]], object], name: str) -> None:
+    def __init__(self, label: str, most: int, config: NodeConfig, finished: Callable[[Sequence[str]], object]) -> None:
         self._most = most
         self._finished = finished
-        self._name = name
-        self._last: dict[str, _Job] = {}  # by key: the last one that was added and has not ended
-        self._ready: deque[_Job] = deque()
-        self._running: dict[str, int] = {}  # by key
-        self._waiting: set[_Job] = set()  # those that do not run yet
+        self._label = label
+        self._clock: Clock = config.clock
+        alone = config.quarantine is None
+        self.backlog = Backlog[Job](label, config, self._has_room, self._begin, self._dropped, alone=alone)
+        self._lines: dict[str, OrderedDict[Job, None]] = {}  # by key: those that have not ended, in order
+        self._running: dict[str, int] = {}  # jobs by key
         self._runners: set[asyncio.Task[None]] = set()
-        self._active = 0  # runners that look at `_ready` again
-
-    def add(
-        self,
-        keys: Sequence[str],
-        running: Coroutine[Any, Any, None],
-        done: Callable[[Exception | None], object],
-        first: Callable[[], Coroutine[Any, Any, None]] | None = None,
-    ) -> None:
-        """Await `running` in its turn, and `first` before it; then call `done` with its error."""
-        job = _Job(keys, running, done, first)
-        self._waiting.add(job)
-        for key in job.order_by(self._most):
-            if (before := self._last.get(key)) is not None:
-                before.followers.append(job)
-                job.blocked += 1
-            self._last[key] = job
-        if not job.blocked:
-            self._start(job)
+        self._begun: dict[Job, Begun] = {}  # those that need no task
+        self._active = 0  # runners whose job has not ended
+        self._all_ended: asyncio.Event | None = None  # set when `_begun` is empty again
+        self._closed = False
 
     def runs(self, key: str) -> bool:
         """Whether a transaction of that key runs now."""
         return key in self._running
 
-    def _start(self, job: _Job) -> None:
-        self._ready.append(job)
-        if self._active < self._most:
-            self._active += 1
-            runner = asyncio.get_running_loop().create_task(self._run(), name=self._name)
-            self._runners.add(runner)
-            runner.add_done_callback(self._runners.discard)
+    def add(self, job: Job) -> None:
+        """Run it in its turn."""
+        for key in job.keys:
+            self._lines.setdefault(key, OrderedDict())[job] = None
+        is_first = self._is_first(job)
+        if is_first and self._active < self._most and not self.backlog.can_begin:
+            self._begin(job)
+        elif self.backlog.put(job):
+            if job.deferred is None:  # the owner of a deferred op sends it again only after it was dropped
+                job.asked = copy_of(job.op)
+            if is_first:
+                self.backlog.ready(job)
+            elif job.urgent:
+                self._hurry(job)
 
-    async def _run(self) -> None:
-        try:
-            while self._ready:
-                await self._run_one(self._ready.popleft())
-        finally:
-            self._active -= 1
+    def _has_room(self) -> bool:
+        return self._active < self._most and not self._closed
 
-    async def _run_one(self, job: _Job) -> None:
-        self._waiting.discard(job)
+    def _is_first(self, job: Job) -> bool:
+        return all(next(iter(self._lines[key])) is job for key in job.keys)
+
+    def _hurry(self, job: Job) -> None:
+        """Those before it at its keys are as urgent as it is. Before an urgent job all are."""
+        later = [job]
+        while later:
+            job = later.pop()
+            for key in job.keys:
+                before = iter(reversed(self._lines[key]))
+                while next(before) is not job:
+                    pass
+                for each in before:
+                    if each.urgent:
+                        break
+                    self.backlog.hurry(each)
+                    if len(each.keys) > 1:
+                        later.append(each)
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def _dropped(self, job: Job) -> None:
+        """It does not begin any more. Those after it may, although none has ended."""
+        self._remove(job)
+        self.backlog.begin_soon()
+
+    def _begin(self, job: Job) -> None:
         for key in job.keys:
             self._running[key] = self._running.get(key, 0) + 1
         try:
-            if job.first is not None:
-                await job.first()
-            await job.running
-        except Exception as error:  # any failure of the store; its next transaction may work
-            job.done(error)
+            running = job.owner.begin(job)
+        except Exception as error:  # any failure of the store
+            self._end(job, error)
+            return
+        if running is None:
+            self._end(job, None)
+            return
+        self._active += 1
+        if isinstance(running, Begun):
+            job.is_begun_earlier = True
+            self._begun[job] = running
+            running.then(partial(self._begun_ended, job, self._clock.now()))
         else:
-            job.done(None)
-        finally:
-            job.running.close()  # if `first` was cancelled, it has not begun
-        self._end(job)
+            name, ended = f"asynclock {self._label}", partial(self._runner_ended, job, running)
+            self._runners.add(own_task(self._run(job, running), name, ended))
 
-    def _end(self, job: _Job) -> None:
+    def _begun_ended(self, job: Job, began: float, error: Exception | None) -> None:
+        del self._begun[job]
+        if not self._begun and self._all_ended is not None:
+            self._all_ended.set()
+        self._ran(job, began, error)
+
+    def _runner_ended(self, job: Job, running: Coroutine[Any, Any, None], runner: asyncio.Task[None]) -> None:
+        self._runners.discard(runner)
+        if not job.begun:  # it was cancelled before its first step
+            running.close()
+            self._was_cancelled(job)
+
+    async def _run(self, job: Job, running: Coroutine[Any, Any, None]) -> None:
+        began, error, job.begun = self._clock.now(), None, True
+        try:
+            await running
+        except Exception as failure:  # any failure of the store; its next transaction may work
+            error = failure
+        except BaseException:
+            self._was_cancelled(job)
+            raise
+        self._ran(job, began, error)
+
+    def _ran(self, job: Job, began: float, error: Exception | None) -> None:
+        self._active -= 1
+        if job.op.verb is ACQUIRE and error is None:
+            self.backlog.took(self._clock.now() - began)
+        try:
+            self._end(job, error)
+        finally:
+            self.backlog.begin_more()
+
+    def _was_cancelled(self, job: Job) -> None:
+        """By a close, after which its handler gets the error at its deadline; or by the program, which cancels all
+        tasks of its loop."""
+        self._active -= 1
+        if self._closed:
+            self._leave(job)
+        else:
+            self._end(job, ConnectionError(f"{self._label}: the task of this request was cancelled"))
+            self.backlog.begin_soon()
+
+    def _end(self, job: Job, error: Exception | None) -> None:
+        try:
+            job.owner.ended(job, error)
+        finally:  # its handler may raise an exception: those after it run nevertheless
+            self._leave(job)
+
+    def _leave(self, job: Job) -> None:
+        """It does not run any more."""
         for key in job.keys:
             if self._running[key] == 1:
                 del self._running[key]
             else:
                 self._running[key] -= 1
         self._finished(job.keys)
-        for key in job.order_by(self._most):
-            if self._last.get(key) is job:
-                del self._last[key]
-        for follower in job.followers:
-            follower.blocked -= 1
-            if not follower.blocked:
-                self._start(follower)
+        self._remove(job)
 
-    async def aclose(self, within: float) -> None:
-        """Wait at most that many seconds for the transactions to end; then cancel them."""
-        if running := set(self._runners):
-            await asyncio.wait(running, timeout=within)
-        if left := set(self._runners):
-            for runner in left:
-                runner.cancel()
-            await asyncio.wait(left, timeout=CANCELLING)
-        for job in self._waiting:  # the handler of each has timed out
-            job.running.close()
-        self._waiting.clear()
-        self._ready.clear()
-        self._last.clear()
+    def _remove(self, job: Job) -> None:
+        """Those after it may begin. A second call does nothing."""
+        for key in job.keys:
+            line = self._lines.get(key)
+            if line is None or job not in line:
+                continue
+            del line[job]
+            if not line:
+                del self._lines[key]
+            elif (first := next(iter(line))).waits and not first.in_lane and self._is_first(first):
+                self.backlog.ready(first)
 
+    async def rest(self, within: float) -> None:
+        """Wait at most that many seconds for the jobs to end."""
+        until = self._clock.now() + within
+        while (self._runners or self._begun) and (left := until - self._clock.now()) > 0:
+            if self._runners:
+                await asyncio.wait(set(self._runners), timeout=left)
+                continue
+            self._all_ended = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._all_ended.wait()
 
-class _Job:
-    """One transaction."""
-
-    __slots__ = ("blocked", "done", "first", "followers", "keys", "running")
-
-    def __init__(
-        self,
-        keys: Sequence[str],
-        running: Coroutine[Any, Any, None],
-        done: Callable[[Exception | None], object],
-        first: Callable[[], Coroutine[Any, Any, None]] | None,
-    ) -> None:
-        self.keys = keys
-        self.running = running
-        self.done = done
-        self.first = first
-        self.blocked = 0  # by so many keys of earlier ones
-        self.followers: list[_Job] = []
-
-    def order_by(self, most: int) -> Sequence[str]:
-        """The keys that order it; one for all, if only one may run at a time."""
-        return self.keys if most > 1 else _ALL
+    async def aclose(self) -> None:
+        """Cancel those that run, and drop the others."""
+        self._closed = True
+        for job, begun in list(self._begun.items()):
+            begun.forget()
+            self._active -= 1
+            self._leave(job)
+        self._begun.clear()
+        for runner in (running := set(self._runners)):
+            runner.cancel()
+        if running:
+            await asyncio.wait(running, timeout=CANCELLING)
+        await self.backlog.aclose(ConnectionError(f"{self._label} is closed"))
+        self._lines.clear()

@@ -4,7 +4,7 @@ times are in seconds."""
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
@@ -18,14 +18,19 @@ if TYPE_CHECKING:
     from asynclock.events import Event
     from asynclock.rules.kind import Kind
     from asynclock.rules.model import Op
+    from asynclock.stores.distance import Distance
 
 __all__ = [
     "PROBE",
     "UNDONE",
     "Buffered",
     "Checked",
+    "Deferrable",
+    "Distant",
+    "Explaining",
     "Facts",
     "Grant",
+    "KeepsTickets",
     "Limited",
     "Measured",
     "Node",
@@ -90,6 +95,25 @@ class ReplyHandler(Protocol):
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
         """Node `index` casts no vote. `maybe`: it may have carried the op out, or may still do so."""
+
+
+@runtime_checkable
+class Deferrable(Protocol):
+    """Optional: a ReplyHandler that a node may keep waiting in a queue of its own. Only for a node that is alone: the
+    times of an op are the same at all nodes."""
+
+    gives_up: float  # when its caller stops waiting, on the client's clock; math.inf: unknown, or never
+
+    def defer(self, why: Callable[[], Exception]) -> None:
+        """The op waits in the queue. `why` makes the error for a caller that gives up meanwhile."""
+
+    def begin(self, now: float) -> None:
+        """The op is sent now: its time counts from here."""
+
+
+def deferrable(handler: ReplyHandler) -> Deferrable | None:
+    """The handler, if it is Deferrable. A flood asks this for each op, and isinstance takes 20 us for a Protocol."""
+    return cast("Deferrable", handler) if hasattr(handler, "defer") else None
 
 
 class Facts(NamedTuple):
@@ -170,7 +194,7 @@ class Node(Protocol):
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         """Send an op; never awaits and never raises. By its deadline the handler gets either the answer or a failure.
-        Ops are carried out in the order in which they are sent. A revoked op is not sent again."""
+        The ops of one name are carried out in the order in which they are sent. A revoked op is not sent again."""
 
     async def check_vote(self) -> Checked:
         """Take a hold of the name PROBE and give it back, as an acquire and its release do; nothing is left. Raises the
@@ -186,6 +210,14 @@ class Node(Protocol):
     async def aclose(self) -> None:
         """Wait until each release, adopt and break in flight is answered or overdue, for 1.8 s at most, then
         disconnect. Ends within 3 s, also if the server is silent: then it cuts the connection."""
+
+
+@runtime_checkable
+class KeepsTickets(Protocol):
+    """Optional: a Node whose tickets outlive a lost connection, because they belong to a session. A waiter keeps its
+    ticket in an outage, and renews it when the node is back. Only for a node that is alone."""
+
+    keeps_tickets: bool
 
 
 @runtime_checkable
@@ -220,6 +252,23 @@ class Measured(Protocol):
     def rtt(self) -> float | None:
         """Seconds from an op to its answer, of the last op that was measured; None: none was. Any thread may call
         it."""
+
+
+@runtime_checkable
+class Distant(Protocol):
+    """Optional: a Node that knows how far its server is. It calls `NodeConfig.measured`, too."""
+
+    @property
+    def distance(self) -> Distance:
+        """The round trips to its server; to the farthest, if there are several."""
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """Optional: a Node that may know why an answer is late."""
+
+    def delay(self, since: float) -> str:
+        """Why a check that began at `since`, on the client's clock, has no answer yet; "" if unknown."""
 
 
 @runtime_checkable
@@ -280,6 +329,10 @@ class NodeConfig(NamedTuple):
     connect_timeout: float = 1.0  # the longest time to connect, in seconds
     max_lease: float = 60.0  # of the client; a server shows it to operators, because it must be equal in all clients
     tell: Callable[[Event], object] = lambda event: None  # tell an event of the node to the client
+    waits: Callable[[], bool] = lambda: False  # whether an acquire of the client is under way
+    # The answers of the node come within so many seconds, by its round trips: called when that changes. None: it need
+    # not measure them.
+    measured: Callable[[float], object] | None = None
 
 
 class Store(Protocol):

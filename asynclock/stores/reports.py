@@ -1,5 +1,5 @@
-"""What a node tells its client about itself: down, up, in quarantine. Each change is told once. And the log lines for
-releases that its server refuses."""
+"""The reports of a node to its client: whether it is up, sends notices, and is in quarantine, each change once; another
+server at its address; and releases that its server refuses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._errors import brief
 from asynclock._flood import Flood
+from asynclock._untrusted import said
 from asynclock.events import NodeDown, NodeUp, Quarantined, QuarantineEnded
 from asynclock.stores.port import Reconnecting
 
@@ -23,7 +24,7 @@ log = logging.getLogger("asynclock")
 class Reports:
     """The reports of one node."""
 
-    __slots__ = ("_flood", "_label", "_quarantined", "_tell", "_up")
+    __slots__ = ("_flood", "_label", "_listens", "_quarantined", "_tell", "_up")
 
     def __init__(self, label: str, tell: Callable[[Event], object], clock: Clock) -> None:
         self._label = label
@@ -31,6 +32,7 @@ class Reports:
         self._flood = Flood(clock, self._more_unreleased)
         self._up: bool | None = None  # None: nothing is known yet
         self._quarantined = False
+        self._listens = True
 
     def up(self) -> None:
         """It is connected."""
@@ -42,7 +44,18 @@ class Reports:
         """It cannot be asked. One that connects again is not down yet: it is if that fails."""
         if self._up is not False and not isinstance(error, Reconnecting):
             self._up = False
-            self._tell(NodeDown(self._label, str(error) or repr(error)))
+            self._tell(NodeDown(self._label, said(error)))
+
+    def notices(self, refusal: Exception | None) -> None:
+        """Whether it sends notices; else why not."""
+        if refusal is not None and self._listens:
+            self._listens = False
+            fields = {"asynclock_node": self._label, "asynclock_error": str(refusal)}
+            log.warning("asynclock: %s sends no notices (%s): waiters poll it", self._label, refusal, extra=fields)
+        elif refusal is None and not self._listens:
+            self._listens = True
+            fields = {"asynclock_node": self._label}
+            log.info("asynclock: %s sends notices again: waiters do not poll it any more", self._label, extra=fields)
 
     def quarantine(self, left: float) -> None:
         """Its server casts no vote for so many seconds; 0: it votes."""
@@ -52,6 +65,17 @@ class Reports:
         elif left <= 0 and self._quarantined:
             self._quarantined = False
             self._tell(QuarantineEnded(self._label))
+
+    def replaced(self, before: str, now: str) -> None:
+        """Another server answers at the address of the only node."""
+        log.warning(
+            "asynclock: another server answers at %s than before (run_id %.8s, not %.8s): all leases are renewed now, "
+            "and those that it does not know are lost",
+            self._label,
+            now,
+            before,
+            extra={"asynclock_node": self._label},
+        )
 
     def unreleased(self, name: str, error: Exception) -> None:
         """Its server refuses the release of a lock."""

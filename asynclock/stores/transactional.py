@@ -7,8 +7,8 @@ Such a store keeps one `State` for each key. It implements:
     keys       list the keys that are held
 
 This module does the rest. The step computes the new states from an op. The node carries out the ops of a name in the
-order in which they are sent, keeps their deadlines, and lets no notice overtake the reply to an op that was carried out
-before.
+order in which they are sent (`jobs.py`), lets renewals and releases of other names overtake acquires (`backlog.py`),
+keeps the deadlines of ops, and lets no notice overtake the reply to an op that was carried out before.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asynclock._loop import own_task
+from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.decide import decide
-from asynclock.rules.model import ID_LENGTH, Notice, Op, State, Verb
+from asynclock.rules.model import ID_LENGTH, PEEK_ID, Notice, Op, State, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
+from asynclock.stores.closing import AT_MOST, AWAITED, CANCELLING, closing_time
 from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, view_of
-from asynclock.stores.jobs import Jobs
+from asynclock.stores.jobs import Job, Jobs
 from asynclock.stores.port import PROBE, Checked, NodeView, Reconnecting, Refused, WrongKind
+from asynclock.stores.redelivery import Redelivery
 from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from asynclock._clock import Clock
+    from asynclock.stores.jobs import Running
     from asynclock.stores.port import Grant, NodeConfig, ReplyHandler, Undone
+    from asynclock.stores.undelivered import PendingRelease
 
 __all__ = [
     "Change",
@@ -65,8 +70,8 @@ class TransactionalStore(ABC):
         """Read the states of `keys` (State() where none is stored), call `step` with them and the server's time, store
         the states that it returns, and push its notices after the commit. This is one atomic and isolated transaction.
         `keys` are distinct, and may be empty. Return None if the work is done, else a coroutine; the node awaits it
-        before it sends its next op (with a `concurrency`, its next op of one of these keys). Raise any exception if the
-        transaction failed."""
+        before it begins its next op (with a `concurrency`, its next op of one of these keys). Raise any exception if
+        the transaction failed."""
 
     @abstractmethod
     def listen(self, tag: str, receive: Callable[[Notice], object]) -> Coroutine[Any, Any, None] | None:
@@ -94,15 +99,21 @@ class TransactionalStore(ABC):
         del error
         return False
 
+    def delay(self, keys: Sequence[str], since: float) -> str:
+        """Why ops of these keys that were sent at `since`, on the client's clock, have no answer yet; "" if unknown.
+        The key "" stands for the first connect."""
+        del keys, since
+        return ""
+
     def open(self, config: NodeConfig) -> TransactionalNode:
         """Make its node for one event loop."""
         return TransactionalNode(self, config)
 
     def decide(
         self, prefix: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]
-    ) -> tuple[Coroutine[Any, Any, None], list[Grant | Refused | Undone]] | None:
-        """Carry out an op. None: it is carried out, and `answer` was called. Else a coroutine, and a list that contains
-        the answer once the coroutine has been awaited. Raises WrongKind, or the exception of the store."""
+    ) -> tuple[Running, list[Grant | Refused | Undone]] | None:
+        """Carry out an op. None: it is carried out, and `answer` was called. Else a coroutine or a future, and a list
+        that contains the answer once that has been awaited. Raises WrongKind, or the exception of the store."""
         asked = [op]
         step, votes = self.step_of(asked)
         running = self.transact(keys_of(prefix, op), step)
@@ -111,6 +122,13 @@ class TransactionalStore(ABC):
             return None
         asked[0] = copy_of(op)
         return running, votes
+
+    def deliver(
+        self, prefix: str, release: PendingRelease, answer: Callable[[Grant | Refused | Undone], object]
+    ) -> tuple[Running, list[Grant | Refused | Undone]] | None:
+        """Carry out a release that failed before, as `decide` does. It may fail again and again: a store with a limit
+        for waits in its database sets a short one here, so that other names do not wait for it."""
+        return self.decide(prefix, release, answer)
 
     def step_of(self, asked: Sequence[Op]) -> tuple[Step, list[Grant | Refused | Undone]]:
         """The step for the op in `asked`, and the list that contains its answer after each run of the step."""
@@ -139,11 +157,13 @@ class TransactionalNode:
         self._reports = Reports(store.label, config.tell, config.clock)
         self._due = 0  # the number of replies that are scheduled
         self._notices: deque[Notice] = deque()  # received while a reply was scheduled
-        self._jobs = Jobs(store.concurrency, self._finished, f"asynclock {store.label}")
+        self._jobs = Jobs(store.label, store.concurrency, config, self._finished)
+        self._redelivery = Redelivery(config.clock, self._send_again, self._opens)
         self._held_back: dict[str, list[Notice]] = {}  # by key: received while a transaction of that key ran
         self._opening: asyncio.Task[None] | None = None
         self._opened = False
         self._last_deadline = -math.inf
+        self._releasing = 0  # releases under way, of which some may be overdue
         self._closed = False
         self._down: asyncio.Event | None = None  # set once the database is up again; None: it is not down
 
@@ -189,6 +209,7 @@ class TransactionalNode:
         again, self._opened = self._opened, True
         self.error, self.listens = None, True
         self._reports.up()
+        self._redelivery.retry()
         if again:
             self._listener.connected(self._index)
 
@@ -197,6 +218,7 @@ class TransactionalNode:
         it, from the loop of the node, when its connection for notices is gone."""
         if self.error is None and not self._closed:
             self.error, self._down = error, asyncio.Event()
+            self._jobs.backlog.fail(lambda: self.error)
             self._reports.down(error)  # of an idle connection that was closed: only if it cannot be made again
             self._open_soon(self._reopen())
 
@@ -212,47 +234,100 @@ class TransactionalNode:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             pause = min(2 * pause, _REOPEN[1])
 
-    async def _once_up(self) -> None:
-        if self._down is not None:
-            await self._down.wait()
-
     def _open_soon(self, opening: Coroutine[Any, Any, None]) -> None:
-        self._opening = asyncio.get_running_loop().create_task(opening, name=f"asynclock {self.label}")
+        self._opening = own_task(opening, f"asynclock {self.label}")
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
-        def answer(vote: Grant | Refused | Undone) -> None:
-            self._reply(lambda: handler.answer(self._index, vote))
-
+        if op.verb is Verb.RELEASE and self._jobs.backlog.undo(op.id):
+            self._reply(lambda: handler.answer(self._index, Refused(None)))
+            return
         waits = self._down is not None and op.verb is Verb.RELEASE  # a hold that is not released stays for its lease
         if self.error is not None and not waits:
-            self._fail(handler, self.error, maybe=False)
-            if self._opening is None or self._opening.done():
-                self._open_soon(self._open_again())
+            self._failed(handler, self._reason(self.error), maybe=False)
+            self._open_unless_opening()
             return
-        try:
-            pending = self._store.decide(self._prefix, op, answer)
-        except Exception as error:  # `send` must not raise
-            self._fail(handler, error, maybe=not isinstance(error, WrongKind))
-            return
-        if pending is None:
-            return
-        running, votes = pending
-        timer = self._clock.call_at(handler.deadline, partial(self._overdue, handler))
-
-        def done(error: Exception | None) -> None:
-            timer.cancel()
-            if error is None:
-                answer(votes[0])
-                return
-            if is_down := self._store.is_down(error):
-                error = self._interrupted(error)
-            self._fail(handler, error, maybe=not isinstance(error, WrongKind))
-            if is_down:
-                self.lost(error)
-
+        if self._redelivery:
+            self._redelivery.send_before(op)
+        self._releasing += op.verb is Verb.RELEASE
         if op.verb in AWAITED:
             self._last_deadline = max(self._last_deadline, handler.deadline)
-        self._jobs.add(keys_of(self._prefix, op), running, done, self._once_up if waits else None)
+        self._jobs.add(Job(self, op, handler, keys_of(self._prefix, op)))
+
+    def begin(self, job: Job) -> Running | None:
+        """Carry an op out. None: it is answered, or has failed. Raises the error of the store."""
+        running: Running | None
+        if self._down is not None and job.op.verb is Verb.RELEASE:
+            running = self._decide_once_up(job)
+        elif self.error is not None:  # it came while the op was waiting
+            self._failed(job.handler, self.error, maybe=job.may_be_done)
+            return None
+        elif (running := self._decide(job)) is None:
+            return None
+        job.timer = self._clock.call_at(min(job.handler.deadline, job.until), partial(self._overdue, job.handler))
+        return running
+
+    def _decide(self, job: Job) -> Running | None:
+        if job.op.verb is Verb.ACQUIRE:
+            job.op.sent = self._clock.now()
+        pending = self._store.decide(self._prefix, job.asked, partial(self._answer, job.handler))
+        if pending is None:
+            return None
+        running, job.votes = pending
+        return running
+
+    async def _decide_once_up(self, job: Job) -> None:
+        if self._down is not None:
+            await self._down.wait()
+        if (running := self._decide(job)) is not None:
+            await running
+
+    def ended(self, job: Job, error: Exception | None) -> None:
+        self._releasing -= job.op.verb is Verb.RELEASE
+        if job.timer is not None:
+            job.timer.cancel()
+        if error is None:
+            if job.votes and job.is_begun_earlier:
+                job.handler.answer(self._index, job.votes[0])
+            elif job.votes:
+                self._answer(job.handler, job.votes[0])
+            return
+        if is_down := self._store.is_down(error):
+            error = self._interrupted(error)
+        self._failed(job.handler, error, maybe=not isinstance(error, WrongKind))
+        if is_down:
+            self.lost(error)
+
+    def _send_again(self, release: PendingRelease, done: Callable[[Exception | None], object]) -> None:
+        """Carry out a release that failed before, in its turn, and call `done` with its error."""
+
+        def build() -> Running | None:
+            release.send_at(self._clock.now())
+            pending = self._store.deliver(self._prefix, release, lambda vote: None)
+            return None if pending is None else pending[0]
+
+        def ended(error: Exception | None) -> None:
+            done(error)
+            if error is not None and self._store.is_down(error):
+                self.lost(self._interrupted(error))
+
+        errand = _Errand(release, self._clock.now(), build, ended)
+        self._jobs.add(Job(errand, release, errand, keys_of(self._prefix, release)))
+
+    def _opens(self) -> bool:
+        """Whether it is open, or closes: then what is left is tried nevertheless. If it is down, it opens again."""
+        if self.error is None or self._closed:
+            return True
+        self._open_unless_opening()
+        return False
+
+    def _reason(self, error: Exception) -> Exception:
+        """Why it is not open, with what the database has said so far."""
+        why = "" if self._opened else self._store.delay([""], math.inf)
+        return ConnectionError(f"{error}: {why}") if why else error
+
+    def _open_unless_opening(self) -> None:
+        if self._opening is None or self._opening.done():
+            self._open_soon(self._open_again())
 
     def _interrupted(self, error: Exception) -> Exception:
         """Of an op whose connection is gone: it may have been idle for long. A connection without an answer was not."""
@@ -263,10 +338,18 @@ class TransactionalNode:
         return interrupted
 
     def _overdue(self, handler: ReplyHandler) -> None:
-        within = handler.deadline - handler.sent
-        handler.fail(self._index, TimeoutError(f"{self.label} did not answer within {within:.3g} s"), maybe=True)
+        within, keys = handler.deadline - handler.sent, keys_of(self._prefix, handler.op)
+        said = f"{self.label} did not answer within {within:.3g} s"
+        why = self._store.delay(keys, handler.sent)
+        handler.fail(self._index, TimeoutError(f"{said}: {why}" if why else said), maybe=True)
 
-    def _fail(self, handler: ReplyHandler, error: Exception, *, maybe: bool) -> None:
+    def _answer(self, handler: ReplyHandler, vote: Grant | Refused | Undone) -> None:
+        self._reply(lambda: handler.answer(self._index, vote))
+
+    def _failed(self, handler: ReplyHandler, error: Exception, *, maybe: bool) -> None:
+        """An op has failed. A release is kept, and sent again."""
+        if handler.op.verb is Verb.RELEASE:
+            self._redelivery.keep(handler.op, handler.sent, error)
         self._reply(lambda: handler.fail(self._index, error, maybe=maybe))
 
     # -- the order of ops, replies and notices -------------------------------------------------------------------
@@ -302,25 +385,30 @@ class TransactionalNode:
         if self._notices:
             self._listener.received(self._index, self._notices.popleft())
 
-    async def _in_turn(self, keys: Sequence[str], step: Step) -> None:
-        """Run a transaction after those of the ops that were sent earlier."""
-        running = self._store.transact(keys, step)
-        if running is None:
-            return
+    async def _in_turn(self, keys: Sequence[str], step: Step, *, urgent: bool = False) -> None:
+        """Run a transaction after those of the ops that were sent earlier. `urgent`: see `backlog.py`."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: Exception | None) -> None:
             if not ended.done():
                 ended.set_result(None) if error is None else ended.set_exception(error)
 
-        self._jobs.add(keys, running, done)
-        await ended
+        op = Op(Verb.PEEK, MUTEX, "", PEEK_ID, 0.0)
+        errand = _Errand(op, self._clock.now(), partial(self._store.transact, keys, step), done)
+        job = Job(errand, op, errand, keys)
+        job.urgent = urgent
+        self._jobs.add(job)
+        try:
+            await ended
+        except asyncio.CancelledError:
+            self._jobs.backlog.drop(job, LookupError("its caller gave up"))
+            raise
 
     # -- the rest ------------------------------------------------------------------------------------------------
 
     async def check_vote(self) -> Checked:
         if self.error is not None:
-            raise self.error
+            raise self._reason(self.error)
         began = self._clock.now()
         random = self._listener.tag.ljust(ID_LENGTH, "0")
 
@@ -330,8 +418,11 @@ class TransactionalNode:
             return Change([state if state.holds else State()])
 
         for verb in (Verb.ACQUIRE, Verb.RELEASE):  # two transactions: the first one writes
-            await self._in_turn([self._prefix + PROBE], partial(step, verb))
-        return Checked(self._clock.now() - began)
+            await self._in_turn([self._prefix + PROBE], partial(step, verb), urgent=True)
+        return Checked(self._clock.now() - began, self._redelivery.note)
+
+    def delay(self, since: float) -> str:
+        return self._store.delay([self._prefix + PROBE], since)
 
     async def probe(self, name: str) -> NodeView:
         views: list[NodeView] = []
@@ -340,7 +431,7 @@ class TransactionalNode:
             views[:] = [view_of(states[0].at(now), now)]
             return Change(states)
 
-        await self._in_turn([self._prefix + name], look)
+        await self._in_turn([self._prefix + name], look, urgent=True)
         return views[0]
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
@@ -352,7 +443,47 @@ class TransactionalNode:
         if self._opening is not None:
             self._opening.cancel()  # a driver may lose it: then the connection is there, and `unlisten` closes it
             await asyncio.wait({self._opening}, timeout=CANCELLING)
-        await self._jobs.aclose(closing_time(self._last_deadline - self._clock.now()))
+        if self._down is not None:
+            self._down.set()  # a release that waits for the database is tried now
+        began = self._clock.now()
+        await self._jobs.rest(AT_MOST if self._releasing else closing_time(self._last_deadline - began))
+        await self._redelivery.finish(began + AT_MOST)
+        self._redelivery.stop()
+        await self._jobs.aclose()
         self.listens = False
         if (closing := self._store.unlisten(self._listener.tag)) is not None:
             await closing
+
+
+class _Errand:
+    """A transaction that no op of a lock waits for: the owner of its job, and the handler that the queue tells of a
+    failure."""
+
+    def __init__(
+        self,
+        op: Op,
+        now: float,
+        build: Callable[[], Running | None],
+        done: Callable[[Exception | None], object],
+    ) -> None:
+        self.op = op
+        self.sent, self.deadline = now, now + ANSWER_TIMEOUT  # to begin
+        self._build = build
+        self._done = done
+
+    def begin(self, job: Job) -> Running | None:
+        del job
+        return self._build()
+
+    def ended(self, job: Job, error: Exception | None) -> None:
+        del job
+        self._done(error)
+
+    def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
+        """Its job tells its end."""
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        """It did not begin in time. A release begins all the same (rule 3 of `backlog.py`)."""
+        del index, maybe
+        if self.op.verb is not Verb.RELEASE:
+            self._done(error)

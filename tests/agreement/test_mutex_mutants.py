@@ -91,6 +91,8 @@ EQUIVALENT = {
     ("return not holder", "return not false"),
     ("if number then", "if true then"),
     ("if number then", "if 0 then"),
+    # more than no client received it
+    ("received, polled = 1", "received, polled = 2"),
     # it is the holder that releases, and a mutex has no other
     ("admits(id)", "admits(waiter)"),
     ("leave(id, rest)", "leave(waiter, rest)"),
@@ -140,4 +142,4 @@ def test_each_line_of_the_script_is_needed(stage: Stage) -> None:
     """Every change is noticed, but for those in EQUIVALENT."""
     jury = jury_of(stage)
     jury.check(SCRIPT)
-    assert survivors(jury, SCRIPT, EQUIVALENT, each=30, others=SHARED) == []
+    assert survivors(jury, SCRIPT, EQUIVALENT, each=60, others=SHARED) == []

@@ -62,10 +62,11 @@ def test_an_even_number(five: list[Server]) -> None:
 
 
 def test_servers_that_do_not_answer(five: list[Server]) -> None:
-    """A minority is a warning, a majority an error."""
-    for server, code in zip(five[:3], (1, 1, 2), strict=True):
+    """A minority is a warning, a majority an error. It says when no other server may fail."""
+    for server, code, without_spare in zip(five[:3], (1, 1, 2), (False, True, False), strict=True):
         server.freeze() if code == 2 else server.kill()
-        assert examined(five)[0] == code
+        found = examined(five)
+        assert (found[0], "spare" in found[1]) == (code, without_spare)
 
 
 def test_a_single_server_with_too_few_replicas(servers: Servers) -> None:
@@ -140,6 +141,14 @@ def test_a_slow_server(five: list[Server]) -> None:
     assert examined(five[:3], "--node-timeout", "5s", "--lease", "30s")[0] == 0
 
 
+def test_the_node_timeout_of_the_deployment(server: Server) -> None:
+    """It counts as in a program, unless the command has another one."""
+    done = answered("doctor", on=server, ASYNCLOCK_NODE_TIMEOUT="15")
+    assert done.returncode == 64
+    assert "at least 45 s" in done.stderr
+    assert examined(server, ASYNCLOCK_NODE_TIMEOUT="15")[0] != 64
+
+
 async def test_clients_of_unequal_max_lease(five: list[Server]) -> None:
     """The quarantine of a restarted server would end too early. Clients of the max_lease of the command are no finding,
     whatever it is."""
@@ -158,7 +167,7 @@ async def test_a_restarted_server(five: list[Server], name: str) -> None:
         pass
     five[1].restart()
     code, found = examined(five[:3])
-    assert (code, [*found]) == (1, ["quarantine"])
+    assert (code, [*found]) == (1, ["quarantine", "spare"])
     assert found["quarantine"]["nodes"] == [f"unix://{five[1].path}"]
 
 
@@ -202,6 +211,26 @@ def test_a_renamed_command(servers: Servers) -> None:
     code, found = examined(servers.start(*DURABLE, "--rename-command", "PEXPIRE", ""))
     assert (code, [*found]) == (2, ["commands"])
     assert "PEXPIRE" in found["commands"]["what"]
+
+
+@pytest.mark.parametrize(("command", "shown"), [("SUBSCRIBE", "SUBSCRIBE"), ("HELLO", "HELLO 3")])
+def test_a_server_without_notices(servers: Servers, command: str, shown: str) -> None:
+    """Locks work, and waiters poll: a warning."""
+    code, found = examined(servers.start(*DURABLE, "--rename-command", command, ""))
+    assert (code, [*found]) == (1, ["commands"])
+    assert f"does not know {shown}." in found["commands"]["what"]
+    assert found["commands"]["risk"] == "Waiters are not notified, and poll."
+
+
+def test_f15_a_full_server(servers: Servers) -> None:
+    """It runs, so the advice is not to start it."""
+    server = servers.start()
+    with server.cli() as cli:
+        cli.config_set("maxclients", 1)
+        code, found = examined(server)
+    assert (code, [*found]) == (2, ["reachable"])
+    assert "max number of clients reached" in found["reachable"]["what"]
+    assert found["reachable"]["advice"] == "Raise its maxclients, or close connections to it that nobody needs."
 
 
 async def nothing() -> None: ...

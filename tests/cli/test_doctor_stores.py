@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from asynclock.cli.doctor import databases
+from asynclock.cli.doctor.databases import database_facts
 from asynclock.stores.sql.engines import url_of as engine_url
 from tests.support.commands import answered, examined
 from tests.support.services.mariadb import own_mariadb
@@ -33,7 +36,7 @@ def doctor(url: str, *options: str) -> tuple[int, dict[str, Any]]:
 
 def use(url: str) -> None:
     """A client makes the table."""
-    assert answered("health", ASYNCLOCK_URLS=url).returncode == 0
+    assert answered("ls", ASYNCLOCK_URLS=url).returncode == 0
 
 
 def sql(url: str, *statements: str) -> None:
@@ -101,6 +104,29 @@ def test_missing_rights(durable: PostgreSQL) -> None:
     code, found = doctor(f"{url}?asynclock_table=other")
     assert (code, [*found]) == (2, ["table"])
     assert "other" in found["table"]["what"]
+
+
+async def test_what_keeps_old_versions_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open transaction and a prepared one of another session, which may go on for longer than a test; a session that
+    is idle keeps nothing."""
+    with own_postgresql(max_prepared_transactions="2") as server:
+        open_one, prepared, idle = [await asyncpg.connect(server.url) for _ in range(3)]
+        try:
+            await open_one.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
+            await prepared.execute("BEGIN; CREATE TABLE made (); PREPARE TRANSACTION 'left behind'")
+            await idle.execute("BEGIN")
+            assert (await database_facts(server.url)).keepers == ()
+            monkeypatch.setattr(databases, "OLD", 0.0)
+            facts = await database_facts(server.url)
+        finally:
+            pid = open_one.get_server_pid()
+            for each in (open_one, prepared, idle):
+                each.terminate()
+    assert [each[:3] for each in facts.keepers] == [
+        ("session", str(pid), "postgres, idle in transaction"),
+        ("prepared", "left behind", "postgres"),
+    ]
+    assert not {"open transactions", "prepared transactions", "replication slots"} & {*facts.hidden}
 
 
 def test_a_table_that_is_absent_is_not_made(durable: PostgreSQL) -> None:

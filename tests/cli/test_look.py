@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 from asynclock import LockLost, Redlock
+from asynclock.cli.watching import look
 from tests.support.commands import HOLDS, Begin, Terminal, answered, asynclock, json_of
 from tests.support.servers import Server
+from tests.support.still_clock import turns
+from tests.support.waiters import LIMIT, LONG
 
 
 def wait_for_waiters(servers: list[Server], count: int) -> None:
@@ -171,11 +174,15 @@ def test_break_asks_on_a_terminal(server: Server, name: str, begin: Begin, answe
 
 
 def test_health(five: list[Server]) -> None:
-    """0 while a majority would vote, 69 after that."""
+    """0 while a majority would vote, 69 after that. It says when no other server may fail."""
     done = answered("health", "--json", on=five)
     assert (done.returncode, json_of(done)["ok"]) == (0, True)
-    for server in five[:3]:
+    for server, head in zip(five[:2], ("ok\n", "ok, but no node to spare\n"), strict=True):
         server.kill()
+        done = answered("health", on=five)
+        assert (done.returncode, done.stdout.partition("\n")[0] + "\n") == (0, head)
+    assert json_of(answered("health", "--json", on=five))["spare"] == 0
+    five[2].kill()
     done = answered("health", "--json", on=five)
     assert (done.returncode, json_of(done)["ok"]) == (69, False)
     text = answered("health", on=five)
@@ -197,6 +204,16 @@ async def test_restarted_servers_vote_as_in_a_program(five: list[Server], name: 
     assert min(map(int, left)) > 61
     assert answered("health", on=five, ASYNCLOCK_MAX_LEASE="5", ASYNCLOCK_TRUST_RESTARTS="1").returncode == 0
     assert answered("ls", on=five, ASYNCLOCK_TRUST_RESTARTS="1").returncode == 0
+
+
+def test_a_long_node_timeout_of_the_deployment(server: Server) -> None:
+    """Programs of this environment have longer leases than the default, which is too short for it."""
+    deployment = {"ASYNCLOCK_NODE_TIMEOUT": "15", "ASYNCLOCK_LEASE": "60"}
+    assert answered("health", on=server, **deployment).returncode == 0
+    assert answered("ls", on=server, **deployment).returncode == 0
+    short = answered("health", on=server, ASYNCLOCK_NODE_TIMEOUT="15", ASYNCLOCK_MAX_LEASE="20")
+    assert short.returncode == 64  # no program can have it either
+    assert "at least 45 s" in short.stderr
 
 
 @pytest.mark.parametrize("command", [["ls"], ["inspect", "x"], ["break", "x", "--yes"]])
@@ -259,12 +276,26 @@ def test_top_counts_losses(server: Server, name: str, begin: Begin) -> None:
     assert json.loads(top.line())["holders"] == 2
     ends.let_go()
     dies.process.kill()
-    while not (look := json.loads(top.line()))["lost_total"]:
+    while not (shown := json.loads(top.line()))["lost_total"]:
         pass
-    assert [each["name"] for each in look["lost"]] == [name]
-    while (look := json.loads(top.line()))["holders"]:
+    assert [each["name"] for each in shown["lost"]] == [name]
+    while (shown := json.loads(top.line()))["holders"]:
         pass
-    assert look["lost_total"] == 1
+    assert shown["lost_total"] == 1
+
+
+async def test_a_look_begins_before_the_servers_are_asked(server: Server) -> None:
+    """What is left of a lease was read after that, so a lease that ended during a slow look was lost."""
+    async with Redlock(server.url, node_timeout=LIMIT, lease=LONG) as client:
+        server.freeze()
+        try:
+            looking = asyncio.create_task(look(client, "", 10))
+            await turns()
+            asked = time.time()
+        finally:
+            server.thaw()
+        moment = await looking
+    assert moment.began <= asked <= moment.at
 
 
 def test_top_gives_the_terminal_back(server: Server) -> None:

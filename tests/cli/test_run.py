@@ -214,6 +214,14 @@ def test_wrong_usage(server: Server, args: list[str]) -> None:
     assert re.match(r"asynclock( \w+)?: ", result.stderr)
 
 
+def test_a_url_without_its_option() -> None:
+    """The error names the option, and does not repeat the password of the url."""
+    done = asynclock("doctor", "redis://:secret@127.0.0.1:1")
+    assert done.returncode == 64
+    assert "--url URL" in done.stderr
+    assert "secret" not in done.stderr
+
+
 def test_without_a_command() -> None:
     """The help, as an error: a script that calls it so is wrong."""
     done = asynclock()

@@ -42,7 +42,8 @@ def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "snippet", [each for each in SNIPPETS if not re.search(r"asyncio\.run\(|FastAPI", each.values[0])]
+    "snippet",
+    [each for each in SNIPPETS if not re.search(r"asyncio\.run\(|FastAPI|uvicorn_worker|lifespan", each.values[0])],
 )
 async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: str) -> None:
     """Each coroutine function that it shows is called, with a real client, and calls the function that it guards."""

@@ -212,7 +212,7 @@ def test_a_frozen_worker_is_refused_by_its_fence(
 
 def test_a_long_job_keeps_its_name_for_many_leases(start: Start, urls: list[str], name: str) -> None:
     """Three leases long: another process tries in vain until the job is done, and has the name as soon as it ends."""
-    job = start(urls, "long_job.py", "--name", name, "--lease", "2", "--seconds", "6")
+    job = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "9")
     job.says("%")
 
     async def try_on() -> int:
@@ -230,7 +230,7 @@ def test_a_long_job_keeps_its_name_for_many_leases(start: Start, urls: list[str]
     assert asyncio.run(try_on()) > 0
     assert job.ends() == 0
     assert job.said.endswith("done\n")
-    assert job.said.count("%") == 60
+    assert job.said.count("%") == 90
 
 
 def test_a_killed_long_job_frees_its_name(start: Start, urls: list[str], name: str) -> None:
@@ -244,9 +244,9 @@ def test_a_killed_long_job_frees_its_name(start: Start, urls: list[str], name: s
 
 def test_a_long_job_runs_once_at_a_time(start: Start, urls: list[str], name: str) -> None:
     """A second run at the same time ends at once, and says so with its exit code."""
-    job = start(urls, "long_job.py", "--name", name, "--seconds", "3600")
+    job = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "3600")
     job.says("%")
-    second = start(urls, "long_job.py", "--name", name, "--seconds", "3600")
+    second = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "3600")
     assert second.ends() == os.EX_TEMPFAIL
     assert second.said == f"{name} runs elsewhere\n"
 

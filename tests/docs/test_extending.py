@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.programs import PYTHONPATH
+
 ROOT = Path(__file__).parents[2]
 DIFF = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
 
@@ -107,7 +109,7 @@ def run(program: str, extended: Path, *urls: str) -> subprocess.CompletedProcess
         [sys.executable, "-W", "error", "-c", program, *urls],
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(extended), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join([str(extended), PYTHONPATH]),
             "ASYNCLOCK_EMBEDDED_DIR": str(extended),
         },
         cwd=extended,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
-MAX_LINES = 400
+MAX_LINES = 600
 
 
 def test_helpers_are_in_support() -> None:

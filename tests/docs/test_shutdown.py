@@ -4,6 +4,7 @@ The leases are 30 s. So a key that is gone when the process has just ended was r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,11 +20,13 @@ import yaml
 
 from asynclock._options import RELEASE_TIMEOUT
 from tests.support.default_keys import key_of
-from tests.support.example_programs import Journal, Program, Start, accepts, began, free_port, wait_for
+from tests.support.example_programs import Journal, Program, Start, accepts, began, wait_for
+from tests.support.ports import free_port
+from tests.support.programs import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "shutdown.md").read_text("utf-8")
-OWN, WEB = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+OWN, WEB, GUNICORN, MIDDLEWARE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (KUBERNETES,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
 WORK = """
@@ -99,22 +102,30 @@ def test_a_web_app_releases_when_its_grace_is_over(
 
 @pytest.fixture
 def shown(shared_urls: list[str], tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Programs of the page; they are killed at the end."""
+    """Programs of the page; they are killed at the end, with their workers."""
     running: list[subprocess.Popen[bytes]] = []
     yield running
     for each in running:
-        each.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each.pid, signal.SIGKILL)
         each.wait()
 
 
 def run(shown: list[subprocess.Popen[bytes]], program: str, url: str, log: Path) -> subprocess.Popen[bytes]:
+    return begin(shown, ["-c", WORK + program], url, log)
+
+
+def begin(shown: list[subprocess.Popen[bytes]], args: list[str], url: str, log: Path) -> subprocess.Popen[bytes]:
+    """A program in the folder of its log."""
     with log.open("wb") as said:
         shown.append(
             subprocess.Popen(
-                [sys.executable, "-c", WORK + program],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "ASYNCLOCK_URLS": url},
+                [sys.executable, *args],
+                cwd=log.parent,
+                env={**os.environ, "PYTHONPATH": f"{PYTHONPATH}{os.pathsep}{log.parent}", "ASYNCLOCK_URLS": url},
                 stdout=said,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         )
     return shown[-1]
@@ -134,6 +145,17 @@ def test_the_program_of_the_page_releases_at_once(
     assert not held(shared_urls[0], name)
 
 
+def assert_it_releases(process: subprocess.Popen[bytes], port: int, url: str, name: str, log: Path) -> None:
+    """At SIGTERM, while a request holds the lock."""
+    wait_for(lambda: accepts(port), "no program listens at the port")
+    with request(port, name):
+        wait_for(lambda: "holds" in log.read_text(), "it does not hold")
+        assert held(url, f"order:{name}")
+        process.send_signal(signal.SIGTERM)
+        process.wait(50)
+    assert not held(url, f"order:{name}"), log.read_text()
+
+
 def test_the_web_app_of_the_page_releases_when_its_limit_is_over(
     shown: list[subprocess.Popen[bytes]], shared_urls: list[str], tmp_path: Path, name: str
 ) -> None:
@@ -142,13 +164,30 @@ def test_the_web_app_of_the_page_releases_when_its_limit_is_over(
     program = WEB.replace("8000", str(port)).replace("timeout_graceful_shutdown=10", "timeout_graceful_shutdown=0")
     assert program.count("shutdown=0") == 1
     process = run(shown, program, shared_urls[0], log)
-    wait_for(lambda: accepts(port), "nobody on the port")
-    with request(port, name):
-        wait_for(lambda: "holds" in log.read_text(), "it does not hold")
-        assert held(shared_urls[0], f"order:{name}")
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-    assert not held(shared_urls[0], f"order:{name}")
+    assert_it_releases(process, port, shared_urls[0], name, log)
+
+
+SERVERS = {
+    "gunicorn": ("uvicorn_worker", "-m gunicorn app:app -k workers.Worker -b 127.0.0.1:{port} --graceful-timeout 60"),
+    "hypercorn": ("hypercorn", "-m hypercorn app:app -w 2 -b 127.0.0.1:{port} --graceful-timeout 60"),
+    "granian": ("granian", "-m granian app:app --interface asgi --port {port} --workers-kill-timeout 60"),
+}
+"""The package that each needs, and its command."""
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_workers_of_a_server_release_when_their_limit_is_over(
+    shown: list[subprocess.Popen[bytes]], shared_urls: list[str], tmp_path: Path, name: str, server: str
+) -> None:
+    """By the worker class or by the middleware of the page, with a limit of 0 s. The server waits for far longer."""
+    package, command = SERVERS[server]
+    pytest.importorskip(package, reason=f"pip install {package}")
+    port, log = free_port(), tmp_path / "log"
+    added = "" if server == "gunicorn" else MIDDLEWARE + "\n\napp.add_middleware(CancelAfterSigterm, grace=0)\n"
+    (tmp_path / "app.py").write_text(WORK + WEB + added)
+    (tmp_path / "workers.py").write_text(GUNICORN.replace('shutdown": 10', 'shutdown": 0'))
+    process = begin(shown, command.format(port=port).split(), shared_urls[0], log)
+    assert_it_releases(process, port, shared_urls[0], name, log)
 
 
 def test_the_period_of_kubernetes_is_long_enough() -> None:

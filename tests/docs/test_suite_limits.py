@@ -1,4 +1,5 @@
-"""The suite's own limits: a test that hangs fails, the tests after it run, and the report shows where it hung."""
+"""The suite itself. A test that hangs fails, the tests after it run, and the report shows where it hung. The tests of a
+group run in one worker."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +75,7 @@ def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, "-m", "pytest", *settings, *options, str(folder)],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH, "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=200,
@@ -101,6 +104,29 @@ def test_a_test_that_hangs_in_a_worker_fails(tmp_path: Path) -> None:
     ran = run(tmp_path, HANGS, "-o", "timeout=0.5", "-n", "1", "-k", "coroutine or next")
     assert "2 failed, 2 passed" in ran.stdout
     assert "crashed" not in ran.stdout
+
+
+GROUPED = """
+import os
+from pathlib import Path
+import pytest
+
+@pytest.fixture
+def shared_zookeeper():
+    return None
+
+@pytest.mark.parametrize("number", range(20))
+def test_of_the_group(number, shared_zookeeper):
+    Path(f"{os.getpid()}.worker").touch()
+"""
+
+
+@pytest.mark.timeout(240)
+def test_one_worker_has_the_tests_of_a_group(tmp_path: Path) -> None:
+    """The others need not start its servers, which would cost CPU while they idle."""
+    ran = run(tmp_path, GROUPED, "-n", "2", "--dist", "loadgroup")
+    assert "20 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert len(list(tmp_path.glob("*.worker"))) == 1
 
 
 STUBBORN = """

@@ -23,6 +23,8 @@ from tests.support.servers import Servers
 from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, LONG, holder, until
 
+pytestmark = pytest.mark.both_loops("the loop closes the transports")
+
 
 def commands(client: Redlock, name: str, handle: str, lease: Any) -> dict[str, tuple[tuple[bytes, ...], Any]]:
     """How each looks on its way, and what sends it."""
@@ -61,7 +63,7 @@ async def test_a_node_that_closes_waits_for_the_answer(
         looks, send = commands(client, name, handle, lease)[what]
         sent = [proxy.request(*looks) for proxy in proxies]
         for proxy in proxies:
-            proxy.hold_replies()
+            proxy.hold_from = looks
         sending = asyncio.create_task(tried(send()))
         for event in sent:
             await event.wait()
@@ -70,6 +72,7 @@ async def test_a_node_that_closes_waits_for_the_answer(
         assert not any(task.done() for task in closing)
         assert not sending.done()
         for proxy in proxies:
+            proxy.hold_from = ()
             proxy.let_go()
         outcome = await sending
         assert not isinstance(outcome, Exception), outcome

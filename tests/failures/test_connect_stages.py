@@ -16,8 +16,9 @@ from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.rules.model import Verb
 from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
+from tests.support.ports import free_port
 from tests.support.probes import connection_of, nodes_of, unanswered
-from tests.support.servers import Server, Servers, free_port
+from tests.support.servers import Server, Servers
 from tests.support.still_clock import turns
 from tests.support.waiters import until, urls_of
 

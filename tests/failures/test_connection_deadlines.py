@@ -15,7 +15,7 @@ from redis.backoff import ConstantBackoff
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
-from asynclock.stores.redis.connection import IgnoredReply, is_overdue
+from asynclock.stores.redis.handlers import IgnoredReply, is_overdue
 from asynclock.stores.redis.pending import PendingReleases
 from tests.support.probes import contended
 from tests.support.servers import Server

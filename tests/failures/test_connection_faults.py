@@ -109,7 +109,7 @@ async def test_c2_a_clients_retry_policy_is_off(server: Server, proxy: Proxy, na
         proxy.drop_replies = False
         await back(redlock)
         calls = server.cli().info("commandstats")["cmdstat_evalsha"]["calls"]
-        assert calls == before + 2  # the acquire, and its undo
+        assert calls == before + 3  # the acquire, the check of the new connection, and the undo
         await gone(server, key_of(name))
 
 

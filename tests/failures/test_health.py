@@ -20,8 +20,9 @@ from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import PROBE
 from asynclock.stores.redis.checks import Mode, mode_of
 from asynclock.stores.redis.scripts import PROBE_SCRIPT, SCRIPTS
+from tests.support.ports import free_port
 from tests.support.probes import listens
-from tests.support.servers import Server, Servers, free_port
+from tests.support.servers import Server, Servers
 from tests.support.user_store import DictStore, state_of
 from tests.support.waiters import LIMIT, back, until, urls_of
 
@@ -43,6 +44,15 @@ async def one(*nodes: object, **options: object) -> NodeHealth:
     return node
 
 
+async def test_spare_counts_the_nodes_that_may_still_fail(five: list[Server]) -> None:
+    """Two of five; then one, then none; below a majority none, too."""
+    async with aclosing(Redlock(*urls_of(five), trust_restarts=True)) as client:
+        for spare, server in zip((2, 1, 0, 0), five[:4], strict=True):
+            health = await client.health()
+            assert (health.ok, health.spare) == (sum(each.ok for each in health.nodes) > 2, spare)
+            server.kill()
+
+
 # -- what a check does -------------------------------------------------------------------------------------------------
 
 
@@ -55,7 +65,8 @@ async def test_d12_a_check_leaves_no_key(servers: Servers, prefix: str, nodes: i
         await client.health()
         await back(client)  # the last of three nodes may have been late
         health = await client.health()
-    assert health == Health(True, "", tuple(NodeHealth(each.node, True, each.latency, "") for each in health.nodes))
+    nodes_are_well = tuple(NodeHealth(each.node, True, each.latency, "") for each in health.nodes)
+    assert health == Health(True, "", nodes_are_well, nodes // 2)
     for server in some:
         with server.cli() as cli:
             assert [key for key in cli.scan_iter() if b"used" not in key] == []

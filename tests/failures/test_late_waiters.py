@@ -83,7 +83,7 @@ async def test_f19_a_timeout_ends_while_connections_are_made_again(
     five: Sequence[Server], name: str, nodes: int
 ) -> None:
     """The servers close idle connections, accept new ones, and are silent. Tasks behind the first one learn at the end
-    of their time that no majority is in reach, and not after connect_timeout. No node is told as down before."""
+    of their time that no majority is in reach, and not after connect_timeout. No node is reported as down before."""
     clock = FakeClock()
     async with AsyncExitStack() as stack:
         other = await stack.enter_async_context(Redlock(*urls_of(five[:nodes])))

@@ -1,5 +1,5 @@
 """A node that is away has pending releases only for commands that may have reached it; they are sent in slices
-(C19)."""
+(C19). Releases that are in flight when a connection breaks are delivered later (F7)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from asynclock import Redlock
 from asynclock.rules.model import ID_LENGTH, Op, Verb
 from asynclock.rules.mutex import MUTEX
+from asynclock.stores import undelivered
 from asynclock.stores.redis import delivery as _delivery
 from asynclock.stores.redis import pending
 from asynclock.stores.redis.connection import Connection
@@ -20,9 +21,10 @@ from tests.support.cut_servers import Clocked, cut_proxies, heal_proxies, proxie
 from tests.support.default_keys import key_of, keys_of
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import id_of, node_of, nodes_of, pending_releases_of, tickets_of
+from tests.support.proxy import RELEASE
 from tests.support.servers import Servers
 from tests.support.still_clock import idle
-from tests.support.waiters import LONG, back, holder, in_queue, until, urls_of
+from tests.support.waiters import LONG, PATIENT, back, holder, in_queue, until, urls_of
 
 
 def release(id: str, lease: float = 30.0) -> Op:
@@ -33,12 +35,12 @@ def test_pending_releases_are_bounded_by_number(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of three times as many as are kept, the newest are kept; a warning says so, once."""
-    monkeypatch.setattr(pending, "MOST", 20)
+    monkeypatch.setattr(undelivered, "MOST", 20)
     releases = PendingReleases()
-    for i in range(3 * pending.MOST):
+    for i in range(3 * undelivered.MOST):
         releases.add(Op(Verb.RELEASE, MUTEX, "x", f"{i:032}", 30.0), 0.0, 0.0)
-    assert len(releases) == pending.MOST
-    assert releases.drain(0.0, 1)[0].id == f"{2 * pending.MOST:032}"
+    assert len(releases) == undelivered.MOST
+    assert releases.drain(0.0, 1)[0].id == f"{2 * undelivered.MOST:032}"
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -65,9 +67,9 @@ def test_unanswered_ids_are_bounded_by_number_and_by_time(monkeypatch: pytest.Mo
         handler.op = Op(Verb.ACQUIRE, MUTEX, "x", f"{number:032}", 30.0)
         releases.cut_off([handler], now)
 
-    for i in range(3 * pending.MOST):
+    for i in range(60):
         cut(i, 0.0)
-    assert len(releases.unanswered) == pending.MOST
+    assert len(releases.unanswered) == 20
     cut(-1, 1000.0)
     assert len(releases.unanswered) == 1
 
@@ -138,6 +140,26 @@ async def test_c19_a_dead_node_collects_no_releases(servers: Servers, name: str,
         after_some = pending_now()
         await waited_turns(30)
         assert pending_now() == after_some
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_f7_releases_in_flight_when_the_connections_break(servers: Servers, name: str, nodes: int) -> None:
+    """Of forty locks. The servers have read none of the releases. They are kept and delivered: the names are free long
+    before a lease ends."""
+    some = [servers.start() for _ in range(nodes)]
+    async with AsyncExitStack() as stack:
+        proxies = await proxies_to(stack, some)
+        client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), **PATIENT))
+        names = [f"{name}:{i}" for i in range(40)]
+        leases = [await client(each).acquire(timeout=None) for each in names]
+        for each in proxies:
+            each.drop_requests = True
+        seen = [each.request(*RELEASE) for each in proxies]
+        releasing = asyncio.gather(*(lease.release() for lease in leases))
+        await asyncio.gather(*(each.wait() for each in seen))
+        heal_proxies(proxies)
+        await releasing
+        await until(lambda: not any(holder(each, one) for one in names for each in some))
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -253,7 +275,7 @@ def releases_one_of(wire: bytes, leases: list[Any]) -> bool:
     return any(id_of(lease).encode() in wire for lease in leases)
 
 
-async def test_a_slice_that_is_cut_off_stays_pending(
+async def test_f7_a_slice_that_is_cut_off_stays_pending(
     servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first slice is lost with the new connection: it is sent once more on the next."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock.stores.redis.connection import patience
+from asynclock.stores.redis.handlers import patience
 from asynclock.stores.redis.store import RedisStore
 from tests.support.cut_servers import Clocked
 from tests.support.fake_clock import FakeClock
@@ -251,9 +251,12 @@ async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
 
 
 async def test_a_look_at_a_frozen_server_says_what_is_wrong(server: Server, name: str) -> None:
-    """inspect waits for a second, and names the server."""
-    async with Redlock(server.url) as redlock:
+    """inspect waits for a second, or for the node timeout if that is more, and names the server."""
+    async with Redlock(server.url, lease=3.0) as redlock, Redlock(server.url, lease=12.0) as patient:
+        await patient.inspect(name)
         server.freeze()
         with pytest.raises(QuorumUnavailable, match=r"\.sock did not answer within 1 s"):
             await redlock.inspect(name)
+        with pytest.raises(QuorumUnavailable, match=r"\.sock did not answer within 1\.2 s"):
+            await patient.inspect(name)
         server.thaw()

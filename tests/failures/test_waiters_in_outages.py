@@ -88,6 +88,7 @@ class Waiting:
         for each in self.servers:
             each.thaw()
             each.kill()
+        await turns()  # each connection reads its end: a clock that passes before would look for it each millisecond
         self.clock.advance(100.0)
         await self._stack.aclose()
 
@@ -225,7 +226,7 @@ async def test_f19_an_idle_connection_that_is_closed_is_no_outage(
     five: Sequence[Server], name: str, nodes: int
 ) -> None:
     """A waiter keeps its ticket, although it asks while the connection is made again; an acquire with timeout=0 is
-    refused by the holder a moment later; no node is told as down."""
+    refused by the holder a moment later; no node is reported as down."""
     async with AsyncExitStack() as stack:
         other = await stack.enter_async_context(Redlock(*urls_of(five[:nodes])))
         held = await other(name).acquire(timeout=None)

@@ -164,7 +164,8 @@ BAD_NODES = {
     "no path": ("unix://", "path"),
     "bytes": (b"redis://a", "a node is a url"),
     "none": (None, "a node is a url"),
-    "list": (["redis://a"], "a node is a url"),
+    "list": (["redis://a"], "not a list: .*Redlock\\(\\*urls\\)"),
+    "generator": ((url for url in ("redis://a",)), "Redlock\\(\\*urls\\)"),
     "sync client": (redis.Redis(), "asyncio"),
 }
 

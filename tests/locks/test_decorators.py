@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import AsyncIterator, Callable
-from datetime import date
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, LockTimeout, Redlock, Skipped
-from asynclock.locks.template import namer
 from tests.support.waiters import IN_VAIN
-
-
-class Colour(enum.Enum):
-    """Names may be made of its members."""
-
-    RED = "#f00"
 
 
 class Shop:
@@ -73,88 +63,6 @@ async def test_a_call_waits_no_longer_than_its_timeout(redlock: Redlock, name: s
                 await asyncio.create_task(work(n))
 
     await work(1)
-
-
-NAMES: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
-    ("order:{a}", (42,), {}, "order:42"),
-    ("order:{a}", (), {"a": "x"}, "order:x"),
-    ("order:{b}", (1,), {}, "order:2"),
-    ("{rest[0]}-{a}", (1, 2, 9), {}, "9-1"),
-    ("{more[k]}", (1,), {"k": 5}, "5"),
-    ("order:2026-{a}", ("order-6",), {}, "order:2026-order-6"),
-    ("mail:{a} sent", ("alice",), {}, "mail:alice sent"),
-    ("{a} to {b}", ("not", "to"), {}, "n%6F%74 to %74%6F"),
-    ("{a}:{b}", ("x:y", "z"), {}, "x%3Ay:z"),
-    ("{a}:{b}", ("x", "y:z"), {}, "x:y%3Az"),
-    ("{a}--{b}", ("x-", "y"), {}, "x%2D--y"),
-    ("{a}", ("100%",), {}, "100%25"),
-    ("{a}", ("größe",), {}, "größe"),
-    ("{a}é{b}", ("é", "x"), {}, "%C3%A9éx"),
-    ("{{{a}}}", (1,), {}, "{1}"),
-    ("{a}", (UUID(int=1),), {}, "00000000-0000-0000-0000-000000000001"),
-    ("day {a}", (date(2026, 1, 2),), {}, "day 2026-01-02"),
-    ("{a}", (Colour.RED,), {}, "RED"),
-    ("{a.year}", (date(2026, 1, 2),), {}, "2026"),
-]
-
-
-@pytest.mark.parametrize(("template", "args", "kwargs", "wanted"), NAMES)
-def test_names_are_made_of_arguments(template: str, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> None:
-    """Defaults count; separators inside values are escaped, so that two calls never share a name by accident."""
-
-    async def function(a: object, b: object = 2, *rest: object, **more: object) -> None: ...
-
-    assert namer(template, function)(*args, **kwargs) == wanted
-
-
-@pytest.mark.parametrize("value", [1.5, None, object(), b"x", ["x"], {}])
-def test_values_that_name_nothing_are_refused(value: object) -> None:
-    """A name contains no object's address, and no rounded float."""
-
-    async def function(a: object) -> None: ...
-
-    with pytest.raises(TypeError, match="does not name a lock"):
-        namer("x:{a}", function)(value)
-
-
-class Empty(enum.StrEnum):
-    NOTHING = ""
-
-
-def test_an_empty_value_is_refused() -> None:
-    """All calls without a value would share one name. The name of a member of an enum counts, not its value."""
-
-    async def function(a: object, b: object = 2) -> None: ...
-
-    for template in ("p{a}", "{a}:{b}"):
-        with pytest.raises(ConfigError, match="a='' does not name a lock"):
-            namer(template, function)("")
-    assert namer("p{a}", function)(Empty.NOTHING) == "pNOTHING"
-    assert namer("p{a}", function)(0) == "p0"
-
-
-@pytest.mark.parametrize(
-    ("template", "match"),
-    [
-        ("order:{id}", "'id'"),
-        ("order:{}", "''"),
-        ("order:{a!r}", "without"),
-        ("order:{a:>3}", "without"),
-        ("order:{a}{b}", "between"),
-        ("order:{a", "no template"),
-        (17, "template"),
-    ],
-)
-def test_a_template_that_does_not_fit_is_refused_when_it_decorates(template: Any, match: str) -> None:
-    """The error comes at import, not at the first call."""
-    client = Redlock("redis://nowhere")
-
-    async def function(a: int, b: int) -> None: ...
-
-    with pytest.raises(ConfigError, match=match):
-        client.synchronized(template)(function)
-    with pytest.raises(ConfigError, match=match):
-        client.once(template, within=60)(function)
 
 
 def test_only_coroutine_functions_can_be_guarded() -> None:

@@ -16,6 +16,8 @@ from tests.support.probes import session_of
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT, LONG
 
+pytestmark = pytest.mark.both_loops("the loop keeps what it has to call")
+
 
 def connections(server: Server) -> int:
     """At the server, without the one that asks."""

@@ -34,6 +34,8 @@ async def test_each_variable_sets_its_option(
     monkeypatch.setenv("ASYNCLOCK_LEASE", "90.5")
     monkeypatch.setenv("ASYNCLOCK_MAX_LEASE", "120")
     monkeypatch.setenv("ASYNCLOCK_TIMEOUT", "0")
+    monkeypatch.setenv("ASYNCLOCK_NODE_TIMEOUT", "0.25")
+    monkeypatch.setenv("ASYNCLOCK_CONNECT_TIMEOUT", "7")
     monkeypatch.setenv("ASYNCLOCK_TRUST_RESTARTS", "yes")
     async with ready_made, ready_made(name) as lease:
         with server.cli() as cli:
@@ -41,7 +43,8 @@ async def test_each_variable_sets_its_option(
         assert 60 < lease.remaining <= 90.5
         assert settings_of(lease).timeout == 0
         settings = session_of(ready_made).settings
-        assert (settings.max_lease, settings.trust_restarts) == (120.0, True)
+        assert (settings.max_lease, settings.node_timeout, settings.trust_restarts) == (120.0, 0.25, True)
+        assert settings.connect_timeout == 7.0
 
 
 async def test_what_configure_gives_wins(
@@ -84,6 +87,7 @@ WRONG = {
     "negative": ("ASYNCLOCK_TIMEOUT", "-1", "ASYNCLOCK_TIMEOUT='-1' .*0 or more"),
     "neither": ("ASYNCLOCK_TRUST_RESTARTS", "maybe", "ASYNCLOCK_TRUST_RESTARTS='maybe' .*write .*=1 or .*=0"),
     "too long": ("ASYNCLOCK_LEASE", "100", "ASYNCLOCK_LEASE='100': .*max_lease=60"),
+    "far nodes": ("ASYNCLOCK_NODE_TIMEOUT", "20", "ASYNCLOCK_NODE_TIMEOUT='20': .*at least 60 s"),
     "too short": ("ASYNCLOCK_LEASE", "0.01", "ASYNCLOCK_LEASE='0.01': .*at least 0.1"),
 }
 

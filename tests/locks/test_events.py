@@ -97,7 +97,7 @@ async def test_a_reader_is_a_kind_of_its_own(redlock: Redlock, name: str) -> Non
 
 
 async def test_each_entry_of_a_reentrant_lock_is_told(redlock: Redlock, name: str) -> None:
-    """An inner entry asks no server, and is told as the outer one is."""
+    """An inner entry asks no server, and is reported as the outer one is."""
     lock = redlock(name, reentrant=True)
     with told(redlock) as seen:
         async with lock, lock:
@@ -106,7 +106,7 @@ async def test_each_entry_of_a_reentrant_lock_is_told(redlock: Redlock, name: st
 
 
 async def test_a_hold_passed_to_a_cancelled_task_is_not_told(redlock: Redlock, name: str) -> None:
-    """The task never had a lease: an acquire that is cancelled tells nothing, and there are as many releases told as
+    """The task never had a lease: an acquire that is cancelled tells nothing, and as many releases are reported as
     acquires."""
     lock = redlock(name)
     with told(redlock) as seen:
@@ -182,7 +182,7 @@ async def test_a_failed_renewal_and_a_failed_release_are_told(server: Server, na
 
 @each_kind
 async def test_a_lost_lease_is_told(redlock: Redlock, name: str, kind: str) -> None:
-    """With the reason of its LockLost; it is not told as released."""
+    """With the reason of its LockLost; it is not reported as released."""
     called, lock_of = KINDS[kind]
     with told(redlock) as seen, pytest.raises(LockLost):
         async with lock_of(redlock, name, max_hold=0.05, label="x"):

@@ -12,11 +12,13 @@ import pytest
 
 from asynclock import ConfigError, Holder, Lock, QuorumUnavailable, Redlock, Waiter
 from asynclock.acquire.tags import tag_of
+from asynclock.locks import admin
 from asynclock.locks.admin import merged_waiters
 from asynclock.rules.model import DONE, RESTING
 from asynclock.stores.port import NodeView, WaiterView
 from tests.support.default_keys import key_of
 from tests.support.servers import Server
+from tests.support.waiters import LIMIT, LONG
 
 
 async def names_of(client: Redlock, prefix: str) -> list[str]:
@@ -117,6 +119,7 @@ async def test_a_key_without_expiry_is_shown(server: Server, name: str) -> None:
     assert "token" not in repr(info)
 
 
+@pytest.mark.every_store
 async def test_a_process_that_waits_has_one_entry_with_its_tasks(make: Callable[..., Redlock], name: str) -> None:
     """Those of all its clients. The tasks in a local queue count when their client sends its ticket: here at the second
     round, after the first was refused."""
@@ -209,6 +212,20 @@ async def test_inspect_lives_with_a_dead_minority(five: list[Server], name: str)
             await client.inspect(name)
         with pytest.raises(QuorumUnavailable):
             await names_of(client, name)
+
+
+@pytest.mark.parametrize(("least", "node_timeout"), [(0.0, LIMIT), (LIMIT, 1e-6)])
+async def test_inspect_waits_for_the_node_timeout(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch, least: float, node_timeout: float
+) -> None:
+    """Or for the time that each node has at least, if that is more."""
+    monkeypatch.setattr(admin, "_LOOK", least)
+    async with (
+        Redlock(server.url, lease=LONG) as holder,
+        holder(name),
+        Redlock(server.url, node_timeout=node_timeout, lease=LONG) as client,
+    ):
+        assert len((await client.inspect(name)).holders) == 1
 
 
 async def test_bad_names_are_refused(redlock: Redlock) -> None:

@@ -248,6 +248,7 @@ async def test_c14_asking_for_the_wrong_kind_grants_to_nobody(make: Make, name: 
     await busy.release()
 
 
+@pytest.mark.every_store
 async def test_d7_one_of_its_names_is_broken(make: Make, name: str) -> None:
     """The holder is notified at once that it lost them, and releases the others."""
     client, other = make(lease=LONG), make(lease=LONG)

@@ -29,11 +29,11 @@ async def waiting(client: Redlock, name: str, count: int) -> None:
 async def test_e10_readers_share_and_writers_do_not(make: Callable[..., Redlock], name: str) -> None:
     """Of many tasks in many clients: any number read at once, one writes alone."""
     clients = [make() for _ in range(3)]
-    readers = writers = most = 0
+    readers = writers = 0
     fences: list[int] = []
 
     async def work(number: int) -> None:
-        nonlocal readers, writers, most
+        nonlocal readers, writers
         client = clients[number % 3]
         for _ in range(4):
             given = max(fences, default=0)
@@ -41,7 +41,6 @@ async def test_e10_readers_share_and_writers_do_not(make: Callable[..., Redlock]
                 async with client.read(name) as lease:
                     assert lease.fence > given  # of all that were given before it began
                     readers += 1
-                    most = max(most, readers)
                     assert not writers
                     await asyncio.sleep(0)
                     readers -= 1
@@ -56,7 +55,8 @@ async def test_e10_readers_share_and_writers_do_not(make: Callable[..., Redlock]
             fences.append(lease.fence)
 
     await asyncio.gather(*(work(number) for number in range(12)))
-    assert most > 1
+    async with clients[0].read(name), clients[1].read(name):  # by chance those above may never have met
+        pass
 
 
 @pytest.mark.every_store

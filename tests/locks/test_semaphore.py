@@ -80,6 +80,23 @@ async def test_a_waiter_gets_the_permit_that_is_released(make: Callable[..., Red
         await lease.release()
 
 
+@pytest.mark.every_store
+async def test_waiters_of_one_client_get_permits_one_by_one(make: Callable[..., Redlock], name: str) -> None:
+    """The notice for the first one is not the last for the name: the second one has its permit while the first one has
+    nothing to ask."""
+    leases, client = await filled(make(), name, 2), make()
+    left = {asyncio.create_task(client.semaphore(name, 2).acquire(timeout=30)) for _ in range(2)}
+    async with asyncio.timeout(8):
+        while sum(waiter.tasks for waiter in (await client.inspect(name)).waiters) != 2:
+            await asyncio.sleep(0.005)
+        for lease in leases:
+            await lease.release()
+            served, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            leases = [*leases, *(task.result() for task in served)]
+    for lease in leases[2:]:
+        await lease.release()
+
+
 async def test_a_lost_permit_comes_back_after_its_lease(make: Callable[..., Redlock], name: str) -> None:
     """Its holder does not renew it any more."""
     lost = await make().semaphore(name, 1, lease=3.0, renew=False).acquire(timeout=None)

@@ -100,14 +100,19 @@ async def test_an_outage_is_an_error(server: Server, name: str) -> None:
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "unavailable")
 
 
-async def test_a_loss_is_an_error_without_a_parent(redlock: Redlock, name: str) -> None:
-    """The watchdog and the notices run in no task of the program: what is current there belongs to another task."""
+async def test_f25_a_loss_is_an_error_in_the_span_of_its_holder(redlock: Redlock, name: str) -> None:
+    """The watchdog and the notices run in no task of the program. A span of another request is no parent."""
     traces = traced(redlock, spans=True)
-    with traces.provider.get_tracer("application").start_as_current_span("request"):
+    tracer = traces.provider.get_tracer("application")
+    with tracer.start_as_current_span("opens"):
+        async with redlock(f"{name}:a"):
+            pass
+    with tracer.start_as_current_span("request") as request:
         with pytest.raises(LockLost):
             async with redlock(name, max_hold=0.05):
                 await asyncio.sleep(20)
-    (hold,) = [span for span in traces.spans() if span.name == "hold mutex"]
+    (hold,) = [span for span in traces.spans() if "asynclock.reason" in attributes_of(span)]
     assert (hold.status.status_code, hold.status.description) == (StatusCode.ERROR, "lost: max_hold")
     assert attributes_of(hold)["asynclock.reason"] == "max_hold"
-    assert hold.parent is None
+    assert hold.parent is not None
+    assert hold.parent.span_id == request.get_span_context().span_id

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.support.embedded_box import box
+from tests.support.operators import Operated, operated_mariadb, operated_postgresql
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 
@@ -26,3 +27,17 @@ async def zookeeper_proxy(shared_zookeeper: ZooKeeper) -> AsyncIterator[TcpProxy
     """In front of the shared server."""
     async with TcpProxy(shared_zookeeper.port) as proxy:
         yield proxy
+
+
+@pytest.fixture
+async def postgresql(postgresql_url: str) -> AsyncIterator[Operated]:
+    """A PostgreSQL with a table of the test's own, and an operator."""
+    async with operated_postgresql(postgresql_url) as operated:
+        yield operated
+
+
+@pytest.fixture
+async def mariadb(mariadb_url: str) -> AsyncIterator[Operated]:
+    """The same of MariaDB."""
+    async with operated_mariadb(mariadb_url) as operated:
+        yield operated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -13,13 +14,16 @@ from redis.asyncio.cluster import ClusterNode as StartupNode
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock, Unsupported
 from asynclock.events import Event, NodeUp
+from asynclock.rules.model import ID_LENGTH, Op, Verb
+from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.cluster.store import ClusterStore
 from asynclock.stores.redis.keys import slot_of
 from tests.support.commands import answered, json_of
+from tests.support.ports import free_port
 from tests.support.probes import nodes_of
-from tests.support.servers import Servers, free_port
+from tests.support.servers import Servers
 from tests.support.services.cluster import Cluster
-from tests.support.waiters import LIMIT, PATIENT
+from tests.support.waiters import LIMIT, PATIENT, until, works
 
 PREFIX = "lock:"
 
@@ -109,9 +113,11 @@ async def test_no_cluster(servers: Servers, name: str) -> None:
 
 async def test_nobody_there(name: str) -> None:
     """The outage names the node that was tried."""
+    client = Redlock("redis+cluster://127.0.0.1:1", patience=0.2)
     async with asyncio.timeout(LIMIT):
         with pytest.raises(QuorumUnavailable, match=r"127.0.0.1:1 .*refused"):
-            await Redlock("redis+cluster://127.0.0.1:1", patience=0.2)(name).acquire()
+            await client(name).acquire()
+        await client.aclose()
 
 
 # -- the masters -----------------------------------------------------------------------------------------------------
@@ -250,3 +256,56 @@ def test_doctor(shared_cluster: Cluster) -> None:
         each.address for each in shared_cluster.masters
     ]
     assert done.returncode == 1
+
+
+# -- host names --------------------------------------------------------------------------------------------------------
+
+
+async def test_nodes_without_a_host_name(name: str) -> None:
+    """A cluster that gives host names to its clients, and knows none: a ConfigError says what to set, at once. The same
+    client works when that is done."""
+    cluster = Cluster(1, 0, "--cluster-preferred-endpoint-type", "hostname")
+    try:
+        (member,) = cluster.ready().members
+        async with aclosing(Redlock(f"redis+cluster://{member.address}", **PATIENT)) as client:
+            for _ in range(2):
+                with pytest.raises(ConfigError, match=r"slots 0-16383 .* set cluster-announce-hostname on each node"):
+                    await client(name).acquire(timeout=LIMIT)
+            done = answered("doctor", on=(), ASYNCLOCK_URLS=f"redis+cluster://{member.address}")
+            assert done.returncode == 2
+            assert "set cluster-announce-hostname" in done.stdout
+            assert "give" not in done.stdout, "its master has all slots"
+            member.cli("CONFIG", "SET", "cluster-announce-hostname", "localhost")
+            async with asyncio.timeout(LIMIT):
+                while not (await client.health()).ok:
+                    await asyncio.sleep(0.05)
+            await works(client, name)
+    finally:
+        cluster.stop()
+
+
+class Told:
+    """The handler of an acquire: whether its failure leaves in doubt that it was carried out."""
+
+    def __init__(self, name: str) -> None:
+        self.op = Op(Verb.ACQUIRE, MUTEX, name, "0" * ID_LENGTH, LIMIT)
+        self.sent, self.deadline = 0.0, math.inf
+        self.maybe: list[bool] = []
+
+    def answer(self, index: int, reply: object) -> None:
+        raise AssertionError(reply)
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        self.maybe.append(maybe)
+
+
+async def test_an_op_that_goes_to_the_new_master_stays_in_doubt(shared_cluster: Cluster, name: str) -> None:
+    """Its old master is silent, and may have carried it out. It cannot be sent to the new one, so it fails; a failure
+    without a doubt would leave the old hold without an undo. An op that was never sent before is in no doubt."""
+    async with Redlock(shared_cluster.url, **PATIENT) as client:
+        (node,) = nodes_of(client)
+    sent_before, new = Told(name), Told(name)
+    node.replaced([sent_before])
+    node.send(new.op, new)
+    await until(lambda: bool(sent_before.maybe and new.maybe))
+    assert (sent_before.maybe, new.maybe) == ([True], [False])

@@ -189,7 +189,9 @@ async def test_an_old_master_counts_for_nothing(cluster: Cluster, redlock: Redlo
     await got.release()
 
 
-async def test_a_release_outlives_the_failover(cluster: Cluster, redlock: Redlock, other: Redlock, name: str) -> None:
+async def test_f7_a_release_outlives_the_failover(
+    cluster: Cluster, redlock: Redlock, other: Redlock, name: str
+) -> None:
     """A lock is released while its master is down. The release is delivered to the new master: the lease would not end
     while this test waits."""
     lease, master = await held(redlock, name, cluster)
@@ -198,6 +200,30 @@ async def test_a_release_outlives_the_failover(cluster: Cluster, redlock: Redloc
     got = await other(name).acquire(timeout=LIMIT)
     assert got
     await got.release()
+
+
+async def test_f21_a_release_that_the_takeover_lost(
+    cluster: Cluster, redlock: Redlock, other: Redlock, name: str
+) -> None:
+    """A replica without a link to its master takes over. It has the hold, and lacks its release, which the old master
+    had acknowledged. It gets the release again: the lease would not end while this test waits."""
+    lease, master = await held(redlock, name, cluster)
+    assert await other(name).acquire(timeout=0) is None
+    replica = cluster.replica_of(master)
+    try:
+        replica.cli("CONFIG", "SET", "masteruser", "nobody", "masterauth", "wrong")
+        master.cli("CLIENT", "KILL", "TYPE", "replica")
+        await asyncio.to_thread(
+            wait_until, lambda: replica.info("replication")["master_link_status"] == "down", "the link is down"
+        )
+        await lease.release()
+        await asyncio.to_thread(cluster.promote, replica, "TAKEOVER")
+        await asyncio.to_thread(wait_until, lambda: master.role == "slave", "the old master follows the new one")
+        got = await other(name).acquire(timeout=LIMIT)
+        assert got
+        await got.release()
+    finally:
+        replica.cli("CONFIG", "SET", "masteruser", "", "masterauth", "")
 
 
 async def listed_at_other_masters(client: Redlock, cluster: Cluster, names: list[str], dead: Member) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
+from asynclock.events import NodeDown, NodeUp
 from asynclock.stores.redis.keys import keys, slot_of
-from tests.support.probes import acquisitions_of, nodes_of, ping
+from tests.support.probes import acquisitions_of, nodes_of, ping, without_questions_for_slots
 from tests.support.services.cluster import Cluster, Member
+from tests.support.told import told
 from tests.support.waiters import LIMIT, PATIENT, until
 
 PREFIX = "lock:"
@@ -231,6 +233,35 @@ async def test_a_node_is_added(cluster: Cluster, redlock: Redlock, other: Redloc
     assert held_at(new, name)
     await got.release()
     await asyncio.to_thread(cluster.move, slot, owner)
+
+
+async def test_f15_a_master_that_was_removed_is_no_outage(
+    cluster: Cluster, redlock: Redlock, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scale-in: its slots went to the others before it was shut down. The client is told nothing, and has not asked for
+    the slots since. An acquire with timeout=0 gets the name from the new master."""
+    slot, new = slot_of(PREFIX, name), await asyncio.to_thread(cluster.add_master)
+    owner = cluster.owner(slot)
+    await asyncio.to_thread(cluster.move, slot, new)
+    (node,) = nodes_of(redlock)
+    with without_questions_for_slots(node):
+        async with redlock(name):
+            assert held_at(new, name)
+        await asyncio.to_thread(cluster.move, slot, owner)
+        for each in cluster.up():
+            if each is not new:
+                each.cli("CLUSTER", "FORGET", new.id)
+    with told(redlock) as seen:
+        (shard,) = [each for each in node.shards if each.address.port == new.port]
+        new.kill()
+        await until(lambda: not shard.up)
+        lease = await redlock(name).acquire(timeout=0)
+        assert lease
+        await lease.release()
+        await until(lambda: not shard.reconnecting)  # an attempt to connect has failed
+        assert (await redlock.health()).ok
+    assert seen.of(NodeDown) == seen.of(NodeUp) == []
+    assert "is down" not in caplog.text
 
 
 async def test_c12_clusterdown(cluster: Cluster, redlock: Redlock, name: str) -> None:

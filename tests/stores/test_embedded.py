@@ -6,15 +6,19 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
+from textwrap import dedent
+from zipfile import ZipFile
 
 import pytest
 
 from asynclock import ConfigError, Redlock
 from asynclock.stores.embedded import server as valkey
-from tests.support.embedded_box import Box, gone, leave, lines, processes_of
+from tests.support.embedded_box import HOLD, Box, gone, leave, lines, processes_of
+from tests.support.programs import REPO
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
 
@@ -50,6 +54,31 @@ def test_two_processes_exclude_each_other(box: Box) -> None:
     assert got == "held"
     leave(second)
     leave(third)
+
+
+ZIPPED = """
+    import sys
+
+    sys.path[:0] = sys.argv[2:]  # the zip file, and the packages that asynclock needs
+
+    import asynclock
+    assert asynclock.__file__.startswith(sys.argv[2]), asynclock.__file__
+"""
+
+
+def test_the_package_in_a_zip_file(box: Box, tmp_path: Path) -> None:
+    """It reads its scripts there, and the process that keeps the server finds it there, too: the interpreter of neither
+    knows the package by itself."""
+    zipped = tmp_path / "app.zip"
+    with ZipFile(zipped, "w") as file:
+        for path in (REPO / "asynclock").rglob("*"):
+            if path.suffix in (".py", ".lua"):
+                file.write(path, path.relative_to(REPO))
+    bare = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+    packages = sysconfig.get_path("purelib"), sysconfig.get_path("platlib")
+    program = box.start(dedent(ZIPPED) + dedent(HOLD), "embedded:", str(zipped), *packages, program=str(bare), path="")
+    assert lines(program.stdout).readline().strip() == "held", lines(program.stderr).read()
+    leave(program)
 
 
 NAMES = """

@@ -8,8 +8,8 @@ import pytest
 
 from asynclock import Redlock
 from tests.support.lagging_sentinel import LaggingSentinel
+from tests.support.ports import free_port
 from tests.support.probes import connection_of, nodes_of, socket_of
-from tests.support.servers import free_port
 from tests.support.services.sentinels import Part, start_server, wait
 from tests.support.waiters import LIMIT, until, works
 

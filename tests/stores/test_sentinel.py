@@ -17,8 +17,8 @@ from asynclock.stores.redis.sentinel.masters import Master, newest
 from asynclock.stores.redis.store import RedisStore
 from asynclock.stores.urls import urls_of
 from tests.support.default_keys import key_of
+from tests.support.ports import free_port
 from tests.support.probes import connection_of, nodes_of, socket_of, stores_of
-from tests.support.servers import free_port
 from tests.support.services.sentinels import NAME, Deployment, Part
 from tests.support.waiters import LIMIT, PATIENT, until, works
 
@@ -94,10 +94,12 @@ async def test_c13_a_wrong_password(guarded: Deployment, name: str, login: str, 
     """A ConfigError at once that says whose, and shows none."""
     hosts = ",".join(f"127.0.0.1:{each.port}" for each in guarded.sentinels)
     query = f"?sentinel_password={secret}" if secret else ""
+    advice = r"sentinel_password= in the url" if whose == "sentinel" else "user and password in the url"
     async with aclosing(Redlock(f"redis+sentinel://{login}{hosts}/{NAME}{query}")) as client:
-        with pytest.raises(ConfigError, match=r"user and password") as caught:
+        with pytest.raises(ConfigError, match=advice) as caught:
             await client(name).acquire(timeout=5)
         assert (f"127.0.0.1:{guarded.sentinels[0].port} refuses" in str(caught.value)) == (whose == "sentinel")
+        assert str(caught.value).count("in the url") == 1, "once, not for each sentinel"
         assert not [each for each in ("other", "s3cret", "p,w") if each in str(caught.value)]
 
 

@@ -90,6 +90,27 @@ async def test_d5_a_hold_that_the_failover_lost(deployment: Deployment, name: st
         assert caught.value.reason == "broken"
 
 
+async def test_f21_a_release_that_the_failover_lost(deployment: Deployment, name: str) -> None:
+    """The new master has the hold, and lacks its release, which the old one had acknowledged. It gets the release
+    again: the lease would not end while this test waits."""
+    options: dict[str, Any] = {"lease": 600.0, "max_lease": 600.0, "patience": 2 * LIMIT}
+    async with Redlock(deployment.url, **options) as client, Redlock(deployment.url, **options) as other:
+        lease = await client(name).acquire()
+        assert await other(name).acquire(timeout=0) is None
+        wait(lambda: all(value(each, name) for each in deployment.servers), "the hold is replicated")
+        deployment.unlink_replicas()
+        replicas, old = deployment.replicas, deployment.master
+        await lease.release()
+        old.kill()
+        for each in replicas:
+            each.thaw()
+        new = await asyncio.to_thread(deployment.switched_from, old)
+        await moved(other, new)
+        got = await other(name).acquire(timeout=LIMIT)
+        assert got is not None
+        await got.release()
+
+
 @every_failover
 async def test_d5_the_new_master_takes_over(deployment: Deployment, fail: Failover, name: str) -> None:
     """The hold was replicated: the next renewal goes to the new master, and extends it there. 100 tasks of three

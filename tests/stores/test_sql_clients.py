@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from asynclock import Redlock
+from asynclock.stores.port import Notice
 from asynclock.stores.sql import SQLStore, inbox
-from tests.support.waiters import LIMIT
+from tests.support.cancelled_waits import SOON, sent, waiter
+from tests.support.waiters import LIMIT, LONG, until
 
 
 @pytest.fixture
@@ -48,3 +50,39 @@ async def test_a_client_that_holds_looks_sooner_once_it_waits(
             await asyncio.sleep(0.01)
         await lease.release()
         await (await waiting).release()
+
+
+async def test_e5_the_next_waiter_looks_on_after_a_grant_to_one_that_left(
+    file: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notice of that grant is found only once another task of the client waits for the name. That task waits still,
+    so the looks go on; without them it would be served when it renews its ticket."""
+    found: list[object] = []
+    may_look, take, taken = asyncio.Event(), inbox.Inbox._take, inbox.Inbox._taken  # noqa: SLF001
+
+    async def take_late(self: inbox.Inbox, tag: str) -> None:
+        await may_look.wait()
+        await take(self, tag)
+
+    def noted(self: inbox.Inbox, notice: Notice | None) -> None:
+        found.append(notice)
+        taken(self, notice)
+
+    monkeypatch.setattr(inbox.Inbox, "_take", take_late)
+    monkeypatch.setattr(inbox.Inbox, "_taken", noted)
+    async with Redlock(file, lease=LONG) as holds, Redlock(file, lease=LONG) as waits:
+        lease = await holds(name).acquire(timeout=None)
+        leaves = await waiter(waits, name, fair=False)
+        await sent([waits], name)
+        await lease.release()  # grants it to the one that leaves
+        leaves.cancel()
+        await asyncio.wait({leaves})
+        await sent([waits], name)
+        lease = await holds(name).acquire(timeout=None)
+        stays = await waiter(waits, name, fair=False)
+        await sent([waits], name)
+        may_look.set()
+        await until(lambda: found)
+        await lease.release()
+        async with asyncio.timeout(SOON):
+            await stays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,8 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from asynclock import ConfigError, Redlock
-from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql import SQLStore, engines
+from asynclock.stores.sql.lines import AsyncmyLine
 from tests.support.sql_states import read_rows
 from tests.support.waiters import LIMIT, until
 
@@ -114,10 +115,12 @@ async def test_f1_a_statement_reads_the_local_time_once(name: str, mariadb_url: 
     assert {each.count("SYSDATE") for each in sent} == {0, 1}
 
 
-async def test_f1_the_time_of_an_op_is_that_after_its_wait(name: str, mariadb_url: str) -> None:
+@pytest.mark.parametrize("way", ["a transaction", "one statement first"])
+async def test_f1_the_time_of_an_op_that_waits(name: str, mariadb_url: str, way: str) -> None:
     """For a row that another client had locked: what is written later has the later time."""
-    moved = SQLStore(mariadb_url)
-    async with Redlock(moved, lease=60) as client:
+    engine = create_async_engine(mariadb_url.replace("mariadb:", "mariadb+asyncmy:"))
+    store = SQLStore(engine if way == "a transaction" else mariadb_url)
+    async with Redlock(store, lease=60) as client:
         async with client(name):
             pass
         async with session(mariadb_url, f"SELECT 1 FROM asynclock WHERE resource_name = '{name}' FOR UPDATE") as other:
@@ -126,9 +129,37 @@ async def test_f1_the_time_of_an_op_is_that_after_its_wait(name: str, mariadb_ur
             ((freed,),) = await other.exec_driver_sql("SELECT @@timestamp + 0e0 FROM (SELECT SLEEP(0.2)) AS slept")
         lease = await waiting
         assert lease is not None
-        rows, _ = await read_rows(moved, [name])
+        rows, _ = await read_rows(store, [name])
         assert (rows[name].expires_at or 0.0) - 60 >= freed
         await lease.release()
+    await engine.dispose()
+
+
+async def test_f1_a_single_statement_does_nothing_while_the_clock_of_its_session_stands_still(
+    name: str, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transaction that follows says so."""
+    clock = "DEFAULT"
+
+    class Session(AsyncmyLine):
+        async def change(self, sql: str, params: Mapping[str, Any]) -> int:
+            await super().run(f"SET timestamp = {clock}")
+            return await super().change(sql, params)
+
+        async def run(self, sql: str) -> None:
+            await super().run(f"SET timestamp = {clock}; {sql}")
+
+    monkeypatch.setattr(engines, "AsyncmyLine", Session)
+    async with Redlock(mariadb_url) as client:
+        clock = "1700000000"
+        with pytest.raises(ConfigError, match="stands still"):
+            await client(name).acquire(timeout=0)
+        clock = "DEFAULT"
+        async with client(f"{name}:2") as lease:
+            clock = "1700000000"
+            with pytest.raises(ConfigError, match="stands still"):
+                await lease.extend()
+            clock = "DEFAULT"
 
 
 async def waits_for_row(url: str) -> None:

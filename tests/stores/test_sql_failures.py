@@ -12,14 +12,16 @@ from typing import Any
 
 import asyncpg
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.events import NodeDown, NodeUp
 from asynclock.stores.sql import SQLStore, engines
 from asynclock.stores.sql.lines import AsyncmyLine
-from tests.support.probes import nodes_of
+from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
+from tests.support.sql_states import idle_lines_of
 from tests.support.waiters import LIMIT, reconnected, until
 
 
@@ -161,21 +163,39 @@ async def test_the_connection_that_listens_comes_back(server: PostgreSQL, name: 
     async with Redlock(server.url) as holds, Redlock(server.url, lease=600.0, max_lease=600.0) as waits:
         lease = await holds(name).acquire(timeout=None)
         waiting = asyncio.create_task(waits(name).acquire(timeout=None))
-        async with asyncio.timeout(LIMIT):
-            while not (await holds.inspect(name)).waiters:
-                await asyncio.sleep(0.01)
-        events: list[Any] = []
-        waits.subscribe(events.append)
+        await until(lambda: [waits_for_notice(each) for each in acquisitions_of(waits)] == [True])
         (node,) = nodes_of(waits)
         admin = await asyncpg.connect(server.url)
         back = asyncio.create_task(reconnected(node))
         await admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
         await admin.close()
         await back
-        assert not events  # the connection was idle
         async with asyncio.timeout(LIMIT):
             await lease.release()
             await (await waiting).release()
+
+
+async def test_an_idle_connection_that_the_server_closed_is_not_used(mariadb_url: str, name: str) -> None:
+    """An acquire by one statement on it would be ambiguous."""
+    store = SQLStore(mariadb_url)
+    async with Redlock(store, patience=0) as client:
+        async with client(name):
+            pass
+        lines = idle_lines_of(store)
+        for line in lines:
+            await kill(mariadb_url, line.driver.thread_id())
+        await until(lambda: all(line.is_closed for line in lines))
+        lease = await client(name).acquire(timeout=0)
+        assert lease
+        await lease.release()
+
+
+async def kill(url: str, connection: int) -> None:
+    """The server ends that connection."""
+    engine = create_async_engine(url.replace("mariadb:", "mariadb+asyncmy:"))
+    async with engine.connect() as admin:
+        await admin.exec_driver_sql(f"KILL {connection}")
+    await engine.dispose()
 
 
 async def test_a_client_that_stands_still_in_a_transaction_stops_nobody_for_long(server: PostgreSQL, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
@@ -135,9 +136,12 @@ async def test_a_server_that_is_read_only_is_an_outage(reader: str, postgresql_u
     await run(
         postgresql_url, f"GRANT ALL ON {table} TO {user}", f"ALTER USER {user} SET default_transaction_read_only = on"
     )
-    async with aclosing(Redlock(reader, patience=1)) as client:
-        with pytest.raises(QuorumUnavailable, match="is it a standby"):
-            await client(name).acquire()
+    async with aclosing(Redlock(reader, patience=1)) as client, asyncio.timeout(LIMIT):
+        said = ""
+        while "is it a standby" not in said:  # on a busy machine the last question may have no answer
+            with pytest.raises(QuorumUnavailable) as raised:
+                await client(name).acquire()
+            said = str(raised.value)
         await run(postgresql_url, f"ALTER USER {user} RESET default_transaction_read_only")
         async with client(name):
             pass
@@ -165,10 +169,10 @@ from asynclock import QuorumUnavailable, Redlock
 async def main():
     async with Redlock(sys.argv[1], lease=60) as client:
         leases = []
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (28_000, resource.RLIM_INFINITY))
         for number in range(1000):
             try:
-                leases.append(await client(f"lock:{number}").acquire(timeout=0))
+                leases.append(await client(f"lock:{number}", renew=False).acquire(timeout=0))
             except QuorumUnavailable as error:
                 print(error)
                 break

@@ -13,6 +13,8 @@ from asynclock.stores.sql import listening, pool
 from tests.support.proxy import TcpProxy
 from tests.support.waiters import LIMIT
 
+pytestmark = pytest.mark.both_loops("the loop has the transports of the drivers")
+
 QUICK = 0.3
 """Seconds after which a connection that does not answer is given up, here."""
 

@@ -16,13 +16,14 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from asynclock import ConfigError, Redlock
+from asynclock.rules.model import Entry, State
 from asynclock.stores.sql import SQLStore, inbox
 from asynclock.stores.sql.lines import Line
-from asynclock.stores.sql.rows import Row
+from asynclock.stores.sql.rows import FLOOR, Row
 from asynclock.stores.sql.schema import ddl
 from tests.support.programs import run_python
 from tests.support.services.postgresql import pgbouncer
-from tests.support.sql_states import read_rows
+from tests.support.sql_states import database_of, read_rows, write_state
 from tests.support.waiters import LIMIT, until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "stores" / "sql.md").read_text()
@@ -141,6 +142,20 @@ async def test_rows_of_free_names_are_removed_and_fences_never_fall(url: str, na
         assert removed >= 1
         async with client(name) as lease:
             assert lease.fence > first + 3600000000
+
+
+async def test_f8_a_name_with_only_a_tombstone_begins_above_the_floor(url: str, name: str) -> None:
+    """Its row has no counter: that was removed, and the floor stands for it."""
+    store, floor = SQLStore(url), 2**52
+    async with Redlock(store) as client:
+        now = (await read_rows(store))[1]
+        await write_state(store, name, State(undone=(Entry("a late acquire", now + 60),)))
+        database = database_of(store)
+        await database.connected.repeated(
+            partial(database.dialect.insert, row=Row(FLOOR, fence=floor, keep_until=None), now=1.0)
+        )
+        async with client(name) as lease:
+            assert lease.fence > floor
 
 
 async def turns(store: SQLStore) -> int:

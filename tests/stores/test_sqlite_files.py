@@ -15,7 +15,7 @@ import pytest
 
 from asynclock import ConfigError, Redlock
 from asynclock.stores.sql import SQLStore
-from asynclock.stores.sql.file_lines import _FORKS, _driven, _Inline
+from asynclock.stores.sql.file_lines import _FORKS, Inline, _driven
 from asynclock.stores.sql.files import is_network, type_of
 from asynclock.stores.sql.lines import Line
 from tests.support.programs import run_python
@@ -127,7 +127,7 @@ def test_a_forked_child_excludes_others_after_its_parent_has_closed(file: str) -
 def test_a_fork_waits_for_the_transaction_that_runs(tmp_path: Path) -> None:
     """Then the connection is closed, and the next transaction opens it again."""
     (tmp_path / "locks.db").touch()
-    inline = _Inline(str(tmp_path / "locks.db"))
+    inline = Inline(str(tmp_path / "locks.db"))
     inline.opened().execute("CREATE TABLE t (x)")
     order, running = list[str](), threading.Event()
 
@@ -166,7 +166,7 @@ def test_a_fork_waits_for_a_connection_that_closes(tmp_path: Path, monkeypatch: 
     connect = sqlite3.connect
     (tmp_path / "locks.db").touch()
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: connect(*args, **options, factory=Slow))
-    inline = _Inline(str(tmp_path / "locks.db"))
+    inline = Inline(str(tmp_path / "locks.db"))
     inline.opened()
     thread = threading.Thread(target=inline.close)
     thread.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-import trustme
 from redis.asyncio import BlockingConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
@@ -19,7 +17,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from tests.support.default_keys import key_of
-from tests.support.servers import Server, Servers, free_port
+from tests.support.ports import free_port
+from tests.support.servers import Server, Servers
+from tests.support.tls import Tls
 from tests.support.waiters import LIMIT, PATIENT
 
 pytestmark = pytest.mark.both_loops("the loop has the transports")
@@ -179,52 +179,6 @@ async def test_clients_and_urls_mix(five: list[Server]) -> None:
 
 
 # -- TLS -------------------------------------------------------------------------------------------------------------
-
-
-class Tls:
-    """A proxy that ends TLS before a server, since the server at hand speaks none."""
-
-    def __init__(self, server: Server, folder: Path) -> None:
-        self.ca, self.other_ca = trustme.CA(), trustme.CA()
-        self.ca_file, self.other_ca_file = folder / "ca.pem", folder / "other.pem"
-        self.ca.cert_pem.write_to_path(str(self.ca_file))
-        self.other_ca.cert_pem.write_to_path(str(self.other_ca_file))
-        self._path = str(server.path)
-        self._pumps: set[asyncio.Task[None]] = set()
-        self.port = 0
-
-    @asynccontextmanager
-    async def serving(self, host: str = "localhost", *, client_certificates: bool = False) -> AsyncIterator[Tls]:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self.ca.issue_cert(host).configure_cert(context)
-        if client_certificates:
-            self.ca.configure_trust(context)
-            context.verify_mode = ssl.CERT_REQUIRED
-        proxy = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
-        self.port = proxy.sockets[0].getsockname()[1]
-        try:
-            yield self
-        finally:
-            proxy.close()
-            if self._pumps:
-                await asyncio.wait(self._pumps)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._pumps.add(task)
-        inner_reader, inner_writer = await asyncio.open_unix_connection(self._path)
-        await asyncio.gather(self._pump(reader, inner_writer), self._pump(inner_reader, writer))
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass  # either end may hang up whenever it likes
-        finally:
-            writer.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from asynclock.stores.redis.store import RedisStore
 from asynclock.stores.urls import urls_of
 from tests.support.probes import nodes_of, stores_of
 from tests.support.servers import Server, Servers
-from tests.support.waiters import works
+from tests.support.waiters import PATIENT, works
 
 LISTS = {
     "two": ("redis://a:1,redis://b:2", ("redis://a:1", "redis://b:2")),
@@ -126,6 +126,42 @@ async def test_an_outage_does_not_show_the_secret(url: str, caplog: pytest.LogCa
         known = [caught.value, *caught.value.errors.items(), redlock, stores_of(redlock), await redlock.health()]
         nodes = nodes_of(redlock)
     assert "kilowatt" not in " ".join(f"{each!s} {each!r}" for each in (*known, *nodes, caplog.text))
+
+
+@pytest.mark.parametrize(
+    ("url", "label"),
+    [
+        ("redis://me:kilowatt@[::1]:27025", "[::1]:27025"),
+        ("rediss://[fe80::1]:1/2", "[fe80::1]:1/2"),
+        ("redis://localhost:1/0", "localhost:1"),
+        ("redis://localhost:1/2", "localhost:1/2"),
+        ("unix:///run/redis.sock?db=2", "unix:///run/redis.sock?db=2"),
+        ("unix://:kilowatt@/run/redis.sock", "unix:///run/redis.sock"),
+    ],
+)
+def test_a_label_is_the_address_and_the_database(url: str, label: str) -> None:
+    """As a url has them. Two databases of one server have two labels."""
+    assert RedisStore(url).label == label
+
+
+async def test_two_databases_of_one_server_are_one_node(server: Server) -> None:
+    """The error tells them apart."""
+    async with aclosing(Redlock(server.url, f"{server.url}?db=2", "unix:///none.sock")) as redlock:
+        with pytest.raises(ConfigError, match=r"are the same server: .*its databases fail together") as caught:
+            await redlock("order:42").acquire()
+    assert f"{server.url} " in str(caught.value)
+    assert f"{server.url}?db=2 " in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["unix://{}?db=7", "unix://worker:secret@{}?db=7"])
+async def test_c13_a_database_out_of_range(servers: Servers, url: str) -> None:
+    """The server has fewer: only the user can solve that."""
+    server = servers.start("--databases", "2")
+    server.user()
+    async with aclosing(Redlock(url.format(server.path), **PATIENT)) as redlock:
+        with pytest.raises(ConfigError, match=r"DB index is out of range; correct the number .* databases") as caught:
+            await redlock("order:42").acquire()
+    assert "TLS" not in str(caught.value)
 
 
 OTHERS = ["redis+cluster://a", "valkey+cluster://a", "postgresql://me:kilowatt@a/b", "memory:", "embedded:", "foo"]

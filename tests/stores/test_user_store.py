@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
+from asynclock.locks import health
+from asynclock.quorum.checks import check_votes
 from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Op, Queueing, Serve
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.memory import MemoryStore
-from asynclock.stores.port import Refused
-from asynclock.stores.transactional import State, Step
+from asynclock.stores.port import Checked, Node, Refused
+from asynclock.stores.transactional import Notice, State, Step
 from tests.support.still_clock import turns
 from tests.support.user_store import DictStore, state_of
 from tests.support.waiters import LIMIT, LONG, until
@@ -251,3 +253,23 @@ async def test_no_notice_of_another_thread_overtakes_a_reply(name: str) -> None:
         store.then = lambda: store.decide("", give_back, lambda vote: None)
         async with asyncio.timeout(LIMIT), waits(name):
             pass
+
+
+async def test_health_gives_the_answers_a_second_after_a_slow_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connecting takes nearly the whole second of a first health, as on a busy machine. The answers get another one."""
+    passed, limits = [0.0], list[float]()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + passed[0])
+
+    class Slow(DictStore):
+        def listen(self, tag: str, receive: Callable[[Notice], object]) -> None:
+            passed[0] += 0.9
+            super().listen(tag, receive)
+
+    async def asked(nodes: Sequence[Node], within: float, *, everyone: bool) -> list[Checked | Exception | None]:
+        limits.append(within)
+        return await check_votes(nodes, within, everyone=everyone)
+
+    monkeypatch.setattr(health, "check_votes", asked)
+    async with aclosing(Redlock(Slow())) as client:
+        assert (await client.health()).ok
+    assert limits >= [0.5]

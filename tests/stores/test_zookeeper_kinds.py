@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
@@ -18,14 +17,12 @@ from kazoo.security import make_acl, make_digest_acl
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock, Skipped, Unsupported
 from asynclock.stores.zookeeper import ZooKeeperStore
+from tests.support.cancelled_waits import nothing_is_left
 from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
-from tests.support.waiters import LIMIT, until
+from tests.support.waiters import LIMIT, LOADED, until
 from tests.support.zookeeper_clients import client_of
-from tests.support.zookeeper_probes import connection_of, contenders_of, watchers_of
-
-TICKET = 16.0
-"""Seconds after which a waiter asks again by itself, at the soonest."""
+from tests.support.zookeeper_probes import connection_of, contenders_of, held_request, most_sent, watchers_of
 
 
 @pytest.fixture
@@ -47,14 +44,51 @@ async def test_all_permits_are_used(clients: list[Redlock], name: str) -> None:
             inside.remove(number)
 
     tasks = [asyncio.create_task(work(number)) for number in range(9)]
-    began = time.monotonic()
     for left in range(9, 0, -1):
         await until(lambda left=left: len(inside) == min(3, left))
+        assert most_sent(*clients) <= 1  # none was found only by its renewal, after 16 s
         leaver = max(inside) if left % 2 else min(inside)
         leave[leaver].set()
         await until(lambda leaver=leaver: leaver not in inside)
     await asyncio.gather(*tasks)
-    assert time.monotonic() - began < TICKET  # none was found only by its renewal
+
+
+async def test_a_waiter_enters_before_the_next_one_watches_it(clients: list[Redlock], name: str) -> None:
+    """The next one does not wait until it leaves, but for the next permit."""
+    holds, first, second = (each.semaphore(name, 2) for each in clients)
+    one, two = [await holds.acquire(timeout=None) for _ in range(2)]
+    entering = asyncio.create_task(first.acquire(timeout=None))
+    await until(lambda: any(each.waits for each in contenders_of(clients[1]).values()))
+    with held_request(clients[2], "watch", lambda: True) as reached:
+        waiting = asyncio.create_task(second.acquire(timeout=None))
+        await reached.wait()
+        await one.release()
+        await entering
+        await connection_of(clients[1]).exists("/")  # the servers have all that it sent before
+    await two.release()
+    async with asyncio.timeout(LIMIT):
+        await waiting
+    assert most_sent(clients[2]) == 1
+
+
+async def test_one_enters_that_the_next_one_took_for_a_waiter(clients: list[Redlock], name: str) -> None:
+    """It never waited, since a holder left before it read the children. The next one read them before."""
+    holds, first, second = (each.semaphore(name, 2) for each in clients)
+    one, two = [await holds.acquire(timeout=None) for _ in range(2)]
+    with held_request(
+        clients[1], "children", lambda: any(each.nodes for each in contenders_of(clients[1]).values())
+    ) as reached:
+        entering = asyncio.create_task(first.acquire(timeout=None))
+        await reached.wait()
+        waiting = asyncio.create_task(second.acquire(timeout=None))
+        await until(lambda: any(each.watcher for each in contenders_of(clients[2]).values()))
+        await connection_of(clients[2]).exists("/")
+        await one.release()
+    await entering
+    await two.release()
+    async with asyncio.timeout(LIMIT):
+        await waiting
+    assert most_sent(clients[2]) == 1
 
 
 async def test_waiters_with_other_numbers_of_permits(clients: list[Redlock], name: str) -> None:
@@ -122,8 +156,8 @@ async def test_a_node_that_is_gone_is_not_watched(clients: list[Redlock], name: 
 
 
 async def test_a_waiter_for_several_names_is_not_overtaken_for_ever(clients: list[Redlock], name: str) -> None:
-    """Single locks of its names come and go, and there is always one that waits. After some refusals it queues at all
-    of its names."""
+    """Single locks of its names come and go, and there is always one that waits. After some refusals it closes one of
+    its names."""
     names = [f"{name}:a", f"{name}:b"]
     counts: Counter[str] = Counter()
     stop = asyncio.Event()
@@ -143,6 +177,20 @@ async def test_a_waiter_for_several_names_is_not_overtaken_for_ever(clients: lis
         assert lease.held
     stop.set()
     await asyncio.gather(*tasks)
+
+
+async def test_a_wait_for_several_names_that_is_cut_leaves_no_ticket(clients: list[Redlock], name: str) -> None:
+    """Its ticket would stay as long as its session, and the next one would wait for it."""
+    holds, waits = clients[:2]
+    names = [f"{name}:a", f"{name}:b"]
+    async with holds(names[1]):
+        waiting = asyncio.create_task(waits.multi(*names).acquire(timeout=None))
+        await until(lambda: any(each.ticket for each in contenders_of(waits).values()))
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    await until(lambda: not any(map(contenders_of, clients)))
+    for each in names:
+        await nothing_is_left([holds, waits], each)
 
 
 async def test_d7_a_node_that_an_operator_deletes(
@@ -221,22 +269,26 @@ async def test_detach_is_unsupported(clients: list[Redlock], name: str) -> None:
 async def test_once_with_ttl_nodes(shared_zookeeper: ZooKeeper, name: str, layout: str) -> None:
     """One run in two clients completes. Its mark keeps out other clients and other programs, and ends by itself."""
     url = shared_zookeeper.url(f"/once-{layout}", ttl_nodes="true", layout=layout)
-    runs = 0
+    runs, running, end = 0, asyncio.Event(), asyncio.Event()
 
     def job(client: Redlock) -> Callable[[], Coroutine[Any, Any, str | Skipped]]:
-        @client.once(name, within=1.0)
+        @client.once(name, within=LOADED)
         async def run() -> str:
             nonlocal runs
             runs += 1
-            await asyncio.sleep(0.1)
+            running.set()
+            await end.wait()
             return "ran"
 
         return run
 
     async with Redlock(url) as one, Redlock(url) as two, asyncio.timeout(LIMIT):
         first, second = job(one), job(two)
-        await asyncio.gather(one.health(), two.health())
-        assert set(await asyncio.gather(first(), second())) == {"ran", Skipped.RUNNING}
+        ran = asyncio.create_task(first())
+        await running.wait()
+        assert await second() is Skipped.RUNNING
+        end.set()
+        assert await ran == "ran"
         assert (await first(), await second(), runs) == (Skipped.DONE, Skipped.DONE, 1)
         assert [holder.metadata for holder in (await two.inspect(name)).holders] == ["(done)"]
         if layout == "kazoo":

@@ -127,6 +127,21 @@ async def test_a_lost_connection_is_no_lost_lock(
             pass
 
 
+async def test_a_server_that_accepts_and_never_answers(zookeeper_proxy: TcpProxy, name: str) -> None:
+    """As one that has just started may do. The client hangs up, and opens the session again before it ends."""
+    told: list[Event] = []
+    async with behind(zookeeper_proxy, session=9.0) as client:
+        client.subscribe(told.append)
+        async with client(name) as lease:
+            zookeeper_proxy.hold_replies()
+            zookeeper_proxy.cut()
+            await until(lambda: zookeeper_proxy.held)
+            zookeeper_proxy.freeze()
+            zookeeper_proxy.let_go()
+            await until(lambda: any(isinstance(each, NodeUp) for each in told))
+            await lease.extend()
+
+
 class Clocked(ZooKeeperStore):
     """Servers, for a client whose clock the test moves."""
 
@@ -200,7 +215,7 @@ async def test_c2_a_create_without_a_reply(
         await until(lambda: not contenders_of(client))
 
 
-async def test_c2_a_release_that_did_not_arrive(
+async def test_c2_f7_a_release_that_did_not_arrive(
     zookeeper_proxy: TcpProxy, shared_zookeeper: ZooKeeper, name: str
 ) -> None:
     """The session lives on, and would keep the node: it is deleted when the connection is back."""
@@ -251,6 +266,39 @@ async def test_e15_a_release_while_the_waiter_is_disconnected(
             await (await waiting).release()
 
 
+@pytest.mark.parametrize("fair", [False, True])
+async def test_a_waiter_keeps_its_place_in_an_outage(
+    zookeeper_proxy: TcpProxy, shared_zookeeper: ZooKeeper, name: str, fair: bool
+) -> None:
+    """It asks while no server is in reach, and tries on when one is. Its session lives on, and so does its place: it
+    gets the lock before a waiter that came later."""
+    told: list[Event] = []
+    async with (
+        behind(zookeeper_proxy) as client,
+        client_of(shared_zookeeper) as later,
+        client_of(shared_zookeeper) as other,
+        asyncio.timeout(LIMIT),
+    ):
+        client.subscribe(told.append)
+        lease = await other(name).acquire(timeout=None)
+        waiting = asyncio.create_task(client(name, fair=fair).acquire(timeout=None))
+        await until_it_waits(client)
+        behind_it = asyncio.create_task(later(name).acquire(timeout=None))
+        await until_it_waits(later)
+        zookeeper_proxy.away = True
+        zookeeper_proxy.cut()
+        await until(lambda: any(isinstance(each, NodeDown) for each in told))
+        await until(lambda: all(each.planner.in_outage for each in acquisitions_of(client)))
+        zookeeper_proxy.away = False
+        await until(lambda: any(isinstance(each, NodeUp) for each in told))
+        await until_it_waits(client)
+        await lease.release()
+        first = await waiting
+        assert not behind_it.done()
+        await first.release()
+        await (await behind_it).release()
+
+
 async def test_d7_broken_after_the_connection_was_lost(
     zookeeper_proxy: TcpProxy, shared_zookeeper: ZooKeeper, name: str
 ) -> None:
@@ -289,7 +337,7 @@ async def test_c21_a_server_that_says_nothing(name: str) -> None:
     port = silent.sockets[0].getsockname()[1]
     async with asyncio.timeout(SOON):
         client = Redlock(f"zookeeper://127.0.0.1:{port}/locks", connect_timeout=0.5)
-        with pytest.raises(QuorumUnavailable, match="does not answer"):
+        with pytest.raises(QuorumUnavailable, match=r"does not answer .*but opens no session"):
             await client(name).acquire(timeout=0)
         await client.aclose()
     silent.close()

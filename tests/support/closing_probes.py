@@ -9,7 +9,7 @@ from tests.support.fake_clock import FakeTimer
 
 def timer_of(node: Any) -> bool:
     """Whether the timer of its commands is armed."""
-    timer = node._timer
+    timer = node._deadlines._timer
     return timer is not None and not (timer.callback is None if isinstance(timer, FakeTimer) else timer.cancelled())
 
 

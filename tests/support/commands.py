@@ -16,12 +16,15 @@ import pytest
 from typer.testing import CliRunner
 
 from asynclock.cli import app
-from tests.support.programs import REPO
+from tests.support.programs import PATIENT, PYTHONPATH
 from tests.support.servers import Server
 
 START = [sys.executable, "-m", "asynclock"]
 HOLDS = ["sh", "-c", "echo holds; cat"]
 """A command that says when it runs, and ends with its stdin."""
+
+_CONNECT = "5"
+"""$ASYNCLOCK_CONNECT_TIMEOUT: on a busy machine a connect takes more than 1 s."""
 
 Begin: TypeAlias = Callable[..., "Running"]
 """The fixture `begin`: starts `asynclock ...` and ends it after the test."""
@@ -31,7 +34,9 @@ def environment(servers: Sequence[Server] | Server = (), **more: str) -> dict[st
     """Of a machine on which the urls of these servers are set."""
     known = [servers] if isinstance(servers, Server) else servers
     own = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCLOCK_")}
-    own |= {"PYTHONPATH": str(REPO), "COLUMNS": "200", "TERM": "dumb"}
+    own |= {"PYTHONPATH": PYTHONPATH, "COLUMNS": "200", "TERM": "dumb", "ASYNCLOCK_CONNECT_TIMEOUT": _CONNECT}
+    if len(known) > 1:
+        own["ASYNCLOCK_NODE_TIMEOUT"] = PATIENT
     return own | {"ASYNCLOCK_URLS": ",".join(each.url for each in known)} | more
 
 

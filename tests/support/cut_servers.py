@@ -25,10 +25,11 @@ class Clocked(RedisStore):
 
 class FaultyProxy(Proxy):
     """A proxy that can lose one request, and replace one reply. It can cut all connections at each request with a
-    part."""
+    part, and hold the replies from such a request on."""
 
     lose: bytes = b""
     hang_up_on: bytes = b""
+    hold_from: tuple[bytes, ...] = ()
     lost: asyncio.Event | None = None
     instead: tuple[bytes, bytes] = (b"", b"")
 
@@ -43,6 +44,8 @@ class FaultyProxy(Proxy):
             if self.hang_up_on and self.hang_up_on in data:
                 self.cut()
                 return
+            if any(part in data for part in self.hold_from):
+                self.hold_replies()
             if not self.drop_requests:
                 writer.write(data)
             for part, event in self._wanted:

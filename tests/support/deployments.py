@@ -146,7 +146,26 @@ def is_left_out(item: pytest.Item) -> bool:
     return bool(name) and DEPLOYMENTS[name].leaves_out(item)
 
 
+_OF_ONE_WORKER = {"shared_cluster": "cluster", "shared_zookeeper": "zookeeper"}
+"""Fixtures of servers that cost much while they idle, and the group of the tests that use them."""
+
+
 def keep_together(item: pytest.Item) -> None:
-    """Have one worker run all tests over a deployment that costs much to start."""
+    """Have one worker run all tests over servers that cost much to start, or that cost much while they idle."""
     if (name := deployment_of(item)) and DEPLOYMENTS[name].one_worker:
         item.add_marker(pytest.mark.xdist_group("cluster" if name == "slot" else name))
+        return
+    for fixture, group in _OF_ONE_WORKER.items():
+        if fixture in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group(group))
+            return
+
+
+def name_group(item: pytest.Item) -> None:
+    """Have the id of the item end with its group, which is all that the scheduler of xdist sees of it. xdist 3.8 writes
+    that into a field that pytest 9.2 no longer reads, and each worker would start all servers of all groups."""
+    mark = item.get_closest_marker("xdist_group")
+    if mark is None or not getattr(item.config.option, "loadgroup", False) or not hasattr(item, "_id"):
+        return
+    if not item.nodeid.endswith(suffix := f"@{mark.args[0]}"):
+        item._id = type(item._id).parse(item.nodeid + suffix)

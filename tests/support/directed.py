@@ -295,6 +295,8 @@ SERVES: dict[str, list[Step]] = {
         calls(),
         looks(YOUNGER),
     ],
+    "a head that polls becomes the holder": [acquire(), tries(MUTE), Pass(1), tries(THIRD), grants(), looks(THIRD)],
+    "also without permission": [acquire(), tries(MUTE), Pass(1), tries(THIRD), Permit(False), grants()],
     "a waiter for several names is notified": [
         *(acquire(), tries(YOUNGER, span=0), tries(THIRD), grants(), looks(THIRD)),
         *(Listen(YOUNGER, False), looks(THIRD)),

@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from tests.support.programs import QUIET, REPO
+from tests.support.programs import PYTHONPATH, QUIET
 
 HOLD = """
     import asyncio, sys
@@ -58,11 +58,13 @@ class Box:
     def socket(self, name: str = "default") -> Path:
         return self.folder(name) / "valkey.sock"
 
-    def start(self, program: str, *args: str) -> subprocess.Popen[str]:
+    def start(
+        self, text: str, *args: str, program: str = sys.executable, path: str = PYTHONPATH
+    ) -> subprocess.Popen[str]:
         self._programs.append(
             subprocess.Popen(
-                [sys.executable, "-X", "dev", "-W", "error", "-c", QUIET + textwrap.dedent(program), *args],
-                env={"PYTHONPATH": str(REPO), "PATH": os.defpath, "ASYNCLOCK_EMBEDDED_DIR": str(self.runtime)},
+                [program, "-X", "dev", "-W", "error", "-c", QUIET + textwrap.dedent(text), *args],
+                env={"PYTHONPATH": path, "PATH": os.defpath, "ASYNCLOCK_EMBEDDED_DIR": str(self.runtime)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

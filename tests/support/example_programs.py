@@ -17,6 +17,8 @@ from typing import TypeVar
 import pytest
 
 from asynclock import Lease, Redlock
+from tests.support.ports import free_port
+from tests.support.programs import PATIENT, PYTHONPATH
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,8 +49,9 @@ class Program:
                 [sys.executable, "-u", str(ROOT / "examples" / example), *args],
                 env={
                     **{key: value for key, value in os.environ.items() if not key.startswith("SHOP")},
-                    "PYTHONPATH": str(ROOT),
+                    "PYTHONPATH": PYTHONPATH,
                     "ASYNCLOCK_URLS": ",".join(urls),
+                    "ASYNCLOCK_NODE_TIMEOUT": PATIENT,
                     "SHOP": str(folder / "shop.sqlite"),
                     **env,
                 },
@@ -87,14 +90,6 @@ def accepts(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
-
-
-def free_port() -> int:
-    """A port on which no server listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(params=["five"])

@@ -5,7 +5,8 @@ When an attribute of the package is renamed or moves to another object, this fil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import redis
@@ -19,6 +20,7 @@ from asynclock.rules.model import Notice
 from asynclock.stores.redis import encoding
 from asynclock.stores.redis.cluster.node import ClusterNode
 from asynclock.stores.redis.node import RedisNode
+from asynclock.stores.transactional import TransactionalNode
 
 Receive: TypeAlias = Callable[[int, Notice], object]
 """Takes a notice, with the number of its node."""
@@ -209,6 +211,17 @@ def nodes_of(client: Redlock) -> tuple[Any, ...]:
     return tuple(session_of(client).quorum.nodes)
 
 
+def backlog_of(client: Redlock) -> int:
+    """The acquires that wait in the queue of the client, over a database or ZooKeeper."""
+    return len(queue_of(client))
+
+
+def queue_of(client: Redlock) -> Any:
+    """That queue."""
+    (node,) = nodes_of(client)
+    return node._jobs.backlog if isinstance(node, TransactionalNode) else node._backlog
+
+
 async def ping(node: Any, name: str = "any") -> None:
     """Wait until the server has answered behind all that the node sent; of a cluster, all masters have; of a database,
     behind all about that name."""
@@ -218,6 +231,16 @@ async def ping(node: Any, name: str = "any") -> None:
         await node._run("PING")
     else:
         await node.probe(name)
+
+
+@contextmanager
+def without_questions_for_slots(node: Any) -> Iterator[None]:
+    """The node of a cluster does not ask for the slots inside, as if that took so long."""
+    node._masters.look = lambda: None
+    try:
+        yield
+    finally:
+        del node._masters.look
 
 
 def connection_of(node: Any) -> Any:
@@ -255,6 +278,12 @@ def socket_of(connection: Any) -> Any:
 def pending_releases_of(node: Any) -> Any:
     """The releases that the client sends to the node once that is within reach."""
     return node._pending
+
+
+def never_granted(node: Any) -> Collection[str]:
+    """The ids that the server of a node has refused from the first."""
+    refused: Collection[str] = node._rights._refused
+    return refused
 
 
 def in_quarantine(node: Any) -> bool:
@@ -398,3 +427,9 @@ def probe_nodes(lock: Lock) -> Coroutine[Any, Any, Any]:
 def plain_arguments(op: Any, prefix: str, tombstone: bool) -> list[Any]:
     """The arguments of an op, built without the cached parts."""
     return list(encoding._arguments(op, prefix, tombstone))
+
+
+def undelivered_by(client: Redlock) -> int:
+    """The releases that its node, of a transactional store, sends again."""
+    (node,) = nodes_of(client)
+    return len(node._redelivery)

@@ -6,7 +6,10 @@ import asyncio
 import types
 from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+if TYPE_CHECKING:
+    from tests.support.servers import Server
 
 T = TypeVar("T")
 
@@ -24,6 +27,8 @@ class Proxy:
         self._server: asyncio.AbstractServer | None = None
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._pumps: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[Any]] = set()  # one for each connection
+        self._ended = False
         self._flow = asyncio.Event()
         self._flow.set()
         self.held = 0  # replies that wait here
@@ -42,11 +47,12 @@ class Proxy:
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._server is not None
+        self._ended = True
         self._server.close()
         self.cut()
         for pump in list(self._pumps):
             pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
+        await asyncio.gather(*self._pumps, *self._serving, return_exceptions=True)
 
     def hold_replies(self) -> None:
         """From now on replies wait."""
@@ -81,7 +87,15 @@ class Proxy:
         return await asyncio.open_unix_connection(str(self.back))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         server_reader, server_writer = await self._to_server()
+        if self._ended:  # a client connected in the last moment
+            writer.transport.abort()
+            server_writer.transport.abort()
+            return
         pair = (writer, server_writer)
         self._pairs.add(pair)
         pumps = [
@@ -114,6 +128,36 @@ class Proxy:
                 self.held -= 1
             if not self.drop_replies and writer not in self._frozen:
                 writer.write(data)
+
+
+class OneWayProxy(Proxy):
+    """A link that can be cut in one direction. TCP keeps what it could not deliver: when the link heals, it arrives, or
+    the connection is reset."""
+
+    def __init__(self, front: Path, back: Path) -> None:
+        super().__init__(front, back)
+        self._requests_flow = asyncio.Event()
+        self._requests_flow.set()
+
+    @classmethod
+    def before(cls, server: Server, number: int) -> Self:
+        """One of several links to a server."""
+        return cls(server.path.with_suffix(f".{number}"), server.path)
+
+    def cut_one_way(self, direction: str) -> None:
+        """From now on "requests" or "replies" do not arrive."""
+        (self._requests_flow if direction == "requests" else self._flow).clear()
+
+    def heal(self, *, reset: bool) -> None:
+        if reset:
+            self.cut()
+        self._flow.set()
+        self._requests_flow.set()
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self._requests_flow.wait()
+            writer.write(data)
 
 
 class TcpProxy(Proxy):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,13 +15,6 @@ from typing import Any
 import redis
 
 from asynclock.stores.embedded import server as valkey
-
-
-def free_port() -> int:
-    """A TCP port that nobody uses now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 class Server:
@@ -55,6 +47,11 @@ class Server:
             cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "&*", "+@all", *rules)
         return f"unix://worker:secret@{self.path}"
 
+    def allow(self, *rules: str) -> None:
+        """Change the permissions of that user, while it is connected."""
+        with self.cli() as cli:
+            cli.execute_command("ACL", "SETUSER", "worker", *rules)
+
     def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # it may run on for a moment
@@ -86,9 +83,9 @@ class Servers:
     def start(self, *options: str) -> Server:
         return self._begin(*options).ready()
 
-    def start_together(self, count: int) -> list[Server]:
+    def start_together(self, count: int, *options: str) -> list[Server]:
         """So many: all processes begin before the first is waited for."""
-        return [server.ready() for server in [self._begin() for _ in range(count)]]
+        return [server.ready() for server in [self._begin(*options) for _ in range(count)]]
 
     def _begin(self, *options: str) -> Server:
         server = Server(self.folder, f"s{len(self._servers)}", *options)

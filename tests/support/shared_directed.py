@@ -151,6 +151,13 @@ OWN: dict[str, dict[str, Play]] = {
             MIXED,
             [acquire(YOUNGER), tries(SECOND_TRY), tries(THIRD), calls(YOUNGER), acquire(SECOND_TRY)],
         ),
+        "the waiter behind one that polls is notified": (
+            MIXED,
+            [
+                *(acquire(YOUNGER), tries(THIRD, span=0), Pass(1), tries(FOURTH, span=0), Pass(1), tries(MUTE)),
+                *(Pass(1), tries(SECOND_TRY), grants(YOUNGER), looks(SECOND_TRY)),
+            ],
+        ),
         "readers are woken together, up to a writer": (
             MIXED,
             [
@@ -198,6 +205,14 @@ OWN: dict[str, dict[str, Play]] = {
                 *(looks(THIRD, serve=Serve.WAKE), lose("hold"), looks(YOUNGER, serve=Serve.WAKE)),
             ],
         ),
+        "the waiter behind one that polls is notified": (
+            THREE,
+            [
+                *(acquire(), acquire(SECOND_TRY), acquire(THIRD_TRY), tries(YOUNGER, span=0), Pass(1)),
+                *(tries(THIRD, span=0), Pass(1), tries(MUTE), Pass(1), tries(FIFTH), lose("hold")),
+                looks(FOURTH, serve=Serve.GRANT),
+            ],
+        ),
         "a peek counts the holders by its own permits": (
             world("s3/. s1/. s3/. s2/."),
             [
@@ -224,6 +239,13 @@ OWN: dict[str, dict[str, Play]] = {
             [
                 *(acquire(), tries(YOUNGER), Act(Verb.ACQUIRE, YOUNGER, name=1), both(THIRD, names=(0, 1))),
                 *(grants(), both(FIFTH), Act(Verb.RELEASE, YOUNGER, name=1, serve=Serve.GRANT), both(FIFTH)),
+            ],
+        ),
+        "an attempt at a slot waits with a ticket for any": (
+            world("m", "s3/. s3/. s3/. s3/. s3/. s3/. s3/1. s3/0. s3/1."),
+            [
+                *(acquire(), both(SECOND_TRY), grants(), both(SECOND_TRY), both(YOUNGER_TRY)),
+                *(both(SECOND_TRY, verb=Verb.EXTEND, token=0), both(SECOND_TRY, verb=Verb.RELEASE), both(YOUNGER_TRY)),
             ],
         ),
         "a peek of several names": (

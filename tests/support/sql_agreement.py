@@ -25,6 +25,8 @@ from asynclock.stores.sql import SQLStore
 from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.dialects import MySQL, SQLite
 from asynclock.stores.sql.lines import Line
+from asynclock.stores.sql.mysql_single import MySQLClock, MySQLSingles
+from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.rows import Row, resource_name, row_of, state_of
 from asynclock.stores.sql.single import Singles
 from tests.support import histories
@@ -60,12 +62,17 @@ class SQLStage:
                 await line.run(f"INSERT INTO {self._clock} VALUES (0)")
             waited = ", 0" if isinstance(self.database.dialect, MySQL) else ""
             self.database.dialect.now = f"(SELECT now FROM {self._clock}){waited}"  # type: ignore[misc]
-        self.database.singles = (
-            Singles(store.label, store._settings.table, self.database.dialect.now, transactions.pool)
-            if self.database.singles is not None
-            else None
-        )
+        self._use_the_clock(transactions.pool)
         return self
+
+    def _use_the_clock(self, pool: Pool) -> None:
+        """In the statements that are no transactions, too."""
+        table, singles = self.store._settings.table, self.database.singles
+        if isinstance(singles, MySQLSingles):
+            clock = MySQLClock(f"(SELECT now FROM {self._clock})", "true")
+            self.database.singles = MySQLSingles(self.store.label, table, pool, clock)
+        elif singles is not None:
+            self.database.singles = Singles(self.store.label, table, self.database.dialect.now, pool)
 
     async def aclose(self) -> None:
         await self.store.unlisten("none")
@@ -81,9 +88,9 @@ class SQLStage:
 
     async def ask(self, prefix: str, op: Op) -> Any:
         """The vote of the store."""
+        self.notices.clear()  # a file may be written to as soon as it is asked
         pending = self.store.decide(prefix, op, lambda vote: None)
         assert pending is not None
-        self.notices.clear()
         await pending[0]
         return pending[1][0]
 

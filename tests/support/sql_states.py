@@ -1,11 +1,15 @@
-"""What a SQLStore keeps, read without its node."""
+"""What a SQLStore keeps, read without its node; and sessions of other programs at its server."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from asynclock.rules.model import State
 from asynclock.stores.sql import SQLStore
@@ -15,6 +19,17 @@ from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.rows import CLOCK, Row, resource_name, state_of
 
 _threads = ThreadPoolExecutor(1)
+
+
+@asynccontextmanager
+async def session(url: str) -> AsyncIterator[AsyncConnection]:
+    """A connection of a stranger to a MariaDB."""
+    engine = create_async_engine(url.replace("mariadb:", "mariadb+asyncmy:"))
+    try:
+        async with engine.connect() as connection:
+            yield connection
+    finally:
+        await engine.dispose()
 
 
 def sql_state(store: SQLStore, key: str) -> State:
@@ -49,6 +64,31 @@ async def change_state(store: SQLStore, key: str, **changes: Any) -> None:
     """Change a state that is there."""
     rows, _ = await read_rows(store, [key])
     await write_state(store, key, replace(state_of(rows[resource_name(key)]), **changes))
+
+
+def database_of(store: SQLStore) -> Any:
+    """The database, as the only event loop of the store uses it."""
+    (database,) = store._databases.values()
+    return database
+
+
+def idle_lines_of(store: SQLStore) -> list[Any]:
+    """The connections that its only event loop keeps for the next transaction."""
+    return [line for line, _ in database_of(store).connected.pool._idle]
+
+
+async def damage(store: SQLStore, key: str, text: str) -> None:
+    """Put another text in place of a state."""
+    settings = store._settings
+    pool = Pool(settings.new_source(5.0, pooler=True), size=1, pooler=True)
+    try:
+        async with pool.line() as line:
+            sql = (
+                f"UPDATE {settings.table} SET state = :state, count = 1, expires_at = 1e11 WHERE resource_name = :name"
+            )
+            await line.fetch(sql, {"state": text, "name": resource_name(key)})
+    finally:
+        await pool.aclose()
 
 
 async def write_state(store: SQLStore, key: str, state: State) -> None:

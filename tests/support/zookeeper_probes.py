@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from asynclock import Redlock
@@ -77,7 +81,67 @@ def end_thread(client: Redlock) -> None:
     handler.select = fail
 
 
+def hang_up(client: Redlock) -> None:
+    """Its connection breaks."""
+    connection_of(client)._handler.hang_up()
+
+
 def thread_of(client: Redlock) -> Any:
     """The thread of kazoo that has the connection."""
     (node,) = nodes_of(client)
     return node._connection._client._connection._connection_routine
+
+
+@contextmanager
+def held_thread(client: Redlock) -> Iterator[None]:
+    """The thread of kazoo that has the connection does nothing inside, as if other threads had the processor."""
+    handler = connection_of(client)._handler
+    select, go_on = handler.select, threading.Event()
+
+    def wait(*args: Any) -> Any:
+        go_on.wait()
+        return select(*args)
+
+    handler.select = wait
+    try:
+        yield
+    finally:
+        handler.select = select
+        go_on.set()
+
+
+@contextmanager
+def held_request(client: Redlock, verb: str, when: Callable[[], object]) -> Iterator[asyncio.Event]:
+    """The first request of that method of the connection, once `when` says so, is not sent before the end of this. The
+    event is set when it is to be sent."""
+    connection = connection_of(client)
+    send, reached, go_on = getattr(connection, verb), asyncio.Event(), asyncio.Event()
+
+    async def hold(*args: Any) -> Any:
+        if not reached.is_set() and when():
+            reached.set()
+            await go_on.wait()
+        return await send(*args)
+
+    setattr(connection, verb, hold)
+    try:
+        yield reached
+    finally:
+        delattr(connection, verb)
+        go_on.set()
+
+
+def most_sent(*clients: Redlock) -> int:
+    """How often the ticket was sent that was sent most often, of those that wait or have got a hold."""
+    return max(each.number for client in clients for each in nodes_of(client)[0]._contenders.values())
+
+
+def under_way(client: Redlock) -> int:
+    """The requests that kazoo has, and that are not answered yet."""
+    kazoo = connection_of(client)._client
+    return len(kazoo._queue) + len(kazoo._pending)
+
+
+def holds_and_waits(client: Redlock) -> bool:
+    """Whether a waiter for several names waits with its nodes."""
+    return any(each.hold_and_wait is not None for each in contenders_of(client).values())

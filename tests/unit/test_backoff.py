@@ -81,6 +81,15 @@ def test_pauses_after_refusals_grow_up_to_a_bound() -> None:
     assert pace.after_refusal(SECOND, 0.01) == Plan(SECOND + 0.01)
 
 
+@pytest.mark.parametrize(("patience", "within", "left"), [(5.0, 0.0, QUORUM_TIMEOUT), (5.0, 1.0, 1.0), (1.0, 3.0, 0.5)])
+def test_f17_the_last_try_in_an_outage_leaves_time_for_its_reply(patience: float, within: float, left: float) -> None:
+    """As long as the nodes need, but at most half of the patience. After it the waiter sleeps until the end."""
+    pace, now, tries = Pace(patience, within), SECOND, list[float]()
+    while (plan := pace.after_outage(now, math.inf, began=SECOND)) is not None:
+        tries.append(now := plan.at)
+    assert tries[-2:] == [SECOND + patience - left, SECOND + patience]
+
+
 def test_a_crowd_pauses_longer_in_an_outage() -> None:
     """So that all tasks of a client together do not ask more often than a loop can bear; a few ask as soon as one."""
     for crowd, least in ((1, 0.01), (20, 0.01), (10_000, 2.5)):

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from asynclock.cli.doctor.facts import ClusterFacts, NodeFacts, fields_of, is_derived, is_hold
+from asynclock.cli.doctor.facts import ClusterFacts, NodeFacts, is_derived, is_hold
 from asynclock.cli.doctor.findings import acl_rule, findings
 from asynclock.cli.doctor.severity import Severity, Terms
+from asynclock.stores.redis.restarts import fields
 
 TERMS = Terms(prefix="lock:", lease=30.0, max_lease=60.0, node_timeout=0.05)
 
@@ -79,6 +80,31 @@ def test_different_versions() -> None:
     assert known == [("versions", Severity.WARNING)]
 
 
+@pytest.mark.parametrize(
+    ("count", "bad", "without_spare"),
+    [
+        (1, [], False),
+        (3, [], False),
+        (3, [{"error": "silent"}], True),
+        (3, [{"role": "replica"}], True),
+        (3, [{"refused": ("set",)}], True),
+        (3, [{"refused": ("publish",)}], False),  # it votes
+        (3, [{"replicas": 1}], False),
+        (3, [{"error": "silent"}, {"error": "silent"}], False),  # no majority: that is said elsewhere
+        (5, [{"error": "silent"}], False),
+        (5, [{"error": "silent"}, {"loading": True}], True),
+        (4, [{"error": "silent"}], True),
+    ],
+)
+def test_no_node_to_spare(count: int, bad: list[dict[str, Any]], without_spare: bool) -> None:
+    """Where some servers cast no vote, and a majority needs all others."""
+    each = [*bad, *({} for _ in range(count - len(bad)))]
+    facts = [node(node=str(number), run_id=str(number), **its) for number, its in enumerate(each)]
+    told = [finding for finding in findings(facts, TERMS) if finding.check == "spare"]
+    assert [finding.nodes for finding in told] == [tuple(map(str, range(len(bad))))] * without_spare
+    assert all("ok, but no node to spare" in finding.what for finding in told)
+
+
 def test_the_worst_comes_first() -> None:
     """And its number is the exit code."""
     assert [severity for _, severity in found(node(replicas=1, loading=True))] == [2, 1]
@@ -93,7 +119,7 @@ def test_the_acl_rule() -> None:
 
 def test_reading() -> None:
     """Of INFO, and of what a key holds."""
-    assert fields_of("# Server\r\nrun_id:1\r\n\r\nos:Linux: x\r\n") == {"run_id": "1", "os": "Linux: x"}
+    assert fields(b"# Server\r\nrun_id:1\r\n\r\nos:Linux: x\r\n") == {"run_id": "1", "os": "Linux: x"}
     one = "0123456789abcdef" * 2 + "|1|2|host|"
     assert [is_hold(each) for each in (one, f"+{one}", f"~{one}", "asynclock~done", "token")] == [True] * 4 + [False]
     assert is_derived("lock:asynclock~{lock:x}fence", "lock:")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asynclock.cli.doctor.database_findings import database_findings
-from asynclock.cli.doctor.databases import DatabaseFacts
+from asynclock.cli.doctor.databases import DatabaseFacts, Keeper
 from asynclock.cli.doctor.severity import Severity, Terms
 from asynclock.cli.doctor.zookeepers import ServerFacts, ZooKeeperFacts, read_srvr, voters_of, zookeeper_findings
 
@@ -78,6 +78,9 @@ def test_good_stores() -> None:
         (postgresql(pushes=False), "notices", NOTE),
         (postgresql(pushes=None), "notices", NOTE),
         (postgresql(hidden=("replicas",)), "unchecked", NOTE),
+        (postgresql(keepers=(Keeper("session", "812", "app, idle", 600.0),)), "old-versions", WARNING),
+        (postgresql(keepers=(Keeper("prepared", "left", "app", 600.0),)), "old-versions", WARNING),
+        (postgresql(keepers=(Keeper("slot", "gone", "not in use", 5e6),)), "old-versions", WARNING),
         (mysql(settings={"innodb_flush_log_at_trx_commit": "2"}), "durability", WARNING),
         (mysql(settings={"innodb_flush_log_at_trx_commit": "0"}), "durability", ERROR),
         (mysql(settings={"super_read_only": "ON"}), "replica", ERROR),

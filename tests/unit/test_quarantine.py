@@ -7,8 +7,12 @@ import math
 
 import pytest
 
+from asynclock._options import client_settings
 from asynclock.quorum.quarantine import VOTES, Quarantine, judge
-from asynclock.stores.port import Facts
+from asynclock.quorum.quorum import quorum_over
+from asynclock.rules.model import Notice
+from asynclock.stores import MemoryStore
+from asynclock.stores.port import Facts, Node, NodeConfig
 from tests.support.fake_clock import FakeClock
 
 NOW = 1_000.0
@@ -91,3 +95,30 @@ def test_no_quarantine_where_restarts_are_trusted() -> None:
     for facts in KINDS[1:]:
         assert facts is not None
         assert quarantine.until(facts) == VOTES
+
+
+class Nobody:
+    """A listener of nodes that send nothing."""
+
+    tag = "nobody"
+
+    def received(self, index: int, notice: Notice) -> None: ...
+
+    def connected(self, index: int, *, missed: bool = True) -> None: ...
+
+
+async def test_d3_a_server_that_reports_a_second_after_a_moment() -> None:
+    """A server counts its uptime in whole seconds of its clock. One that restarted a moment ago, right after it had
+    granted a lease of one second, may report an uptime of a second: it casts no vote until that lease is over."""
+    configs, clock = list[NodeConfig](), FakeClock()
+
+    class Watched(MemoryStore):
+        def open(self, config: NodeConfig) -> Node:
+            configs.append(config)
+            return super().open(config)
+
+    settings = client_settings({"lease": 1.0, "max_lease": 1.0})
+    quorum_over([Watched(clock) for _ in range(3)], settings, clock, Nobody(), lambda event: None)
+    for each in configs:
+        assert each.quarantine is not None
+        assert each.quarantine(Facts("run", "", clock.now() - 1.0)) >= clock.now() + 1.0

@@ -17,10 +17,10 @@ def holder(**fields: Any) -> Holder:
     return Holder(**(known | fields))
 
 
-def moment(at: float, *holders: Holder, error: str = "") -> Moment:
+def moment(at: float, *holders: Holder, error: str = "", took: float = 0.0) -> Moment:
     health: Any = None  # not read
     locks = tuple(LockInfo(each.name, "mutex", 1, (each,), (), None, {}) for each in holders)
-    return Moment(at, health, locks, error=error)
+    return Moment(at - took, at, health, locks, error=error)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def moment(at: float, *holders: Holder, error: str = "") -> Moment:
     [
         (moment(100.0, holder(remaining=0.5)), moment(101.0), 1),
         (moment(100.0, holder(remaining=20.0)), moment(101.0), 0),  # it was released
+        (moment(100.0, holder(remaining=1.5), took=0.9), moment(101.0), 1),  # read at the begin of a slow look
         (moment(100.0, holder(remaining=0.5)), moment(101.0, holder(remaining=30.0)), 0),  # it was renewed
         (moment(100.0, holder(remaining=0.5)), moment(101.0, holder(pid=2)), 1),  # another one has it now
         (moment(100.0, holder(remaining=0.5, host="")), moment(101.0), 0),  # another program does not renew

@@ -22,7 +22,7 @@ ASKED = Address("10.0.0.1", 7000)
 
 
 def test_ranges() -> None:
-    """An empty host is the host that was asked; a node with an unknown address does not count."""
+    """An empty host is the host that was asked; a replica without a host name does not count."""
     said = [
         [0, 99, [b"10.0.0.2", 7001, b"id", []], [b"", 7002, b"id"], [b"?", 7003, b"id"]],
         [100, 200, [b"?", 7004, b"id"]],
@@ -31,9 +31,10 @@ def test_ranges() -> None:
     ranges = ranges_of(said, ASKED)
     assert ranges == (
         Range(0, 99, Address("10.0.0.2", 7001), (Address("10.0.0.1", 7002),)),
+        Range(100, 200, None, ()),
         Range(300, 16383, Address("10.0.0.1", 7005), ()),
     )
-    assert uncovered(ranges) == 200
+    assert uncovered(ranges) == 99
 
 
 @pytest.mark.parametrize("said", [None, b"OK", [1], [[1, 2, 3]], [[b"x", 1, [b"a", 1]]]])

@@ -10,10 +10,10 @@ from asynclock.acquire.transitions import Next, Refusal, State, after_notice, af
 
 ALONE: list[tuple[dict[str, Any], Next]] = [
     ({"has_ticket": True}, Next.WAIT_FOR_HOLDER),
-    ({"has_ticket": True, "notices": False}, Next.WAIT_FOR_HOLDER),  # the node said so: it keeps the ticket
+    ({"has_ticket": True, "notices": False}, Next.POLL),  # the node grants it, and cannot say so
     ({"denied": False}, Next.POLL_WITH_NEW_ID),  # undone, or granted too late
     ({"plain": True}, Next.TRY_WITH_NEW_ID),
-    ({"plain": True, "notices": False}, Next.POLL),
+    ({"plain": True, "notices": False}, Next.TRY_WITH_NEW_ID),
     ({}, Next.POLL),
     ({"has_ticket": True, "time_up": True}, Next.STOP),
     ({"one_try": True}, Next.STOP),

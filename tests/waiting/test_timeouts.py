@@ -15,6 +15,7 @@ from asynclock import QuorumUnavailable, Redlock
 from asynclock._clock import now
 from asynclock.rules.model import Verb
 from asynclock.stores.memory import MemoryStore
+from tests.support.distant_stores import Beyond
 from tests.support.fake_clock import FakeClock
 from tests.support.kinds_of_node import each_kind_of_node
 from tests.support.probes import acquisitions_of
@@ -60,6 +61,50 @@ async def test_a_timeout_is_exact(name: str, nodes: int, place: str, timeout: fl
             await lease.release()
             await (await ahead).release()
         assert forgotten(client)
+
+
+async def test_a_majority_has_answered_the_task_that_asks(name: str) -> None:
+    """One node is silent, so the round of the task that asks is open still. The task behind it times out: the name is
+    held, and not out of reach."""
+    beyond = Beyond(3, name, way=0.001)
+    async with beyond.opened() as holder, beyond.opened(node_timeout=2.0) as client:
+        lease = await beyond.lease(holder)
+        ahead = asyncio.create_task(client(name).acquire(timeout=None))
+        await beyond.pass_time(1.0, 0.01)
+        beyond.far[2].silent = True
+        behind = asyncio.create_task(client(name).acquire(timeout=0.2))
+        await beyond.pass_time(0.3, 0.01)
+        assert behind.done()
+        assert behind.result() is None
+        ahead.cancel()
+        beyond.set_answering(True)
+        beyond.disconnect()
+        await beyond.finish(ahead, asyncio.create_task(lease.release()))
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "free"])
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_an_answer_between_the_end_of_the_time_and_the_task(name: str, nodes: int, taken: bool) -> None:
+    """The time is up, and the answers come before the task wakes. A refusal is one; else the error says it."""
+    beyond = Beyond(nodes, name, way=0.02)
+    async with beyond.opened() as holder, beyond.opened(node_timeout=1.0) as client:
+        lease = await beyond.lease(holder) if taken else None
+        waiting = asyncio.create_task(client(name).acquire(timeout=0.0399))
+        await turns()
+        await beyond.pass_time(0.0398)
+        assert not waiting.done()
+        beyond.clock.advance(0.001)
+        await turns()
+        assert waiting.done()
+        if lease is not None:
+            assert waiting.result() is None
+            await beyond.finish(asyncio.create_task(lease.release()))
+        else:
+            with pytest.raises(QuorumUnavailable, match=f"{nodes} of {nodes} nodes .*: .* answered too late"):
+                waiting.result()
+            await beyond.pass_time(0.1)
+            free = await beyond.lease(client)
+            await beyond.finish(asyncio.create_task(free.release()))
 
 
 @both

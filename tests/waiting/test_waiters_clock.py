@@ -277,8 +277,9 @@ def orders(still: Still, name: str) -> set[int]:
 
 
 async def test_a_grant_counts_from_when_its_ticket_was_sent(name: str) -> None:
-    """For ten seconds notices are off: the client asks again and again, without a ticket. Then they are on again, and
-    the ticket is granted before it is renewed: the hold ends when that ticket ends, and so does the validity."""
+    """For ten seconds notices are off: the client asks again and again, and renews its ticket each time. Then they are
+    on again, and the ticket is granted: the hold ends when the ticket that was sent last ends, and so does the
+    validity."""
     still = Still(1, name)
     async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
@@ -299,7 +300,7 @@ async def test_a_grant_counts_from_when_its_ticket_was_sent(name: str) -> None:
         (hold,) = state_of(still.stores[0], name).holds
         assert hold.ends is not None
         left = hold.ends - still.stores[0].now()
-        assert left == pytest.approx(20.0)
+        assert left == pytest.approx(30.0, abs=0.3)  # a pause between two polls
         assert got.remaining < left
         await got.release()
 

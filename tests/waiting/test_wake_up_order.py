@@ -14,7 +14,7 @@ from tests.support.cancelled_waits import SOON, Make
 from tests.support.probes import deliver_notice, intercept_notices, reconnected, tickets_of
 from tests.support.still_clock import Still, forgotten, idle, turns
 from tests.support.user_store import state_of
-from tests.support.waiters import LIMIT, LONG
+from tests.support.waiters import LIMIT, LONG, until
 
 nodes = pytest.mark.parametrize("nodes", [1, 3])
 
@@ -74,11 +74,16 @@ async def test_one_notice_of_many_is_enough(shared_urls: list[str], name: str) -
         Redlock(*shared_urls, lease=LONG, node_timeout=5.0) as second,
     ):
         lease = await first(name).acquire(timeout=None)
+        await first.health()  # over the same connections: each node has the hold, not only a majority
         waiting = asyncio.create_task(second(name).acquire(timeout=None))
         await second.health()
         await until_idle(second)
-        receive = intercept_notices(second, lambda index, notice: receive(index, notice) if index == 1 else None)
+        notices: list[Notice] = []
+        receive = intercept_notices(second, lambda index, notice: notices.append(notice) if index == 1 else None)
         await lease.release()
+        await first.health()  # each node has carried it out: a try that one refuses would wait for its notice
+        await until(lambda: bool(notices))
+        receive(1, notices[0])
         async with asyncio.timeout(SOON):
             got = await waiting
         await got.release()

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
 from asynclock.cli.doctor.facts import ClusterFacts, NodeFacts, facts_of
-from asynclock.cli.doctor.severity import CORRECT, Finding, Severity
+from asynclock.cli.doctor.severity import Finding, Severity, advice_for
 from asynclock.cli.output import count, length
-from asynclock.stores.redis.cluster.topology import uncovered
+from asynclock.stores.redis.cluster.topology import uncovered, without_host_name
+from asynclock.stores.redis.remedies import remedy_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,12 +33,14 @@ async def cluster_facts(store: ClusterStore, prefix: str) -> list[NodeFacts]:
             if not failed.error:
                 failed.error, failed.misconfigured = str(error), isinstance(error, ConfigError)
             continue
-        masters = dict.fromkeys(each.master for each in ranges)
-        bare = uncovered(ranges)
-        return [
-            await facts_of(store.dialer(each), prefix, ClusterFacts(store.label, len(masters), bare))
-            for each in masters
-        ] or [NodeFacts(store.label, error=f"{store.label}: no node has a slot: give all slots to masters")]
+        masters = dict.fromkeys(each.master for each in ranges if each.master is not None)
+        nameless = [each for each in ranges if each.master is None]
+        its = store.label, len(masters), uncovered(ranges)
+        found = [await facts_of(store.dialer(each), prefix, ClusterFacts(*its)) for each in masters]
+        if nameless:
+            found.append(NodeFacts(store.label, cluster=ClusterFacts(*its)))
+            found[-1].failed(without_host_name(store.label, f"{nameless[0].first}-{nameless[0].last}"))
+        return found or [NodeFacts(store.label, error=f"{store.label}: no node has a slot: give all slots to masters")]
     return [failed]
 
 
@@ -69,7 +72,11 @@ def _silent(masters: Sequence[NodeFacts]) -> Iterator[Finding]:
                 (each.node,),
                 each.error,
                 "Names in its slots cannot be locked.",
-                CORRECT if each.misconfigured else "Start it, or let a replica take its place.",
+                advice_for(
+                    remedy_in(each.error),
+                    misconfigured=each.misconfigured,
+                    otherwise="Start it, or let a replica take its place.",
+                ),
             )
 
 

@@ -8,7 +8,7 @@ from asynclock.cli.doctor.databases import OFF, read_only
 from asynclock.cli.doctor.measures import clock_findings
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.doctor.standalone import general_findings, sorted_findings
-from asynclock.cli.output import count
+from asynclock.cli.output import count, length
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +23,9 @@ _NEEDS = {
     "replicas": "whether there are replicas that may be promoted",
     "rights on the schema": "whether the user may make the table",
     "table": "how the table is kept",
+    "open transactions": "whether a long transaction slows the locks",
+    "prepared transactions": "whether one was left behind, and slows the locks",
+    "replication slots": "whether one slows the locks",
 }
 
 _FORGETS = "A hold that was granted is forgotten, and another owner gets it."
@@ -32,7 +35,7 @@ def database_findings(facts: DatabaseFacts, terms: Terms) -> list[Finding]:
     """All findings, the worst first."""
     found = [*general_findings(facts, terms, _NEEDS)]
     if not facts.error:
-        for check in (_table, _rights, _log, _durability, _role, _idle, _notices, _file, _disk):
+        for check in (_table, _rights, _log, _durability, _role, _idle, _old_versions, _notices, _file, _disk):
             found += check(facts)
         found += clock_findings([facts], keeps_fences=True)
     return sorted_findings(found)
@@ -179,6 +182,40 @@ def _idle(facts: DatabaseFacts) -> Iterator[Finding]:
             "A client that is stopped in the middle of a transaction keeps a row locked, and the operations of all "
             "others on that name fail.",
             "SET GLOBAL idle_transaction_timeout = 3.",
+        )
+
+
+def _old_versions(facts: DatabaseFacts) -> Iterator[Finding]:
+    for kind, name, detail, age in facts.keepers:
+        since = length(age) if kind != "slot" else f"{age:.0f} transactions"
+        what, advice = {
+            "session": (
+                f"The session {name} ({detail}) of {facts.node} has a transaction that is open for {since}.",
+                (
+                    f"End it (SELECT pg_terminate_backend({name})) if nobody needs it. Let long reports run on a "
+                    "replica, and set idle_in_transaction_session_timeout."
+                ),
+            ),
+            "prepared": (
+                f"{facts.node} has a transaction of {detail} that is prepared for {since}: {name}.",
+                "As its owner: COMMIT PREPARED or ROLLBACK PREPARED with this name. See pg_prepared_xacts for others.",
+            ),
+            "slot": (
+                f"The replication slot {name} ({detail}) of {facts.node} is {since} behind.",
+                (
+                    "Let its replica catch up, or set hot_standby_feedback = off there. If the replica is gone: "
+                    "SELECT pg_drop_replication_slot with the name of the slot."
+                ),
+            ),
+        }[kind]
+        yield Finding(
+            Severity.WARNING,
+            "old-versions",
+            (facts.node,),
+            what,
+            "PostgreSQL keeps all old versions of rows meanwhile: the table grows with each hold, and operations on a "
+            "name become slower.",
+            advice,
         )
 
 

@@ -12,13 +12,15 @@ import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.cli.doctor.standalone import StoreFacts
+from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.engines import EngineSource
 from asynclock.stores.sql.errors import Meaning, is_of_options, meaning, reason
 from asynclock.stores.sql.listening import Listening
 from asynclock.stores.sql.pool import Pool
+from asynclock.stores.sql.remedies import remedy
 from asynclock.stores.sql.settings import Settings
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.lines import Line
 
 _CONNECT = 1.0  # seconds; the default connect_timeout of clients
-_ANSWER = 5.0  # seconds for one answer
+_ANSWER = 2.0  # seconds for one answer; less than a use of a connection may take
 _PUSH = 0.5  # seconds within which a push message must arrive
 _CLOCK_SAMPLES = 5
 
@@ -37,11 +39,48 @@ _MYSQL = (
     "binlog_format",
     *("rpl_semi_sync_master_enabled", "rpl_semi_sync_source_enabled", "idle_transaction_timeout"),
 )
+OLD = 60.0
+"""Seconds for which a transaction may be open before it is reported."""
+
+_BEHIND = 100_000
+"""Transactions by which a replication slot may be behind before it is reported."""
+
+_KEEPERS = {
+    "open transactions": (
+        "SELECT 'session', CAST(pid AS text), concat_ws(', ', usename, state), "
+        "extract(epoch FROM clock_timestamp() - xact_start) FROM pg_stat_activity "
+        "WHERE coalesce(backend_xmin, backend_xid) IS NOT NULL AND datname = current_database() "
+        "AND pid <> pg_backend_pid() AND backend_type = 'client backend' "
+        "AND clock_timestamp() - xact_start > make_interval(secs => {old}) "
+        "ORDER BY xact_start LIMIT 1"
+    ),
+    "prepared transactions": (
+        "SELECT 'prepared', gid, owner, extract(epoch FROM clock_timestamp() - prepared) FROM pg_prepared_xacts "
+        "WHERE database = current_database() AND clock_timestamp() - prepared > make_interval(secs => {old}) "
+        "ORDER BY prepared LIMIT 1"
+    ),
+    "replication slots": (
+        "SELECT 'slot', slot_name, CASE WHEN active THEN 'in use' ELSE 'not in use' END, age(xmin) "
+        "FROM pg_replication_slots WHERE age(xmin) > {behind} ORDER BY age(xmin) DESC LIMIT 1"
+    ),
+}
+"""By question: what keeps the old versions of rows on PostgreSQL, the worst of each. A user without pg_read_all_stats
+sees the sessions of its own role only."""
+
 _REPLICAS = ("SHOW REPLICAS", "SHOW REPLICA HOSTS", "SHOW SLAVE HOSTS")  # MySQL 8.0.22, MariaDB 10.5, older ones
 _SYNTAX = 1064
 
 OFF = ("", "OFF", "0", "NO")
 """The values of a setting of MySQL and MariaDB that is off, or that there is not."""
+
+
+class Keeper(NamedTuple):
+    """What keeps the old versions of rows on PostgreSQL."""
+
+    kind: str  # session, prepared, or slot
+    name: str
+    detail: str
+    age: float  # seconds; of a slot: transactions
 
 
 @dataclass(slots=True)
@@ -65,6 +104,7 @@ class DatabaseFacts(StoreFacts):
     replicas: int | None = None
     pushes: bool | None = None
     """Whether waiters get push messages; None: the database or its driver has none."""
+    keepers: tuple[Keeper, ...] = ()
     file: str = ""
     """The path of a SQLite file."""
     has_folder: bool = True
@@ -93,16 +133,18 @@ async def database_facts(url: str) -> DatabaseFacts:
             if isinstance(source, EngineSource) and settings.driver == "asyncpg" and not facts.standby:
                 facts.pushes = await _pushes(source, line)
     except Exception as error:
-        facts.error = _error(settings.label, error)
+        facts.error = _error(settings, error)
         facts.misconfigured = meaning(error) is Meaning.REFUSED or is_of_options(error)
+        facts.remedy = remedy(facts.error)
     finally:
         await pool.aclose()
     return facts
 
 
-def _error(label: str, error: Exception) -> str:
+def _error(settings: Settings, error: Exception) -> str:
+    label = settings.label
     if isinstance(error, TimeoutError):
-        return f"{label} did not answer within {_CONNECT:g} s"
+        return f"{label} did not answer within {_CONNECT:g} s{lookup_under_way(settings.url.host)}"
     return f"{label}{' refuses' if meaning(error) is Meaning.REFUSED else ''}: {reason(error)}"
 
 
@@ -151,8 +193,12 @@ class _Questions:
             await self._rights()
 
     async def _fetch(self, sql: str, **params: Any) -> Sequence[Any]:
-        async with asyncio.timeout(_ANSWER):
-            return await self._line.fetch(sql, params)
+        """Raises OSError, which ends the questions, where the database answered before, and does not answer this."""
+        try:
+            async with asyncio.timeout(_ANSWER):
+                return await self._line.fetch(sql, params)
+        except TimeoutError as error:
+            raise OSError(f"it answers, but this has no answer within {_ANSWER:g} s: {sql[:100]}") from error
 
     async def _ask(self, question: str, sql: str, **params: Any) -> Sequence[Any]:
         """The rows; none if the database refuses, which is remembered. Raises the error of a lost connection."""
@@ -207,6 +253,9 @@ class _Questions:
             name=facts.table,
         ):
             facts.kept = kept
+        for question, sql in _KEEPERS.items():
+            for kind, name, detail, age in await self._ask(question, sql.format(old=OLD, behind=_BEHIND)):
+                facts.keepers += (Keeper(str(kind), str(name), str(detail), float(age)),)
 
     async def _mysql(self) -> None:
         facts = self._facts

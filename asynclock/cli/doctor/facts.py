@@ -1,7 +1,8 @@
 """What `asynclock doctor` asks each server, on a connection of its own with the settings of the url.
 
-It changes no key: the commands that could are sent in a form that does nothing, to a key that does not exist. A command
-that a server refuses leaves its fact unknown.
+It changes no key: the commands that could are sent in a form that does nothing, to a key that does not exist. If INFO
+is refused, it writes a random key and deletes it (`addresses.py`). A command that a server refuses leaves its fact
+unknown.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED, ClientSettings
+from asynclock.cli.doctor.addresses import servers_at
 from asynclock.cli.doctor.sentinels import SentinelFacts, ask_sentinels
 from asynclock.rules.model import MARK, RESTING_MARK, TIMED, is_made_by_asynclock
+from asynclock.stores.redis.connecting import follow
+from asynclock.stores.redis.hang_ups import explained
 from asynclock.stores.redis.keys import channel, mark
-from asynclock.stores.redis.replies import ACL_COMMANDS, config_error, connect_error
-from asynclock.stores.redis.stages import Stage, follow
+from asynclock.stores.redis.replies import ACL_COMMANDS, connect_error
+from asynclock.stores.redis.restarts import fields
+from asynclock.stores.redis.stages import Stage
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -105,6 +110,12 @@ class NodeFacts:
     min_replicas: int = 0
     """The option of the store."""
     min_replicas_to_write: int | None = None
+    servers: tuple[str, ...] | None = None
+    """The run_ids that several connections to its address reached, "?" for those that do not tell it."""
+
+    def failed(self, error: Exception) -> None:
+        """It cannot be asked."""
+        self.error, self.misconfigured = str(error), isinstance(error, ConfigError)
 
 
 async def facts_of(store: Dialer, prefix: str, cluster: ClusterFacts | None = None) -> NodeFacts:
@@ -115,19 +126,26 @@ async def facts_of(store: Dialer, prefix: str, cluster: ClusterFacts | None = No
         facts.sentinels = await ask_sentinels(sentinels)
     try:
         connection = await store.dial()  # it may have to start an embedded server
-        follow(connection, stages.append)
+    except Exception as error:
+        facts.failed(connect_error(store.label, error, stages[-1]))
+        return facts
+    follow(connection, stages.append)
+    try:
         async with asyncio.timeout(_CONNECT):
             await connection.connect()  # type: ignore[no-untyped-call]
     except Exception as error:
-        failed = connect_error(store.label, error, stages[-1])
-        facts.error, facts.misconfigured = str(failed), isinstance(failed, ConfigError)
+        facts.failed(connect_error(store.label, await explained(connection, error, stages[-1], _CONNECT), stages[-1]))
         return facts
     try:
         await _Questions(connection, facts, prefix).ask_all()
-    except AuthenticationError as error:
-        facts.error, facts.misconfigured = str(config_error(store.label, error)), True
+        if cluster is None:
+            facts.servers = await servers_at(store, prefix)
     except (OSError, RedisError, TimeoutError) as error:
-        facts.error = str(error) or f"{store.label} did not answer within {_ANSWER:g} s"
+        why = await explained(connection, error, stages[-1], _CONNECT)
+        if why is not error or isinstance(error, AuthenticationError):
+            facts.failed(connect_error(store.label, why, stages[-1]))
+        else:
+            facts.error = str(error) or f"{store.label} did not answer within {_ANSWER:g} s"
     finally:
         await connection.disconnect(nowait=True)
     return facts
@@ -205,7 +223,7 @@ class _Questions:
         )
         self._note("INFO", info)
         self._note("CONFIG GET", *settings)
-        said = fields_of(_text(info))
+        said = fields(info)
         fsync, save, stops, to_write = map(_setting, settings)
         facts.min_replicas_to_write = int(to_write) if to_write else None
         facts.run_id = said.get("run_id", "")
@@ -287,8 +305,12 @@ class _Questions:
         answers = await self._many(*asked.values())
         facts.refused = tuple(each for each, said in zip(asked, answers, strict=True) if is_refusal(said))
         facts.unknown = tuple(each for each, said in zip(asked, answers, strict=True) if is_unknown(said))
-        if is_refusal(await self._ask("SUBSCRIBE", channel("doctor"))):
-            facts.refused += ("subscribe",)
+        resp3, _ = await self._many(("HELLO", "3"), ("HELLO", "2"))
+        if isinstance(resp3, ResponseError):  # unknown, or without this version
+            facts.unknown += ("hello|3",)
+        said = await self._ask("SUBSCRIBE", channel("doctor"))
+        facts.refused += ("subscribe",) * is_refusal(said)
+        facts.unknown += ("subscribe",) * is_unknown(said)
 
 
 def _harmless(command: str, key: str) -> tuple[str, ...]:
@@ -344,11 +366,6 @@ def is_hold(value: str) -> bool:
 def is_derived(key: str, prefix: str) -> bool:
     """Whether the key is one of asynclock's own beside the holds."""
     return key.startswith((f"{prefix}{RESERVED}", RESERVED))
-
-
-def fields_of(info: str) -> dict[str, str]:
-    """The fields of an answer to INFO."""
-    return dict(line.split(":", 1) for line in info.splitlines() if ":" in line and not line.startswith("#"))
 
 
 def _setting(answer: Any) -> str | None:

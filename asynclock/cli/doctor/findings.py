@@ -8,13 +8,16 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from asynclock._options import RESERVED
+from asynclock._untrusted import printable
+from asynclock.cli.doctor.addresses import CONNECTIONS
 from asynclock.cli.doctor.clusters import cluster_findings, independent
 from asynclock.cli.doctor.measures import clock_findings, latency_findings, version_findings
 from asynclock.cli.doctor.sentinels import remarks, too_few_replicas
-from asynclock.cli.doctor.severity import CORRECT, Finding, Severity
-from asynclock.cli.output import count, length, printable
+from asynclock.cli.doctor.severity import Finding, Severity, advice_for
+from asynclock.cli.output import NO_SPARE, count, length
 from asynclock.quorum.quarantine import judge
 from asynclock.stores.port import Facts
+from asynclock.stores.redis.remedies import remedy_in
 from asynclock.stores.redis.replies import ACL_COMMANDS
 
 if TYPE_CHECKING:
@@ -26,10 +29,22 @@ if TYPE_CHECKING:
 
 _FULL = 0.9  # of maxmemory
 _OLDEST = (6, 2)
-_NOTICES = {"publish", "subscribe"}
+_NOTICES = {"publish", "subscribe", "hello|3"}
 _OPERATORS = {"type", "getrange", "scan", "ping", "info", "command|info", "script|load"}
 """Without these commands locks work; the look of operators at them does not, or each op takes longer."""
 
+
+HIDDEN = (
+    f"Each address was connected to {CONNECTIONS} times, and led to one server. A balancer that chooses the server by "
+    "the address of the client stays hidden from this check."
+)
+"""What the report says where no address leads to several servers."""
+
+_NO_VOTE = {
+    **dict.fromkeys(("reachable", "quarantine"), Severity.WARNING),
+    **dict.fromkeys(("mode", "replica", "memory", "writes", "acl", "commands"), Severity.ERROR),
+}
+"""The findings about a server that casts no vote, by check: those of this severity or a worse one."""
 
 _NEEDS = {
     "INFO": "the role, the version, the memory and the persistence of the server, and whether it is named twice",
@@ -43,7 +58,14 @@ _NEEDS = {
 def findings(facts: Sequence[NodeFacts], terms: Terms) -> list[Finding]:
     """All findings, the worst first."""
     found = [finding for check in _CHECKS for finding in check(facts, terms)]
+    found += _spare(facts, found)
     return sorted(found, key=lambda each: -each.severity)
+
+
+def led_to_one(facts: Sequence[NodeFacts]) -> bool:
+    """Whether addresses were compared, and each led to one server."""
+    compared = [len(each.servers) for each in facts if each.servers is not None]
+    return bool(compared) and set(compared) == {1}
 
 
 def _reachable(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
@@ -60,8 +82,43 @@ def _reachable(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
         raised = "ConfigError" if hopeless else "QuorumUnavailable"
         severity, risk = Severity.ERROR, f"No lock can be acquired: every acquire raises {raised}."
     for each in silent:
-        advice = CORRECT if each.misconfigured else "Start it, or correct its url."
+        advice = advice_for(remedy_in(each.error), misconfigured=each.misconfigured)
         yield Finding(severity, "reachable", (each.node,), each.error, risk, advice)
+
+
+def _spare(facts: Sequence[NodeFacts], found: Sequence[Finding]) -> Iterator[Finding]:
+    """Some servers cast no vote, and the others are just a majority. The masters of a cluster are one node, which votes
+    for some names at least."""
+    refused = {node for each in found if each.severity >= _NO_VOTE.get(each.check, math.inf) for node in each.nodes}
+    silent = [each.node for each in facts if each.cluster is None and each.node in refused]
+    nodes = independent(facts)
+    if silent and nodes - len(silent) == nodes // 2 + 1:
+        yield Finding(
+            Severity.WARNING,
+            "spare",
+            tuple(silent),
+            f"{nodes - len(silent)} of {nodes} nodes vote: {NO_SPARE}.",
+            "When one more of them fails, no lock can be acquired.",
+            "Restart no other server until these vote again; the findings about them say what to do.",
+        )
+
+
+def _addresses(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
+    del terms
+    for each in facts:
+        if each.servers is None or len(each.servers) < 2:
+            continue
+        known = "?" not in each.servers
+        how = f" (run_id {', '.join(run_id[:8] for run_id in each.servers)})" if known else ""
+        number = count(len(each.servers), "server") if known else "several servers"
+        yield Finding(
+            Severity.ERROR,
+            "several-servers",
+            (each.node,),
+            f"{CONNECTIONS} connections to {each.node} reached {number}{how}.",
+            "Each of them grants the same locks: two owners work at the same time, and fencing tokens do not rise.",
+            "Let the address lead to one server, or name each server by its own address, as a quorum of three or five.",
+        )
 
 
 def _quorum(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
@@ -242,23 +299,25 @@ def _permissions(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
         if each.refused:
             refused = set(each.refused)
             vital = refused - _NOTICES - _OPERATORS
-            risk = "Waiters are not notified, and poll." if refused & _NOTICES else "Some commands of operators fail."
             yield Finding(
                 Severity.ERROR if vital else Severity.WARNING,
                 "acl",
                 (each.node,),
                 f"{each.node} forbids {_listed(each.refused)} to the user {printable(each.user) or 'of the url'}.",
-                "Locks cannot be acquired, renewed or released." if vital else risk,
+                "Locks cannot be acquired, renewed or released." if vital else _less(refused),
                 acl_rule(each.user, terms.prefix),
             )
         if each.unknown and each.mode != "sentinel":
+            unknown = set(each.unknown)
+            vital = unknown - _NOTICES - _OPERATORS
             yield Finding(
-                Severity.ERROR if set(each.unknown) - _NOTICES - _OPERATORS else Severity.WARNING,
+                Severity.ERROR if vital else Severity.WARNING,
                 "commands",
                 (each.node,),
                 f"{each.node} does not know {_listed(each.unknown)}.",
-                "Operations that need them fail.",
-                "Let the server have these commands under their own names (rename-command).",
+                "Operations that need them fail." if vital else _less(unknown),
+                "Let the server have these commands under their own names (rename-command)."
+                + (" HELLO 3 needs Redis 6 or later, and a proxy that passes it on." if "hello|3" in unknown else ""),
             )
 
 
@@ -274,6 +333,11 @@ def _unchecked(facts: Sequence[NodeFacts], terms: Terms) -> Iterator[Finding]:
                 "Some checks were left out: " + "; ".join(_NEEDS[command] for command in each.hidden) + ".",
                 "Run doctor as a user who may send these commands.",
             )
+
+
+def _less(commands: set[str]) -> str:
+    """What does not work without these commands, if locks do."""
+    return "Waiters are not notified, and poll." if commands & _NOTICES else "Some commands of operators fail."
 
 
 def acl_rule(user: str, prefix: str) -> str:
@@ -324,8 +388,8 @@ def _remarks(each: NodeFacts, terms: Terms) -> list[Remark]:
 
 
 _CHECKS: tuple[Callable[[Sequence[NodeFacts], Terms], Iterator[Finding]], ...] = (
-    _reachable, _quorum, _role, _sentinels, _restarts, _memory, _clocks, latency_findings, _max_leases,
-    _versions, _permissions, _prefix, _unchecked, cluster_findings,
+    _reachable, _addresses, _quorum, _role, _sentinels, _restarts, _memory, _clocks, latency_findings,
+    _max_leases, _versions, _permissions, _prefix, _unchecked, cluster_findings,
 )  # fmt: skip
 
 

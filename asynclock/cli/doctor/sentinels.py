@@ -6,6 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from asynclock._errors import ConfigError
+from asynclock.cli.doctor.severity import advice_for
+from asynclock.stores.redis.remedies import remedy_in
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,6 +26,8 @@ class SentinelFacts:
     sentinel: str
     error: str = ""
     """Why it does not answer; "" if it does."""
+    misconfigured: bool = False
+    """Only the user can solve that."""
     known: int = 0
     """The sentinels that it knows, with itself."""
     quorum: int = 0
@@ -44,7 +50,7 @@ async def _ask(sentinels: Sentinels, endpoint: Endpoint) -> SentinelFacts:
     try:
         said = await sentinels.state(endpoint)
     except Exception as error:  # whatever it is, the report shows it
-        facts.error = str(error) or repr(error)
+        facts.error, facts.misconfigured = str(error) or repr(error), isinstance(error, ConfigError)
         return facts
     facts.known = 1 + int(said.get("num-other-sentinels", 0))
     facts.quorum = int(said.get("quorum", 0))
@@ -104,7 +110,7 @@ def _silent(sentinel: SentinelFacts) -> Remark:
         False,
         f"The sentinel {sentinel.sentinel} does not name the master: {sentinel.error}.",
         "Clients learn of a failover from the others. A failover needs a majority of the sentinels.",
-        "Start it, or correct the url.",
+        advice_for(remedy_in(sentinel.error), misconfigured=sentinel.misconfigured),
     )
 
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-CORRECT = "Correct its url (user, password, database, TLS) or the server, as the error says."
+_CORRECT = "Correct its url (user, password, database, TLS) or the server, as the error says."
 """The advice for an error that lasts until the user acts."""
+
+
+def advice_for(remedy: str, *, misconfigured: bool, otherwise: str = "Start it, or correct its url.") -> str:
+    """What to do about a server that does not answer. `remedy`: what its error says about that. Pure."""
+    if remedy:
+        return f"{remedy[0].upper()}{remedy[1:]}."
+    return _CORRECT if misconfigured else otherwise
 
 
 class Severity(IntEnum):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from asynclock.cli.doctor.measures import latency_findings
-from asynclock.cli.doctor.severity import CORRECT, Finding, Severity
+from asynclock.cli.doctor.severity import Finding, Severity, advice_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,6 +31,8 @@ class StoreFacts:
     """Why it does not answer; "" if it does."""
     misconfigured: bool = False
     """Only the user can solve that: a lock raises ConfigError."""
+    remedy: str = ""
+    """What to do about the error, if that is known."""
     product: str = ""
     version: str = ""
     role: str = ""
@@ -73,7 +75,7 @@ def general_findings(facts: StoreFacts, terms: Terms, needs: Mapping[str, str]) 
             facts.error,
             f"No lock can be acquired: every acquire raises "
             f"{'ConfigError' if facts.misconfigured else 'QuorumUnavailable'}.",
-            CORRECT if facts.misconfigured else "Start it, or correct its url.",
+            advice_for(facts.remedy, misconfigured=facts.misconfigured),
         )
     elif facts.no_vote:
         yield Finding(

@@ -19,6 +19,8 @@ from asynclock.cli.doctor.measures import version_findings
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.doctor.standalone import StoreFacts, general_findings, sorted_findings
 from asynclock.cli.output import count, length
+from asynclock.stores.dialing import dial
+from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.zookeeper.connection import Connection, SessionState
 from asynclock.stores.zookeeper.errors import error_of
 
@@ -89,7 +91,7 @@ async def _server(host: str, port: int) -> ServerFacts:
     facts = ServerFacts(f"{host}:{port}")
     try:
         async with asyncio.timeout(_CONNECT):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(sock=await dial(host, port, _CONNECT))
         try:
             began = time.perf_counter()
             writer.write(b"srvr")
@@ -101,7 +103,7 @@ async def _server(host: str, port: int) -> ServerFacts:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
     except TimeoutError:
-        facts.error = f"{facts.node} did not answer in time"
+        facts.error = f"{facts.node} did not answer in time{lookup_under_way(host)}"
     except OSError as error:
         facts.error = f"{facts.node}: {error}"
     else:

@@ -30,8 +30,9 @@ from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
+from asynclock.stores.redis.connecting import followed
+from asynclock.stores.redis.identity import Identity
 from asynclock.stores.redis.node import RedisNode
-from asynclock.stores.redis.stages import followed
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
@@ -65,6 +66,7 @@ class EmbeddedStore:
             )
         self.run_id = ""
         self.replaced = "", 0.0
+        self.identity = Identity()
         self.label = f"embedded:{name}"
         self._name = name
 
@@ -115,6 +117,7 @@ def _keep(folder: Path, path: Path) -> None:
     valkey.binary()  # checked here, so that ConfigError is raised in this process and not in the keeper
     keeper = subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-m", "asynclock.stores.embedded.keeper", str(folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},  # such as the zip file of a zipapp
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -14,10 +14,10 @@ from asynclock.stores.redis.replies import Fault, ServerError, config_error, fau
 from asynclock.stores.redis.scripts import PROBE_SCRIPT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from asynclock.stores.port import NodeConfig
-    from asynclock.stores.redis.connection import CommandReply
+    from asynclock.stores.redis.handlers import Ask
 
 _SHA = sha1(PROBE_SCRIPT.encode()).hexdigest()  # noqa: S324 - Redis identifies scripts by their SHA-1
 _LEASE = "1000"  # ms for which a probe that is cut off half-way may leave a key
@@ -58,9 +58,7 @@ def _said(hello: Any, field: bytes) -> str:
     return found.decode(errors="replace") if isinstance(found, bytes) else ""
 
 
-async def check_vote(
-    ask: Callable[..., CommandReply], config: NodeConfig, mode: Mode, label: str, name: str = PROBE
-) -> str:
+async def check_vote(ask: Ask, config: NodeConfig, mode: Mode, label: str, name: str = PROBE) -> str:
     """Take and give back a hold of `name`. Returns the server's refusal of PUBLISH, "" if it publishes. Raises
     ConfigError for an error that only the user can solve, else ServerError."""
     prefix, tag = config.prefix, config.listener.tag
@@ -77,7 +75,7 @@ async def check_vote(
         raise
 
 
-async def _run(ask: Callable[..., CommandReply], words: Sequence[str]) -> str:
+async def _run(ask: Ask, words: Sequence[str]) -> str:
     try:
         refusal: bytes = await ask("EVALSHA", _SHA, *words).answer_of()
     except ServerError as error:

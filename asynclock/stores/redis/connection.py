@@ -6,19 +6,21 @@ import asyncio
 import math
 import selectors
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import hiredis
 
 from asynclock.stores.closing import AWAITED
+from asynclock.stores.distance import late
 from asynclock.stores.port import Reconnecting
 from asynclock.stores.redis.encoding import pack
+from asynclock.stores.redis.handlers import CommandReply, IgnoredCommand, IgnoredReply, is_overdue, overdue_at
 from asynclock.stores.redis.replies import PLAIN_YES, ServerError, refusal_of
 
 if TYPE_CHECKING:
-    from asynclock.rules.model import Op
+    from asynclock._clock import Clock
+    from asynclock.stores.distance import Distance
     from asynclock.stores.port import ReplyHandler
-    from asynclock.stores.redis.node import RedisNode
 
 CHUNK = 16
 """The number of commands in one write. If all commands of a loop turn left in one write, client and server would work
@@ -31,19 +33,38 @@ _LOOKS = 250  # commands that a closing client looks at in one turn of the loop;
 
 _ACKNOWLEDGED = (b"subscribe", b"ssubscribe")  # pushes that come in place of a reply
 _PING = pack("PING")
-_BACKLOG = 5.0  # seconds for which a command may wait after its deadline while others are being answered
-_SILENCE = 0.5  # seconds for which a server on a busy machine may get no CPU time
 _HANGING_UP = 0.2  # seconds for which a close waits until the server has read all, and has ended the TLS session
-_LONG_SILENCE = 5.0  # a server that is silent for so many seconds is down, unless its command has a longer time limit
+
+
+class Owner(Protocol):
+    """The node of a connection."""
+
+    label: str
+    index: int
+    clock: Clock
+    distance: Distance
+
+    def pushed(self, push: Any) -> object:
+        """A message came that is no reply."""
+
+    def not_native(self, connection: Connection, handler: ReplyHandler | CommandReply) -> None:
+        """A release by the server's own command deleted nothing."""
+
+    def odd_reply(self, connection: Connection, handler: ReplyHandler | CommandReply, reply: Any) -> None:
+        """A reply came that is neither a grant nor a refusal."""
+
+    def lost(self, connection: Connection, error: Exception) -> None:
+        """The connection is of no use any more."""
 
 
 class Connection(asyncio.Protocol):
     """A deque of handlers, in the order in which their commands were written."""
 
-    def __init__(self, node: RedisNode, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, node: Owner, writer: asyncio.StreamWriter) -> None:
         self.waiting: deque[ReplyHandler | CommandReply] = deque()
         self.transport: Any = writer.transport
         self.moved_at = node.clock.now()  # when it last received data, or last got a command while it had none
+        self.received_at = self.moved_at  # when it last received data
         self._node = node
         self._index = node.index
         self._now = node.clock.now
@@ -77,11 +98,12 @@ class Connection(asyncio.Protocol):
         if out:
             if len(out) == len(self.waiting):
                 self.moved_at = self._now()
-            self.transport.write(b"".join(out))
+            if not self.transport.is_closing():  # else uvloop raises; the handlers learn that the connection is lost
+                self.transport.write(b"".join(out))
             out.clear()
 
     def data_received(self, data: bytes) -> None:
-        self.moved_at = self._now()
+        self.moved_at = self.received_at = self._now()
         self._reader.feed(data)
         self._handle_replies()
 
@@ -185,7 +207,8 @@ class Connection(asyncio.Protocol):
         """Rule 2: fail the overdue commands. Returns whether there were any."""
         overdue = [handler for handler in self.waiting if is_overdue(handler, self.moved_at, now)]
         for handler in overdue:
-            error = TimeoutError(f"{self._node.label} did not answer within {now - handler.sent:.3g} s")
+            limit = handler.deadline - handler.sent
+            error = late(self._node.label, now - handler.sent, limit, self._node.distance)
             handler.fail(self._index, error, maybe=True)
         return bool(overdue)
 
@@ -213,68 +236,3 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         self._out.clear()
         self.transport.abort()
-
-
-class CommandReply:
-    """The reply to a command that is not part of a ballot, for example to a PING. A task can await it."""
-
-    def __init__(self, sent: float, deadline: float) -> None:
-        self.sent = sent
-        self.deadline = deadline
-        self._answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def answer(self, index: int, reply: Any) -> None:
-        del index
-        if self._answer.done():
-            return
-        if isinstance(reply, Exception):
-            self._answer.set_exception(reply)
-            self._answer.exception()  # retrieved here, because asyncio would log it if no task awaits it
-        else:
-            self._answer.set_result(reply)
-
-    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
-        del maybe
-        self.answer(index, error)
-
-    async def answer_of(self) -> Any:
-        return await self._answer
-
-
-class IgnoredCommand(CommandReply):
-    """Ignores the reply to a command without an op."""
-
-    def __init__(self, sent: float, deadline: float) -> None:
-        self.sent = sent
-        self.deadline = deadline
-
-    def answer(self, index: int, reply: Any) -> None: ...
-
-
-class IgnoredReply:
-    """Ignores the reply to an op."""
-
-    def __init__(self, op: Op, sent: float, deadline: float) -> None:
-        self.op = op
-        self.sent = sent
-        self.deadline = deadline
-
-    def answer(self, index: int, reply: Any) -> None: ...
-
-    def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...
-
-
-def overdue_at(handler: ReplyHandler | CommandReply, moved_at: float) -> float:
-    """When a command is overdue (rule 2), if its connection last received data at `moved_at`. Pure."""
-    limit = handler.deadline - handler.sent
-    return max(handler.deadline, min(moved_at + limit, handler.deadline + _BACKLOG))
-
-
-def is_overdue(handler: ReplyHandler | CommandReply, moved_at: float, now: float) -> bool:
-    """Whether a command is overdue at `now`. Pure."""
-    return now >= overdue_at(handler, moved_at)
-
-
-def patience(limit: float) -> float:
-    """Rule 3: for how many seconds a server may be silent if its oldest command has a time limit of `limit`. Pure."""
-    return max(min(3 * limit, _LONG_SILENCE), limit, _SILENCE)

@@ -9,16 +9,18 @@ import logging
 from typing import TYPE_CHECKING
 
 from asynclock._clock import running_for
+from asynclock._loop import own_task
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.stores.closing import AT_MOST, CANCELLING
-from asynclock.stores.redis.connection import IgnoredReply
 from asynclock.stores.redis.encoding import encode
+from asynclock.stores.redis.handlers import IgnoredReply
 from asynclock.stores.redis.replies import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock.stores.redis.connection import CommandReply, Connection
+    from asynclock.stores.redis.connection import Connection
+    from asynclock.stores.redis.handlers import Ask
     from asynclock.stores.redis.pending import PendingReleases
 
 log = logging.getLogger("asynclock")
@@ -40,7 +42,7 @@ class Delivery:
         pending: PendingReleases,
         prefix: str,
         now: Callable[[], float],
-        ask: Callable[..., CommandReply],
+        ask: Ask,
     ) -> None:
         self._pending = pending
         self._prefix = prefix
@@ -69,7 +71,7 @@ class Delivery:
     async def _send(self, connection: Connection, keep: int = 0) -> None:
         """Send slices until at most `keep` releases are left, or one is refused."""
         self._refused = False
-        while len(self._pending) > keep and not self._refused and not connection.transport.is_closing():
+        while self._pending.to_send > keep and not self._refused and not connection.transport.is_closing():
             self.send_slice(connection)
             async with running_for(ANSWER_TIMEOUT):
                 with contextlib.suppress(ServerError):  # an error reply is an answer, too
@@ -79,12 +81,11 @@ class Delivery:
         """The server refused a release for now, for example with BUSY. It is sent again after a pause."""
         self._refused = True
         if self._again is None and not self._finishing:
-            self._again = asyncio.get_running_loop().create_task(self._repeat(connection), name="asynclock pending")
-            self._again.add_done_callback(self._repeated)
+            self._again = own_task(self._repeat(connection), "asynclock pending", self._repeated)
 
     async def _repeat(self, connection: Connection) -> None:
         with contextlib.suppress(ConnectionError, TimeoutError):  # the next connection delivers them
-            while self._pending and not connection.transport.is_closing():
+            while self._pending.to_send and not connection.transport.is_closing():
                 await asyncio.sleep(BUSY_PAUSE)
                 await self._send(connection)
 
@@ -94,10 +95,10 @@ class Delivery:
         if not task.cancelled() and (error := task.exception()):
             log.error("asynclock: pending releases are not sent again", exc_info=error)
 
-    async def finish(self, connection: Connection) -> None:
+    async def finish(self, connection: Connection | None) -> None:
         """The client closes: deliver the pending releases while the connection works."""
         self._finishing = True
-        while self._pending and not connection.transport.is_closing():
+        while self._pending.to_send and connection is not None and not connection.transport.is_closing():
             await self._send(connection)
             if self._refused:
                 await asyncio.sleep(BUSY_PAUSE)
@@ -109,7 +110,7 @@ class Delivery:
             await asyncio.wait([again], timeout=CANCELLING)
 
 
-async def last_words(connection: Connection, ask: Callable[..., CommandReply], now: Callable[[], float]) -> None:
+async def last_words(connection: Connection, ask: Ask, now: Callable[[], float]) -> None:
     """Rule 7 of `node.py`. Each round awaits the commands in flight. Then a release may need one more round
     (`RedisNode.not_native`). A lost connection has no commands in flight."""
     began = now()

@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from redis.credentials import CredentialProvider
 
-from asynclock.stores.redis.connection import Connection, IgnoredCommand
 from asynclock.stores.redis.encoding import pack
+from asynclock.stores.redis.handlers import IgnoredCommand
 from asynclock.stores.redis.stages import Stage
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool
     from redis.asyncio.connection import AbstractConnection
 
-    from asynclock.stores.redis.node import RedisNode
+    from asynclock.stores.redis.connection import Connection, Owner
 
 log = logging.getLogger("asynclock")
 
@@ -105,7 +105,7 @@ class TokenStream:
 class _Renewal:
     """How one connection gets a token."""
 
-    def __init__(self, node: RedisNode) -> None:
+    def __init__(self, node: Owner) -> None:
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._now = node.clock.now
@@ -171,13 +171,13 @@ def _pass_on(pool: Any, stream: TokenStream) -> None:
     pool.re_auth_callback = renewed
 
 
-def take_over(node: RedisNode, redis: AbstractConnection) -> Connection:
+def take_over(node: Owner, redis: AbstractConnection, connection_class: type[Connection]) -> Connection:
     """Take the transport from redis-py once it has connected and logged in. With a protocol of its own a command costs
     half the CPU, and needs no lock or timeout. redis-py has no public way to hand its transport over."""
     writer, redis._writer, redis._reader = redis._writer, None, None  # noqa: SLF001
     if writer is None:
         raise ConnectionError(f"{node.label} hung up")
-    connection = node.connection_class(node, writer)
+    connection = connection_class(node, writer)
     connection.transport.set_protocol(connection)
     provider = redis.credential_provider
     if isinstance(provider, Fetched) and (stream := _streams.get(id(provider.provider))) is not None:

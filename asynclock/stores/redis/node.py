@@ -10,10 +10,10 @@
    for 5 s or the time limit of the oldest command, whichever is longer. Then the node drops the connection, fails all
    commands at once, and one task connects again with back-off. A broken stream is never used again.
 4. A release that could not be delivered is kept, unless its id was made while there was no connection: of such an id
-   nothing was ever sent. The next connection delivers the kept releases first, in slices. The node stays down until all
-   slices but the last are answered, so that no attempt overtakes a release. If the acquire of an id was not answered on
-   an earlier connection, its release leaves a tombstone, because the server may still read that acquire from its
-   socket.
+   nothing was ever sent. The next connection delivers the kept releases first, in slices, and sends those of the last
+   2 s again (`pending.py`). The node stays down until all slices but the last are answered, so that no attempt
+   overtakes a release. If the acquire of an id was not answered on an earlier connection, its release leaves a
+   tombstone, because the server may still read that acquire from its socket.
 5. After the release of an id was queued, no command that could create a key or a ticket of it is sent again (NOSCRIPT).
 6. Notices to waiters arrive as RESP3 pushes on the same connection. The server acknowledges the subscription before the
    connection is used. So a notice never overtakes a reply, and every working connection receives notices. If a server
@@ -31,35 +31,40 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asynclock._clock import LATE, running_for
+from asynclock._clock import running_for
 from asynclock._errors import ConfigError
+from asynclock._loop import own_task
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import EXTEND, RELEASE, Op, Serve
 from asynclock.stores.closing import CANCELLING
-from asynclock.stores.port import PROBE, UNDONE, Checked
+from asynclock.stores.port import PROBE, UNDONE, Checked, Reconnecting
 from asynclock.stores.redis import replies
 from asynclock.stores.redis.checks import Mode, check_vote
-from asynclock.stores.redis.connection import CommandReply, Connection, IgnoredReply, patience
+from asynclock.stores.redis.connecting import follow
+from asynclock.stores.redis.connection import Connection
+from asynclock.stores.redis.deadlines import Deadlines
 from asynclock.stores.redis.delivery import Delivery, last_words
 from asynclock.stores.redis.encoding import encode, encode_native, encode_whole, pack
+from asynclock.stores.redis.handlers import CommandReply, IgnoredReply
 from asynclock.stores.redis.handshake import handshake
+from asynclock.stores.redis.hang_ups import explained
 from asynclock.stores.redis.keys import mark
 from asynclock.stores.redis.login import fetch_credentials, take_over
 from asynclock.stores.redis.notices import Channel
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.redis.reconnect import Backoff
 from asynclock.stores.redis.restarts import Dialer, Restarts
-from asynclock.stores.redis.stages import NodeState, Stage, follow
+from asynclock.stores.redis.rights import Rights
+from asynclock.stores.redis.stages import NodeState, Stage
 from asynclock.stores.redis.stopwatch import Stopwatch
 from asynclock.stores.redis.views import names, view
 from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.stores.port import Facts, NodeConfig, NodeView, ReplyHandler
+    from asynclock.stores.redis.handlers import Ask
 
 log = logging.getLogger("asynclock")
 
@@ -68,31 +73,34 @@ _FAREWELL = 1.0  # seconds for which a client that closes tries to deliver pendi
 
 
 class RedisNode:
-    """One server. The rules are in the docstring of this module."""
+    """See the module."""
 
     connection_class = Connection
+    in_cluster = False  # it is one node of a cluster whose other nodes are known, too
+    managed = False  # a Sentinel or a cluster names its server
 
     def __init__(self, store: Dialer, config: NodeConfig) -> None:
         self.label, self.index = store.label, config.position
         self.mark, self.probe_name = mark(config.prefix), PROBE
-        self.state = NodeState.NEW
-        self.listens = self._listened = self._second_look = False
+        self.state, self.mode = NodeState.NEW, Mode.UNKNOWN
+        self.listens = self._listened = self._quarantined = False
         self.error: Exception | None = None
         self._reached(Stage.CONNECT)
         self._store, self._config, self.clock = store, config, config.clock
         self._connection: Connection | None = None
-        self.rtt = Stopwatch(config.clock.now)
+        self.rtt = Stopwatch(config.clock, config.measured)
         self.pushed = Channel(config, self.label).pushed
-        self._restarts = Restarts(store, config)
-        self._quarantined, self._mode = False, Mode.UNKNOWN
+        self.distance, self._reports = self.rtt.distance, Reports(self.label, config.tell, self.clock)
+        self._restarts = Restarts(store, config, self._reports, managed=self.managed)
         self._native: tuple[str, ...] = ()  # the server's own compare-and-delete; (): it has none, or forbids it
-        self._timer: Any = None
         self._connecting: asyncio.Task[None] | None = None
         self._met = asyncio.Event()  # the first attempt has succeeded, failed, or waits for credentials for too long
         self._pending, self._backoff = PendingReleases(), Backoff()
         self._delivery = Delivery(self._pending, config.prefix, self.clock.now, self._ask)
-        self._timer_at, self._lost_at = 0.0, -math.inf  # when the timer is due, and when the last connection was lost
-        self._reports = Reports(self.label, config.tell, self.clock)
+        self._lost_at = -math.inf  # when the last connection was lost
+        self._sent = self._pending.sent
+        self._rights = Rights(self, config, self._reports, self._check_rights, self._know_rights)
+        self._deadlines = Deadlines(self, lambda: self._connection)
 
     def __repr__(self) -> str:
         return f"<RedisNode {self.label} {self.state.value}>"
@@ -112,6 +120,8 @@ class RedisNode:
             return
         wire: Any = op.packed
         if op.verb is RELEASE:
+            op.sent = handler.sent
+            self._sent.append(op)
             if self._pending.unanswered and op.id in self._pending.unanswered:
                 wire = encode_whole(op, self._config.prefix, tombstone=True)
             elif self._native and (native := encode_native(op, self._config.prefix, self._native)):
@@ -120,8 +130,8 @@ class RedisNode:
                 wire = None
         send = connection.send_after_ping if op.queueing.contended and op.queueing.serve is _GRANT else connection.send
         send(wire or encode(op, self._config.prefix), handler)
-        if self._timer is None or handler.deadline < self._timer_at:
-            self._arm(handler.deadline)
+        if handler.deadline < self._deadlines.next:
+            self._deadlines.arm(handler.deadline)
             self.rtt.time_last(connection.waiting, handler)
 
     def flush(self) -> None:
@@ -137,8 +147,7 @@ class RedisNode:
             connection.send(encode(handler.op, self._config.prefix), handler)
 
     def odd_reply(self, connection: Connection, handler: ReplyHandler | CommandReply, reply: Any) -> None:
-        """Handle a reply that is neither a grant nor a refusal: UNDONE, the answer to a plain SET, an error, or an
-        answer to the handshake."""
+        """Handle any other reply than a grant or a refusal: UNDONE, an error, that to a plain SET or to a handshake."""
         if isinstance(handler, CommandReply):
             handler.answer(self.index, reply)
         elif type(reply) is list and reply[0] == -1:
@@ -161,8 +170,7 @@ class RedisNode:
                 self._native = ()
                 connection.send(encode(handler.op, self._config.prefix), handler)
             case replies.Fault.CONFIG:
-                refusal = replies.refusal(self.label, error, handler.op, self._reports)
-                handler.fail(self.index, refusal, maybe=replies.is_half_done(error))
+                handler.fail(self.index, self._rights.refused(handler.op, error), maybe=replies.is_half_done(error))
             case fault:
                 if handler.op.verb is RELEASE:  # BUSY, for example: the server did nothing, and may do it later
                     self._pending.add(handler.op, self.clock.now(), handler.sent)
@@ -179,39 +187,11 @@ class RedisNode:
     def _ask(self, connection: Connection, *command: str, within: float = ANSWER_TIMEOUT) -> CommandReply:
         """Send a command that is not part of a ballot."""
         now = self.clock.now()
-        reply = CommandReply(now, now + within)
+        reply = self.rtt.reply(connection.waiting, now, now + within)
         connection.send(pack(*command), reply)
-        if self._timer is None:
-            self._arm(reply.deadline)
+        if self._deadlines.next == math.inf:
+            self._deadlines.arm(reply.deadline)
         return reply
-
-    def _arm(self, when: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = when
-        self._timer = self.clock.call_at(when, self._watch)
-
-    def _watch(self) -> None:
-        """Rules 2 and 3: fail the overdue commands; drop the connection to a silent server."""
-        self._timer = None
-        if (connection := self._connection) is None or not (waiting := connection.waiting):
-            return
-        now, limit = self.clock.now(), connection.time_limit
-        late = now - self._timer_at
-        blocked = late > LATE and not self._second_look
-        if blocked or (connection.is_behind and connection.is_overdue(now)):
-            self._second_look |= blocked  # first send what the blocked loop has not sent, and read what has come
-            self._arm(now + (min(late, limit) if blocked else 0.001))
-            return
-        self._second_look = False
-        if now - connection.moved_at >= patience(limit):
-            self.lost(connection, TimeoutError(f"{self.label} has been silent for {now - connection.moved_at:.3g} s"))
-            return
-        later = min((handler.deadline for handler in waiting if handler.deadline > now), default=math.inf)
-        overdue = connection.fail_overdue(now)
-        again = max(min(later, connection.moved_at + (patience(limit) if overdue else limit)), now + 0.001)
-        if self._connection is connection and (self._timer is None or again < self._timer_at):  # a handler may arm it
-            self._arm(again)
 
     # -- the connection ------------------------------------------------------------------------------------------
 
@@ -222,14 +202,14 @@ class RedisNode:
     def lost(self, connection: Connection, error: Exception) -> None:
         """Give this connection up. A second call has no effect. An idle one that was closed is no outage yet."""
         connection.abort()
-        self._pending.cut_off(connection.waiting, self.clock.now())
+        self._pending.cut_off(connection.waiting, self.clock.now(), connection.moved_at)
         if self._connection is not connection:
             connection.fail_all(error)  # it was lost during its handshake
             return
-        self._connection = None
-        self._lost_at = self.clock.now()
-        self.listens = False
-        self.error = error
+        self._connection, self._lost_at = None, self.clock.now()
+        self._restarts.answered(connection.received_at)
+        self.listens, self.error = False, error
+        self._rights.stop()
         if self.state is not NodeState.CLOSED:
             self.state = NodeState.DOWN
             self._reports.down(error)
@@ -238,8 +218,7 @@ class RedisNode:
 
     def _reconnect(self) -> None:
         if self._connection is None and self.state is not NodeState.CLOSED and self._connecting is None:
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name=f"asynclock {self.label}")
-            self._connecting.add_done_callback(self._connect_ended)
+            self._connecting = own_task(self._connect(), f"asynclock {self.label}", self._connect_ended)
 
     def _connect_ended(self, task: asyncio.Task[None]) -> None:
         self._connecting = None
@@ -248,7 +227,11 @@ class RedisNode:
             log.error("asynclock: connecting to %s failed", self.label, exc_info=error)
 
     async def _connect(self) -> None:
-        await asyncio.sleep(self._backoff.begin(self.clock.now()))
+        pause = self._backoff.begin(self.clock.now())
+        if self._backoff.in_storm and isinstance(self.error, Reconnecting):
+            self.error = ConnectionError(f"{self.error}: it closes each connection soon after it was made")
+            self._reports.down(self.error)
+        await asyncio.sleep(pause)
         while self.state is not NodeState.CLOSED:
             try:
                 await self._open_connection()
@@ -269,34 +252,57 @@ class RedisNode:
         redis, limit = await self._dial(), self._config.connect_timeout
         await fetch_credentials(redis, self._reached, limit, self._met.set)
         connection: Connection | None = None
-        follow(redis, self._reached)
+        limit = follow(redis, self._reached, limit)
         try:
-            async with running_for(min(redis.socket_connect_timeout or limit, limit)):
+            async with running_for(limit):
                 await redis.connect()  # type: ignore[no-untyped-call]
                 self._reached(Stage.HELLO)
-                connection = take_over(self, redis)
-                native, listens, self._mode = await self._greet(partial(self._ask, connection), redis.client_name)
+                connection = take_over(self, redis, self.connection_class)
+                native = await self._greet(partial(self._ask, connection), redis.client_name)
             await self._delivery.send_all_but_a_slice(connection)
-        except BaseException:
+        except BaseException as error:
             if connection is not None:
                 connection.abort()
             await redis.disconnect(nowait=True)
-            raise
-        self._connection, self._native, self.listens = connection, native, listens
+            raise (await explained(redis, error, self.stage, limit)) from None
+        self._connection, self._native = connection, native
+        self._backoff.connected(self.clock.now())
         self._quarantined = self._restarts.left > 0
         self._delivery.send_slice(connection)
-        if connection.waiting and self._timer is None:
-            self._arm(self.clock.now() + ANSWER_TIMEOUT)
+        if connection.waiting and self._deadlines.next == math.inf:
+            self._deadlines.arm(self.clock.now() + ANSWER_TIMEOUT)
         if self.state is not NodeState.CLOSED:
-            self.state, self.error = NodeState.UP, None
-            self._reports.up()
+            self.state = NodeState.UP
+            self._rights.start(connection, partial(self._ask, connection))
+            self._know_rights()
         if not self._quarantined:
             self.end_quarantine()  # set the mark of first use, so that a later restart is detected
+
+    async def _greet(self, ask: Ask, name: str | None) -> tuple[str, ...]:
+        native, mode = await handshake(ask, self._config, self._restarts, self.label, self.mark, name)
+        self.mode = Mode.SHARD if self.in_cluster else mode
+        await self._rights.read(ask)
+        return native
+
+    async def _check_rights(self, ask: Ask) -> str:
+        return await check_vote(ask, self._config, self.mode, self.label, self.probe_name)
+
+    def _know_rights(self) -> None:
+        """It is connected, or the server changed what it permits: tell that, and wake the waiters."""
+        rights = self._rights
+        self.error, self.listens = None, rights.silence is None
+        self._reports.notices(rights.silence)
+        if rights.refusal is not None:
+            self._reports.down(rights.refusal)
+        else:
+            self._restarts.warn()
+            self._backoff.when_lasting(self.clock, partial(self._tell_up, self._connection))
         missed, self._listened = self.listens or self._listened, self.listens
         self._config.listener.connected(self.index, missed=missed)
 
-    async def _greet(self, ask: Callable[..., CommandReply], name: str | None) -> tuple[tuple[str, ...], bool, Mode]:
-        return await handshake(ask, self._config, self._restarts, self, name)
+    def _tell_up(self, connection: Connection | None) -> None:
+        if self._connection is connection and self._rights.refusal is None:
+            self._reports.up()
 
     def _reached(self, stage: Stage) -> None:
         self.stage = stage
@@ -310,8 +316,7 @@ class RedisNode:
             async with asyncio.timeout(_FAREWELL):
                 if self._connection is None:
                     await self._open_connection()
-                if self._connection is not None:
-                    await self._delivery.finish(self._connection)
+                await self._delivery.finish(self._connection)
 
     # -- restarted servers ---------------------------------------------------------------------------------------
 
@@ -339,28 +344,26 @@ class RedisNode:
             self._restarts.learn_mark(await self._ask(self._connection, "GET", self.mark).answer_of())
             self._quarantined = self._restarts.left > 0
 
-    async def _run(self, *command: str) -> Any:
+    def _connected(self) -> Connection:
         if self._connection is None:
             self._reconnect()
             raise self.error or ConnectionError(f"{self.label} is not connected")
-        return await replies.clear(self.label, self._ask(self._connection, *command).answer_of(), command)
+        return self._connection
+
+    async def _run(self, *command: str) -> Any:
+        return await replies.clear(self.label, self._ask(self._connected(), *command).answer_of(), command)
 
     async def check_vote(self) -> Checked:
-        began, connection = self.clock.now(), self._connection
-        if connection is None:
-            self._reconnect()
-            raise self.error or ConnectionError(f"{self.label} is not connected")
+        began, connection = self.clock.now(), self._connected()
         if self._quarantined and self._restarts.left:
             raise self._restarts.no_vote()
-        ask = partial(self._ask, connection)
         try:
-            refusal = await check_vote(ask, self._config, self._mode, self.label, self.probe_name)
+            note = await self._rights.check(partial(self._ask, connection))
         except replies.ServerError as error:
             if replies.fault_of(error) is replies.Fault.RECONNECT:
                 self._no_master(connection, error)
             raise
-        note = f"{self.label} sends no notices, so waiters poll it" if refusal or not self.listens else ""
-        return Checked(self.clock.now() - began, f"{note}: {refusal}" if refusal else note)
+        return Checked(self.clock.now() - began, note)
 
     async def probe(self, name: str) -> NodeView:
         return await view(self._run, self._config.prefix, name)
@@ -381,7 +384,7 @@ class RedisNode:
             self._met.set()
             if self._connection is not None:
                 await last_words(self._connection, partial(self._ask, self._connection), self.clock.now)
-            if self._pending:
+            if self._pending.to_send:
                 await self._drain_at_close()
             if (connection := self._connection) is not None:
                 connection.fail_all(self.error)  # a handler that fails here may send an undo; `hang_up` sends it
@@ -396,5 +399,7 @@ class RedisNode:
         self._reports.stop()
         if self._connection is not None:
             self.lost(self._connection, ConnectionError(f"{self.label} was closed"))
-        for each in filter(None, (self._connecting, self._timer)):
-            each.cancel()
+        self._rights.stop()
+        self._deadlines.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()

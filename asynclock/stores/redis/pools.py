@@ -10,7 +10,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from asynclock._errors import ConfigError
-from asynclock.stores.redis.stages import followed
+from asynclock.stores.redis.connecting import followed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +88,13 @@ def pool_of(url: str) -> ConnectionPool:
 def label_of(pool: ConnectionPool) -> str:
     """The address of the server, without user and password."""
     said = pool.connection_kwargs
-    db = f"/{said['db']}" if said.get("db") else ""
+    db = said.get("db")
     if "path" in said:
-        return f"unix://{said['path']}{db}"
-    return f"{said.get('host', 'localhost')}:{said.get('port', 6379)}{db}"
+        return f"unix://{said['path']}{f'?db={db}' if db else ''}"
+    return f"{shown((said.get('host', 'localhost'), said.get('port', 6379)))}{f'/{db}' if db else ''}"
+
+
+def shown(address: tuple[str, int]) -> str:
+    """An address in messages."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -5,23 +5,60 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asynclock._clock import Clock
 
 _PAUSES = (0.05, 2.0)  # seconds: the first and the longest pause
 _HOPELESS = 5.0  # seconds between attempts when only the user can solve the problem
 
+LASTING = 1.0
+"""Seconds after which a connection counts as lasting: proxies close idle ones after a second or more."""
+
+_STORM = 4  # connections in a row that did not last, after which the node is down
+
 
 class Backoff:
-    """The pauses of one node: each is twice as long as the one before, with jitter."""
+    """The pauses of one node: each is twice as long as the one before, with jitter, until a connection has lasted."""
 
     def __init__(self) -> None:
         self._pause = _PAUSES[0]
         self._rebuffed_at = -math.inf
         self._rebuff = 0.0
+        self._connected_at = -math.inf
+        self._cut_short = 0  # connections in a row that did not last
+
+    def connected(self, now: float) -> None:
+        """An attempt to connect has succeeded."""
+        self._connected_at = now
+
+    @property
+    def in_storm(self) -> bool:
+        """Whether the server accepts each connection, and closes it soon."""
+        return self._cut_short >= _STORM
+
+    def when_lasting(self, clock: Clock, call: Callable[[], object]) -> None:
+        """Call it now; in a storm, once the new connection has had the time to last."""
+        if self.in_storm:
+            clock.call_at(clock.now() + LASTING, call)
+        else:
+            call()
 
     def begin(self, now: float) -> float:
-        """Seconds before the first attempt: 0, unless a server that was reached proved to be a replica just now."""
-        self._pause = _PAUSES[0]
-        return self._rebuff if now - self._rebuffed_at < self._rebuff else 0.0
+        """Seconds before the first attempt after a loss: 0, unless the server that was reached proved to be a replica
+        just now, or the last connections did not last."""
+        self._cut_short = self._cut_short + 1 if now - self._connected_at < LASTING else 0
+        if not self._cut_short:
+            self._pause = _PAUSES[0]
+        rebuff = self._rebuff if now - self._rebuffed_at < self._rebuff else 0.0
+        return max(rebuff, self.failed(hopeless=False)) if self._cut_short > 1 else rebuff
+
+    def reset(self) -> None:
+        """The next attempts go to another server."""
+        self._pause, self._connected_at, self._cut_short = _PAUSES[0], -math.inf, 0
 
     def failed(self, hopeless: bool) -> float:
         """Seconds before the next attempt."""

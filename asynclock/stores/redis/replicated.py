@@ -22,20 +22,25 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from asynclock._errors import ConfigError
+from asynclock._loop import own_task
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import ACQUIRE, ADOPT, EXTEND, WAIT
 from asynclock.stores.closing import CANCELLING
+from asynclock.stores.redis.handlers import StandIn
+from asynclock.stores.redis.hang_ups import explained
 from asynclock.stores.redis.keys import channel
 from asynclock.stores.redis.login import fetch_credentials
 from asynclock.stores.redis.node import RedisNode
+from asynclock.stores.redis.remedies import known_cause
 from asynclock.stores.redis.replies import ServerError
 from asynclock.stores.redis.restarts import fields
-from asynclock.stores.redis.sentinel.node import SentinelNode
+from asynclock.stores.redis.sentinel.node import MasterDialer, SentinelNode
+from asynclock.stores.redis.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +59,6 @@ if TYPE_CHECKING:
         Undone,
     )
     from asynclock.stores.redis.connection import Connection
-    from asynclock.stores.redis.store import RedisStore
 
 log = logging.getLogger("asynclock")
 
@@ -94,8 +98,7 @@ class Confirmer:
         if self._timer is None or grant.deadline < self._timer_at:
             self._arm(grant.deadline)
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run(), name=f"asynclock {self._node.label} WAIT")
-            self._task.add_done_callback(self._ended)
+            self._task = own_task(self._run(), f"asynclock {self._node.label} WAIT", self._ended)
 
     @property
     def busy(self) -> bool:
@@ -192,6 +195,8 @@ class Confirmer:
             return ConfigError(f"{self._node.label} refuses: {error}; min_replicas needs +wait, +publish and +info")
         if isinstance(error, ConfigError):
             return error
+        if (known := known_cause(self._node.label, error)) is not None:
+            return known
         return ConnectionError(f"{self._node.label}: the replicas could not be asked: {error or repr(error)}")
 
     async def _wait(self, limit: float) -> int:
@@ -213,7 +218,10 @@ class Confirmer:
         await self._hang_up()
         self._beside, self._beside_of = await self._node.dial_beside(), first
         await fetch_credentials(self._beside, lambda stage: None, ANSWER_TIMEOUT, lambda: None)
-        await self._beside.connect()  # type: ignore[no-untyped-call]
+        try:
+            await self._beside.connect()  # type: ignore[no-untyped-call]
+        except RedisError as error:
+            raise (await explained(self._beside, error, Stage.HELLO, ANSWER_TIMEOUT)) from None
         await self._beside.send_command("INFO", "server")
         theirs, ours = fields(await self._beside.read_response()), await self._node.server_info()
         if theirs.get("run_id") != ours.get("run_id"):
@@ -227,20 +235,17 @@ class Confirmer:
                 await beside.disconnect(nowait=True)
 
 
-class _Unconfirmed:
-    """Stands in for the handler of an op, and has its vote confirmed first."""
+class _Unconfirmed(StandIn):
+    """Has the vote of an op confirmed first."""
 
-    __slots__ = ("_confirmer", "_handler", "deadline", "op", "sent")
+    __slots__ = ("_confirmer",)
 
     def __init__(self, handler: ReplyHandler, confirmer: Confirmer) -> None:
-        self.op: Op = handler.op
-        self.sent = handler.sent
-        self.deadline = handler.deadline
-        self._handler = handler
+        super().__init__(handler)
         self._confirmer = confirmer
 
     def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
-        handler = self._handler
+        handler = self.handler
         if reply.__class__ is not tuple and self.op.verb not in _REFUSED:
             handler.answer(index, reply)
             return
@@ -251,9 +256,6 @@ class _Unconfirmed:
                 lambda error: handler.fail(index, error, maybe=True),
             )
         )
-
-    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
-        self._handler.fail(index, error, maybe=maybe)
 
 
 class _Listener:
@@ -276,10 +278,16 @@ class _Listener:
         self._listener.connected(index, missed=missed)
 
 
+class ReplicatedDialer(MasterDialer, Protocol):
+    """A store with the option `min_replicas`."""
+
+    min_replicas: int
+
+
 class ReplicatedNode(RedisNode):
     """See the module."""
 
-    def __init__(self, store: RedisStore, config: NodeConfig) -> None:
+    def __init__(self, store: ReplicatedDialer, config: NodeConfig) -> None:
         self._within = _CHECK  # the time limit of the last op
         super().__init__(store, config._replace(listener=_Listener(config.listener, self)))
         self._replicas = store.min_replicas

@@ -10,22 +10,21 @@ from errno import ECONNREFUSED
 from typing import TYPE_CHECKING, Any
 
 from hiredis import ProtocolError
-from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError, ResponseError
 
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
-from asynclock.rules.model import Verb
+from asynclock._untrusted import number_of, printable, said
+from asynclock.stores.lookups import ADVICE
 from asynclock.stores.port import Refused, Slots, WrongKind
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
-from asynclock.stores.redis.scripts import SCRIPTS
+from asynclock.stores.redis.remedies import known_cause, sentence
 from asynclock.stores.redis.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from asynclock.rules.model import Op
     from asynclock.stores.port import Grant
-    from asynclock.stores.reports import Reports
 
 
 PLAIN_YES: Grant = 0, False
@@ -55,9 +54,11 @@ def refusal_of(reply: list[Any]) -> Refused:
 
 
 def _slots_of(text: str) -> Slots:
-    """Read the slots in use: "3 4", or "2:3 4" for the second of several names."""
+    """Read the slots in use: "3 4", or "2:3 4" for the second of several names. A number that is too long was written
+    by another program: no client asks for that slot."""
     part, _, taken = text.rpartition(":")
-    return Slots(tuple(map(int, taken.split())), int(part) - 1 if part else 0)
+    slots = (number_of(each) for each in taken.split())
+    return Slots(tuple(each for each in slots if each is not None), int(part) - 1 if part else 0)
 
 
 class Fault(Enum):
@@ -143,9 +144,9 @@ class ServerError(Exception):
     """An error reply. As text it says what to do, if that is known."""
 
     def __str__(self) -> str:
-        said = super().__str__()
+        text = super().__str__()
         advice = _ADVICE.get(code_of(self))
-        return f"{without_place(said).rstrip('.')}; {advice}" if advice else said
+        return printable(f"{without_place(text).rstrip('.')}; {advice}" if advice else text)
 
 
 def code_of(error: ServerError) -> str:
@@ -198,16 +199,7 @@ def unknown_command(text: str, script: str = "") -> str:
     return " or ".join(dict.fromkeys(re.findall(r"redis\.p?call\('(\w+)'", "".join(line)))) or "a command of its script"
 
 
-def refusal(label: str, error: ServerError, op: Op, reports: Reports) -> ConfigError:
-    """The error of an op that a server refuses. A release is logged as well, because many are sent in the background:
-    the key stays on that server until its lease ends."""
-    refused = config_error(label, error, SCRIPTS[op.kind.letter])
-    if op.verb is Verb.RELEASE and not isinstance(refused, WrongKind):  # a key of another type is not a lock
-        reports.unreleased(op.name, refused)
-    return refused
-
-
-def config_error(label: str, error: Exception, script: str = "") -> ConfigError:
+def config_error(label: str, error: BaseException, script: str = "") -> ConfigError:
     """The error to raise: which node refuses, why, and what the user can do."""
     if unknown := unknown_command(str(error), script):
         return ConfigError(
@@ -240,28 +232,46 @@ _NO_TLS = {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LO
 """The reasons of an SSLError if the server answers without TLS."""
 
 
-def _advice(label: str) -> str:
+def _advice(label: str, stage: Stage) -> str:
+    if stage is Stage.LOOKUP:
+        return f"; {ADVICE}"
     return "" if label.startswith(("unix:", "embedded:")) else f"; {_AGREE}"
 
 
 def not_connected_yet(label: str, stage: Stage) -> ConnectionError:
     """The error to report while the first attempt to connect is in that stage."""
-    advice = "" if stage is Stage.CREDENTIALS else _advice(label)
+    advice = "" if stage is Stage.CREDENTIALS else _advice(label, stage)
     return ConnectionError(f"{label} is not connected yet: {stage.value}{advice}")
 
 
-def connect_error(label: str, error: Exception, stage: Stage) -> Exception:
+def connect_error(label: str, error: BaseException, stage: Stage) -> Exception:
     """The error to report for an attempt to connect that failed in that stage: a ConfigError if only the user can solve
     the problem."""
     if isinstance(error, ConfigError):
         return error
     if stage is Stage.CREDENTIALS:  # its cause is about another server, for example one that refused the provider
-        return ConnectionError(f"{label} is out of reach: {error}")
+        return ConnectionError(f"{label} is out of reach: {said(error)}")
+    if (known := _by_cause(label, error)) is not None:
+        return known
+    advice = _advice(label, stage)
+    if isinstance(error, TimeoutError):
+        return TimeoutError(f"{label} did not answer the connection attempt in time: {stage.value}{advice}")
+    if isinstance(error, ResponseError):  # it answers, so host, port and TLS are right
+        return ConnectionError(f"{label} is out of reach: {printable(sentence(str(error)))}")
+    if stage in (Stage.LOOKUP, Stage.CONNECT) or str(error).startswith(label):  # or explained by the handshake
+        return ConnectionError(f"{label} is out of reach: {said(error)}")
+    return ConnectionError(f"{label} is out of reach: {said(error)} ({stage.value}){advice}")
+
+
+def _by_cause(label: str, error: BaseException) -> Exception | None:
+    """The error to report, if the error or one of its causes says what is wrong."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             why = cause.verify_message
             return ConfigError(f"{label}: its certificate does not verify ({why}): check the CA and the host name")
+        if (known := known_cause(label, cause)) is not None:
+            return known
         if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:
             return ConfigError(f"{label} answers without TLS: turn it on at the server, or write redis:// in the url")
         if isinstance(cause, InvalidResponse):
@@ -273,9 +283,4 @@ def connect_error(label: str, error: Exception, stage: Stage) -> Exception:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, RedisError) and fault_of(ServerError(str(error))) is Fault.CONFIG:
         return config_error(label, error)
-    advice = _advice(label)
-    if isinstance(error, TimeoutError):
-        return TimeoutError(f"{label} did not answer the connection attempt in time: {stage.value}{advice}")
-    if stage is Stage.CONNECT or str(error).startswith(label):  # refused; or an error that the handshake explains
-        return ConnectionError(f"{label} is out of reach: {error}")
-    return ConnectionError(f"{label} is out of reach: {error} ({stage.value}){advice}")
+    return None

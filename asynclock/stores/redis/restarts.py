@@ -10,13 +10,14 @@ import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock.stores.port import Facts, SameServer
+from asynclock.stores.redis.identity import Identity, server_of
 from asynclock.stores.redis.replies import Fault, ServerError, code_of, config_error, fault_of
-from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.stores.port import NodeConfig
+    from asynclock.stores.reports import Reports
 
 log = logging.getLogger("asynclock")
 
@@ -26,6 +27,7 @@ class Dialer(Protocol):
 
     label: str
     run_id: str  # of the server that the last connection reached
+    identity: Identity
     replaced: tuple[str, float]  # the run_id of a server found in place of another one, and when, on the client's clock
 
     async def dial(self) -> AbstractConnection:
@@ -33,19 +35,22 @@ class Dialer(Protocol):
 
 
 class Restarts:
-    """The facts about the server of one node, and its quarantine."""
+    """The facts about the server of one node, and its quarantine. `managed`: a Sentinel or a cluster names the
+    server."""
 
-    def __init__(self, dialer: Dialer, config: NodeConfig) -> None:
+    def __init__(self, dialer: Dialer, config: NodeConfig, reports: Reports, *, managed: bool) -> None:
         self.facts: Facts | None = None
         self._dialer = dialer
         self._servers = config.servers
         self._quarantine = config.quarantine
         self._now = config.clock.now
         self._until = -math.inf
+        self._unchecked: ServerError | None = None  # the refusal of a check
         self._warned = False
         self._warned_of_eviction = False
         self._was_replica = False
-        self._reports = Reports(dialer.label, config.tell, config.clock)
+        self._reports = reports
+        self._managed = managed
 
     @property
     def left(self) -> float:
@@ -102,6 +107,19 @@ class Restarts:
                 policy,
             )
 
+    def check_identity(self, server: Any, replication: Any) -> None:
+        """Read the answers to INFO server and INFO replication: the only node of a client has no quarantine. Raises
+        ConfigError if two servers answer in turn."""
+        said = fields(server) | fields(replication)
+        if self._quarantine is None and said.get("role") != "slave":  # a replica grants nothing
+            found, label = server_of(said), self._dialer.label
+            if before := self._dialer.identity.meet(found, self._now(), label, managed=self._managed):
+                self._reports.replaced(before, found.run_id)
+
+    def answered(self, at: float) -> None:
+        """The server has answered then."""
+        self._dialer.identity.answered(at)
+
     def learn_mark(self, mark: Any) -> None:
         """Read the answer to a later GET of the mark: another client may have found the deployment new."""
         if self.facts is not None and mark == self.facts.run_id.encode():
@@ -121,19 +139,28 @@ class Restarts:
         self.facts = self.facts._replace(mark=self.facts.run_id)
         return self.facts.run_id
 
+    def begin_checks(self) -> None:
+        """The checks of a new connection begin."""
+        self._unchecked = None
+
     def cannot_check(self, error: ServerError) -> None:
         """The server refuses INFO, SCRIPT LOAD or the mark, as some managed Redis services do. Locks work there, but
-        these checks do not. Raises ConfigError or ConnectionError if the refusal has another reason."""
+        these checks do not (`warn`). Raises ConfigError or ConnectionError if the refusal has another reason."""
         if fault_of(error) is Fault.CONFIG and "NOAUTH" in str(error):
             raise config_error(self._dialer.label, error)
         if code_of(error) in {"MOVED", "ASK"}:
             return  # the mark is at another node of the cluster
         if code_of(error) in {"LOADING", "MASTERDOWN", "READONLY", "TRYAGAIN", "CLUSTERDOWN"}:
             raise ConnectionError(f"{self._dialer.label}: {error}")
-        if not self._warned:
+        self._unchecked = error
+
+    def warn(self) -> None:
+        """The server votes, although a check is not possible. Warns once."""
+        if self._unchecked is not None and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self._dialer.label} forbids the check for servers that restarted or are named twice ({error}); "
+                f"{self._dialer.label} forbids the check for servers that restarted or are named twice "
+                f"({self._unchecked}); "
                 "locks work, but such a server is not detected",
                 RuntimeWarning,
                 stacklevel=2,
@@ -144,11 +171,14 @@ class Restarts:
         label = self._dialer.label
         other = self._servers.setdefault(run_id, label) if run_id else label
         if other != label:
-            raise SameServer(f"{other} and {label} are the same server: name each server once")
+            raise SameServer(
+                f"{other} and {label} are the same server: name each server once (its databases fail together)"
+            )
         for known in [known for known, whose in self._servers.items() if whose == label and known != run_id]:
             del self._servers[known]
 
 
 def fields(info: Any) -> dict[str, str]:
-    """The fields of an answer to INFO. Pure."""
-    return dict(line.split(":", 1) for line in info.decode().split() if ":" in line) if type(info) is bytes else {}
+    """The fields of an answer to INFO; none, if it is an error. Pure."""
+    lines = info.decode(errors="replace").splitlines() if isinstance(info, bytes) else []
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))

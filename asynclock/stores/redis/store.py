@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from redis.asyncio.sentinel import SentinelConnectionPool
 
 from asynclock._errors import ConfigError, brief
+from asynclock.stores.redis.identity import Identity
 from asynclock.stores.redis.login import stream_of
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.pools import ENCODED, connection_of, label_of, pool_of, without_options
@@ -45,6 +46,7 @@ class RedisStore:
         self.min_replicas = number_of(min_replicas)
         self.run_id = ""
         self.replaced = "", 0.0
+        self.identity = Identity()
         self.sentinels: Sentinels | None = None
         if isinstance(server, Redis):
             self._pool = server.connection_pool

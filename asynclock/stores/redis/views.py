@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asynclock._options import RESERVED
+from asynclock._untrusted import number_of
 from asynclock.stores.port import NodeView, WaiterView
 from asynclock.stores.redis.keys import keys
 from asynclock.stores.redis.scripts import read
@@ -28,15 +29,16 @@ async def view(run: Command, prefix: str, name: str) -> NodeView:
     return NodeView(
         kind.decode(),
         tuple((_text(holder), None if left < 0 else float(left) / 1000) for holder, left in _pairs(holds)),
-        int(fence) if fence.isdigit() else 0,
+        _number(fence),
         tuple(_waiter(*each) for each in zip(waiters[::3], waiters[1::3], waiters[2::3], strict=True)),
     )
 
 
 def _waiter(id: bytes, order: bytes, ticket: bytes) -> WaiterView:
     """A ticket that an older client has sent does not say how many tasks wait."""
-    words = [int(word) for word in ticket.split()]
-    return WaiterView(int(float(order)), _text(id), words[0] if words else 0, words[4] if len(words) > 4 else 1)
+    words = ticket.split()
+    number, tasks = _number(words[0]) if words else 0, _number(words[4]) if len(words) > 4 else 1
+    return WaiterView(_whole(order), _text(id), number, tasks)
 
 
 async def names(run: Command, prefix: str, begin: str, cursor: str) -> tuple[str, list[str]]:
@@ -50,6 +52,19 @@ async def names(run: Command, prefix: str, begin: str, cursor: str) -> tuple[str
 
 def _pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _number(raw: bytes) -> int:
+    """0 for what other programs may have written there."""
+    return number_of(raw.decode(errors="replace")) or 0
+
+
+def _whole(score: bytes) -> int:
+    """A score may be infinite, and large ones are written with an exponent."""
+    try:
+        return int(float(score))
+    except (OverflowError, ValueError):
+        return 0
 
 
 def _text(raw: bytes) -> str:

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import random
 import time
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError
+from asynclock.rules.model import Entry, State, Verb
+from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.port import Reconnecting
 from asynclock.stores.sql.cleaning import Cleaning
+from asynclock.stores.sql.delays import CONNECT, Delays
 from asynclock.stores.sql.dialects import SQLite
-from asynclock.stores.sql.engines import CONNECTIONS, EngineSource
-from asynclock.stores.sql.errors import Meaning, explained, meaning, read_only, reason, refusal
+from asynclock.stores.sql.engines import CONNECTIONS, EngineSource, is_of_mariadb
+from asynclock.stores.sql.errors import Meaning, explained, meaning, read_only, refusal, remedied
+from asynclock.stores.sql.file_batches import FileBatches
+from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import FileReplaced
 from asynclock.stores.sql.inbox import Inbox, put
-from asynclock.stores.sql.limits import CLOSING, in_background, limited, rest
+from asynclock.stores.sql.limits import CLOSING, forget_closed_loops, in_background, limited, rest
 from asynclock.stores.sql.listening import Listening, channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
+from asynclock.stores.sql.mysql_single import MySQLSingles
 from asynclock.stores.sql.pool import LIMIT, Pool
-from asynclock.stores.sql.single import Singles
+from asynclock.stores.sql.single import Singles, single_of
 from asynclock.stores.sql.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -26,14 +35,23 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from asynclock.rules.model import Notice
+    from asynclock.rules.model import Notice, Op
+    from asynclock.stores.deciding import Change
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
     from asynclock.stores.sql.settings import Settings
     from asynclock.stores.transactional import Step
 
+log = logging.getLogger("asynclock")
+
 _PUSH = 0.25
 """Seconds within which a push message must arrive when it is tried out, at most."""
+
+_PAUSES = (5.0, 300.0)
+"""Seconds until it is tried out again, at first and at most; doubled each time."""
+
+_LATER = 1.0
+"""Seconds within which a message must arrive then. Nothing waits for that."""
 
 
 class Database:
@@ -42,16 +60,21 @@ class Database:
     def __init__(self, settings: Settings, connect_timeout: float) -> None:
         self.settings = settings
         self.dialect: Dialect = settings.dialect()
+        self.delays = Delays()
         self.pushes = False  # notices come by LISTEN
         self.transactions: Transactions | None = None  # None: not connected yet
         self.cleaning: Cleaning | None = None
-        self.singles: Singles | None = None  # None: each op is a transaction
+        self.singles: Singles | MySQLSingles | None = None  # None: each op is a transaction
+        self.batches: FileBatches | None = None  # of a file: transactions that ops share
         self._inbox: Inbox | None = None
+        self._pools: list[Pool] = []  # the one of `transactions`, and one that may be closing
         self._timeout = connect_timeout
         self._receivers: dict[str, Callable[[Notice], object]] = {}  # by the tag of the client
         self._lost: dict[str, Callable[[Exception], object]] = {}  # by the same
         self._opening = asyncio.Lock()
         self._listening: Listening | None = None
+        self._is_direct = False  # a push message did not arrive, although there is no pooler
+        self._trying: asyncio.Task[None] | None = None  # push again, then
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -78,8 +101,9 @@ class Database:
         if meaning(error) is Meaning.READ_ONLY:
             return read_only(label, error)
         if isinstance(error, TimeoutError):
-            return TimeoutError(f"{label} did not answer within {self._timeout:g} s")
-        return OSError(f"{label}: {reason(error)}")
+            lookup = lookup_under_way(self.settings.url.host)
+            return TimeoutError(f"{label} did not answer within {self._timeout:g} s{lookup}")
+        return OSError(f"{label}: {remedied(error)}")
 
     async def _open(self) -> None:
         if self._listening is not None and not await self._listening.answers():
@@ -103,13 +127,15 @@ class Database:
         listens = settings.driver == "asyncpg"
         source = settings.new_source(timeout, pooler=listens)
         pool, listening = Pool(source, size=size, pooler=listens), None
+        self._pools = [pool]
         try:
             if listens and isinstance(source, EngineSource):
                 listening = await self._new_listening(source.engine, pool)
             if listening is not None:  # no pooler: statements may be prepared for more than one transaction
                 in_background(pool.aclose())
                 pool = Pool(settings.new_source(timeout, pooler=False), size=size, pooler=False)
-            transactions = Transactions(settings.label, self.dialect, pool, self._send)
+                self._pools.append(pool)
+            transactions = Transactions(settings.label, self.dialect, pool, self._send, self.delays)
             await self._prepare(transactions)
         except BaseException:  # not awaited: other clients wait for the lock of this
             for each in (listening, pool):
@@ -117,27 +143,75 @@ class Database:
                     in_background(each.aclose())
             raise
         self._listening, self.pushes = listening, listening is not None
-        if self.dialect.single_statements and listening is not None:
-            self.singles = Singles(settings.label, settings.table, self.dialect.now, pool)
+        self.singles = self._singles_over(pool)
+        if isinstance(pool.source, FileSource) and isinstance(self.dialect, SQLite):
+            self.batches = FileBatches(settings.label, self, transactions, self.dialect)
         if listening is None:
             self._inbox = Inbox(self.dialect, pool, self._received)
+        if listening is None and self._is_direct:
+            log.warning(
+                "asynclock: a push message of %s did not arrive within %g s: waiters look for their notices, and push "
+                "is tried again",
+                settings.label,
+                _PUSH,
+            )
+            self._trying = asyncio.get_running_loop().create_task(self._try_push(pool), name="asynclock tries push")
         self.cleaning = Cleaning(self.dialect, transactions)
         self.transactions = transactions
 
-    async def _new_listening(self, engine: AsyncEngine, pool: Pool) -> Listening | None:
+    def _singles_over(self, pool: Pool) -> Singles | MySQLSingles | None:
+        """The single statements of this database and its driver; None: each op is a transaction. PostgreSQL has them
+        where push messages arrive, which shows that there is no pooler."""
+        settings = self.settings
+        if self.pushes:
+            return Singles(settings.label, settings.table, self.dialect.now, pool)
+        if is_of_mariadb(pool.source) and settings.driver == "asyncmy" and settings.engine is None:
+            return MySQLSingles(settings.label, settings.table, pool)
+        return None
+
+    async def _new_listening(self, engine: AsyncEngine, pool: Pool, within: float = _PUSH) -> Listening | None:
         """A connection that listens; None: no messages arrive."""
         connecting = Listening.connect(engine, self._received, self._silent)
         listening = await limited(connecting, self._timeout, late=lambda late: in_background(late.aclose()))
-        within = min(_PUSH, self._timeout / 2)
+        within = min(within, self._timeout / 2)
         try:
             async with pool.line() as line:
                 if await listening.works(line, within):
                     return listening
+                self._is_direct = await listening.is_direct()
         except BaseException:
             in_background(listening.aclose())
             raise
         in_background(listening.aclose())
         return None
+
+    async def _try_push(self, pool: Pool) -> None:
+        """Try again: the server, or this program, may have been slow at the start. From then on new tickets get push
+        messages; for those that were sent before, the inbox still looks."""
+        pause, most = _PAUSES
+        while not self.pushes:
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            pause = min(2 * pause, most)
+            with contextlib.suppress(Exception):  # the next op finds it out, and reports it
+                if isinstance(pool.source, EngineSource):
+                    await self._use(await self._new_listening(pool.source.engine, pool, _LATER), pool)
+
+    async def _use(self, listening: Listening | None, pool: Pool) -> None:
+        if listening is None:
+            return
+        async with self._opening:
+            try:
+                for tag in self._receivers:
+                    await listening.add(tag)
+            except BaseException:
+                in_background(listening.aclose())
+                raise
+            self._listening, self.pushes = listening, True
+            if isinstance(pool.source, EngineSource):  # there is no pooler
+                pool.source.settings = True
+                pool.drop_idle()
+            self.singles = self._singles_over(pool)
+        log.info("asynclock: push messages of %s arrive now", self.settings.label)
 
     async def _listen_again(self, pool: Pool) -> None:
         if isinstance(pool.source, EngineSource):
@@ -149,7 +223,8 @@ class Database:
 
     async def _prepare(self, transactions: Transactions) -> None:
         async with asyncio.timeout(LIMIT), transactions.pool.line() as line:
-            while not await self.settings.is_prepared(line):  # noqa: ASYNC110 - other processes tell nothing
+            while (obstacle := await self.settings.obstacle(line)) is not None:
+                self.delays.repeated(CONNECT, obstacle)
                 await asyncio.sleep(0.01)
         if isinstance(self.dialect, SQLite):
             dialect = self.dialect
@@ -157,8 +232,9 @@ class Database:
             async def read(line: Line) -> float:
                 return await read_clock(dialect, line, boot(), boottime(), time.time())
 
-            dialect.offset = await transactions.repeated(read, checked=False)
+            dialect.offset = await transactions.repeated(read, checked=False, keys=CONNECT)
             dialect.clock = clock_with(dialect.offset)
+        self.delays.ended(CONNECT)
 
     def forget(self, tag: str) -> bool:
         """A client has closed. Whether it was the last one: then nobody may use this any more, and it must be
@@ -176,29 +252,68 @@ class Database:
 
     async def aclose(self) -> None:
         """Ends within a second or two, whatever the server does."""
-        for each in (self.cleaning, self._inbox, self.singles):
+        if self._trying is not None:
+            self._trying.cancel()
+            await asyncio.wait({self._trying}, timeout=CLOSING)
+        for each in (self.cleaning, self._inbox, self.singles, self.batches):
             if each is not None:
                 await each.aclose()
         pool = self.transactions.pool if self.transactions is not None else None
         await asyncio.gather(*(each.aclose() for each in (self._listening, pool) if each is not None))
         await rest(CLOSING)
 
+    def desert(self) -> None:
+        """Its event loop was closed before the clients: end the connections without it."""
+        if self._listening is not None:
+            self._listening.desert()
+        for pool in self._pools:
+            pool.desert()
+        forget_closed_loops()
+
     # -- ops and notices -----------------------------------------------------------------------------------------
 
-    async def transact(self, keys: Sequence[str], step: Step, *, checked: bool = True) -> None:
-        """See `TransactionalStore.transact`, and `Transactions.repeated`."""
+    async def transact(self, keys: Sequence[str], step: Step, *, checked: bool = True, brief: bool = False) -> None:
+        """See `TransactionalStore.transact`, and `Transactions.repeated`; `brief`: `Transactions.brief_step`."""
         try:
             with explained(self.settings.label):
-                change, now = await self.connected.step(keys, step, self._looking, checked=checked)
+                looking, transactions = self.looking, self.connected
+                if brief:
+                    change, now = await transactions.brief_step(keys, step, looking)
+                else:
+                    change, now = await transactions.step(keys, step, looking, checked=checked)
         except FileReplaced as error:  # of a look, too, after which nothing else would open the new file
-            for lost in list(self._lost.values()):
-                lost(error)
+            self.replaced(error)
             raise
+        self.committed(keys, change, now, looking)
+
+    def replaced(self, error: FileReplaced) -> None:
+        """The file is not the one at its path any more."""
+        for lost in list(self._lost.values()):
+            lost(error)
+
+    def committed(self, keys: Sequence[str], change: Change, now: float, looking: Collection[str]) -> None:
+        """A transaction has left these states, at `now` of the server."""
         if self._inbox is not None:
             for key, state in zip(keys, change.states, strict=True):
-                self._inbox.seen(key, state, now)
+                self._inbox.seen(key, state, now, looking)
         for notice in change.notices:
             self._received(notice)
+
+    def committed_plain(self, key: str, op: Op) -> None:
+        """A transaction has carried out an op on a plain row of a file."""
+        if self._inbox is not None:
+            self._inbox.seen_plain(key, "" if op.verb is Verb.RELEASE else op.id, op.lease)
+
+    async def ask_single(self, key: str, op: Op) -> int | None:
+        """Carry an op out by one statement: the fence. None: it needs a transaction."""
+        if self.singles is None or (single := single_of(key, op)) is None:
+            return None
+        with explained(self.settings.label):
+            fence = await self.singles.ask(*single)
+        if fence is not None and self._inbox is not None:
+            holds = () if op.verb is Verb.RELEASE else (Entry(op.id, op.lease),)
+            self._inbox.seen(key, State(holds), 0.0, self.looking)
+        return fence
 
     @property
     def connected(self) -> Transactions:
@@ -208,8 +323,9 @@ class Database:
         return self.transactions
 
     @property
-    def _looking(self) -> Collection[str]:
-        return self._inbox.tags if self._inbox is not None else ()
+    def looking(self) -> Collection[str]:
+        """The tags of the clients of this loop that look for their notices."""
+        return () if self._inbox is None or self.pushes else self._inbox.tags
 
     async def _send(self, line: Line, notice: Notice, now: float, looks: Collection[str]) -> None:
         """Send a notice to another client, in the transaction of the op. A message comes out of PostgreSQL only with

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asynclock._errors import ConfigError
 from asynclock.stores.sql.errors import Conflict, Meaning, is_duplicate, meaning
 from asynclock.stores.sql.files import FileReplaced
+from asynclock.stores.sql.pool import LIMIT
 from asynclock.stores.sql.rows import CLOCK, FLOOR, Row
 
 if TYPE_CHECKING:
@@ -25,6 +26,25 @@ _COLUMNS = "resource_name, owner, node_info, count, fence, expires_at, keep_unti
 IDLE = 3.0
 """Seconds after which a server ends the transaction of a client that stands still: its row locks stop all others."""
 
+LOCKED = 0.02
+"""Seconds for which PostgreSQL waits for a lock that another session has, while others may need the connection. Ops
+that meet at a name have its row for a millisecond or two."""
+
+WAITING = 0.25
+"""The same where only some connections wait at a time: others that wait get their turn."""
+
+
+def _begin(lock_timeout: float) -> str:
+    """The begin of a transaction of PostgreSQL. The limits hold for it alone: behind a pooler a session is shared.
+    Where the client cannot tell the server that a statement is overdue, the server ends it a second later itself."""
+    limits = {
+        "idle_in_transaction_session_timeout": IDLE,
+        "lock_timeout": lock_timeout,
+        "statement_timeout": LIMIT + 1,
+    }
+    said = "; ".join(f"SET LOCAL {name} = {int(seconds * 1000)}" for name, seconds in limits.items())
+    return f"BEGIN ISOLATION LEVEL READ COMMITTED; {said}"
+
 
 class Read(NamedTuple):
     """What an op needs to know."""
@@ -34,36 +54,50 @@ class Read(NamedTuple):
     rows: Mapping[str, Row]  # those that exist, by resource_name
 
 
+def latest(table: str, name: str, columns: str) -> str:
+    """The row of a name, on PostgreSQL. While a transaction of another session is open, the old versions of a row stay,
+    each page of them with an entry in the index. From the end of the entries the newest page comes first, and LIMIT
+    ends the search there. With = for the range PostgreSQL would begin with the oldest."""
+    return (
+        f"SELECT {columns} FROM {table} WHERE resource_name >= {name} AND resource_name <= {name} "  # noqa: S608
+        "ORDER BY resource_name DESC LIMIT 1"
+    )
+
+
 class Dialect:
     """The statements for one table. The base is PostgreSQL."""
 
     name = "postgresql"
     now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
-    begin = (
-        f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {int(IDLE * 1000)}; "
-        f"SET LOCAL lock_timeout = {int(IDLE * 1000)}"
-    )
+    begin = _begin(LOCKED)  # a transaction
+    begin_waiting = _begin(WAITING)  # the same once its lock was not free
     mixes = True  # some clients may get push messages, and others look for theirs
     returns = True  # INSERT ... RETURNING
-    single_statements = True  # `single.py` has statements for it
 
     def __init__(self, table: str) -> None:
         self.table = table
 
-    async def read(self, line: Line, names: Sequence[str]) -> Read:
-        """Lock the rows of these names, in their order, and read them. The clock is read once they are locked."""
+    async def read(self, line: Line, names: Sequence[str], *, brief: bool = False) -> Read:
+        """Lock the rows of these names, in their order, and read them. The clock is read once they are locked. `brief`:
+        for a release that failed before, which may meet the same lock again."""
+        del brief
         params: dict[str, Any] = {f"k{number}": name for number, name in enumerate(names)} | {"floor": FLOOR}
         found = await line.fetch(self._reading(len(names)), params)
         now, floor = found[0][0], found[0][1]
         return Read(float(now), int(floor or 0), {each[2]: Row(*each[2:]) for each in found if each[2] is not None})
 
     def _reading(self, number: int) -> str:
-        wanted = ", ".join(f":k{each}" for each in range(number)) or "NULL"
+        wanted = ", ".join(f"(:k{each})" for each in range(number)) or "(NULL)"
         return (
             f"SELECT {self.now}, (SELECT fence FROM {self.table} WHERE resource_name = :floor), r.* "  # noqa: S608
-            f"FROM (SELECT 1 AS one) AS o LEFT JOIN (SELECT {_COLUMNS} FROM {self.table} "
-            f"WHERE resource_name IN ({wanted}) ORDER BY resource_name FOR UPDATE) AS r ON true"
+            f"FROM (SELECT 1 AS one) AS o LEFT JOIN (SELECT t.* FROM (VALUES {wanted}) AS q(name) CROSS JOIN LATERAL "
+            f"({latest(self.table, 'q.name', _COLUMNS)} FOR UPDATE) AS t) AS r ON true"
         )
+
+    def _place(self, name: str) -> str:
+        """Of a row that this transaction has locked."""
+        place, part = (latest(self.table, f":{name}", column) for column in ("ctid", "tableoid"))
+        return f"ctid = ({place}) AND tableoid = ({part})"
 
     async def insert(self, line: Line, row: Row, now: float) -> None:
         """Raises Conflict if there is such a row."""
@@ -83,10 +117,10 @@ class Dialect:
     def _update(self) -> str:
         pairs = list(zip(_COLUMNS.split(", "), Row._fields, strict=True))[1:]
         changes = ", ".join(f"{column} = :{field}" for column, field in pairs)
-        return f"UPDATE {self.table} SET {changes}, update_time = :now WHERE resource_name = :resource_name"  # noqa: S608
+        return f"UPDATE {self.table} SET {changes}, update_time = :now WHERE {self._place('resource_name')}"  # noqa: S608
 
     async def delete(self, line: Line, name: str) -> None:
-        await line.fetch(f"DELETE FROM {self.table} WHERE resource_name = :name", {"name": name})  # noqa: S608
+        await line.fetch(f"DELETE FROM {self.table} WHERE {self._place('name')}", {"name": name})  # noqa: S608
 
     async def page(self, line: Line, after: str, limit: int, where: str = "", **params: Any) -> Sequence[Row]:
         """The next rows after that name, in the order of the names."""
@@ -126,24 +160,27 @@ class MySQL(Dialect):
         "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1e6, "
         "TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) / 1e6"
     )
-    begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION"
+    begin = begin_waiting = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION"
     returns = False
-    single_statements = False
 
-    async def read(self, line: Line, names: Sequence[str]) -> Read:
+    async def read(self, line: Line, names: Sequence[str], *, brief: bool = False) -> Read:
         # A statement for each name: with several, the server might scan the table, and wait for the locks of others.
         rows, now, floor = dict[str, Row](), None, 0
+        reading = f"{self._reading(1)} NOWAIT" if brief else self._reading(1)  # the limits of a session are in seconds
         for name in names:
-            for found in await line.fetch(self._reading(1), {"k0": name}):
+            for found in await line.fetch(reading, {"k0": name}):
                 now = _time_of(found)
                 rows[name] = Row(*found[2:])
-        if len(rows) < len(names) or not names:
+        if len(rows) < len(names) or not names or not all(row.fence for row in rows.values()):
             (found,) = await line.fetch(
                 f"SELECT {self.now}, (SELECT fence FROM {self.table} WHERE resource_name = :floor)",  # noqa: S608
                 {"floor": FLOOR},
             )
             now, floor = _time_of(found), found[2]
         return Read(await self.time(line) if now is None else now, int(floor or 0), rows)
+
+    def _place(self, name: str) -> str:
+        return f"resource_name = :{name}"
 
     async def time(self, line: Line) -> float:
         for _ in range(_CLOCK_TRIES):
@@ -180,15 +217,15 @@ class SQLite(Dialect):
     name = "sqlite"
     mixes = False
     now = ":now"
-    begin = "BEGIN IMMEDIATE"
-    single_statements = False
+    begin = begin_waiting = "BEGIN IMMEDIATE"
 
     def __init__(self, table: str) -> None:
         super().__init__(table)
         self.clock: Callable[[], float] | None = None  # set once the file is open
         self.offset = 0.0  # of that clock
 
-    async def read(self, line: Line, names: Sequence[str]) -> Read:
+    async def read(self, line: Line, names: Sequence[str], *, brief: bool = False) -> Read:
+        del brief
         wanted = ", ".join(f":k{each}" for each in range(len(names)))
         params: dict[str, Any] = {f"k{number}": name for number, name in enumerate(names)} | {"floor": FLOOR}
         found = await line.fetch(
@@ -198,6 +235,9 @@ class SQLite(Dialect):
         rows = {each[0]: Row(*each) for each in found}
         floor = rows.get(FLOOR)
         return Read(await self.time(line), floor.fence if floor is not None else 0, rows)
+
+    def _place(self, name: str) -> str:
+        return f"resource_name = :{name}"
 
     async def time(self, line: Line) -> float:
         del line

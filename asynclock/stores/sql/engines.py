@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import uuid
 import weakref
@@ -12,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from asynclock._errors import ConfigError
+from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
-from asynclock.stores.sql.errors import is_of_options
+from asynclock.stores.sql.drivers import creator_of
+from asynclock.stores.sql.errors import UsedUp, is_of_options
 from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of
-from asynclock.stores.sql.limits import CLOSING, cut, in_background, limited, rest
+from asynclock.stores.sql.limits import CLOSING, cut, in_background, keep_socket, limited, rest
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine, closed
 
 if TYPE_CHECKING:
@@ -26,7 +30,14 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from asynclock.stores.forks import Kept
     from asynclock.stores.sql.lines import Line
+
+_LOGGER = "asynclock"
+"""The end of the name of the logger of our pools. SQLAlchemy logs each connection whose close was interrupted, with a
+traceback: the store itself interrupts those that a silent server would hold up."""
+
+logging.getLogger(f"sqlalchemy.pool.impl.AsyncAdaptedQueuePool.{_LOGGER}").setLevel(logging.CRITICAL)
 
 DRIVERS = {
     "postgresql": "postgresql+asyncpg",
@@ -131,7 +142,7 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
     # A server closes connections that are idle for long, and all when it restarts: the pool looks before it gives one.
     options: dict[str, Any] = {"pool_size": CONNECTIONS, "max_overflow": 1, "pool_pre_ping": backend != "sqlite"}
     # No transaction is open when a connection comes back, so the pool sends no ROLLBACK.
-    options |= {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None}
+    options |= {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None, "pool_logging_name": _LOGGER}
     arguments: dict[str, Any] = {}
     if driver == "asyncpg":
         arguments = {"timeout": connect_timeout, "prepared_statement_cache_size": 0}
@@ -139,10 +150,15 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
         if pooler:
             arguments["statement_cache_size"] = 0
     elif driver == "asyncmy":
-        setting = f"SET SESSION innodb_lock_wait_timeout = {int(IDLE)}"
+        # The first is for rows, the second for the table: as a dump locks it. A server may be set to begin another
+        # transaction after each COMMIT, in which a single statement would be lost.
+        limits = f"innodb_lock_wait_timeout = {int(IDLE)}, lock_wait_timeout = {int(IDLE)}"
+        setting = f"SET SESSION {limits}, completion_type = 0"
         arguments = {"connect_timeout": connect_timeout, "init_command": setting}
     elif backend == "sqlite":
         arguments = {"timeout": 0.0}  # it would sleep up to 100 ms; the store asks again after a shorter pause
+    if (creator := creator_of(driver, connect_timeout)) is not None:
+        arguments["async_creator_fn"] = creator
     with _options_checked(url):
         return create_async_engine(url, connect_args=arguments, **options)
 
@@ -205,17 +221,39 @@ def _watch(engine: AsyncEngine, path: str) -> None:
         event.listen(engine.sync_engine, "connect", opened)
 
 
-class EngineSource:
-    """Connections of an engine. `own`: it is ours, and disposed of at the end. `path`: of a SQLite file."""
+def used_up(engine: AsyncEngine) -> str:
+    """What to say if all connections of its pool are in use; "" if they are not."""
+    pool: Any = engine.pool
+    try:
+        most = pool.size() + max(pool._max_overflow, 0)  # noqa: SLF001 - SQLAlchemy has no other name for it
+        full = pool._max_overflow >= 0 and pool.checkedout() >= most  # noqa: SLF001 - the same
+    except AttributeError:  # a pool without a limit
+        return ""
+    return f"all {most} connections of the engine are in use, mostly by the program" if full else ""
 
-    def __init__(self, engine: AsyncEngine, connect_timeout: float, *, own: bool, path: str | None = None) -> None:
+
+class EngineSource:
+    """Connections of an engine. `own`: it is ours, and disposed of at the end. `path`: of a SQLite file. `settings`: no
+    pooler shares the sessions of asyncpg, so they may have settings."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        connect_timeout: float,
+        *,
+        own: bool,
+        path: str | None = None,
+        settings: bool = False,
+    ) -> None:
         self.engine = engine
         self._timeout = connect_timeout
         self._own = own
         self._path = path
+        self.settings = settings  # of connections that are taken from now on
         if path is not None:
             _watch(engine, path)
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # the connections of the driver
+        self._sockets: set[Kept] = set()  # of these connections
         if own:
             event.listen(engine.sync_engine, "connect", self._note)
 
@@ -223,14 +261,19 @@ class EngineSource:
         del record
         with contextlib.suppress(AttributeError, TypeError):  # a driver without weak references
             self._made.add(connection.driver_connection)
+        if (kept := keep_socket(connection.driver_connection)) is not None:
+            self._sockets = {each for each in self._sockets if each.is_open} | {kept}
 
     async def connect(self) -> Line:
         """A connection of its pool. Raises its error, or TimeoutError."""
+        used = "" if self._own else used_up(self.engine)  # before this one counts
         try:
             return await limited(self._connect(), self._timeout, late=lambda line: line.abandon())
-        except TimeoutError as error:
-            label = label_of(self.engine.url, "asynclock")
-            raise TimeoutError(f"{label} did not answer a connect within {self._timeout:g} s") from error
+        except (TimeoutError, PoolTimeout) as error:
+            if used:
+                raise UsedUp(used) from error
+            label, lookup = label_of(self.engine.url, "asynclock"), lookup_under_way(self.engine.url.host)
+            raise TimeoutError(f"{label} did not answer a connect within {self._timeout:g} s{lookup}") from error
 
     async def _connect(self) -> Line:
         if self._path is None:
@@ -253,7 +296,10 @@ class EngineSource:
                 await connection.execution_options(isolation_level="AUTOCOMMIT")
             driver = (await connection.get_raw_connection()).driver_connection
             if self.engine.dialect.driver == "asyncpg":
-                return AsyncpgLine(connection, driver)
+                lent = AsyncpgLine(connection, driver)
+                if self.settings:
+                    await lent.set_planner(keeps=not self._own)
+                return lent
             if self.engine.dialect.driver == "asyncmy" and self._own:
                 line = AsyncmyLine(connection, driver)
                 await line.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -269,6 +315,15 @@ class EngineSource:
                 await limited(self.engine.dispose(), CLOSING, cut=self._cut)
             await rest(CLOSING)
 
+    def desert(self) -> None:
+        for each in self._sockets:
+            each.end()
+
     def _cut(self) -> None:
         for driver in list(self._made):
             cut(driver)
+
+
+def is_of_mariadb(source: object) -> bool:
+    """Whether the server is a MariaDB. Known once there was a connection."""
+    return isinstance(source, EngineSource) and bool(getattr(source.engine.dialect, "is_mariadb", False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import contextmanager
 from enum import Enum
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import ArgumentError
 
 from asynclock._errors import ConfigError
+from asynclock._untrusted import said
+from asynclock.stores.sql.remedies import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +33,12 @@ class Conflict(Exception):
     """Another client has inserted the row. The transaction is repeated."""
 
 
-_AGAIN = {"40001", "40P01", "55P03", 1213, 1205, 1020, 3572}
-_LOST = {"57P01", "57P02", "57P03", "25P03", 1053, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
-_REFUSED = {"28000", "28P01", "3D000", "42501", "3F000", 1044, 1045, 1049, 1142, 1143, 1227, 1665}
+_AGAIN = {"40001", "40P01", "55P03", "57014", 1213, 1205, 1020, 3572, 1317, 1969, 3024}
+_LOST = {"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", 1053, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
+_REFUSED = {"28000", "28P01", "3D000", "42501", "3F000", 1044, 1045, 1049, 1129, 1130, 1142, 1143, 1227, 1665}
 _READ_ONLY = {"25006", 1290, 1792, 1836}
 _ABSENT = {"42P01", 1146}
+_LOCK_WAITS = {"55P03", 1205}
 _BROKEN = ("InterfaceError", "InternalClientError", "ConnectionDoesNotExistError")
 """Of asyncpg: the connection is closed, or closes just now."""
 
@@ -47,11 +51,33 @@ _CODES = (
 )
 """SQLSTATE of PostgreSQL, and the numbers of MySQL and MariaDB."""
 
+_UNPREPARED = {1243, 1295, 1461}
+"""Of MariaDB: the session does not know the statement, the statement cannot be prepared, the server keeps no more."""
+
+_CROWDED = {"53300", 1040, 1203, 1226}
+"""A server, or a limit of its user, allows no more connections. 1226 names other limits as well."""
+
+_STALE = re.compile(r"cached (statement )?plan")
+"""Of PostgreSQL, after ALTER TABLE. The driver prepares the statement anew when it is sent again."""
+
 _STATEMENTS = 1665
 """Of `_REFUSED`: the binary log takes statements only."""
 
 _RIGHTS = {"42501", 1044, 1142, 1143}
 """Of `_REFUSED`: a right is missing."""
+
+
+class Delayed(Exception):
+    """The database answers, but has not carried out an op in time: another session has a lock, or a standby is gone. It
+    is not down."""
+
+
+class Unserved(Exception):
+    """The server serves no connection now, and says why. Its meaning is that of its cause."""
+
+
+class UsedUp(Exception):
+    """All connections of an engine are in use by its program. The database knows nothing of it."""
 
 
 class ReadOnly(Exception):
@@ -65,6 +91,8 @@ def meaning(error: BaseException) -> Meaning:
     if getattr(error, "connection_invalidated", False):  # SQLAlchemy
         return Meaning.LOST
     for each in _chain(error):
+        if isinstance(each, Delayed | UsedUp):
+            return Meaning.FAILED
         state, code = _code(each)
         for codes, found in _CODES:
             if state in codes or (isinstance(code, int) and code in codes):
@@ -75,6 +103,8 @@ def meaning(error: BaseException) -> Meaning:
             return _of_sqlite(str(each))
         if isinstance(each, OSError | TimeoutError | EOFError):
             return Meaning.LOST
+        if state == "0A000" and _STALE.search(str(each)):
+            return Meaning.AGAIN
         if type(each).__module__.startswith("asyncpg") and type(each).__name__.endswith(_BROKEN):
             return Meaning.LOST
     return Meaning.FAILED
@@ -87,9 +117,18 @@ def ends_connection(error: BaseException) -> bool:
     return found in (Meaning.LOST, Meaning.READ_ONLY) or any("disk I/O error" in str(each) for each in _chain(error))
 
 
+def is_crowded(error: BaseException) -> bool:
+    """Whether the database allows no further connection, although the open ones work."""
+    return any(isinstance(each, UsedUp) or not _CROWDED.isdisjoint(_codes(each)) for each in _chain(error))
+
+
 def _code(error: BaseException) -> tuple[object, object]:
     """The SQLSTATE, and the number of MySQL."""
     return getattr(error, "sqlstate", None), error.args[0] if error.args else None
+
+
+def _codes(error: BaseException) -> set[str | int]:
+    return {each for each in _code(error) if isinstance(each, str | int)}
 
 
 def _of_sqlite(text: str) -> Meaning:
@@ -101,9 +140,24 @@ def _of_sqlite(text: str) -> Meaning:
     return Meaning.REFUSED if any(word in text for word in refused) else Meaning.FAILED
 
 
+def is_answer(error: BaseException) -> bool:
+    """Whether the server has sent it: then the statement has ended."""
+    return any(isinstance(getattr(each, "sqlstate", None), str) for each in _chain(error))
+
+
+def is_lock_wait(error: BaseException) -> bool:
+    """Whether the lock of a row, or of the table, was not there in time."""
+    return any(_LOCK_WAITS & {each for each in _code(link) if isinstance(each, str | int)} for link in _chain(error))
+
+
 def is_duplicate(error: BaseException) -> bool:
     """Whether an INSERT met a row of the same key."""
     return any(getattr(each, "sqlstate", None) == "23505" or each.args[:1] == (1062,) for each in _chain(error))
+
+
+def is_unprepared(error: BaseException) -> bool:
+    """Whether a statement of MariaDB was not prepared in this session, or cannot be."""
+    return any(not _UNPREPARED.isdisjoint(_codes(each)) for each in _chain(error))
 
 
 def is_of_options(error: BaseException) -> bool:
@@ -125,13 +179,13 @@ def refusal(label: str, error: BaseException) -> ConfigError:
     """For an error that only the user can solve."""
     need = ""
     for each in _chain(error):
-        if not _RIGHTS.isdisjoint(found for found in _code(each) if isinstance(found, str | int)):
+        if not _RIGHTS.isdisjoint(_codes(each)):
             need = ": its user needs SELECT, INSERT, UPDATE and DELETE on the table"
         elif _STATEMENTS in _code(each):
             need = ": SET GLOBAL binlog_format = MIXED (or ROW), and in the configuration of the server; then reconnect"
         elif isinstance(each, sqlite3.Error) and "readonly" in str(each):
             need = ": the user of the program needs write rights on the file, and on its folder for -wal and -shm"
-    return ConfigError(f"{label} refuses: {reason(error)}{need}")
+    return ConfigError(f"{label} refuses: {remedied(error)}{need}")
 
 
 @contextmanager
@@ -145,6 +199,8 @@ def explained(label: str) -> Iterator[None]:
             raise refusal(label, error) from error
         if found is Meaning.READ_ONLY:
             raise read_only(label, error) from error
+        if remedy(reason(error)):
+            raise Unserved(f"{label}: {remedied(error)}") from error
         raise
 
 
@@ -155,7 +211,13 @@ def read_only(label: str, error: BaseException) -> ReadOnly:
 def reason(error: BaseException) -> str:
     """What the driver says, without the statement that SQLAlchemy adds."""
     inner = getattr(error, "orig", None) or error
-    return (str(inner) or repr(inner))[:300]
+    return said(inner)[:300]
+
+
+def remedied(error: BaseException) -> str:
+    """The same, with what to do about it, if that is known."""
+    why = reason(error)
+    return f"{why}; {do}" if (do := remedy(why)) else why
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -11,11 +11,13 @@ fork, and opens again at its next use.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,7 +48,7 @@ class FileLine:
     def __init__(self, path: str) -> None:
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="asynclock-sqlite")
-        self._inline: _Inline | None = None
+        self._inline: Inline | None = None
 
     @property
     def file(self) -> OpenFile | None:
@@ -69,11 +71,30 @@ class FileLine:
             raise OSError("this connection is closed")
         return await self._call(_driven, run, self._inline)
 
+    def send(self, work: Callable[[Inline], _Result], done: Callable[[_Result], object]) -> None:
+        """Run `work` in the thread, and then `done` in the event loop, with what it returned. It must not raise.
+        Raises OSError if this connection is closed."""
+        if (inline := self._inline) is None:
+            raise OSError("this connection is closed")
+        call = asyncio.get_running_loop().call_soon_threadsafe
+        context = Context()
+
+        def run() -> None:
+            with inline.busy:
+                result = work(inline)
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                call(done, result, context=context)
+
+        self._thread.submit(run)
+
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
         return await self.whole(lambda line: line.fetch(sql, params))
 
     async def run(self, sql: str) -> None:
         await self.whole(lambda line: line.run(sql))
+
+    async def stopped(self) -> bool | None:
+        return None
 
     async def give_back(self) -> None:
         inline, self._inline = self._inline, None
@@ -88,11 +109,14 @@ class FileLine:
             self._thread.submit(inline.close)
         self._thread.shutdown(wait=False)
 
+    def desert(self) -> None:
+        self.abandon()
+
     async def _call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
 
-class _Inline:
+class Inline:
     """The connection, inside its thread: nothing waits."""
 
     is_closed = False
@@ -118,10 +142,16 @@ class _Inline:
         for each in sql.split(";"):
             self.opened().execute(each)
 
+    async def stopped(self) -> bool | None:
+        return None
+
     async def give_back(self) -> None:
         self.close_now()
 
     def abandon(self) -> None:
+        self.close_now()
+
+    def desert(self) -> None:
         self.close_now()
 
     def close(self) -> None:
@@ -141,8 +171,8 @@ class _Forks:
 
     def __init__(self) -> None:
         self.registering = threading.Lock()
-        self.connections: weakref.WeakSet[_Inline] = weakref.WeakSet()
-        self._closed: list[_Inline] = []
+        self.connections: weakref.WeakSet[Inline] = weakref.WeakSet()
+        self._closed: list[Inline] = []
 
     def before(self) -> None:
         self.registering.acquire()
@@ -164,14 +194,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_FORKS.before, after_in_parent=_FORKS.after, after_in_child=_FORKS.after)
 
 
-def _opened(path: str) -> _Inline:
-    inline = _Inline(path)
+def _opened(path: str) -> Inline:
+    inline = Inline(path)
     with inline.busy:
         inline.opened()
     return inline
 
 
-def _closed(opening: Future[_Inline]) -> None:
+def _closed(opening: Future[Inline]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
 
@@ -200,16 +230,21 @@ def _opened_at(path: str) -> sqlite3.Connection:
     return connection
 
 
-def _driven(run: Callable[[Line], Awaitable[_Result]], inline: _Inline) -> _Result:
-    """Run a coroutine to its end, without an event loop."""
-    coroutine: Any = run(inline)
+def _driven(run: Callable[[Line], Awaitable[_Result]], inline: Inline) -> _Result:
+    """Run a transaction. No fork happens meanwhile."""
     with inline.busy:
-        try:
-            coroutine.send(None)
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
-        coroutine.close()
+        return driven(run(inline))
+
+
+def driven(coroutine: Awaitable[_Result]) -> _Result:
+    """Run a coroutine to its end, without an event loop."""
+    running: Any = coroutine
+    try:
+        running.send(None)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+    running.close()
     raise RuntimeError("a transaction in a thread waited for something else than the file")
 
 
@@ -223,3 +258,5 @@ class FileSource:
         return await FileLine(self._path).open()
 
     async def aclose(self) -> None: ...
+
+    def desert(self) -> None: ...

@@ -8,17 +8,19 @@ while it waits.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from asynclock.rules.model import TAG_LENGTH
+from asynclock._loop import own_task
+from asynclock.rules.model import ID_LENGTH, TAG_LENGTH
 from asynclock.stores.sql.limits import CLOSING
 from asynclock.stores.sql.listening import message_of, notice_of
 from asynclock.stores.sql.rows import NOTICES, Row, tags_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from asynclock.rules.model import Notice, State
     from asynclock.stores.sql.dialects import Dialect
@@ -52,8 +54,9 @@ class Inbox:
         self._pool = pool
         self._deliver = deliver
         self._tags: set[str] = set()
-        self._waiting: dict[str, float] = {}  # by key: when the last ticket of ours ends, on the clock of the loop
-        self._holding: dict[str, float] = {}  # by key: the same of holds
+        # By key: our tickets, by id and number, and when each of them ends, on the clock of the loop.
+        self._waiting: dict[str, dict[tuple[str, int], float]] = {}
+        self._holding: dict[str, dict[tuple[str, int], float]] = {}  # the same of our holds
         self._loop = asyncio.get_running_loop()
         self._look: asyncio.Event = asyncio.Event()
         self._sooner = asyncio.Event()  # set when a waiter begins to wait: this ends a long pause
@@ -72,14 +75,17 @@ class Inbox:
         """Of the clients that look."""
         return self._tags
 
-    def seen(self, key: str, state: State, now: float) -> None:
-        """An op of a client of this loop has left that state, at `now` of the server."""
+    def seen(self, key: str, state: State, now: float, looking: Collection[str]) -> None:
+        """An op of a client of this loop has left that state, at `now` of the server. `looking`: with these tags; ():
+        push messages arrive by now, so this looks only for what it did look for."""
+        if not looking and key not in self._waiting and key not in self._holding:
+            return
         if not self._tags or (
             not self._tags & tags_in(state) and key not in self._waiting and key not in self._holding
         ):
             return
-        tickets = [each.ends for each in state.queue if each.id[:TAG_LENGTH] in self._tags]
-        holds = [each.ends for each in state.holds if each.id[:TAG_LENGTH] in self._tags]
+        tickets = {(each.id[:ID_LENGTH], each.number): each.ends for each in state.queue if self._is_ours(each.id)}
+        holds = {(each.id[:ID_LENGTH], 0): each.ends for each in state.holds if self._is_ours(each.id)}
         self._note(self._waiting, key, tickets, now)
         self._note(self._holding, key, holds, now)
         if tickets:
@@ -88,11 +94,32 @@ class Inbox:
         if tickets or holds:
             self._look.set()
             if self._task is None:
-                self._task = self._loop.create_task(self._run(), name="asynclock looks for notices")
+                self._task = own_task(self._run(), "asynclock looks for notices")
 
-    def _note(self, noted: dict[str, float], key: str, ends: list[Any], now: float) -> None:
+    def seen_plain(self, key: str, id: str, lease: float) -> None:
+        """As `seen`, where nobody waits: an op has left the hold of that id for its lease; "": none."""
+        self._waiting.pop(key, None)
+        if not id or not self._is_ours(id):
+            self._holding.pop(key, None)
+            return
+        self._holding[key] = {(id[:ID_LENGTH], 0): self._loop.time() + lease}
+        self._look.set()
+        if self._task is None:
+            self._task = own_task(self._run(), "asynclock looks for notices")
+
+    def _is_ours(self, id: str) -> bool:
+        return id[:TAG_LENGTH] in self._tags
+
+    def _note(
+        self,
+        noted: dict[str, dict[tuple[str, int], float]],
+        key: str,
+        ends: Mapping[tuple[str, int], float | None],
+        now: float,
+    ) -> None:
         if ends:
-            noted[key] = self._loop.time() + max(float("inf") if end is None else end - now for end in ends)
+            ahead = self._loop.time() - now
+            noted[key] = {each: math.inf if end is None else end + ahead for each, end in ends.items()}
         else:
             noted.pop(key, None)
 
@@ -122,10 +149,10 @@ class Inbox:
         except TimeoutError:
             return False
 
-    def _is_any(self, noted: dict[str, float]) -> bool:
+    def _is_any(self, noted: dict[str, dict[tuple[str, int], float]]) -> bool:
         """Whether one has not ended; the others are forgotten."""
         now = self._loop.time()
-        for key in [key for key, ends in noted.items() if ends <= now]:
+        for key in [key for key, ends in noted.items() if max(ends.values(), default=now) <= now]:
             del noted[key]
         return bool(noted)
 
@@ -151,8 +178,8 @@ class Inbox:
     def _taken(self, notice: Notice | None) -> None:
         if notice is not None:
             self._pause = FIRST
-            if notice.fence:
-                self._waiting.pop(notice.name, None)
+            if notice.fence:  # that ticket became a hold; a later one may wait for the same name
+                self._waiting.get(notice.name, {}).pop((notice.id, notice.number), None)
             self._deliver(notice)
 
     async def aclose(self) -> None:

@@ -12,10 +12,16 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from asynclock._loop import own_task
+from asynclock.stores.forks import Kept, descriptor_of, keep_from_children
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 _Result = TypeVar("_Result")
+
+STOPPING = 1.0
+"""Seconds for which the client waits for the answer of a server that it has asked to end a statement."""
 
 CLOSING = 0.3
 """Seconds for which a close waits for the answer of the server, at most. Then the connection is cut."""
@@ -40,7 +46,7 @@ async def limited(
     """Await `work` for at most `seconds`, if that is not None. When the time is up, or the caller is cancelled, `cut`
     is called. `late` is called with a result that comes afterwards; then `work` gets a moment to end by itself. Raises
     TimeoutError, or the exception of `work`."""
-    task = asyncio.get_running_loop().create_task(work)
+    task = own_task(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except BaseException:
@@ -67,9 +73,11 @@ def abandon_task(
         if not task.cancelled() and task.exception() is None and late is not None:
             late(task.result())
 
+    cut()
+    if task.get_loop().is_closed():  # a garbage collector ends the caller: nothing of that loop runs again
+        return
     _left.add(task)
     task.add_done_callback(ended)
-    cut()
     if late is None:
         _cancel(task, _AGAIN, _TIMES)
     else:
@@ -82,11 +90,16 @@ def _cancel(task: asyncio.Task[Any], pause: float, times: int) -> None:
         task.get_loop().call_later(pause, _cancel, task, 2 * pause, times - 1)
 
 
-def in_background(work: Coroutine[Any, Any, object]) -> None:
+def forget_closed_loops() -> None:
+    """Forget the tasks of event loops that were closed, so that they and their connections can be collected."""
+    _left.difference_update([task for task in list(_left) if task.get_loop().is_closed()])
+
+
+def in_background(work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
     """Run it, and wait for it only when the client closes (`rest`). It has a limit of its own."""
-    task: asyncio.Task[Any] = asyncio.get_running_loop().create_task(work)
+    task: asyncio.Task[object] = own_task(work, ended=_retrieve)
     _left.add(task)
-    task.add_done_callback(_retrieve)
+    return task
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:
@@ -121,6 +134,24 @@ def cut(driver: Any) -> None:
                     sock.detach()  # it belongs to the driver
         elif hasattr(driver, "stop"):  # aiosqlite, whose thread closes the file
             driver.stop()
+
+
+def is_cut(driver: Any) -> bool:
+    """Whether the connection of asyncmy is known to be closed: by the server, too."""
+    transport = _transport(driver)
+    return transport is None or bool(transport.is_closing())
+
+
+def keep_socket(driver: Any) -> Kept | None:
+    """No forked child has the socket of this connection. None: it has none."""
+    return keep_from_children(_descriptor(driver))
+
+
+def _descriptor(driver: Any) -> int:
+    """Of its socket; -1: it has none, or it is closed."""
+    if (transport := _transport(driver)) is not None:
+        return descriptor_of(transport)
+    return int(driver.pgconn.socket) if hasattr(driver, "pgconn") else -1  # psycopg
 
 
 def _transport(driver: Any) -> Any:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sqlalchemy import text
 
-from asynclock.stores.sql.limits import CLOSING, cut, in_background, limited
+from asynclock.stores.sql.errors import ends_connection, is_answer, is_unprepared
+from asynclock.stores.sql.limits import CLOSING, STOPPING, cut, in_background, is_cut, limited
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +27,33 @@ if TYPE_CHECKING:
 
     from asynclock.stores.sql.files import OpenFile
 
+_WAYS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "enable_material", "jit")
+
+_PLANNER = "; ".join(f"SET {each} = off" for each in _WAYS)
+"""For a session of PostgreSQL. Each statement looks up a few rows by the index. A server that plans it while the table
+is small would read all of the table, and go on with that while the table grows. To compile it would take longer than
+to run it."""
+
+_PLANNER_NOW = "SELECT " + ", ".join(f"current_setting('{each}')" for each in _WAYS)
+
 _PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
 _NOTHING: dict[str, Any] = {}
+
+
+Change: TypeAlias = "tuple[str, Mapping[str, Any]]"
+"""A statement, and its parameters."""
+
+
+class Stopped(Exception):
+    """The server has answered one of several statements by an error. `at`: the index of the change; None: it was the
+    COMMIT, or `begun` is False. `begun`: False if no statement was carried out: the driver could not send them, or the
+    server refused all of them."""
+
+    def __init__(self, error: Exception, at: int | None, *, begun: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.at = at
+        self.begun = begun
 
 
 class Line(Protocol):
@@ -47,11 +73,18 @@ class Line(Protocol):
     def is_closed(self) -> bool:
         """Whether it is known to be closed."""
 
+    async def stopped(self) -> bool | None:
+        """Tell the server to end the statement under way, and to roll back. Whether it has confirmed that; None: this
+        driver cannot ask. Ends within STOPPING, and never raises. The line is to be abandoned then."""
+
     async def give_back(self) -> None:
         """To the pool of SQLAlchemy. No transaction is open. Raises the error of a connection that is broken."""
 
     def abandon(self) -> None:
         """Close it at once: its state is unknown. Waits for nothing, and never raises."""
+
+    def desert(self) -> None:
+        """Its event loop is closed: forget it, and wait for nothing. Its source ends the connection. Never raises."""
 
 
 class _EngineLine:
@@ -67,6 +100,9 @@ class _EngineLine:
     async def run(self, sql: str) -> None:
         raise NotImplementedError
 
+    async def stopped(self) -> bool | None:
+        return None
+
     async def give_back(self) -> None:
         await limited(self._give_back(), CLOSING, cut=self._cut)
 
@@ -77,6 +113,10 @@ class _EngineLine:
     def abandon(self) -> None:
         self._cut()
         in_background(closed(self._connection))
+
+    def desert(self) -> None:
+        with contextlib.suppress(Exception):  # else SQLAlchemy warns when it is collected
+            self._connection.sync_connection.detach()  # type: ignore[union-attr]
 
     def _cut(self) -> None:
         cut(self.driver)
@@ -98,11 +138,91 @@ class AsyncmyLine(_EngineLine):
     """See the module. `driver` is the connection of asyncmy in `connection`. The session is set up once, so that a
     transaction begins with one statement."""
 
+    def __init__(self, connection: AsyncConnection, driver: Any) -> None:
+        super().__init__(connection, driver)
+        self._prepared: dict[str, str] = {}  # the names of the statements that the server has prepared, by their text
+        self._prepares = True
+
+    @property
+    def is_closed(self) -> bool:  # type: ignore[override]
+        return is_cut(self.driver)
+
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
         compiled, names = _formatted(sql)
         async with self.driver.cursor() as cursor:
             await cursor.execute(compiled, [params[name] for name in names])
             return [] if cursor.description is None else await cursor.fetchall()
+
+    async def change(self, sql: str, params: Mapping[str, Any]) -> int:
+        """What LAST_INSERT_ID(value) has left in the answer to a statement; 0: nothing. The server keeps the statement
+        for the next time."""
+        if self._prepares and (name := self._prepared.get(sql)) is not None:
+            try:
+                await self.driver.query(self._execute(name, _formatted(sql)[1], params))
+                return int(self.driver.insert_id() or 0)
+            except Exception as error:
+                if not is_unprepared(error):
+                    raise
+                self._prepares = False
+        try:
+            (found,) = await self._changed([(sql, params)])
+        except Stopped as stopped:
+            raise stopped.error from None
+        return found
+
+    async def change_all(self, changes: Sequence[Change]) -> list[int]:
+        """The same for several, as one transaction in one round trip. Raises Stopped; then nothing was done."""
+        try:
+            return await self._changed(changes)
+        except Stopped as stopped:
+            if stopped.begun:
+                await self.run("ROLLBACK")
+            raise
+
+    async def _changed(self, changes: Sequence[Change]) -> list[int]:
+        packet = self._packet(changes)
+        query, found, index = ";".join([sql for sql, _ in packet]), [0] * len(changes), 0
+        try:
+            for index, (_, place) in enumerate(packet):
+                await (self.driver.next_result() if index else self.driver.query(query))
+                if isinstance(place, str):
+                    self._prepared[place] = _name(len(self._prepared))
+                elif place is not None:
+                    found[place] = int(self.driver.insert_id() or 0)
+        except Exception as error:
+            place = packet[index][1]
+            if ends_connection(error):
+                raise
+            if not self._prepares or not (isinstance(place, str) or is_unprepared(error)):
+                raise Stopped(error, place if isinstance(place, int) else None, begun=index > 0) from error
+        else:
+            return found
+        self._prepares = False  # the server has no room for more, or a proxy between has another session now
+        await self.driver.query("ROLLBACK")
+        return await self._changed(changes)
+
+    def _packet(self, changes: Sequence[Change]) -> list[tuple[str, int | str | None]]:
+        """The statements for these. Each with the index of its change, or with the text that it prepares."""
+        # Not BEGIN: with sql_mode = ORACLE that is the begin of a block.
+        packet: list[tuple[str, int | str | None]] = [] if len(changes) == 1 else [("START TRANSACTION", None)]
+        literal, new = self.driver.literal, dict[str, str]()
+        for index, (sql, params) in enumerate(changes):
+            compiled, names = _formatted(sql)
+            if not self._prepares:
+                packet.append((compiled % tuple([literal(params[each]) for each in names]), index))
+                continue
+            name = self._prepared.get(sql) or new.get(sql)
+            if name is None:
+                name = new[sql] = _name(len(self._prepared) + len(new))
+                packet.append((f"PREPARE {name} FROM {literal(compiled % (('?',) * len(names)))}", sql))
+            packet.append((self._execute(name, names, params), index))
+        if len(changes) > 1:
+            packet.append(("COMMIT", None))
+        return packet
+
+    def _execute(self, name: str, names: Sequence[str], params: Mapping[str, Any]) -> str:
+        literal = self.driver.literal
+        return f"EXECUTE {name} USING {','.join([literal(params[each]) for each in names])}"
 
     async def run(self, sql: str) -> None:
         for each in sql.split(";"):
@@ -112,6 +232,17 @@ class AsyncmyLine(_EngineLine):
 
 class AsyncpgLine(_EngineLine):
     """See the module. `driver` is the connection of asyncpg in `connection`."""
+
+    def __init__(self, connection: AsyncConnection, driver: Any) -> None:
+        super().__init__(connection, driver)
+        self._settings = ""  # to send when it goes back
+
+    async def set_planner(self, *, keeps: bool) -> None:
+        """Set up the session. `keeps`: it has its own settings again when it goes back."""
+        if keeps:
+            (found,) = await self.fetch(_PLANNER_NOW)
+            self._settings = "; ".join(f"SET {each} = '{value}'" for each, value in zip(_WAYS, found, strict=True))
+        await self.run(_PLANNER)
 
     @property
     def is_closed(self) -> bool:  # type: ignore[override]
@@ -124,6 +255,20 @@ class AsyncpgLine(_EngineLine):
 
     async def run(self, sql: str) -> None:
         await self.driver.execute(sql)
+
+    async def _give_back(self) -> None:
+        if self._settings:
+            await self.run(self._settings)
+        await super()._give_back()
+
+    async def stopped(self) -> bool | None:
+        # Once a statement is cancelled here, asyncpg tells the server so, over a connection of its own, and sends
+        # nothing more until the server has answered the statement. To close the connection would end that.
+        try:
+            await limited(self.run("ROLLBACK"), STOPPING)
+        except Exception as error:
+            return is_answer(error)
+        return True
 
 
 async def closed(connection: AsyncConnection) -> None:
@@ -138,6 +283,11 @@ async def closed(connection: AsyncConnection) -> None:
 @lru_cache(maxsize=256)
 def _clause(sql: str) -> TextClause:
     return text(sql)
+
+
+def _name(number: int) -> str:
+    """Of a statement that a session of MariaDB has prepared."""
+    return f"asynclock_{number}"
 
 
 @lru_cache(maxsize=256)

@@ -14,9 +14,10 @@ import random
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from asynclock._loop import own_task
 from asynclock.rules.model import Notice
 from asynclock.stores.sql.engines import connection_of
-from asynclock.stores.sql.limits import CLOSING, in_background, limited
+from asynclock.stores.sql.limits import CLOSING, in_background, keep_socket, limited
 from asynclock.stores.sql.lines import closed
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ ANSWER = 2.0
 """Seconds that a statement of this connection may take."""
 
 _DEFAULTS = Notice._field_defaults
+
+_TYPES: dict[str, Any] = {"id": str, "number": int} | {
+    field: (float, int) if isinstance(default, float) else type(default) for field, default in _DEFAULTS.items()
+}
+"""Of the fields of a notice."""
 
 
 def channel(tag: str) -> str:
@@ -59,9 +65,10 @@ def notice_of(message: str) -> Notice | None:
     """The reverse; None for a message of another program. A field that a newer version added is left out."""
     try:
         fields = json.loads(message)
-        return Notice(**{field: fields[field] for field in Notice._fields if field in fields})
-    except (TypeError, ValueError):
+        notice = Notice(**{field: fields[field] for field in Notice._fields if field in fields})
+    except (RecursionError, TypeError, ValueError):
         return None
+    return notice if all(isinstance(value, _TYPES[field]) for field, value in notice._asdict().items()) else None
 
 
 class Listening:
@@ -76,7 +83,8 @@ class Listening:
         self._lost: Callable[[], object] | None = lost
         self._alone = asyncio.Lock()  # asyncpg refuses a statement while another one runs
         driver.add_termination_listener(self._terminated)
-        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="asynclock watches a connection")
+        self._kept = keep_socket(driver)
+        self._watching = own_task(self._watch(), "asynclock watches a connection")
 
     @classmethod
     async def connect(
@@ -130,6 +138,13 @@ class Listening:
             await self._run(self.driver.remove_listener, name, heard)
         return came.is_set()  # also if it came while the loop was blocked for longer
 
+    async def is_direct(self) -> bool:
+        """Whether it is the server's own connection, and not that of a pooler, which tells another process."""
+        with contextlib.suppress(Exception):
+            async with self._alone, asyncio.timeout(ANSWER):
+                return bool(await self.driver.fetchval("SELECT pg_backend_pid()") == self.driver.get_server_pid())
+        return False
+
     async def add(self, tag: str) -> None:
         await self._run(self.driver.add_listener, channel(tag), self._heard)
 
@@ -148,6 +163,11 @@ class Listening:
         lost, self._lost = self._lost, None
         if lost is not None:
             lost()
+
+    def desert(self) -> None:
+        """The event loop is closed: end the connection without it."""
+        if self._kept is not None:
+            self._kept.end()
 
     async def aclose(self) -> None:
         self._lost = None

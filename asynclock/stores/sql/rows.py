@@ -11,15 +11,17 @@ import hashlib
 import json
 import math
 import re
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asynclock._errors import ConfigError
+from asynclock._errors import ConfigError, brief
 from asynclock._options import RESERVED
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Entry, State, Ticket, is_made_by_asynclock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 VERSION = 1
 """Of the JSON. A reader refuses a newer one."""
@@ -36,12 +38,19 @@ CLOCK = f"{RESERVED}clock"
 NOTICES = f"{RESERVED}notice:"
 """The begin of the names of rows that are notices for a client without push messages."""
 
+_LARGEST = 2**63 - 1
+"""Of a BIGINT."""
+
 LONGEST = 255
 """Characters of a resource_name."""
 
 _HEAD = 150
 _UNFIT = re.compile(r"[\x00\ud800-\udfff]")
 _HASHED = re.compile(r"~[0-9a-f]{64}\Z")
+
+
+class Damaged(ConfigError):
+    """A row that another program has written or changed."""
 
 
 class Row(NamedTuple):
@@ -107,45 +116,107 @@ def row_of(key: str, state: State, looks: Iterable[str] = ()) -> Row:
 
 
 def state_of(row: Row) -> State:
-    """The state of a row. Raises ConfigError for a row of a newer version."""
+    """The state of a row. Raises ConfigError for a row of a newer version, or of another program."""
     if row.state is None:
         holds = (Entry(row.owner, row.expires_at),) if row.holds else ()
         return State(holds, row.fence, row.keep_until or 0.0)
     fields = _fields(row)
-    return State(
-        tuple(Entry(*each) for each in fields.get("holds", ())),
-        fields.get("fence", 0),
-        fields.get("fence_ends", 0.0),
-        tuple(Entry(*each) for each in fields.get("undone", ())),
-        tuple(Ticket(*each) for each in fields.get("queue", ())),
-        fields.get("queue_ends", 0.0),
-        fields.get("marked", False),
-    )
+    with _checked(row):
+        return State(
+            tuple(map(_entry, fields.get("holds", ()))),
+            _number(fields.get("fence", 0)),
+            _time(fields.get("fence_ends", 0.0)),
+            tuple(map(_entry, fields.get("undone", ()))),
+            tuple(map(_ticket, fields.get("queue", ()))),
+            _time(fields.get("queue_ends", 0.0)),
+            bool(fields.get("marked", False)),
+        )
 
 
 def looks_of(row: Row) -> frozenset[str]:
-    """The tags of its clients that get no push messages."""
-    return frozenset(_fields(row).get("looks", ())) if row.state is not None else frozenset()
+    """The tags of its clients that get no push messages. Raises ConfigError."""
+    if row.state is None:
+        return frozenset()
+    fields = _fields(row)
+    with _checked(row):
+        return frozenset(map(_text, fields.get("looks", ())))
 
 
-def key_of(row: Row) -> str:
-    """The key of a row."""
+def key_of(row: Row) -> str | None:
+    """The key of a row; None: another program wrote it. Raises ConfigError for a row of a newer version."""
+    try:
+        state_of(row)
+    except Damaged:
+        return None
     full = _fields(row).get("name") if row.state is not None else None
     return row.resource_name if full is None else str(full)
 
 
 def _fields(row: Row) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(row.state or "{}")
-    if fields.get("v", 0) > VERSION:
-        raise ConfigError(f"the row {row.resource_name!r} was written by a newer asynclock: update this one")
+    with _checked(row):
+        fields = json.loads(row.state or "{}")
+        if not isinstance(fields, dict):
+            raise TypeError
+        version = _number(fields.get("v", 0))
+    if version > VERSION:
+        raise ConfigError(f"the row {brief(row.resource_name)} was written by a newer asynclock: update this one")
     return fields
+
+
+@contextmanager
+def _checked(row: Row) -> Iterator[None]:
+    """Raise Damaged where the column `state` is not what `row_of` writes."""
+    try:
+        yield
+    except (RecursionError, TypeError, ValueError):
+        raise Damaged(
+            f"the row {brief(row.resource_name)} was written by another program: its column state is no state of a "
+            "lock; delete the row if nothing else needs it"
+        ) from None
+
+
+def _entry(value: Any) -> Entry:
+    id_, ends = value
+    return Entry(_text(id_), None if ends is None else _time(ends))
+
+
+def _ticket(value: Any) -> Ticket:
+    order, id_, number, fresh, ends, span, *tasks = value
+    return Ticket(
+        _number(order), _text(id_), _number(number), _time(fresh), _time(ends), _number(span), *map(_number, tasks)
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or abs(value) > _LARGEST:
+        raise TypeError
+    return value
+
+
+def _time(value: Any) -> float:
+    """Seconds; infinity: for ever."""
+    if isinstance(value, float) and not math.isnan(value):
+        return value
+    return float(_number(value))
 
 
 def node_info(owner: str) -> str:
     """The host and the process in an id, for operators."""
     if not is_made_by_asynclock(owner) or len(owner) <= ID_LENGTH:
         return ""
-    _, _, rest = owner[ID_LENGTH + 1 :].partition("|")
+    return _node_info(owner[ID_LENGTH + 1 :])
+
+
+@lru_cache(maxsize=64)
+def _node_info(text: str) -> str:
+    """The same, of the rest of an id: a program has a few of them."""
+    _, _, rest = text.partition("|")
     pid, _, rest = rest.partition("|")
     host = rest.partition("|")[0]
     return _UNFIT.sub("?", f"{host} pid {pid}")[:LONGEST] if pid else ""
@@ -171,11 +242,6 @@ def uncovered(state: State, before: State) -> State:
 def tags_in(state: State) -> set[str]:
     """The tags of the clients that wait there, or hold it."""
     return {each.id[:TAG_LENGTH] for each in state.holds} | {each.id[:TAG_LENGTH] for each in state.queue}
-
-
-def is_row_of_a_lock(name: str) -> bool:
-    """Not one of those that keep the table itself."""
-    return not name.startswith(RESERVED)
 
 
 def ordered(keys: Sequence[str]) -> list[str]:

@@ -69,21 +69,22 @@ class Settings:
     def new_source(self, connect_timeout: float, *, pooler: bool) -> EngineSource | FileSource:
         """Where the connections of one event loop come from. `pooler`: see `engine_of`."""
         if self.engine is not None:
-            return EngineSource(self.engine, connect_timeout, own=False, path=self.path)
+            return EngineSource(self.engine, connect_timeout, own=False, path=self.path, settings=not pooler)
         if self.is_plain_file:
             return FileSource(str(self.path))
         engine = engine_of(self.url, connect_timeout, pooler=pooler)
-        return EngineSource(engine, connect_timeout, own=True, path=self.path)
+        return EngineSource(engine, connect_timeout, own=True, path=self.path, settings=not pooler)
 
-    async def is_prepared(self, line: Line) -> bool:
-        """Prepare it; False: another client is just doing something that excludes this one. Raises ConfigError."""
+    async def obstacle(self, line: Line) -> Exception | None:
+        """Prepare it. Returns the error if another client is just doing something that excludes this one. Raises
+        ConfigError."""
         try:
             await self.prepare(line)
         except Exception as error:
             if meaning(error) is Meaning.AGAIN:
-                return False
+                return error
             raise
-        return True
+        return None
 
     async def prepare(self, line: Line) -> None:
         """Make the table if it is absent. Raises ConfigError if that is not permitted."""

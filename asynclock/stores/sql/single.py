@@ -2,7 +2,7 @@
 
 Such a statement finds a plain row (`rows.py`) or none, does what `decide` would do, and returns the fence. For another
 row it returns nothing; then the op is decided in a transaction. Ops of several names that are ready at the same time
-leave in one statement. It locks its rows in the order of their names, as all transactions do.
+leave in one statement. It waits for the lock of no row.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asynclock._loop import own_task
 from asynclock.rules.model import ACQUIRE, CLOCK_SKEW, EXTEND, RELEASE
-from asynclock.stores.sql.errors import Meaning, meaning, was_not_sent
+from asynclock.stores.sql.dialects import LOCKED, latest
+from asynclock.stores.sql.errors import Delayed, Meaning, meaning, was_not_sent
 from asynclock.stores.sql.limits import CLOSING
-from asynclock.stores.sql.pool import LIMIT, Pool
+from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
 
 if TYPE_CHECKING:
@@ -60,44 +62,72 @@ def single_of(key: str, op: Op) -> tuple[str, Single] | None:
 
 
 def statement(table: str, now: str, group: str) -> str:
-    """The text of a statement."""
+    """The text of a statement. It locks the rows that are there and skips those that another session has locked: one of
+    them would stop the ops of all other names. An INSERT may still meet a row that another session has inserted and not
+    committed. For that the statement waits as long as a transaction does at first, and no op of it is carried out.
+
+    Each row is looked up in the same way, and updated at its place (ctid, which is unique in its partition). If the row
+    has moved since the statement began, nothing is found there, and the op is decided in a transaction."""
     verb, _, span = group.partition(" ")
-    given = (
-        "unnest(CAST(:name AS text[]), CAST(:owner AS text[]), CAST(:info AS text[]), CAST(:number AS bigint[]), "
-        "CAST(:lease AS float8[]), CAST(:memory AS float8[])) AS q(name, owner, info, number, lease, memory)"
-    )
-    clock = f"(SELECT {now} AS now) AS c"
+    first = f", {_first(table, int(span))} AS first" if verb == "acquire" else ""
+    mine = f"""WITH c AS MATERIALIZED (SELECT {now} AS now, {_LOCK_TIMEOUT} AS at_most),
+        mine AS MATERIALIZED (
+            SELECT q.*, c.now, t.*{first} FROM c CROSS JOIN {_GIVEN} LEFT JOIN LATERAL (
+                {latest(table, "q.name", _FOUND)}
+                FOR UPDATE SKIP LOCKED) AS t ON true)"""  # noqa: S608
     if verb == "acquire":
-        least, most = (f"CAST(trunc((c.now {sign} {CLOCK_SKEW}) * 1000000) AS bigint)" for sign in "-+")
-        first = f"least(greatest(q.number, {least}), {most})"
-        return f"""
+        return f"{mine}, {_acquire(table, int(span))}"
+    return f"""{mine}
+        UPDATE {table} AS l SET {_CHANGES[verb]} FROM mine AS m
+        WHERE l.ctid = m.at AND l.tableoid = m.part AND m.state IS NULL AND m.count = 1 AND m.holder = m.owner
+            AND m.ends > m.now AND CAST(:floor AS text) IS NOT NULL
+        RETURNING l.resource_name, l.fence"""  # noqa: S608
+
+
+def _first(table: str, span: int) -> str:
+    """The least fence of a grant."""
+    least, most = (f"CAST(trunc((c.now {sign} {CLOCK_SKEW}) * 1000000) AS bigint)" for sign in "-+")
+    floor = f"(SELECT fence FROM {table} WHERE resource_name = :floor)"  # noqa: S608
+    return f"greatest(coalesce({floor}, 0) + 1, least(greatest(q.number, {least}), {most})) + {span} - 1"
+
+
+def _acquire(table: str, span: int) -> str:
+    """Rows that are free are taken, and those that are absent are made: they are not found without a lock either."""
+    return f"""taken AS (
+            UPDATE {table} AS l SET owner = m.owner, node_info = m.info, count = 1,
+                fence = greatest(l.fence + {span}, m.first), expires_at = m.now + m.lease,
+                keep_until = m.now + m.memory, update_time = m.now FROM mine AS m
+            WHERE l.ctid = m.at AND l.tableoid = m.part AND m.state IS NULL AND (m.count = 0 OR m.ends <= m.now)
+            RETURNING l.resource_name, l.fence),
+        made AS (
             INSERT INTO {table} AS l (resource_name, owner, node_info, count, fence, expires_at, keep_until,
                 create_time, update_time)
-            SELECT q.name, q.owner, q.info, 1,
-                greatest(coalesce((SELECT fence FROM {table} WHERE resource_name = :floor), 0) + 1, {first})
-                    + {int(span)} - 1,
-                c.now + q.lease, c.now + q.memory, c.now, c.now
-            FROM {given}, {clock} ORDER BY q.name COLLATE "C"
-            ON CONFLICT (resource_name) DO UPDATE SET owner = excluded.owner, node_info = excluded.node_info, count = 1,
-                fence = greatest(l.fence + {int(span)}, excluded.fence), expires_at = excluded.expires_at,
-                keep_until = excluded.keep_until, update_time = excluded.update_time
-            WHERE l.state IS NULL AND (l.count = 0 OR l.expires_at <= excluded.update_time)
-            RETURNING l.resource_name, l.fence"""  # noqa: S608
-    changes = {
-        "release": "owner = '', node_info = '', count = 0, expires_at = 0, fence = greatest(l.fence, m.number), "
-        "keep_until = CASE WHEN l.fence < m.number THEN m.now + m.memory ELSE l.keep_until END, update_time = m.now",
-        "extend": "expires_at = CASE WHEN m.lease > 0 THEN greatest(l.expires_at, m.now + m.lease) ELSE l.expires_at "
-        "END, fence = greatest(l.fence, m.number), "
-        "keep_until = CASE WHEN m.number > 0 THEN m.now + m.memory ELSE l.keep_until END, update_time = m.now",
-    }[verb]
-    return f"""
-        WITH mine AS MATERIALIZED (
-            SELECT q.*, c.now FROM {given}, {clock}, {table} AS t
-            WHERE t.resource_name = q.name AND t.state IS NULL AND t.count = 1 AND t.owner = q.owner
-                AND t.expires_at > c.now AND CAST(:floor AS text) IS NOT NULL
-            ORDER BY t.resource_name FOR UPDATE OF t)
-        UPDATE {table} AS l SET {changes} FROM mine AS m WHERE l.resource_name = m.name
-        RETURNING l.resource_name, l.fence"""  # noqa: S608
+            SELECT m.name, m.owner, m.info, 1, m.first, m.now + m.lease, m.now + m.memory, m.now, m.now
+            FROM mine AS m WHERE m.at IS NULL AND ({latest(table, "m.name", "count")}) IS NULL
+            ON CONFLICT (resource_name) DO NOTHING RETURNING l.resource_name, l.fence)
+        SELECT * FROM taken UNION ALL SELECT * FROM made"""  # noqa: S608
+
+
+_GIVEN = (
+    # The arrays are subqueries, so that a plan does not depend on their length: else the server would make a plan for
+    # each statement, which takes longer than the statement.
+    "unnest((SELECT CAST(:name AS text[])), (SELECT CAST(:owner AS text[])), (SELECT CAST(:info AS text[])), "
+    "(SELECT CAST(:number AS bigint[])), (SELECT CAST(:lease AS float8[])), (SELECT CAST(:memory AS float8[]))) "
+    "AS q(name, owner, info, number, lease, memory)"
+)
+
+_FOUND = "tableoid AS part, ctid AS at, owner AS holder, count, expires_at AS ends, state"
+
+_LOCK_TIMEOUT = f"set_config('lock_timeout', '{int(LOCKED * 1000)}', true)"
+"""As SET LOCAL, which would be a statement of its own."""
+
+_CHANGES = {
+    "release": "owner = '', node_info = '', count = 0, expires_at = 0, fence = greatest(l.fence, m.number), "
+    "keep_until = CASE WHEN l.fence < m.number THEN m.now + m.memory ELSE l.keep_until END, update_time = m.now",
+    "extend": "expires_at = CASE WHEN m.lease > 0 THEN greatest(l.expires_at, m.now + m.lease) ELSE l.expires_at "
+    "END, fence = greatest(l.fence, m.number), "
+    "keep_until = CASE WHEN m.number > 0 THEN m.now + m.memory ELSE l.keep_until END, update_time = m.now",
+}
 
 
 class Singles:
@@ -120,9 +150,7 @@ class Singles:
         self._waiting.setdefault(group, deque()).append((values, answer))
         if self._active < _STATEMENTS:
             self._active += 1
-            worker = loop.create_task(self._work(), name="asynclock sends statements")
-            self._workers.add(worker)
-            worker.add_done_callback(self._workers.discard)
+            self._workers.add(own_task(self._work(), "asynclock sends statements", self._workers.discard))
         return await answer
 
     async def _work(self) -> None:
@@ -152,14 +180,14 @@ class Singles:
         columns: dict[str, Any] = dict(zip(Single._fields, map(list, zip(*values, strict=True)), strict=True))
         text = self._texts.get(group) or self._texts.setdefault(group, statement(self._table, self._now, group))
         try:
-            async with asyncio.timeout(LIMIT) as limit:
-                # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
-                # its undo. Only an extend does no harm.
-                found = await self._fetch(text, {**columns, "floor": FLOOR}, again=group == "extend")
+            # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
+            # its undo. Only an extend does no harm.
+            found = await self._fetch(text, {**columns, "floor": FLOOR}, again=group == "extend")
         except BaseException as error:
             said = error if isinstance(error, Exception) else ConnectionError("closed")
-            if isinstance(error, TimeoutError) and limit.expired():
-                said = TimeoutError(f"{self._label} did not end a statement within {LIMIT:g} s")
+            if isinstance(error, Overdue):
+                text = f"{self._label} did not end a statement within {LIMIT:g} s"
+                said = Delayed(text) if error.ended else TimeoutError(text)
             for _, answer in taken.values():
                 if not answer.done():
                     answer.set_exception(said)
@@ -172,19 +200,22 @@ class Singles:
                 answer.set_result(fences.get(name))
 
     async def _fetch(self, text: str, params: dict[str, Any], *, again: bool) -> list[tuple[str, int]]:
-        stale = True
+        """The fences, by name. Empty if a lock was not free: then each op goes its own way."""
+        until, stale = asyncio.get_running_loop().time() + LIMIT, True
         while True:
             try:
-                async with self._pool.line() as line:
+                async with self._pool.line(until) as line:
                     return [(str(name), int(fence)) for name, fence in await line.fetch(text, params)]
             except Exception as error:
                 found = meaning(error)
-                if found is Meaning.LOST and stale and (again or was_not_sent(error)):
-                    stale = False
-                    self._pool.drop_idle()
-                elif found is not Meaning.AGAIN:
+                if found is Meaning.AGAIN:
+                    return []
+                if isinstance(error, Overdue) or found is not Meaning.LOST or not stale:
                     raise
-            await asyncio.sleep(0.001)
+                if not again and not was_not_sent(error):
+                    raise
+                stale = False
+                self._pool.drop_idle()
 
     async def aclose(self) -> None:
         for worker in self._workers:

@@ -13,10 +13,10 @@ from asynclock._errors import ConfigError
 from asynclock.rules.model import ACQUIRE, RELEASE
 from asynclock.stores.deciding import copy_of, keys_of
 from asynclock.stores.sql.database import Database
-from asynclock.stores.sql.errors import Meaning, explained, meaning
+from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.file_batches import FileOp
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.settings import Settings
-from asynclock.stores.sql.single import single_of
 from asynclock.stores.transactional import TransactionalNode, TransactionalStore
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from asynclock.rules.model import Notice, Op
+    from asynclock.stores.jobs import Running
     from asynclock.stores.port import Grant, NodeConfig, Refused, Undone
     from asynclock.stores.transactional import Step
+    from asynclock.stores.undelivered import PendingRelease
 
 _DOUBTFUL = 10_000
 """Ids that are remembered, at most."""
@@ -84,6 +86,7 @@ class SQLStore(TransactionalStore):
         loop = asyncio.get_running_loop()
         database = self._databases.get(loop)
         if database is None:
+            self._desert_closed_loops()
             self._check_loop()
             database = self._databases[loop] = Database(self._settings, self._connect_timeout)
         await database.listen(tag, receive, self._nodes[tag].lost)
@@ -100,11 +103,22 @@ class SQLStore(TransactionalStore):
 
     def decide(
         self, prefix: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]
+    ) -> tuple[Running, list[Grant | Refused | Undone]]:
+        del answer
+        asked, database = copy_of(op), self._database
+        if asked.verb is RELEASE and asked.id in self._doubtful:
+            asked.tombstone = True
+        step, votes = self.step_of([asked])
+        if database.batches is not None:
+            return database.batches.add(FileOp(asked, keys_of(prefix, asked), step, votes, self._doubt)), votes
+        return self._carry_out(database, asked, keys_of(prefix, asked), step, votes), votes
+
+    def deliver(
+        self, prefix: str, release: PendingRelease, answer: Callable[[Grant | Refused | Undone], object]
     ) -> tuple[Coroutine[Any, Any, None], list[Grant | Refused | Undone]]:
         del answer
-        asked = copy_of(op)
-        step, votes = self.step_of([asked])
-        return self._carry_out(self._database, asked, keys_of(prefix, asked), step, votes), votes
+        step, votes = self.step_of([release])
+        return self._database.transact(keys_of(prefix, release), step, brief=True), votes
 
     async def _carry_out(
         self,
@@ -114,25 +128,23 @@ class SQLStore(TransactionalStore):
         step: Step,
         votes: list[Grant | Refused | Undone],
     ) -> None:
-        """One statement if that is enough, else a transaction. An acquire that fails may still arrive, if the server
-        stood still. So its undo, which runs after it, leaves a tombstone."""
-        if op.verb is RELEASE and op.id in self._doubtful:
-            op.tombstone = True
+        """One statement if that is enough, else a transaction."""
         try:
-            single = single_of(keys[0], op) if database.singles is not None else None
-            if single is not None and database.singles is not None:
-                with explained(self.label):
-                    fence = await database.singles.ask(*single)
-                if fence is not None:
-                    votes[:] = [(fence, False)]
-                    return
+            if (fence := await database.ask_single(keys[0], op)) is not None:
+                votes[:] = [(fence, False)]
+                return
             await database.transact(keys, step, checked=op.verb is not RELEASE)
         except BaseException:
-            if op.verb is ACQUIRE:
-                self._doubtful[op.id] = None
-                if len(self._doubtful) > _DOUBTFUL:
-                    del self._doubtful[next(iter(self._doubtful))]
+            self._doubt(op)
             raise
+
+    def _doubt(self, op: Op) -> None:
+        """An acquire that fails may still arrive, if the server stood still. So its undo, which runs after it, leaves a
+        tombstone."""
+        if op.verb is ACQUIRE:
+            self._doubtful[op.id] = None
+            if len(self._doubtful) > _DOUBTFUL:
+                del self._doubtful[next(iter(self._doubtful))]
 
     def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None]:
         return self._database.transact(keys, step)
@@ -140,6 +152,10 @@ class SQLStore(TransactionalStore):
     async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:
         after, found = await self._database.connected.names(begin, "" if cursor == "0" else cursor.removeprefix(">"))
         return f">{after}" if after else "0", found
+
+    def delay(self, keys: Sequence[str], since: float) -> str:
+        database = self._databases.get(asyncio.get_running_loop())
+        return "" if database is None else database.delays.why(keys, since)
 
     def is_down(self, error: Exception) -> bool:
         return meaning(error) is Meaning.LOST
@@ -150,6 +166,12 @@ class SQLStore(TransactionalStore):
         if database is None:
             raise OSError(f"{self.label} is not connected")
         return database
+
+    def _desert_closed_loops(self) -> None:
+        """A loop that was closed without `shutdown_asyncgens` has closed no client: its connections are still open."""
+        for loop in [each for each in list(self._databases) if each.is_closed()]:
+            if (database := self._databases.pop(loop, None)) is not None:
+                database.desert()
 
     def _check_loop(self) -> None:
         """Raise ConfigError if the engine of the user is in use in another event loop: its connections belong there."""

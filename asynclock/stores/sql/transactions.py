@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import State
-from asynclock.stores.sql.errors import Meaning, ends_connection, meaning
+from asynclock.stores.sql.errors import Delayed, Meaning, ends_connection, is_lock_wait, meaning
 from asynclock.stores.sql.file_lines import FileLine
-from asynclock.stores.sql.pool import LIMIT, Pool
+from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
 from asynclock.stores.sql.rows import (
     common_begin,
     covered,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Notice
     from asynclock.stores.deciding import Change
+    from asynclock.stores.sql.delays import Delays
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
     from asynclock.stores.sql.rows import Row
@@ -43,6 +45,15 @@ class _Failed(NamedTuple):
     """The transaction was rolled back, and its connection is good."""
 
     error: Exception
+
+
+@dataclass(slots=True)
+class _Way:
+    """How a transaction runs."""
+
+    waits: bool  # its lock was not free a moment ago: it waits longer, beside few others
+    checked: bool
+    began: bool = False
 
 
 async def _is_rolled_back(line: Line) -> bool:
@@ -64,8 +75,10 @@ class Transactions:
         dialect: Dialect,
         pool: Pool,
         send: Callable[[Line, Notice, float, Collection[str]], Awaitable[None]],
+        delays: Delays,
     ) -> None:
         self._label = label
+        self._delays = delays
         self._dialect = dialect
         self._send = send
         self.pool = pool
@@ -76,68 +89,106 @@ class Transactions:
         """Carry out a step; what it returned, and the time of the server. `looking`: the tags of the clients of this
         loop that look for their notices. `checked`: see `repeated`; a step with notices, which may grant, always is."""
 
-        async def run(line: Line) -> tuple[Change, float]:
-            return await self._step(line, keys, step, looking)
+        first = True  # this try waits for no row: only some connections may do that at the same time
 
-        result: tuple[Change, float] = await self.repeated(run, checked=checked)
+        async def run(line: Line) -> tuple[Change, float]:
+            nonlocal first
+            brief, first = first, False
+            return await self.decide(line, keys, step, looking, brief=brief)
+
+        try:
+            result: tuple[Change, float] = await self.repeated(run, checked=checked, keys=keys)
+        finally:
+            self._delays.ended(keys)
         return result
 
-    async def repeated(self, run: Callable[[Line], Awaitable[Any]], *, checked: bool = True) -> Any:
-        """Run it in a transaction; again if the database asks for that, or if an idle connection was closed. All of it
-        takes at most LIMIT: then its connection is closed, and the database counts as down. `checked`: the file of
-        SQLite must be the one at its path."""
-        pause, stale = _PAUSE[0], True
-        try:
-            async with asyncio.timeout(LIMIT) as limit:
-                while True:
-                    began: list[bool] = []
-                    try:
-                        async with self.pool.line() as line:
-                            result = await self._in_transaction(line, run, began, checked=checked)
-                    except Exception as error:
-                        if not began and meaning(error) is Meaning.AGAIN:  # a file that is locked
-                            await asyncio.sleep(pause)
-                            continue
-                        if began or not stale or meaning(error) is not Meaning.LOST:
-                            raise
-                        stale = False
-                        self.pool.drop_idle()
-                        continue
-                    if not isinstance(result, _Failed):
-                        return result
-                    if meaning(result.error) is not Meaning.AGAIN:
-                        raise result.error
-                    await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
-                    pause = min(2 * pause, _PAUSE[1])
-        except TimeoutError as error:
-            if not limit.expired():  # that of a connect
-                raise
-            raise TimeoutError(f"{self._label} did not end a transaction within {LIMIT:g} s") from error
+    async def brief_step(self, keys: Sequence[str], step: Step, looking: Collection[str]) -> tuple[Change, float]:
+        """The same for a release that failed before. It waits a moment only for what other transactions have locked,
+        and is not repeated: its caller sends it again."""
 
-    async def _in_transaction(
-        self, line: Line, run: Callable[[Line], Awaitable[Any]], began: list[bool], *, checked: bool
-    ) -> Any:
-        if isinstance(line, FileLine):
-            return await line.whole(lambda inside: self._in_transaction(inside, run, began, checked=checked))
+        async def run(line: Line) -> tuple[Change, float]:
+            return await self.decide(line, keys, step, looking, brief=True)
+
+        way = _Way(waits=False, checked=False)
         try:
-            await line.run(self._dialect.begin)
-            began.append(True)
-            if checked:
+            async with self.pool.line() as line:
+                result = await self._in_transaction(line, run, way)
+        except Exception as error:
+            if not way.began and meaning(error) is Meaning.LOST:
+                self.pool.drop_idle()
+            raise
+        if isinstance(result, _Failed):
+            raise result.error
+        done: tuple[Change, float] = result
+        return done
+
+    async def repeated(
+        self, run: Callable[[Line], Awaitable[Any]], *, checked: bool = True, keys: Sequence[str] = ()
+    ) -> Any:
+        """Run it in a transaction; again if the database asks for that, or if an idle connection was closed. All of it
+        takes at most LIMIT: then its connection is closed. If the server does not answer either, the database counts
+        as down. `checked`: the file of SQLite must be the one at its path. Raises Delayed where that is not so, and
+        else the error of the database. `keys`: what it is about, for messages."""
+        until, pause, stale = asyncio.get_running_loop().time() + LIMIT, _PAUSE[0], True
+        locked: Exception | None = None
+        while True:
+            way = _Way(locked is not None, checked)
+            try:
+                async with self.pool.line(until, waits=way.waits) as line:
+                    result = await self._in_transaction(line, run, way)
+            except Overdue as error:
+                raise self._overdue(error, locked) from error
+            except Exception as error:
+                if not way.began and meaning(error) is Meaning.AGAIN:  # a file that is locked
+                    self._delays.repeated(keys, error)
+                    await asyncio.sleep(pause)
+                    continue
+                if way.began or not stale or meaning(error) is not Meaning.LOST:
+                    raise
+                stale = False
+                self.pool.drop_idle()
+                continue
+            if not isinstance(result, _Failed):
+                return result
+            if meaning(result.error) is not Meaning.AGAIN:
+                raise result.error
+            self._delays.repeated(keys, result.error)
+            locked = result.error if is_lock_wait(result.error) else None
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+            pause = min(2 * pause, _PAUSE[1])
+
+    def _overdue(self, error: Overdue, locked: Exception | None) -> Exception:
+        """For an op whose time is over. `locked`: the last answer of the database, if it said so."""
+        if locked is not None:
+            return Delayed(f"{self._label}: another session has locked the row, or the table, for {LIMIT:g} s")
+        said = f"{self._label} did not end a transaction within {LIMIT:g} s"
+        return Delayed(said) if error.ended else TimeoutError(said)
+
+    async def _in_transaction(self, line: Line, run: Callable[[Line], Awaitable[Any]], way: _Way) -> Any:
+        if isinstance(line, FileLine):
+            return await line.whole(lambda inside: self._in_transaction(inside, run, way))
+        try:
+            await line.run(self._dialect.begin_waiting if way.waits else self._dialect.begin)
+            way.began = True
+            self._delays.answered()
+            if way.checked:
                 await self._dialect.check(line)
             result = await run(line)
             await line.run("COMMIT")
         except Exception as error:  # of the step, too
             if ends_connection(error):
                 raise
-            if began and not await _is_rolled_back(line):
+            # BEGIN of PostgreSQL has settings behind it: it may have begun although it failed.
+            if (way.began or self._dialect.name == "postgresql") and not await _is_rolled_back(line):
                 raise
             return _Failed(error)
         return result
 
-    async def _step(
-        self, line: Line, keys: Sequence[str], step: Step, looking: Collection[str]
+    async def decide(
+        self, line: Line, keys: Sequence[str], step: Step, looking: Collection[str], *, brief: bool = False
     ) -> tuple[Change, float]:
-        now, floor, rows = await self._dialect.read(line, ordered(keys))
+        """The part of `step` inside the transaction. It writes nothing before the step has returned."""
+        now, floor, rows = await self._dialect.read(line, ordered(keys), brief=brief)
         found = [rows.get(resource_name(key)) for key in keys]
         before = [State() if row is None else state_of(row) for row in found]
         change = step([covered(state, now, floor) for state in before], now)
@@ -183,5 +234,5 @@ class Transactions:
                 now=now,
             )
         found = [row for row in rows if row.resource_name.startswith(shared)]
-        keys = [key for row in found if (key := key_of(row)).startswith(begin)]
+        keys = [key for row in found if (key := key_of(row)) is not None and key.startswith(begin)]
         return (found[-1].resource_name if found and len(found) == PAGE else ""), keys

@@ -1,17 +1,24 @@
-"""kazoo's client, and the one request that it lacks: to create a node that the servers delete after a time."""
+"""kazoo's client, to which requests are given as they are; the one request that it lacks: to create a node that the
+servers delete after a time; and lookups of host names that do not block its thread for as long as a name server is
+silent."""
 
 from __future__ import annotations
 
+import random
 import struct
 from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
-from kazoo.protocol.serialization import Create2
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Create, Create2
 from kazoo.security import OPEN_ACL_UNSAFE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asynclock.stores.zookeeper.pipeline import Answer
+
+_EPHEMERAL_AND_SEQUENTIAL = 3
 _PERSISTENT_WITH_TTL = 5
 _LONG = struct.Struct(">q")
 
@@ -34,12 +41,40 @@ class CreateTTL:
         return Create2.deserialize(data, offset)
 
 
-class Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
-    """See the module."""
+class _ConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
+    """kazoo's, which looks up the host names before each attempt to connect."""
 
-    def create_ttl_async(self, path: str, data: bytes, ttl: float) -> Any:
-        """Create a node that stays for `ttl` seconds. It needs servers with extendedTypesEnabled."""
-        result = self.handler.async_result()
-        acl = self.default_acl or OPEN_ACL_UNSAFE
-        self._call(CreateTTL(path, data, acl, max(1, round(ttl * 1000))), result)
-        return result
+    def _expand_client_hosts(self) -> list[tuple[str, str, int]]:
+        """The addresses of all hosts, in a random order: name, address, port."""
+        found: list[tuple[str, str, int]] = self.handler.addresses(self.client.hosts)
+        random.shuffle(found)
+        return found
+
+
+class Client(KazooClient):  # type: ignore[misc]
+    """See the module. Paths are complete: it has no chroot."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._connection.__class__ = _ConnectionHandler  # kazoo has no option for it
+
+    def send(self, request: Any, answer: Answer) -> None:
+        """Send a request. What its methods would do besides, they do in the thread of kazoo."""
+        self._call(request, answer)
+
+    @property
+    def _acl(self) -> Any:
+        return self.default_acl or OPEN_ACL_UNSAFE
+
+    def ephemeral(self, path: str, data: bytes, *, with_stat: bool = False) -> Any:
+        """The request for an ephemeral, sequential node."""
+        kind = Create2 if with_stat else Create
+        return kind(path, data, self._acl, _EPHEMERAL_AND_SEQUENTIAL)
+
+    def persistent(self, path: str) -> Any:
+        """The request for a node that stays."""
+        return Create(path, b"", self._acl, 0)
+
+    def persistent_for(self, path: str, data: bytes, seconds: float) -> Any:
+        """The request for a node that stays so long. It needs servers with extendedTypesEnabled."""
+        return CreateTTL(path, data, self._acl, max(1, round(seconds * 1000)))

@@ -4,7 +4,8 @@
     CONNECTED    requests are answered
     SUSPENDED    the connection is lost. The session lives on at the servers until its timeout: what it holds is unknown
 
-Each change is told in the event loop. A request ends with its answer, or with the end of the connection.
+Each change is reported in the event loop. A request ends with its answer, or with the end of the connection. While
+there is no connection, it fails at once.
 """
 
 from __future__ import annotations
@@ -12,33 +13,46 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import threading
 import time
 import weakref
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kazoo.exceptions import NoAuthError, NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.exceptions import (
+    ConnectionLoss,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, SetData, Sync, Transaction
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
 from asynclock.stores.zookeeper.client import Client
 from asynclock.stores.zookeeper.handler import Handler
+from asynclock.stores.zookeeper.pipeline import Inbox, Requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 log = logging.getLogger("asynclock.kazoo")
-if log.level == logging.NOTSET:  # what kazoo warns of is told as an event of the node, once
+if log.level == logging.NOTSET:  # an event of the node reports once what kazoo warns of
     log.setLevel(logging.ERROR)
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
 """The answers to the other requests of a transaction of which one failed."""
 
+_ANY_VERSION = -1
+
 _BEATS = 8
 """The event loop shows this often in a session timeout that it runs."""
+
+_ATTEMPTS = 3
+"""The session timeout is long enough for so many attempts to open the session again; with several hosts, for two at
+each."""
 
 _PAUSE = 0.5
 """Seconds until kazoo is started again whose thread has ended."""
@@ -88,20 +102,6 @@ class Watch:
             self._fire(self)
 
 
-class _Log(logging.LoggerAdapter):  # type: ignore[type-arg]  # generic in the stubs only
-    """kazoo's log. That the name of a server does not resolve is said nowhere else."""
-
-    def __init__(self, unresolved: Callable[[str, Exception], object]) -> None:
-        super().__init__(log, {})
-        self._unresolved = unresolved
-
-    def warning(self, msg: object, *args: object, **options: Any) -> None:
-        match args:
-            case str() as host, socket.gaierror() as error:
-                self._unresolved(host, error)
-        super().warning(msg, *args, **options)
-
-
 class Connection:
     """See the module. `changed` is called in the loop with each new state; `lost` when a session has expired."""
 
@@ -116,11 +116,10 @@ class Connection:
         self._lost = lost
         self._timer: asyncio.TimerHandle | None = None
         self._period = address.session_timeout / _BEATS
-        hosts = address.hosts.count(",") + 1
-        limit = max(limit, address.session_timeout / (3 * hosts))
+        again = address.session_timeout / max(_ATTEMPTS, 2 * (address.hosts.count(",") + 1))
         self._closing = False
         self._watches: dict[tuple[str, bool], Watch] = {}  # by path; True: of its children
-        self._handler = Handler(limit, address.session_timeout, self._greeted, self._is_abandoned)
+        self._handler = Handler(max(limit, again), again, address.session_timeout, self._greeted, self._is_abandoned)
         retry = KazooRetry(
             max_tries=-1, delay=0.02, backoff=2, max_delay=min(1.0, address.session_timeout / 10), sleep_func=time.sleep
         )
@@ -131,9 +130,11 @@ class Connection:
             default_acl=address.acl,
             auth_data=[("digest", address.user)] if address.user else None,
             connection_retry=retry,
-            logger=_Log(self._handler.unresolved),
+            logger=log,
         )
         self._client.add_listener(self._told)
+        self._inbox = Inbox(self._loop, self._is_abandoned)
+        self._requests = Requests(self._loop, self._inbox, self._client.send)
 
     @property
     def trouble(self) -> Exception | None:
@@ -168,16 +169,9 @@ class Connection:
             self._client.close()
         except Exception as error:  # kazoo raises Exception itself
             log.debug("asynclock: closing the session: %s", error)
-        self._post(_settle, closed, None)
+        self._inbox.put(_settle, closed, None)
 
     # -- from the threads of kazoo -------------------------------------------------------------------------------
-
-    def _post(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call it in the event loop."""
-        try:
-            self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:
-            self._is_abandoned()
 
     def _is_abandoned(self) -> bool:
         """Whether the loop is closed, and nobody has closed this. Then its threads end, and with them its locks."""
@@ -203,13 +197,10 @@ class Connection:
 
     def _greeted(self, timeout: float, session: int) -> None:
         if timeout > 0:
-            self._post(self._opened, timeout, session)
+            self._inbox.put(self._opened, timeout, session)
 
     def _told(self, state: str) -> None:
-        self._post(self._change, state)
-
-    def _answered(self, future: asyncio.Future[Any], result: Any) -> None:
-        self._post(self._answer, future, result)
+        self._inbox.put(self._change, state)
 
     # -- in the event loop ---------------------------------------------------------------------------------------
 
@@ -225,6 +216,7 @@ class Connection:
         self.state = known.get(state, SessionState.CONNECTING)
         if self.state is not SessionState.CONNECTED:
             self._watches.clear()  # kazoo has none any more
+            self._requests.fail()
         if state == KazooState.LOST:
             self._lost()
             if self._client.client_state in (KeeperState.CLOSED, KeeperState.AUTH_FAILED) and not self._closing:
@@ -238,7 +230,7 @@ class Connection:
         key = path, children
         watch = self._watches.get(key)
         if watch is None:
-            watch = self._watches[key] = Watch(lambda fired: self._post(self._fired, key, fired))
+            watch = self._watches[key] = Watch(lambda fired: self._inbox.put(self._fired, key, fired))
         watch.callbacks.add(callback)
         return watch
 
@@ -248,44 +240,28 @@ class Connection:
         for callback in list(watch.callbacks):
             callback()
 
-    def _answer(self, future: asyncio.Future[Any], result: Any) -> None:
-        if future.done():
-            return
-        try:
-            future.set_result(result.get(block=False))
-        except Exception as error:  # kazoo's
-            future.set_exception(error)
-
-    def _ask(self, asked: Callable[..., Any], *args: Any, **options: Any) -> asyncio.Future[Any]:
-        future: asyncio.Future[Any] = self._loop.create_future()
-        asked(*args, **options).rawlink(partial(self._answered, future))
-        return future
+    async def _ask(self, request: Any) -> Any:
+        if self.state is not SessionState.CONNECTED:
+            raise ConnectionLoss
+        return await self._requests.ask(request)
 
     # -- requests. They raise kazoo's exceptions -----------------------------------------------------------------
 
     async def create(self, path: str, data: bytes) -> tuple[str, Stat]:
         """Create an ephemeral, sequential node: its path, with its number."""
-        made, stat = await self._ask(
-            self._client.create_async, path, data, ephemeral=True, sequence=True, include_data=True
-        )
+        made, stat = await self._ask(self._client.ephemeral(path, data, with_stat=True))
         return made, _stat(stat)
 
     async def create_all(self, nodes: Sequence[tuple[str, bytes]]) -> list[str]:
         """Create several such nodes in one transaction: all or none. Their paths."""
-        transaction = self._client.transaction()
-        for path, data in nodes:
-            transaction.create(path, data, ephemeral=True, sequence=True)
-        return await self._commit(transaction)
+        return await self._commit([self._client.ephemeral(path, data) for path, data in nodes])
 
     async def delete_all(self, paths: Sequence[str]) -> None:
         """Delete several nodes in one transaction."""
-        transaction = self._client.transaction()
-        for path in paths:
-            transaction.delete(path)
-        await self._commit(transaction)
+        await self._commit([Delete(path, _ANY_VERSION) for path in paths])
 
-    async def _commit(self, transaction: Any) -> list[Any]:
-        results: list[Any] = await self._ask(transaction.commit_async)
+    async def _commit(self, operations: Sequence[Any]) -> list[Any]:
+        results: list[Any] = await self._ask(Transaction(operations))
         errors = [each for each in results if isinstance(each, Exception)]
         if errors:  # the one that failed is among those that were rolled back for it
             raise next((each for each in errors if not isinstance(each, _ROLLED_BACK)), errors[0])
@@ -294,23 +270,28 @@ class Connection:
     async def create_for(self, path: str, data: bytes, seconds: float) -> None:
         """Create a node that the servers delete after that time, or up to a minute later."""
         with contextlib.suppress(NodeExistsError):
-            await self._ask(self._client.create_ttl_async, path, data, seconds)
+            await self._ask(self._client.persistent_for(path, data, seconds))
 
     async def ensure(self, path: str) -> None:
         """Create a node that stays, and its parents, where they do not exist."""
-        await self._ask(self._client.ensure_path_async, path)
+        with contextlib.suppress(NodeExistsError):
+            try:
+                await self._ask(self._client.persistent(path))
+            except NoNodeError:
+                await self.ensure(path.rpartition("/")[0])
+                await self._ask(self._client.persistent(path))
 
     async def delete(self, path: str) -> bool:
         """Delete a node. Returns whether it existed."""
         try:
-            await self._ask(self._client.delete_async, path)
+            await self._ask(Delete(path, _ANY_VERSION))
         except NoNodeError:
             return False
         return True
 
     async def exists(self, path: str) -> Stat | None:
         """What the server says about a node; None: it does not exist."""
-        stat = await self._ask(self._client.exists_async, path)
+        stat = await self._ask(Exists(path, None))
         return None if stat is None else _stat(stat)
 
     async def watch(self, path: str, callback: Callable[[], object]) -> bool:
@@ -318,12 +299,12 @@ class Connection:
         it: `exists` would leave a watch for ever, since no node comes again under its number."""
         watcher = self._watcher(path, callback, children=False)
         try:
-            await self._ask(self._client.get_async, path, watch=watcher)
+            await self._ask(GetData(path, watcher))
         except NoNodeError:
             self._watches.pop((path, False), None)
             return False
         except NoAuthError:  # another program made it, and does not let this user read it
-            return await self._ask(self._client.exists_async, path, watch=watcher) is not None
+            return await self._ask(Exists(path, watcher)) is not None
         return True
 
     async def children(self, path: str, watch: Callable[[], object] | None = None) -> list[str]:
@@ -331,7 +312,7 @@ class Connection:
         owner still has it."""
         watcher = self._watcher(path, watch, children=True)
         try:
-            found: list[str] = await self._ask(self._client.get_children_async, path, watch=watcher)
+            found: list[str] = await self._ask(GetChildren(path, watcher))
         except NoNodeError:
             return []
         return found
@@ -339,7 +320,7 @@ class Connection:
     async def data(self, path: str) -> bytes | None:
         """The data of a node; None: it does not exist."""
         try:
-            data, _ = await self._ask(self._client.get_async, path)
+            data, _ = await self._ask(GetData(path, None))
         except NoNodeError:
             return None
         found: bytes = data
@@ -348,12 +329,12 @@ class Connection:
     async def touch(self, path: str, data: bytes) -> None:
         """Write its data, so that those who watch it look again."""
         with contextlib.suppress(NoNodeError):
-            await self._ask(self._client.set_async, path, data)
+            await self._ask(SetData(path, data, _ANY_VERSION))
 
     async def sync(self, path: str) -> None:
         """Wait until the server has all that was written before."""
         with contextlib.suppress(NoNodeError):
-            await self._ask(self._client.sync_async, path)
+            await self._ask(Sync(path))
 
 
 def _stat(stat: Any) -> Stat:

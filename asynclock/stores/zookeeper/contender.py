@@ -6,6 +6,7 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from asynclock._untrusted import number_of
 from asynclock.rules.kind import Part, parts_of
 from asynclock.rules.model import DONE
 
@@ -28,7 +29,8 @@ def data_of_mark(seconds: float) -> bytes:
 def read(data: bytes | None) -> tuple[str, int]:
     """The id and the number of tasks in the data of a node. Of a mark: for how many ms it lives."""
     known, _, tasks = (data or b"").decode(errors="replace").partition("\0")
-    return known, int(tasks) if tasks.isdecimal() else 1
+    number = number_of(tasks)
+    return known, 1 if number is None else number
 
 
 class Own(NamedTuple):
@@ -38,6 +40,7 @@ class Own(NamedTuple):
     name: str  # its last part
     czxid: int
     part: Part
+    closes: bool = False  # a ticket, behind which later arrivals wait
 
     @property
     def number(self) -> int:
@@ -45,12 +48,25 @@ class Own(NamedTuple):
         return int(self.name[-10:])
 
 
+class HoldAndWait:
+    """A waiter for several names waits with its nodes at all of them, where they are in the way of others."""
+
+    __slots__ = ("ends", "is_over", "looks", "suspects")
+
+    def __init__(self, ends: float) -> None:
+        self.ends = ends  # on the clock of the loop
+        self.is_over = False
+        self.suspects: set[str] = set()  # holders in its way, of clients that wait behind it
+        self.looks = 0  # which found the same suspect, in a row
+
+
 class Contender:
     """Its ops, and the looks of a waiter, are carried out one after the other (`turn`)."""
 
     __slots__ = (
-        "czxid", "doubtful", "ends", "given_up", "granted", "id", "lease", "name", "nodes", "number", "parts",
-        "refusals", "rest", "sent", "tasks", "ticket", "turn", "users", "waits", "watch", "watcher",
+        "czxid", "doubtful", "ends", "given_up", "granted", "hold_and_wait", "id", "is_followed", "lease", "name",
+        "nodes", "number", "parts", "refusals", "rest", "rounds", "sent", "tasks", "ticket", "turn", "users",
+        "waits", "watch", "watcher",
     )  # fmt: skip
 
     def __init__(self, op: Op) -> None:
@@ -61,13 +77,16 @@ class Contender:
         self.turn = asyncio.Lock()
         self.users = 0  # ops that are under way
         self.nodes: tuple[Own, ...] = ()  # one for each part; (): none, as far as this client knows
-        self.ticket: Own | None = None  # where a waiter for several names waits
-        self.refusals = 0  # of that waiter, in a row
+        self.ticket: Own | None = None  # where it waits without its nodes
+        self.refusals = 0  # in a row, after each of which it deleted its nodes
+        self.hold_and_wait: HoldAndWait | None = None  # it waits for several names with its nodes
+        self.rounds = 0  # how often it has done so in vain
         self.doubtful = False  # a create had no reply: there may be nodes that `nodes` does not have
         self.granted = False
         self.rest = 0.0  # seconds for which the name is taken after its release (`once`)
         self.given_up = False  # its release was sent: nodes that are found are deleted
         self.czxid = 0  # of the nodes: the fencing token
+        self.is_followed = False  # another one was behind it when it looked last
         self.waits = False  # its owner waits for a notice
         self.number = 0  # of the last sending of the ticket
         self.sent = 0.0  # when that was sent
@@ -96,6 +115,7 @@ class Contender:
         """Its nodes are gone."""
         self.nodes, self.ticket = (), None
         self.doubtful = self.granted = self.waits = False
+        self.hold_and_wait, self.rounds = None, 0
         self.ends = math.inf
         self.unwatch()
 

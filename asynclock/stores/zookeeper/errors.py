@@ -12,6 +12,7 @@ from kazoo.exceptions import (
 )
 
 from asynclock._errors import ConfigError
+from asynclock._untrusted import said
 
 _REFUSED = (AuthFailedError, InvalidACLError, NoAuthError)
 
@@ -40,4 +41,4 @@ def error_of(label: str, error: Exception) -> Exception:
 
 def _named(error: Exception) -> str:
     name = type(error).__name__
-    return f"{name} ({error})" if str(error) and str(error) != "()" else name
+    return f"{name} ({said(error)})" if str(error) and str(error) != "()" else name

@@ -4,9 +4,11 @@ kazoo runs a connection in a thread of its own, and takes its sockets and its wa
 
 - remembers why no connection comes up, since kazoo only logs that;
 - reads the session timeout that the server gives, since kazoo does not tell it;
-- limits the time that a server may take to accept a connection;
+- limits the time that a lookup of a host may take, and that a server may take to accept a connection and to open the
+  session; if it does not accept, another address of its host is tried as well;
 - hangs up on a server that does not answer for a third of the session timeout. kazoo does not notice that while it has
   requests to send, because it takes each of them for a ping;
+- wakes that thread without a write that could block: kazoo writes a byte for each request;
 - runs callbacks in the thread of the connection: they only wake the event loop. So they come in the order in which the
   server answered, and without a change of threads each;
 - lets the session end if the event loop does not run: a session that a thread keeps alive for a loop that is blocked
@@ -15,18 +17,28 @@ kazoo runs a connection in a thread of its own, and takes its sockets and its wa
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import os
 import queue
 import select
+import socket
 import struct
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
+from asynclock.stores.dialing import connected, dial
+from asynclock.stores.forks import keep_from_children
+from asynclock.stores.lookups import ADVICE, NO_ANSWER, addresses_within, is_address
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from asynclock.stores.lookups import Address
 
 log = logging.getLogger("asynclock.kazoo")
 
@@ -51,25 +63,35 @@ class _Direct(queue.Queue):  # type: ignore[type-arg]
 
 
 class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """See the module. `silent_after`: seconds after the last beat for which the session is kept alive."""
+    """See the module. `limit`: seconds for a server to open a session; `again`: to open it again, while it lives on.
+    `silent_after`: seconds after the last beat for which the session is kept alive."""
 
     queue_impl = _Direct
 
     def __init__(
         self,
         limit: float,
+        again: float,
         silent_after: float,
         greeted: Callable[[float, int], object],
         is_abandoned: Callable[[], bool],
     ) -> None:
         super().__init__()
         self.trouble: Exception | None = None  # why the last attempt to connect failed
-        self._limit = limit
+        self._limits = limit, again
+        self._has_session = False
         self._silent_after = silent_after
         self._greeted = greeted
         self._is_abandoned = is_abandoned
         self._beat = math.inf
         self._socket: Any = None
+        self._known: dict[tuple[str, int], tuple[str, list[Address]]] = {}  # by address: its host, and all of that
+
+    @property
+    def _limit(self) -> float:
+        """Seconds for a server to accept a connection and to open the session. One that has just started may accept it,
+        and never answer. The session must not end while the client waits for that."""
+        return self._limits[self._has_session]
 
     def beat(self) -> None:
         """The event loop runs."""
@@ -79,27 +101,60 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         """The loop beats no more: the client closes."""
         self._beat = math.inf
 
+    def create_socket_pair(self) -> tuple[_Bell, _Bell]:
+        bell = _Bell()
+        return bell, bell
+
     def hang_up(self) -> None:
         """Close the connection, as a network does."""
         sock = self._socket
         if sock is not None:
             sock.hang_up()
 
-    def unresolved(self, host: str, error: Exception) -> None:
-        """The name of a server has no address: then kazoo does not try to connect to it."""
-        self.trouble = ConnectionError(f"the host name {host} does not resolve: {error}")
+    def addresses(self, hosts: Sequence[tuple[str, int]]) -> list[tuple[str, str, int]]:
+        """The addresses of all hosts: name, address, port."""
+        hosts = [(host.strip(), port) for host, port in hosts]
+        before, names = self.trouble, [host for host, _ in hosts if not is_address(host)]
+        if names:
+            self.trouble = ConnectionError(f"{', '.join(names)}: {NO_ANSWER}; {ADVICE}")
+        self._known.clear()
+        every = addresses_within(hosts, self._limit)
+        self.trouble = before
+        for (host, _), found in zip(hosts, every, strict=True):
+            if isinstance(found, OSError):
+                self.trouble = ConnectionError(str(found))
+                continue
+            for at, each in enumerate(found):  # the others of its name follow it
+                self._known[each[4][:2]] = host, [each, *found[:at], *found[at + 1 :]]
+        return [(host, *address) for address, (host, _) in self._known.items()]
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs["timeout"] = min(kwargs.get("timeout") or self._limit, self._limit)
+        limit = min(kwargs.get("timeout") or self._limit, self._limit)
         address = kwargs.get("address") or args[0]
         try:
-            made = super().create_connection(*args, **kwargs)
-        except Exception as error:
-            self.trouble = ConnectionError(f"{address[0]}:{address[1]}: {error}")
+            made = self._connect(address, limit)
+        except TimeoutError:
+            self.trouble = ConnectionError(f"{address[0]}:{address[1]}: no connection within {limit:g} s")
             raise
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else error  # asyncio does not say what the number means
+            self.trouble = ConnectionError(f"{address[0]}:{address[1]}: {why}")
+            raise
+        keep_from_children(made.fileno())
         self.trouble = ConnectionError(f"{address[0]}:{address[1]} accepts connections, but opens no session")
         self._socket = _Socket(made, self._heard)
         return self._socket
+
+    def _connect(self, address: tuple[str, int], limit: float) -> socket.socket:
+        """Connect to an address, or to another one of its host if that is silent."""
+
+        async def connect() -> socket.socket:
+            async with asyncio.timeout(limit):
+                return await (connected(known[1], limit) if known is not None else dial(*address, limit))
+
+        known = self._known.get(address)
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            return runner.run(connect())
 
     def select(self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None) -> Any:
         while time.monotonic() - self._beat > self._silent_after and not self._is_abandoned():
@@ -121,7 +176,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         return max(0.0, min(timeout, left))
 
     def _heard(self, timeout: float, session: int) -> None:
-        if timeout > 0:  # 0: the session has expired
+        self._has_session = timeout > 0  # 0: it has expired
+        if timeout > 0:
             self.trouble = None
         self._greeted(timeout, session)
 
@@ -135,6 +191,34 @@ def _polled(rlist: list[Any], wlist: list[Any], timeout: float | None) -> tuple[
         poller.register(each, select.POLLIN)
     ready = {number for number, _ in poller.poll(None if timeout is None else max(0, math.ceil(timeout * 1000)))}
     return [each for each in rlist if each.fileno() in ready], [each for each in wlist if each.fileno() in ready], []
+
+
+class _Bell:
+    """Both ends of the pair by which kazoo is woken. It writes a byte for each request that it puts into its queue, and
+    reads one for each that it takes out. They are counted here, and only the first one is in the pair. So a write never
+    blocks: a few hundred bytes fill a pair, and its reader may wait for the thread that writes."""
+
+    def __init__(self) -> None:
+        self._reads, self._writes = socket.socketpair()
+        self._lock = threading.Lock()
+        self._count = 0  # below 0: a request was taken out before its byte was written
+
+    def fileno(self) -> int:
+        return self._reads.fileno()
+
+    def send(self, data: bytes) -> int:
+        with self._lock:
+            self._count += 1
+            return self._writes.send(data) if self._count == 1 else len(data)
+
+    def recv(self, size: int) -> bytes:
+        with self._lock:
+            self._count -= 1
+            return self._reads.recv(size) if self._count == 0 else bytes(size)
+
+    def close(self) -> None:
+        self._reads.close()
+        self._writes.close()
 
 
 class _Socket:

@@ -13,7 +13,8 @@ them. A client holds the lock once no child with a smaller number is in its way.
                _c_<uuid>-<mark>-sem-<number>            semaphore         (none)
 
 A waiter for several names has a ticket, with the word __wait__ (kazoo) or -wait- (curator), which is in nobody's way:
-the recipes of kazoo do not see it, and those of Curator sort it behind all others.
+the recipes of kazoo do not see it, and those of Curator sort it behind all others. A ticket with the word __next__ or
+-next- closes the name: later arrivals of asynclock wait behind it, with such a ticket of their own.
 
 `random` are the 32 hexadecimal digits of an id of asynclock; `uuid` is the same, written as a UUID. By them a client
 finds the node of a create whose reply was lost. `mark` names the kind: m, w, r, or s with the number of permits; d is
@@ -63,23 +64,24 @@ def knows(letter: str) -> bool:
 
 
 _OURS = {
-    Layout.KAZOO: re.compile(r"([0-9a-f]{32})([mwrd]|s\d+)(?:__lock__|__rlock__|__sem__)(-?\d{10})"),
+    Layout.KAZOO: re.compile(r"([0-9a-f]{32})([mwrd]|s[0-9]{1,5})(?:__lock__|__rlock__|__sem__)(-?[0-9]{10})"),
     Layout.CURATOR: re.compile(
-        r"_c_([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-([mwrd]|s\d+)"
-        r"-(?:lock-|__WRIT__|__READ__|sem-)(-?\d{10})"
+        r"_c_([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})-([mwrd]|s[0-9]{1,5})"
+        r"-(?:lock-|__WRIT__|__READ__|sem-)(-?[0-9]{10})"
     ),
 }
 
 _TICKETS = {Layout.KAZOO: "__wait__", Layout.CURATOR: "-wait-"}
+_CLOSING_TICKETS = {Layout.KAZOO: "__next__", Layout.CURATOR: "-next-"}
 
 _TICKET = {
-    Layout.KAZOO: re.compile(r"([0-9a-f]{32})__wait__(-?\d{10})"),
-    Layout.CURATOR: re.compile(r"_c_([0-9a-f-]{36})-wait-(-?\d{10})"),
+    Layout.KAZOO: re.compile(r"([0-9a-f]{32})__(wait|next)__(-?[0-9]{10})"),
+    Layout.CURATOR: re.compile(r"_c_([0-9a-f-]{36})-(wait|next)-(-?[0-9]{10})"),
 }
 
 _THEIRS = {
-    Layout.KAZOO: re.compile(r"(__lock__|__rlock__)(-?\d{10})$"),
-    Layout.CURATOR: re.compile(r"(lock-|__WRIT__|__READ__)(-?\d{10})$"),
+    Layout.KAZOO: re.compile(r"(__lock__|__rlock__)(-?[0-9]{10})$"),
+    Layout.CURATOR: re.compile(r"(lock-|__WRIT__|__READ__)(-?[0-9]{10})$"),
 }
 
 _THEIR_LETTERS = {"__lock__": "x", "__rlock__": "r", "lock-": "", "__WRIT__": "w", "__READ__": "r"}
@@ -94,6 +96,7 @@ class Child(NamedTuple):
     letter: str  # of its kind; "x": a mutex or a writer of kazoo
     permits: int = 0  # of a semaphore
     random: str = ""  # the beginning of its id; "": another program made it
+    closes: bool = False  # a ticket, behind which later arrivals wait
 
     @property
     def foreign_id(self) -> str:
@@ -142,18 +145,25 @@ def random_of(layout: Layout, id: str) -> str:
     return random if layout is Layout.KAZOO else f"_c_{_as_uuid(random)}"
 
 
-def ticket_prefix_of(layout: Layout, id: str) -> str:
+def ticket_prefix_of(layout: Layout, id: str, *, closes: bool = False) -> str:
     """The name of the ticket of that id, without its number."""
-    return f"{random_of(layout, id)}{_TICKETS[layout]}"
+    return f"{random_of(layout, id)}{(_CLOSING_TICKETS if closes else _TICKETS)[layout]}"
 
 
 def tickets_of(layout: Layout, names: Iterable[str]) -> list[Child]:
     """The tickets at a lock, in order."""
     return sorted(
-        Child(int(found[2]), name, "", random=found[1].replace("-", ""))
+        Child(int(found[3]), name, "", random=found[1].replace("-", ""), closes=found[2] == "next")
         for name in names
         if (found := _TICKET[layout].fullmatch(name))
     )
+
+
+def closing_before(layout: Layout, names: Iterable[str], number: int) -> Child | None:
+    """The last ticket that closes the lock to those that arrived with that number; None: it is open to them."""
+    word = _CLOSING_TICKETS[layout]
+    found = tickets_of(layout, [name for name in names if word in name])
+    return next((each for each in reversed(found) if each.number < number), None)
 
 
 def _as_uuid(random: str) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Op
     from asynclock.stores.zookeeper.connection import Connection, Stat
     from asynclock.stores.zookeeper.layout import Child
-    from asynclock.stores.zookeeper.store import ZooKeeperStore
+    from asynclock.stores.zookeeper.settings import Settings
 
 _MOST = 1000
 """So many waiters of a name are shown."""
@@ -31,12 +31,12 @@ _PAGE = 500
 class Looks:
     """Over one connection. All raise kazoo's exceptions."""
 
-    def __init__(self, servers: Connection, store: ZooKeeperStore) -> None:
+    def __init__(self, servers: Connection, settings: Settings) -> None:
         self._servers = servers
-        self._store = store
+        self._settings = settings
 
     def _path(self, name: str) -> str:
-        return f"{self._store.root}/{escaped(name)}"
+        return f"{self._settings.root}/{escaped(name)}"
 
     async def id_of(self, name: str, child: Child) -> str:
         """The id in the data of a child. If another program made it, or it is gone: a substitute."""
@@ -54,11 +54,13 @@ class Looks:
         run of `once` for its TTL, which is counted by the clock of the server."""
         path = self._path(name)
         stat, names = await asyncio.gather(self._servers.exists(path), self._servers.children(path))
-        queue = queue_of(self._store.layout, names)
+        queue = queue_of(self._settings.layout, names)
         inside = holders(queue)
         held = {child.name for child in inside}
         waiting = [child for child in queue if child.name not in held]
-        waiting = sorted([*waiting, *tickets_of(self._store.layout, names)])[:_MOST]
+        enqueued = {child.random for child in waiting}  # a waiter may have a ticket as well
+        tickets = [child for child in tickets_of(self._settings.layout, names) if child.random not in enqueued]
+        waiting = sorted([*waiting, *tickets])[:_MOST]
         ids = await asyncio.gather(*(self._read(name, child) for child in (*inside, *waiting)))
         fence = 0 if stat is None else stat.pzxid
         stats = await asyncio.gather(*(self._servers.exists(f"{path}/{child.name}") for child in inside))
@@ -78,16 +80,16 @@ class Looks:
         """How long a holder lives, if its client is dead."""
         who, ms = known
         if who != DONE:
-            return self._store.session_timeout
+            return self._settings.session_timeout
         return 0.0 if stat is None else max(0.0, stat.written + ms / 1000 - clock.wall())
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
         """A page of the names that are held and begin so."""
-        nodes = sorted(await self._servers.children(self._store.root or "/"))
+        nodes = sorted(await self._servers.children(self._settings.root or "/"))
         known = [node for node in nodes if unescaped(node).startswith(begin) and unescaped(node) != PROBE]
         start = int(cursor)
         page = known[start : start + _PAGE]
-        stats = await asyncio.gather(*(self._servers.exists(f"{self._store.root}/{node}") for node in page))
+        stats = await asyncio.gather(*(self._servers.exists(f"{self._settings.root}/{node}") for node in page))
         held = [unescaped(node) for node, stat in zip(page, stats, strict=True) if stat is not None and stat.children]
         return str(start + _PAGE) if start + _PAGE < len(known) else "0", held
 
@@ -95,7 +97,7 @@ class Looks:
         """Delete the nodes of the holders, with the id ANY also those of other programs. The paths that were deleted;
         and the id of a holder that was not, or None."""
         path = self._path(op.name)
-        inside = holders(queue_of(self._store.layout, await self._servers.children(path)))
+        inside = holders(queue_of(self._settings.layout, await self._servers.children(path)))
         mine = [child for child in inside if child.random or op.id == ANY]
         paths = [f"{path}/{child.name}" for child in mine]
         gone = await asyncio.gather(*(self._servers.delete(each) for each in paths))
@@ -106,7 +108,7 @@ class Looks:
         """Create a node of the reserved name, and delete it, as an acquire and its release do."""
         began, path = clock.now(), self._path(PROBE)
         random = secrets.token_hex(ID_LENGTH // 2)
-        node = f"{path}/{prefix_of(self._store.layout, random, MUTEX)}"
+        node = f"{path}/{prefix_of(self._settings.layout, random, MUTEX)}"
         try:
             made, _ = await self._servers.create(node, random.encode())
         except NoNodeError:
@@ -114,7 +116,7 @@ class Looks:
             made, _ = await self._servers.create(node, random.encode())
         await self._servers.children(path)
         await self._servers.delete(made)
-        if self._store.ttl_nodes:
+        if self._settings.ttl_nodes:
             await self._servers.create_for(f"{made}-ttl", b"", 1.0)
             await self._servers.delete(f"{made}-ttl")
         return Checked(clock.now() - began)

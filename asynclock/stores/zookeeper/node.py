@@ -15,6 +15,8 @@ The rules:
 5. A hold that is not extended in time is deleted by its own client, since the session lives on.
 6. Several names are one transaction. A refused attempt deletes all its nodes, and leaves a ticket at the name that
    refused it, which is in nobody's way. Each waiter with a ticket watches the ticket before its own.
+7. After some refusals that ticket closes the name: those that arrive later wait behind it, with such tickets. A waiter
+   that got its closed name keeps its nodes at all names, for a time (`hold_and_wait.py`).
 """
 
 from __future__ import annotations
@@ -23,18 +25,21 @@ import asyncio
 import logging
 import math
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
+from asynclock._loop import own_task
 from asynclock.rules.kind import parts_of
 from asynclock.rules.model import ID_LENGTH, Notice, Verb
+from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
 from asynclock.stores.port import Reconnecting, Refused
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import Connection, SessionState
 from asynclock.stores.zookeeper.contender import Contender
 from asynclock.stores.zookeeper.errors import error_of
-from asynclock.stores.zookeeper.looks import Looks
+from asynclock.stores.zookeeper.expiry import Expiry
+from asynclock.stores.zookeeper.pipeline import MOST
 from asynclock.stores.zookeeper.places import Places
 from asynclock.stores.zookeeper.turns import Turns
 
@@ -45,44 +50,58 @@ if TYPE_CHECKING:
     from asynclock._clock import Timer
     from asynclock.rules.model import Op
     from asynclock.stores.port import Checked, Grant, NodeConfig, NodeView, ReplyHandler
-    from asynclock.stores.zookeeper.store import ZooKeeperStore
+    from asynclock.stores.zookeeper.settings import Settings
 
 log = logging.getLogger("asynclock")
+
+_DEFERRED = (Verb.ACQUIRE, Verb.PEEK)
+"""The ops that wait while others are under way. Renewals and releases do not: they overtake a burst."""
 
 _RECONNECTS = 6
 """A client that lost its connection is down after this part of a session timeout, or after connect_timeout."""
 
 
-class Asked(NamedTuple):
-    """What an op asked for when it was sent. Its owner may change the op before it is carried out."""
+class _Asked(Asked):
+    """An op, and what it asked for when it was sent. Its owner may change the op before it is carried out."""
 
-    sent: float
-    number: int  # of the ticket; 0: none
-    tasks: int
-    lease: float
+    __slots__ = ("contender", "lease", "number", "tasks")
+
+    def __init__(self, op: Op, contender: Contender | None, handler: ReplyHandler) -> None:
+        super().__init__(op, handler)
+        self.contender = contender
+        self.number = op.queueing.number  # of the ticket; 0: none
+        self.tasks = op.queueing.tasks
+        self.lease = op.lease
 
 
 class ZooKeeperNode:
     """See the module."""
 
     listens = True  # each waiter watches by itself
+    keeps_tickets = True  # they are nodes of the session
 
-    def __init__(self, store: ZooKeeperStore, config: NodeConfig) -> None:
-        self.label = store.label
-        self.error: Exception | None = ConnectionError(f"{store.label} is not connected yet")
-        self._store = store
+    def __init__(self, settings: Settings, config: NodeConfig) -> None:
+        self.label = settings.label
+        self.error: Exception | None = ConnectionError(f"{settings.label} is not connected yet")
+        self._settings = settings
         self._index = config.position
         self._clock = config.clock
         self._listener = config.listener
         self._connect_timeout = config.connect_timeout
-        self._reports = Reports(store.label, config.tell, config.clock)
-        self._places = Places(store, lambda: self._servers)
-        self._turns = Turns(store.layout, self._places, self)
+        self._reports = Reports(settings.label, config.tell, config.clock)
+        self._places = Places(settings, lambda: self._servers)
+        self._turns = Turns(settings.layout, self._places, self)
+        self._backlog = Backlog[_Asked](
+            settings.label, config, self._has_room, self._begin_counted, self._dropped, alone=True
+        )
+        self._under_way = 0  # of the ops that wait for others
         self._contenders: dict[str, Contender] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._ops: set[asyncio.Task[None]] = set()  # those of `_tasks` that answer an op
         self._last_deadline = -math.inf
-        self._sweeper: Timer | None = None
+        self._expiry = Expiry(
+            config.clock, lambda: list(self._contenders.values()), lambda ended: self.spawn(self._expire(ended))
+        )
         self._reconnects: Timer | None = None
         self._up: asyncio.Event | None = None
         self._connection: Connection | None = None
@@ -94,7 +113,7 @@ class ZooKeeperNode:
         if self._connection is None:
             self._up = asyncio.Event()
             self._connection = Connection(
-                self._store.address, self._connect_timeout, self._changed, self._session_expired
+                self._settings.address, self._connect_timeout, self._changed, self._session_expired
             )
             self._connection.start()
         if self.error is None or self._up is None:
@@ -127,19 +146,21 @@ class ZooKeeperNode:
         if state is not SessionState.CONNECTED:
             if state is SessionState.SUSPENDED:  # another server may answer at once
                 self.error = Reconnecting(str(self._trouble("is disconnected")))
-                within = min(self._connect_timeout, self._store.session_timeout / _RECONNECTS)
+                within = min(self._connect_timeout, self._settings.session_timeout / _RECONNECTS)
                 self._reconnects = self._clock.call_at(self._clock.now() + within, self._is_disconnected)
-                return
-            self.error = self._trouble("ended the session, and a new one begins")
-            self._reports.down(self.error)
+            else:
+                self.error = self._trouble("ended the session, and a new one begins")
+                self._reports.down(self.error)
+            self._backlog.fail(lambda: self.error)
             return
-        self.error = self._store.refuses(self._servers.timeout)
+        self.error = self._settings.refuses(self._servers.timeout)
         if self._up is not None:
             self._up.set()
         if self.error is not None:
             self._reports.down(self.error)
             return
         self._reports.up()
+        self._backlog.begin_more()
         for contender in list(self._contenders.values()):
             if contender.given_up:
                 self.spawn(self._clean(contender))
@@ -173,8 +194,12 @@ class ZooKeeperNode:
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
         contender = self._contenders.get(op.id)
-        if op.verb is Verb.RELEASE and contender is not None:
-            contender.given_up, contender.rest = True, op.rest
+        if op.verb is Verb.RELEASE:
+            if contender is not None:
+                contender.given_up, contender.rest = True, op.rest
+            if self._backlog.undo(op.id):
+                asyncio.get_running_loop().call_soon(handler.answer, self._index, Refused(None))
+                return
         if self.error is not None and not (op.verb is Verb.EXTEND and contender is None):
             error, maybe = self.error, contender is not None
             asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=maybe))
@@ -186,15 +211,47 @@ class ZooKeeperNode:
             contender = self._contenders[op.id] = Contender(op)
         if contender is not None:
             contender.users += 1
-        if op.verb in AWAITED:
-            self._last_deadline = max(self._last_deadline, handler.deadline)
-        asked = Asked(handler.sent, op.queueing.number, op.queueing.tasks, op.lease)
-        task = self.spawn(self._answer(op, contender, handler, asked))
+        asked = _Asked(op, contender, handler)
+        if op.verb not in _DEFERRED:
+            self._begin(asked)
+        elif self._under_way < MOST and not self._backlog.can_begin:
+            self._begin_counted(asked)
+        elif self._backlog.put(asked):
+            self._backlog.ready(asked)
+
+    def _begin(self, asked: _Asked) -> asyncio.Task[None]:
+        if asked.op.verb in AWAITED:
+            self._last_deadline = max(self._last_deadline, asked.handler.deadline)
+        elif asked.op.verb is Verb.ACQUIRE:
+            asked.op.sent = self._clock.now()
+        task = self.spawn(self._answer(asked))
         self._ops.add(task)
         task.add_done_callback(self._ops.discard)
+        return task
 
-    async def _answer(self, op: Op, contender: Contender | None, handler: ReplyHandler, asked: Asked) -> None:
+    def _begin_counted(self, asked: _Asked) -> None:
+        self._under_way += 1
+        self._begin(asked).add_done_callback(partial(self._begin_next, self._clock.now(), asked.op.verb))
+
+    def _begin_next(self, began: float, verb: Verb, task: asyncio.Task[None]) -> None:
+        """An op has ended that others waited for."""
+        self._under_way -= 1
+        if verb is Verb.ACQUIRE:
+            self._backlog.took(self._clock.now() - began)
+        self._backlog.begin_more()
+
+    def _has_room(self) -> bool:
+        return self._under_way < MOST and self.error is None
+
+    def _dropped(self, asked: _Asked) -> None:
+        """It was not sent."""
+        if asked.contender is not None:
+            asked.contender.users -= 1
+            self._drop(asked.contender)
+
+    async def _answer(self, asked: _Asked) -> None:
         """Carry an op out, and answer it or its failure by its deadline."""
+        op, contender, handler = asked.op, asked.contender, asked.handler
         overdue = False
 
         def fail() -> None:
@@ -205,7 +262,7 @@ class ZooKeeperNode:
 
         timer = self._clock.call_at(handler.deadline, fail)
         try:
-            vote = await self._carry_out(op, contender, asked)
+            vote = await self._carry_out(asked)
         except Exception as error:  # any failure of kazoo
             if not isinstance(why := error_of(self.label, error), ConfigError) and isinstance(self.error, Reconnecting):
                 why = self.error
@@ -222,7 +279,8 @@ class ZooKeeperNode:
                 contender.users -= 1
                 self._drop(contender)
 
-    async def _carry_out(self, op: Op, contender: Contender | None, asked: Asked) -> Grant | Refused:
+    async def _carry_out(self, asked: _Asked) -> Grant | Refused:
+        op, contender = asked.op, asked.contender
         match op.verb:
             case Verb.PEEK:
                 return await self._turns.peek(parts_of(op))
@@ -234,22 +292,22 @@ class ZooKeeperNode:
             return Refused(None)
         async with contender.turn:
             if op.verb is Verb.EXTEND:
-                return await self._extend(contender, asked.sent, asked.lease)
+                return await self._extend(contender, asked.handler.sent, asked.lease)
             if op.verb is Verb.RELEASE:
                 return await self._release(contender)
             return await self._acquire(contender, asked)
 
     # -- acquire -------------------------------------------------------------------------------------------------
 
-    async def _acquire(self, contender: Contender, asked: Asked) -> Grant | Refused:
+    async def _acquire(self, contender: Contender, asked: _Asked) -> Grant | Refused:
         """Rule 1. A second acquire of an id renews its ticket, or finds its hold."""
-        number = asked.number
-        contender.number, contender.sent = max(contender.number, number), asked.sent
+        number, sent = asked.number, asked.handler.sent
+        contender.number, contender.sent = max(contender.number, number), sent
         await self._places.find(contender)
         if contender.nodes and not await self._places.are_there(contender):
             await self._places.delete(contender)  # of several names, the others
         if contender.granted:
-            self.ends_at(contender, asked.sent + contender.lease)
+            self.ends_at(contender, sent + contender.lease)
             return contender.czxid, False
         if contender.tasks != asked.tasks:
             await self._places.tell_tasks(contender, asked.tasks)
@@ -297,9 +355,7 @@ class ZooKeeperNode:
 
     def ends_at(self, contender: Contender, ends: float) -> None:
         """The hold ends then, unless it is extended (rule 5)."""
-        contender.ends = ends if contender.ends == math.inf else max(ends, contender.ends)
-        if self._sweeper is None:
-            self._sweeper = self._clock.call_at(contender.ends, self._sweep)
+        self._expiry.ends_at(contender, ends)
 
     async def _expire(self, contender: Contender) -> None:
         """End a hold, unless it was extended a moment ago."""
@@ -308,19 +364,6 @@ class ZooKeeperNode:
                 return
             contender.given_up = True
         await self._clean(contender)
-
-    def _sweep(self) -> None:
-        """End the holds that were not extended."""
-        self._sweeper, now, soonest = None, self._clock.now(), math.inf
-        for contender in list(self._contenders.values()):
-            if not contender.granted or contender.given_up:
-                continue
-            if contender.ends <= now:
-                self.spawn(self._expire(contender))
-            else:
-                soonest = min(soonest, contender.ends)
-        if soonest < math.inf:
-            self._sweeper = self._clock.call_at(soonest, self._sweep)
 
     def notify(
         self, contender: Contender, number: int = 0, fence: int = 0, *, broken: bool = False, expired: bool = False
@@ -331,25 +374,21 @@ class ZooKeeperNode:
 
     # -- looks and operators -------------------------------------------------------------------------------------
 
-    @property
-    def _looks(self) -> Looks:
-        return Looks(self._servers, self._store)
-
     async def _break(self, op: Op) -> Grant | Refused:
         """Delete the nodes of the holders. They learn it by their own watch."""
-        broken, left = await self._looks.break_lock(op)
+        broken, left = await self._places.looks.break_lock(op)
         for contender in list(self._contenders.values()):
             if contender.granted and any(own.path in broken for own in contender.nodes):
                 self.spawn(self._turns.look_again(contender, contender.watch))
         if broken:
             return 0, False
-        return Refused(None) if left is None else Refused(self._store.session_timeout, left)
+        return Refused(None) if left is None else Refused(self._settings.session_timeout, left)
 
     async def check_vote(self) -> Checked:
         if self.error is not None:
             raise self.error
         try:
-            return await self._looks.check_vote(self._clock)
+            return await self._places.looks.check_vote(self._clock)
         except ConfigError:
             raise
         except Exception as error:
@@ -358,19 +397,18 @@ class ZooKeeperNode:
     async def probe(self, name: str) -> NodeView:
         if self.error is not None:
             raise self.error
-        return await self._looks.view(name, self._clock)
+        return await self._places.looks.view(name, self._clock)
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
         if self.error is not None:
             raise self.error
-        return await self._looks.names(begin, cursor)
+        return await self._places.looks.names(begin, cursor)
 
     # -- tasks, and the end --------------------------------------------------------------------------------------
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(self._run(work), name=f"asynclock {self.label}")
+        task = own_task(self._run(work), f"asynclock {self.label}", self._tasks.discard)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         return task
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -381,13 +419,14 @@ class ZooKeeperNode:
             log.debug("asynclock: %s: %s", self.label, error_of(self.label, error))
 
     async def aclose(self) -> None:
+        await self._backlog.aclose(ConnectionError(f"{self.label} is closed"))
         ops = set(self._ops)
         if ops:
             await asyncio.wait(ops, timeout=closing_time(self._last_deadline - self._clock.now()))
         self._closed = True
-        for timer in (self._sweeper, self._reconnects):
-            if timer is not None:
-                timer.cancel()
+        self._expiry.stop()
+        if self._reconnects is not None:
+            self._reconnects.cancel()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -18,6 +18,7 @@ from asynclock.stores.zookeeper.layout import (
     queue_of,
     random_of,
     ticket_prefix_of,
+    tickets_of,
 )
 from asynclock.stores.zookeeper.looks import Looks
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from asynclock.stores.zookeeper.connection import Connection, Stat
     from asynclock.stores.zookeeper.contender import Contender
     from asynclock.stores.zookeeper.layout import Child, Obstacle
-    from asynclock.stores.zookeeper.store import ZooKeeperStore
+    from asynclock.stores.zookeeper.settings import Settings
 
 _TRIES = 5
 """So often a create is tried again whose parent was deleted between two requests."""
@@ -37,9 +38,9 @@ _TRIES = 5
 class Places:
     """Of one store, over the connection that there is now. All raise kazoo's exceptions."""
 
-    def __init__(self, store: ZooKeeperStore, servers: Callable[[], Connection]) -> None:
-        self._store = store
-        self._layout = store.layout
+    def __init__(self, settings: Settings, servers: Callable[[], Connection]) -> None:
+        self._settings = settings
+        self._layout = settings.layout
         self._connection = servers
 
     @property
@@ -47,9 +48,14 @@ class Places:
         """Raises ConnectionError if there is none."""
         return self._connection()
 
+    @property
+    def looks(self) -> Looks:
+        """Over the same connection."""
+        return Looks(self.servers, self._settings)
+
     def path(self, name: str) -> str:
         """The node of a lock."""
-        return f"{self._store.root}/{escaped(name)}"
+        return f"{self._settings.root}/{escaped(name)}"
 
     async def children(self, name: str) -> list[str]:
         """The names of all nodes of a lock."""
@@ -62,8 +68,8 @@ class Places:
     async def refused(self, part: Part, queue: Sequence[Child], rank: int, found: Obstacle) -> Refused:
         """The refusal of a contender with so many others before it, with the id of a holder."""
         first = next(iter(holders(queue[:rank])), found.child)
-        holder = await Looks(self.servers, self._store).id_of(part.name, first)
-        return Refused(self._store.session_timeout, holder, rank, found.child.number + 1)
+        holder = await self.looks.id_of(part.name, first)
+        return Refused(self._settings.session_timeout, holder, rank, found.child.number + 1)
 
     async def create(self, contender: Contender) -> None:
         """Create its nodes, all or none, each as the last one of its queue."""
@@ -103,17 +109,17 @@ class Places:
         waiting = contender.nodes or ((contender.ticket,) if contender.ticket is not None else ())
         await asyncio.gather(*(self.servers.touch(own.path, contender.data_at(own.part)) for own in waiting))
 
-    async def leave_ticket(self, contender: Contender, part: Part) -> None:
-        """A waiter for several names has a place in the order of those that wait so for one of them. It is in nobody's
-        way."""
-        if contender.ticket is not None and contender.ticket.part is part:
+    async def leave_ticket(self, contender: Contender, part: Part, *, closes: bool) -> None:
+        """A waiter without nodes has a place in the order of those that wait so for one of its names. It is in nobody's
+        way. `closes`: those that arrive later wait behind it."""
+        if (ticket := contender.ticket) is not None and ticket.part is part and ticket.closes == closes:
             return
         await self.withdraw(contender)
-        prefix = ticket_prefix_of(self._layout, contender.id)
+        prefix = ticket_prefix_of(self._layout, contender.id, closes=closes)
         contender.doubtful = True
         path, stat = await self.servers.create(f"{self.path(part.name)}/{prefix}", contender.data_at(part))
         contender.doubtful = False
-        contender.ticket = Own(path, path.rpartition("/")[2], stat.czxid, part)
+        contender.ticket = Own(path, path.rpartition("/")[2], stat.czxid, part, closes)
 
     async def find(self, contender: Contender) -> None:
         """Find the nodes of a create without a reply."""
@@ -125,7 +131,7 @@ class Places:
             await self.servers.sync(path)
             random = random_of(self._layout, contender.id)
             found += [f"{path}/{name}" for name in await self.servers.children(path) if name.startswith(random)]
-        nodes = [path for path in found if ticket_prefix_of(self._layout, contender.id) not in path]
+        nodes = [path for path in found if not tickets_of(self._layout, [path.rpartition("/")[2]])]
         if len(nodes) < len(contender.parts):  # an operator deleted one of them
             nodes = []
         for path in found:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kazoo.exceptions import SessionExpiredError
 
 from asynclock._errors import brief
 from asynclock.stores.port import Refused, WrongKind
+from asynclock.stores.zookeeper.hold_and_wait import HoldAndWaitLimits
 from asynclock.stores.zookeeper.layout import (
     Child,
     Obstacle,
+    closing_before,
     holders,
     is_of,
     obstacle,
@@ -35,10 +37,8 @@ if TYPE_CHECKING:
     from asynclock.stores.zookeeper.layout import Layout
     from asynclock.stores.zookeeper.places import Places
 
-_STAYS = 8
-"""After so many refusals in a row a waiter for several names keeps its nodes, so that others do not overtake it for
-ever. No two such waiters wait for each other: one transaction gives each its places, so it is before the other at all
-names, or behind it."""
+_CLOSES = 4
+"""After so many refusals in a row the ticket of a waiter for several names closes the name that refused it."""
 
 _SETTLED = 0.05
 """Seconds after a grant until the holder watches its own node. A shorter hold saves that."""
@@ -59,6 +59,16 @@ class Host(Protocol):
         """Send a notice to its owner."""
 
 
+class Blocked(NamedTuple):
+    """A name that refuses a contender."""
+
+    part: Part
+    queue: list[Child]
+    rank: int  # of the contender there
+    found: Obstacle  # what is in its way
+    closed: bool  # an earlier arrival closed the name
+
+
 class Turns:
     """Of one node. All raise kazoo's exceptions."""
 
@@ -66,6 +76,7 @@ class Turns:
         self._layout = layout
         self._places = places
         self._host = host
+        self._hold_and_wait = HoldAndWaitLimits(layout, places, host.spawn, self.look_again)
 
     async def refusal_before(self, contender: Contender) -> Refused | None:
         """A try that leaves no ticket looks before it writes."""
@@ -78,11 +89,11 @@ class Turns:
 
     async def judge(self, contender: Contender, *, waits: bool) -> Grant | Refused:
         """Whether a contender that has its nodes holds the lock now."""
-        while (blocked := await self._blocked(contender)) is not None:
-            part, queue, rank, found = blocked
-            leaves = not waits or (contender.several and contender.refusals < _STAYS)
+        while (blocked := await self._blocked(contender, waits=waits)) is not None:
+            part, queue, rank, found, closed = blocked
+            leaves = not waits or closed or (contender.several and self._hold_and_wait.ends(contender, part))
             if leaves:
-                contender.refusals += 1
+                contender.refusals, contender.hold_and_wait = contender.refusals + 1, None
                 refused, _ = await asyncio.gather(
                     self._places.refused(part, queue, rank, found), self._places.delete(contender, keep_ticket=waits)
                 )
@@ -92,7 +103,12 @@ class Turns:
                 return refused
             contender.waits = True
             if leaves:
-                await self._places.leave_ticket(contender, part)
+                closes = not contender.several or contender.refusals >= _CLOSES
+                await self._places.leave_ticket(contender, part, closes=closes)
+            elif not contender.several and not (contender.ticket is not None and contender.ticket.closes):
+                # It has its place in the queue, so the next one may enqueue. But a ticket that closes the name goes
+                # before the later ones, which would send it to the end if only its node counted.
+                await self._places.withdraw(contender)
             if await (self._watch_as_ticket if leaves else self._watch)(contender, part, found):
                 return refused
             if leaves:  # the name may be free by now: the owner tries again
@@ -100,13 +116,14 @@ class Turns:
                 return refused
         return self._grant(contender)
 
-    async def _blocked(self, contender: Contender) -> tuple[Part, list[Child], int, Obstacle] | None:
-        """The name that refuses a contender, the children there, its rank, and what is in its way. None: no name does.
-        Raises WrongKind, and then deletes its nodes."""
-        queues = await asyncio.gather(*(self._places.queue(part.name) for part in contender.parts))
+    async def _blocked(self, contender: Contender, *, waits: bool) -> Blocked | None:
+        """The name that refuses a contender. None: no name does. Raises WrongKind, and then deletes its nodes."""
+        known = await asyncio.gather(*(self._places.children(part.name) for part in contender.parts))
         if not contender.nodes:  # the session has expired meanwhile
             raise SessionExpiredError("the session of this attempt has expired")
-        for part, own, queue in zip(contender.parts, contender.nodes, queues, strict=True):
+        ticket, blocked, contender.is_followed = contender.ticket, list[Blocked](), False
+        for part, own, names in zip(contender.parts, contender.nodes, known, strict=True):
+            queue = queue_of(self._layout, names)
             rank = next((rank for rank, child in enumerate(queue) if child.name == own.name), None)
             if rank is None:
                 await self._places.delete(contender)
@@ -116,22 +133,31 @@ class Turns:
             except WrongKind:
                 await self._places.delete(contender)
                 raise
-            if (found := obstacle(queue[:rank], part.kind)) is not None:
-                return part, queue, rank, found
-        return None
+            contender.is_followed |= rank + 1 < len(queue)
+            arrived = ticket.number if ticket is not None and ticket.part is part else own.number
+            closing = closing_before(self._layout, names, arrived) if waits else None
+            found = obstacle(queue[:rank], part.kind)
+            if closing is not None:
+                blocked.append(Blocked(part, queue, rank, found or Obstacle(closing), True))
+            elif found is not None:
+                blocked.append(Blocked(part, queue, rank, found, False))
+        # The name where its ticket is comes first: there later arrivals may wait behind it.
+        return min(blocked, key=lambda each: ticket is None or ticket.part is not each.part, default=None)
 
     def _grant(self, contender: Contender) -> Grant:
         contender.granted, waited = True, contender.waits
         contender.waits = False
         contender.unwatch()
-        contender.refusals = 0
+        contender.refusals, contender.hold_and_wait, contender.rounds = 0, None, 0
         self._host.ends_at(contender, contender.sent + contender.lease)
         asyncio.get_running_loop().call_later(_SETTLED, self.watch_own, contender)
         if contender.ticket is not None:
             self._host.spawn(self._places.withdraw(contender))
-        if waited:
+        if waited or contender.is_followed:
             for own in contender.nodes:
-                if own.part.kind.letter == "s":  # those behind watch it, until it waits no more
+                # Those behind watch it, until it waits no more. They may have taken it for a waiter although it did not
+                # wait: they read the children before a holder left, and it read them after that.
+                if own.part.kind.letter == "s":
                     self._host.spawn(self._places.servers.touch(own.path, contender.data_at(own.part)))
         return contender.czxid, False
 
@@ -141,19 +167,30 @@ class Turns:
         """Watch what is in the way of a waiter. False: it is gone already, so look again."""
         fired = self._watcher_of(contender)
         path = self._places.path(part.name)
-        if not found.any_child:
-            return await self._places.servers.watch(f"{path}/{found.child.name}", fired)
-        queue = queue_of(self._layout, await self._places.servers.children(path, fired))
-        own = {each.name for each in contender.nodes}
+        if found.any_child:
+            names = await self._places.servers.children(path, fired)
+            return self._obstacle_of(contender, part, names) is not None
+        if not await self._places.servers.watch(f"{path}/{found.child.name}", fired):
+            return False
+        if found.child.letter != "s":
+            return True
+        # It may have entered before it was watched. Then it does not change any more until it leaves.
+        return self._obstacle_of(contender, part, await self._places.children(part.name)) == found
+
+    def _obstacle_of(self, contender: Contender, part: Part, names: Sequence[str]) -> Obstacle | None:
+        """What is in its way at a name with these children."""
+        queue, own = queue_of(self._layout, names), {each.name for each in contender.nodes}
         rank = next((rank for rank, child in enumerate(queue) if child.name in own), len(queue))
-        return obstacle(queue[:rank], part.kind) is not None
+        return obstacle(queue[:rank], part.kind)
 
     async def _watch_as_ticket(self, contender: Contender, part: Part, found: Obstacle) -> bool:
         """Watch the ticket before its own; the first one watches what was in the way. So a release wakes one of those
-        that wait for several names. False: look again."""
-        names = await self._places.children(part.name)
-        own = contender.ticket.number if contender.ticket is not None else 0
-        before = [each for each in tickets_of(self._layout, names) if each.number < own]
+        that have a ticket. Behind a ticket that closes the name, only such tickets count. False: look again."""
+        own = contender.ticket
+        if own is None:
+            return False
+        tickets = tickets_of(self._layout, await self._places.children(part.name))
+        before = [each for each in tickets if each.number < own.number and (each.closes or not own.closes)]
         return await self._watch(contender, part, Obstacle(before[-1]) if before else found)
 
     def _watcher_of(self, contender: Contender) -> Callable[[], object]:
@@ -181,7 +218,7 @@ class Turns:
                 return
             if not contender.waits:
                 return
-            if contender.several and not contender.nodes:
+            if contender.ticket is not None and not contender.nodes:
                 self._host.notify(contender, number=contender.number)
                 return
             if contender.nodes and not contender.doubtful:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,18 +16,11 @@ from typing import Any
 import redis
 
 from asynclock.stores.embedded import server as valkey
+from tests.support.ports import free_ports
 from tests.support.services import needs, program
 
 SLOTS = 16384
 _LIMIT = 20.0  # seconds until a cluster serves, on a busy machine
-
-
-def _ports() -> tuple[int, int]:
-    """Two TCP ports that nobody uses now: of the server, and of its cluster bus."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit: float = _LIMIT) -> Any:
@@ -50,7 +42,7 @@ class Member:
 
     def __init__(self, binary: Path, folder: Path, number: int, *options: str) -> None:
         self.id = f"{os.urandom(18).hex()}{number:04x}"
-        self.port, self.bus = _ports()
+        self.port, self.bus = free_ports(2)
         self.folder = folder / str(number)
         self.folder.mkdir()
         self._command = [

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Installs the services that the tests start by themselves, from the packages of Debian or Ubuntu. None is left running.
 set -eu
-packages="redis-server postgresql pgbouncer mariadb-server zookeeper default-jdk-headless libcurator-recipes-java"
+packages="redis-server postgresql pgbouncer mariadb-server zookeeper default-jdk-headless libcurator-recipes-java
+iproute2 util-linux"
 sudo=
 test "$(id -u)" = 0 || sudo=sudo
 export DEBIAN_FRONTEND=noninteractive

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_port
 from tests.support.services import needs, program
-from tests.support.services.postgresql import answers, as_user, free_port, let_run, own, stop_process, until
+from tests.support.services.postgresql import answers, as_user, let_run, own, stop_process, until
 from tests.support.services.shared import shared
 
 _USER = "CREATE DATABASE locks;\nCREATE USER asynclock@'%';\nGRANT ALL ON *.* TO asynclock@'%' WITH GRANT OPTION;\n"

@@ -11,10 +11,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_port
 from tests.support.services import needs, program
 from tests.support.services.shared import shared
 
@@ -24,12 +25,6 @@ _FAST = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
 
 def _programs() -> Sequence[Path]:
     return needs("PostgreSQL", program("initdb", *_WHERE), program("postgres", *_WHERE))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def as_user(name: str) -> dict[str, Any]:
@@ -57,6 +52,10 @@ def answers(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+_ENDS = 15.0
+"""Seconds that a server has to end after a signal."""
 
 
 class PostgreSQL:
@@ -123,10 +122,17 @@ class PostgreSQL:
         return processes_of(self.process.pid)
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """SIGQUIT: at once, as after a crash."""
+        """SIGQUIT: at once, as after a crash. What has not ended after `_ENDS` is killed."""
         if self.process is not None:
+            group = self.group
             self.process.send_signal(how)
-            self.process.wait()
+            try:
+                self.process.wait(_ENDS)
+            except subprocess.TimeoutExpired:
+                for pid in group:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                self.process.wait()
             self.process = None
 
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from asynclock.stores.embedded.server import die_with_parent, stop
-from tests.support.servers import free_port
+from tests.support.ports import free_port
 from tests.support.services import needs, program
 
 NAME = "mymaster"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import socket
 import subprocess
@@ -12,38 +11,40 @@ import time
 from pathlib import Path
 
 from asynclock.stores.embedded.server import die_with_parent
+from tests.support.ports import free_ports
 from tests.support.services import needs, program
 
 _JAR = Path("/usr/share/java/zookeeper.jar")
 _PATIENCE = 30.0
 _JAVA = (
     *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-Xmx128m", "-XX:-UsePerfData"),
-    # Tests look at locks, not at what a disk keeps: no fsync.
-    *("-Dzookeeper.admin.enableServer=false", "-Dzookeeper.forceSync=no", "-Djava.awt.headless=true"),
+    *("-Dzookeeper.admin.enableServer=false", "-Djava.awt.headless=true"),
 )
+_FAST = ("-Dzookeeper.forceSync=no",)
+"""Tests look at locks, not at what a disk keeps: no fsync."""
+
 _TTL = ("-Dzookeeper.extendedTypesEnabled=true", "-Dznode.container.checkIntervalMs=200")
 """Nodes with a TTL, which are deleted soon after it."""
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
-def free_ports(number: int) -> list[int]:
-    """Ports that nobody listens to now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
 class ZooKeeper:
     """One server process. `peers`: the lines of its ensemble; `number`: its own in that."""
 
     def __init__(
-        self, folder: Path, port: int, *, number: int = 0, peers: str = "", longest: float = 60.0, ttl: bool = True
+        self,
+        folder: Path,
+        port: int,
+        *,
+        number: int = 0,
+        peers: str = "",
+        longest: float = 60.0,
+        ttl: bool = True,
+        durable: bool = False,
     ) -> None:
         self.port = port
-        self._options = (*_JAVA, *_TTL) if ttl else _JAVA
+        self._options = (*_JAVA, *(_TTL if ttl else ()), *(() if durable else _FAST))
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,9 +127,11 @@ class ZooKeeper:
 
 
 class ZooKeepers:
-    """The servers of one test, or of one worker; all end with it."""
+    """The servers of one test, or of one worker; all end with it. `durable`: they sync each write to the disk, as those
+    of users do."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, durable: bool = False) -> None:
+        self._durable = durable
         self._folder = tempfile.TemporaryDirectory(prefix="asynclock-zk-")
         self._all: list[ZooKeeper] = []
 
@@ -154,8 +157,9 @@ class ZooKeepers:
         self, port: int, *, number: int = 0, peers: str = "", longest: float = 60.0, ttl: bool = True
     ) -> ZooKeeper:
         folder = Path(self._folder.name) / str(len(self._all))
-        self._all.append(ZooKeeper(folder, port, number=number, peers=peers, longest=longest, ttl=ttl))
-        return self._all[-1]
+        made = ZooKeeper(folder, port, number=number, peers=peers, longest=longest, ttl=ttl, durable=self._durable)
+        self._all.append(made)
+        return made
 
     def stop(self) -> None:
         """End them all."""

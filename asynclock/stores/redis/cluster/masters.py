@@ -5,20 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Protocol
 
+from asynclock._loop import own_task
 from asynclock.stores.closing import CANCELLING
+from asynclock.stores.distance import Distance
 from asynclock.stores.port import PROBE
+from asynclock.stores.redis.cluster.acknowledged import AcknowledgedReleases
 from asynclock.stores.redis.cluster.shard import Router, Shard
-from asynclock.stores.redis.cluster.topology import SLOTS, Address, span_of
+from asynclock.stores.redis.cluster.topology import SLOTS, Address, span_of, without_host_name
 from asynclock.stores.redis.keys import mark, only_slot, slot_of, tag_of, tag_within
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
     from asynclock._clock import Timer
+    from asynclock._errors import ConfigError
     from asynclock.stores.port import NodeConfig, ReplyHandler
     from asynclock.stores.redis.cluster.topology import Range
     from asynclock.stores.redis.restarts import Dialer
@@ -72,12 +77,15 @@ class Masters:
         self.met = asyncio.Event()  # the first attempt to connect has ended
         self.moved: dict[int, float] = {}  # slot -> when a redirection changed its master
         self._source = source
-        self._config = config
+        self._measured = config.measured
+        self._config = config._replace(measured=None if config.measured is None else self._distance_changed)
         self._owner = owner
         self._now = config.clock.now
         self._shards: dict[Address, Shard] = {}
         self._known: tuple[Range, ...] = ()  # the last answer about the slots
+        self._asked_at = -math.inf  # when the last question for the slots was sent that has ended
         self._unanswered: OrderedDict[str, float] = OrderedDict()
+        self.acknowledged = AcknowledgedReleases(config.clock.now)
         self._again = False  # ask for the slots once more
         self._watching: Timer | None = None
         self._looking: asyncio.Task[None] | None = None
@@ -89,20 +97,39 @@ class Masters:
         """All nodes to which there is a connection, or should be."""
         return list(self._shards.values())
 
+    @property
+    def distance(self) -> Distance:
+        """That of the farthest one."""
+        return max((each.distance for each in self.shards), key=lambda each: each.limit, default=Distance())
+
+    def _distance_changed(self, limit: float) -> None:
+        del limit  # of one of them
+        if self._measured is not None:
+            self._measured(self.distance.limit)
+
     def slots_of(self, shard: Shard | None) -> str:
         """The slots of a shard in words; None: those that no master has."""
         if self.only is not None:
             return str(self.only)
         return span_of([slot for slot, its in enumerate(self.by_slot) if its is shard])
 
+    def nameless(self, slot: int) -> ConfigError | None:
+        """The error for a slot whose master has no host name; None: it has one, or there is no master."""
+        for each in self._known:
+            if each.master is None and each.first <= slot <= each.last:
+                return without_host_name(self._source.label, f"{each.first}-{each.last}")
+        return None
+
+    def may_have_left(self, shard: Shard) -> bool:
+        """Whether it is not connected, and the cluster has not said since whether it still has slots."""
+        return not shard.up and shard.lost_at >= self._asked_at
+
     # -- what the cluster says -----------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Ask for the slots, in the background."""
         if self._looking is None and not self._closed:
-            name = f"asynclock {self._source.label}"
-            self._looking = asyncio.get_running_loop().create_task(self._follow(), name=name)
-            self._looking.add_done_callback(self._looked)
+            self._looking = own_task(self._follow(), f"asynclock {self._source.label}", self._looked)
 
     def _looked(self, task: asyncio.Task[None]) -> None:
         self._looking = None
@@ -120,7 +147,10 @@ class Masters:
                 ranges = await self._ranges()
             except Exception as error:  # any failure: `error` keeps it for messages, and the next attempt follows
                 self.error = error if not self._known else self.error
+                self._asked_at = began
+                self._owner.update()
             else:
+                self._asked_at = began
                 self._use(ranges, began)
             if not self.met.is_set():
                 await asyncio.gather(*(shard.open() for shard in self.all))
@@ -141,7 +171,7 @@ class Masters:
                 return await first_answer(self._source.ranges_by(each) for each in random.sample(up, min(len(up), 2)))
             except Exception:
                 log.debug("asynclock: no master of %s answered CLUSTER SLOTS", self._source.label, exc_info=True)
-        known = {address for each in self._known for address in (each.master, *each.replicas)}
+        known = {address for each in self._known for address in (each.master, *each.replicas) if address is not None}
         limit = self._config.connect_timeout
         return await first_answer(
             self._source.ranges_at(each, limit) for each in dict.fromkeys([*self._source.seeds, *known])
@@ -152,20 +182,25 @@ class Masters:
         first, self._known = not self._known, ranges
         owners: list[Shard | None] = [None] * SLOTS
         for each in ranges:
-            if self.only is not None and not each.first <= self.only <= each.last:
-                continue  # no name is there
+            if each.master is None or (self.only is not None and not each.first <= self.only <= each.last):
+                continue  # nobody can reach it, or no name is there
             owners[each.first : each.last + 1] = [self.at(each.master, first=first)] * (each.last - each.first + 1)
         for slot, when in list(self.moved.items()):
             if when >= began:
                 owners[slot] = self.by_slot[slot]
             elif self._now() - when > _RECENT:
                 del self.moved[slot]
+        changed = owners != self.by_slot
         self.by_slot, self.error = owners, None
+        if ranges and all(each.master is None for each in ranges):
+            self.error = self.nameless(ranges[0].first)
         used = set(owners) if self.only is None else {owners[self.only]}
         self.bare = None in used
         self.all = sorted((each for each in used if each is not None), key=lambda each: each.address)
         for shard in self.shards:
             self._settle(shard)
+        if changed:
+            self.acknowledged.hand_over(owners)
         for shard in self.all:
             self._choose_keys(shard)
         self._owner.update()
@@ -208,6 +243,7 @@ class Masters:
             self.all = sorted([*self.all, to], key=lambda each: each.address)
         if before is not None and before.has_pending:
             self._hand_over(before)
+        self.acknowledged.hand_over(self.by_slot, slot)
 
     def _hand_over(self, shard: Shard) -> None:
         """Rule 3."""
@@ -251,9 +287,7 @@ class Masters:
     # -- the end -------------------------------------------------------------------------------------------------
 
     def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        self._background.add(own_task(work, ended=self._background.discard))
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -4,9 +4,11 @@
 2. MOVED, ASK, TRYAGAIN and CLUSTERDOWN mean that the server did nothing. The op is sent again within its deadline, by
    the new master or after a pause (`parked.py`), unless its id was undone meanwhile: then it could create a key that
    nothing deletes. The ops of one slot stay in their order, so a later attempt does not overtake an undo.
-3. When a slot gets another master, the pending releases of its names go to that master (`pending.py`).
+3. When a slot gets another master, the pending releases of its names go to that master, and so do those that the old
+   master got lately (`pending.py`).
 4. The client asks the cluster for its slots when it opens, when a master is lost or silent, and after each MOVED; again
-   and again until all slots have a master that is up.
+   and again until all slots have a master that is up. A lost master is reported as down only if it still has slots:
+   one that an operator removed has none. Ops for its slots wait for that answer.
 5. A notice comes from the master that has the slot, by sharded pub/sub (`shard_channel.py`), behind the replies of that
    master. A server without it, and one on whose channel nobody listens, sends it with PUBLISH. That reaches every node
    of a cluster, and each of them passes it on to its clients. The one from the master of the slot counts.
@@ -33,6 +35,7 @@ from asynclock.stores.port import Checked, Facts, SameServer
 from asynclock.stores.redis.cluster.masters import Masters, Source
 from asynclock.stores.redis.cluster.parked import Parked
 from asynclock.stores.redis.cluster.topology import redirect_of
+from asynclock.stores.redis.handlers import Doubtful
 from asynclock.stores.redis.keys import slot_of
 from asynclock.stores.redis.replies import ServerError, clear, is_redirect
 from asynclock.stores.redis.views import names, view
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
 
     from asynclock.events import Event
     from asynclock.rules.model import Op
+    from asynclock.stores.distance import Distance
     from asynclock.stores.port import NodeConfig, NodeView, Notice, ReplyHandler
     from asynclock.stores.redis.cluster.parked import Entry
     from asynclock.stores.redis.cluster.shard import Shard
@@ -89,15 +93,19 @@ class ClusterNode:
         if shard is None:
             self._masters.look()
             handler.fail(self.index, self._uncovered(slot), maybe=False)
-        elif slot in self._parked or shard.connecting:
+        elif slot in self._parked or shard.connecting or self._masters.may_have_left(shard):
+            if not shard.connecting:
+                self._masters.look()
             self._parked.add(slot, handler, shard.error or ConnectionError(f"{shard.label} is not connected"))
         else:
-            shard.send(op, handler)
+            shard.send(op, handler if op.verb is not RELEASE else self._masters.acknowledged.by(shard, slot, handler))
 
     def _uncovered(self, slot: int) -> Exception:
         if self._masters.error is not None:
             return self._masters.error
-        return ConnectionError(f"{self.label}: no master has slot {slot}, in which the name is: give it to one")
+        return self._masters.nameless(slot) or ConnectionError(
+            f"{self.label}: no master has slot {slot}, in which the name is: give it to one"
+        )
 
     def flush(self) -> None:
         for shard in self.shards:
@@ -106,6 +114,10 @@ class ClusterNode:
     def rtt(self) -> float | None:
         """The rtt of `port.Measured`: the longest of the masters."""
         return max((rtt for each in self.shards if (rtt := each.rtt()) is not None), default=None)
+
+    @property
+    def distance(self) -> Distance:
+        return self._masters.distance
 
     # -- redirections (rule 2) -----------------------------------------------------------------------------------
 
@@ -138,7 +150,7 @@ class ClusterNode:
             if handler.op.revoked:
                 handler.fail(self.index, ConnectionError(f"{self.label}: its master was replaced"), maybe=True)
             else:
-                self._resend(slot_of(self._prefix, handler.op.name), handler)
+                self._resend(slot_of(self._prefix, handler.op.name), Doubtful(handler))
 
     def _resend(self, slot: int, handler: ReplyHandler) -> None:
         handler.op.forget_packed()  # the ticket of the op may have been withdrawn since it was packed
@@ -235,16 +247,19 @@ class ClusterNode:
             return
         if not masters and self._masters.met.is_set():
             self._reports.down(self._masters.error or self._unavailable())
-        elif any(not each.up and not each.connecting for each in masters):
-            self._reports.down(self._unavailable())
+        elif down := [each for each in masters if not (each.up or each.connecting)]:
+            if any(not (self._masters.may_have_left(each) or each.reconnecting) for each in down):
+                self._reports.down(self._unavailable())
             self._masters.look()
+        elif any(each.refusal is not None for each in up):
+            self._reports.down(self._unavailable())
         elif up and len(up) == len(masters):
             self._reports.up()
 
     def _unavailable(self) -> Exception:
         """Which slots cannot be asked, and why."""
         masters = self._masters
-        whys = [f"slots {masters.slots_of(each)}: {each.error}" for each in masters.all if each.error is not None]
+        whys = [f"slots {masters.slots_of(each)}: {why}" for each in masters.all if (why := each.error or each.refusal)]
         if masters.bare:
             whys.append(f"slots {masters.slots_of(None)}: no master has them")
         return ConnectionError(f"{self.label} serves no names in {'; in '.join(whys)}")

@@ -5,29 +5,31 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.model import RELEASE, Op
-from asynclock.stores.redis.checks import Mode
+from asynclock.stores.port import Reconnecting
 from asynclock.stores.redis.cluster.shard_channel import ShardConnection, subscribe
-from asynclock.stores.redis.connection import CommandReply, IgnoredCommand, IgnoredReply
 from asynclock.stores.redis.delivery import SLICE
 from asynclock.stores.redis.encoding import encode, pack
+from asynclock.stores.redis.handlers import CommandReply, IgnoredCommand, IgnoredReply
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.redis.notices import notice_of
 from asynclock.stores.redis.replies import Fault, ServerError, fault_of, is_redirect
 
 if TYPE_CHECKING:
     from collections import OrderedDict
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
-    from asynclock.stores.port import Checked, NodeConfig, Notice, ReplyHandler
+    from asynclock.stores.port import NodeConfig, Notice, ReplyHandler
     from asynclock.stores.redis.cluster.topology import Address
     from asynclock.stores.redis.connection import Connection
-    from asynclock.stores.redis.pending import PendingRelease
+    from asynclock.stores.redis.handlers import Ask
     from asynclock.stores.redis.restarts import Dialer
+    from asynclock.stores.undelivered import PendingRelease
 
 _ASKING = pack("ASKING")
 _SILENT = 0.25  # seconds without an answer after which a master that closes will hardly redirect an op
@@ -77,6 +79,7 @@ class Shard(RedisNode):
     """One master."""
 
     connection_class = ShardConnection
+    in_cluster = managed = True
 
     def __init__(
         self,
@@ -96,8 +99,9 @@ class Shard(RedisNode):
         self.asked_at = -math.inf  # when an ASK named it last
         self._router = router
         self._pending.unanswered = unanswered  # of all shards: a slot may move before an answer comes
+        self._sent = deque(maxlen=0)  # `acknowledged` keeps its releases: another master may have to carry them out
         # Another master had its slots before, so there may be holds of any id that a release names.
-        self._lost_at = self.clock.now()
+        self._lost_at = self.found_at = self.clock.now()
 
     @property
     def connecting(self) -> bool:
@@ -110,9 +114,24 @@ class Shard(RedisNode):
         return self._connection is not None
 
     @property
+    def lost_at(self) -> float:
+        """When its last connection was lost; before its first one, when it was made."""
+        return self._lost_at
+
+    @property
+    def refusal(self) -> Exception | None:
+        """Why it refuses every op; None: it does not."""
+        return self._rights.refusal
+
+    @property
+    def reconnecting(self) -> bool:
+        """Whether its connection was lost a moment ago, and no attempt to connect has failed since."""
+        return isinstance(self.error, Reconnecting)
+
+    @property
     def has_pending(self) -> bool:
         """Whether it has releases to deliver."""
-        return len(self._pending) > 0
+        return self._pending.to_send > 0
 
     @property
     def quarantine_left(self) -> float:
@@ -146,6 +165,7 @@ class Shard(RedisNode):
         if connection is None:
             return []
         handlers = list(connection.waiting)
+        self._pending.send_again(handlers, self.clock.now(), connection.moved_at)
         connection.waiting.clear()
         error = ConnectionError(f"{self.label} is silent, and another master has its slots")
         self.lost(connection, error)
@@ -182,15 +202,15 @@ class Shard(RedisNode):
             return
         connection.send(_ASKING, IgnoredCommand(handler.sent, handler.deadline))
         connection.send(encode(op, self._config.prefix), handler)
-        if self._timer is None or handler.deadline < self._timer_at:
-            self._arm(handler.deadline)
+        if handler.deadline < self._deadlines.next:
+            self._deadlines.arm(handler.deadline)
 
     # -- its channel ---------------------------------------------------------------------------------------------
 
-    async def _greet(self, ask: Callable[..., CommandReply], name: str | None) -> tuple[tuple[str, ...], bool, Mode]:
-        native, listens, mode = await super()._greet(ask, name)
-        self._tag = await subscribe(ask, self._client, self.tag) if listens and self.tag else b""
-        return native, listens, mode
+    async def _greet(self, ask: Ask, name: str | None) -> tuple[str, ...]:
+        native = await super()._greet(ask, name)
+        self._tag = await subscribe(ask, self._client, self.tag) if self._rights.silence is None and self.tag else b""
+        return native
 
     async def _open_connection(self) -> None:
         await super()._open_connection()
@@ -216,17 +236,20 @@ class Shard(RedisNode):
 
     # -- pending releases ----------------------------------------------------------------------------------------
 
+    def acknowledged(self, op: Op) -> None:
+        """It has answered a release."""
+        self._pending.sent.append(op)
+
     def take_pending(self, wanted: Callable[[str], bool]) -> list[PendingRelease]:
         """Give up the pending releases of these names: another shard has their slot now."""
         return self._pending.take(wanted)
 
-    def deliver(self, releases: Iterable[Op]) -> None:
+    def deliver(self, releases: Sequence[PendingRelease]) -> None:
         """Carry these releases out, now or when the server is up."""
         now = self.clock.now()
-        releases = list(releases)
         if self._connection is not None and len(releases) <= SLICE:
             for op in releases:
-                op.forget_packed()
+                op.send_at(now)
                 self.send(op, IgnoredReply(op, now, now + ANSWER_TIMEOUT))
             return
         for op in releases:
@@ -244,11 +267,4 @@ class Shard(RedisNode):
 
     async def run(self, *command: str, within: float = ANSWER_TIMEOUT) -> Any:
         """The answer to one command. Raises ServerError with its error reply, as it is."""
-        if self._connection is None:
-            self._reconnect()
-            raise self.error or ConnectionError(f"{self.label} is not connected")
-        return await self._ask(self._connection, *command, within=within).answer_of()
-
-    async def check_vote(self) -> Checked:
-        self._mode = Mode.SHARD
-        return await super().check_vote()
+        return await self._ask(self._connected(), *command, within=within).answer_of()

@@ -18,10 +18,8 @@ from asynclock.stores.redis.replies import ServerError
 from asynclock.stores.redis.scripts import SCRIPTS, SHARDED_SCRIPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from asynclock.stores.port import ReplyHandler
-    from asynclock.stores.redis.connection import CommandReply
+    from asynclock.stores.redis.handlers import Ask, CommandReply
 
 _EVALSHA = b"$7\r\nEVALSHA\r\n$40\r\n"
 
@@ -52,7 +50,7 @@ class ShardConnection(Connection):
         super().send(with_tag(wire, self.tag) if self.tag else wire, handler)
 
 
-async def subscribe(ask: Callable[..., CommandReply], client: str, tag: str) -> bytes:
+async def subscribe(ask: Ask, client: str, tag: str) -> bytes:
     """Load the scripts and subscribe. Returns the packed hash tag; empty if the server has no sharded pub/sub, or
     forbids it."""
     asked = [ask("SCRIPT", "LOAD", script) for script in dict.fromkeys(SHARDED_SCRIPTS.values())]

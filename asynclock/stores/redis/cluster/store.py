@@ -17,10 +17,12 @@ from asynclock._clock import running_for
 from asynclock._errors import ConfigError
 from asynclock.stores.redis.cluster.node import ClusterNode
 from asynclock.stores.redis.cluster.topology import Address, apart, ranges_of
+from asynclock.stores.redis.connecting import follow
+from asynclock.stores.redis.hang_ups import explained
 from asynclock.stores.redis.login import fetch_credentials
 from asynclock.stores.redis.pools import pool_of, without_options
 from asynclock.stores.redis.replies import ServerError, config_error, connect_error
-from asynclock.stores.redis.stages import Stage, follow
+from asynclock.stores.redis.stages import Stage
 from asynclock.stores.redis.store import RedisStore
 
 if TYPE_CHECKING:
@@ -118,11 +120,12 @@ class ClusterStore:
             redis = await dialer.dial()
             try:
                 await fetch_credentials(redis, stages.append, limit, lambda: None)
-                follow(redis, stages.append)
-                async with running_for(limit):
+                async with running_for(follow(redis, stages.append, limit)):
                     await redis.connect()  # type: ignore[no-untyped-call]
                     await redis.send_command("CLUSTER", "SLOTS")
                     return ranges_of(await redis.read_response(), address)
+            except RedisError as error:
+                raise (await explained(redis, error, stages[-1], limit)) from None
             finally:
                 await asyncio.shield(redis.disconnect(nowait=True))
         except (OSError, TimeoutError, RedisError, ValueError) as error:

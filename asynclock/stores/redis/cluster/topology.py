@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asynclock._errors import ConfigError
 from asynclock.stores.redis.keys import slot_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ class Range(NamedTuple):
 
     first: int
     last: int
-    master: Address
+    master: Address | None
+    """None: the cluster gives host names to its clients, and knows none of this node."""
     replicas: tuple[Address, ...]
 
 
@@ -49,13 +51,21 @@ def ranges_of(slots: Any, asked: Address) -> tuple[Range, ...]:
     return tuple(
         Range(first, last, nodes[0], tuple(each for each in nodes[1:] if each is not None))
         for first, last, nodes in found
-        if nodes and nodes[0] is not None
+        if nodes
+    )
+
+
+def without_host_name(label: str, slots: str) -> ConfigError:
+    """The error for slots whose master has no host name."""
+    return ConfigError(
+        f"{label} does not say where the master of slots {slots} is: cluster-preferred-endpoint-type is hostname, and "
+        "this node has no host name; set cluster-announce-hostname on each node, or cluster-preferred-endpoint-type ip"
     )
 
 
 def _address(node: Any, asked: Address) -> Address | None:
-    """The address of a node; None: it is not known, since no other node has met it. An empty host means the host that
-    was asked."""
+    """The address of a node; None: it has no host name, and the cluster is set to give nothing else. An empty host
+    means the host that was asked."""
     host = node[0].decode() if node[0] else asked.host
     return None if host == "?" else Address(host, int(node[1]))
 

@@ -8,7 +8,7 @@ calls before it joins the parts that define functions, because each call execute
 from __future__ import annotations
 
 import re
-from os.path import dirname, join
+from importlib.resources import files
 from textwrap import indent
 
 _OWN = {"": "mutex", "r": "rwlock", "w": "rwlock", "s": "semaphore"}
@@ -16,9 +16,8 @@ _OWN = {"": "mutex", "r": "rwlock", "w": "rwlock", "s": "semaphore"}
 
 
 def read(name: str) -> str:
-    """The text of the Lua file `name`."""
-    with open(join(dirname(__file__), f"{name}.lua"), encoding="utf-8") as file:
-        return file.read()
+    """The text of the Lua file `name`, also where the package is imported from a zip file."""
+    return files(__name__).joinpath(f"{name}.lua").read_text("utf-8")
 
 
 def _parts_of(text: str) -> dict[str, str]:

@@ -142,6 +142,7 @@ elseif number then
 end
 
 -- Serve the waiters from the head of the queue, up to the waiter of this call, as long as they can enter.
+local polled = false
 for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
   local head = redis.call('ZRANGE', queue, woken, woken)[1]
   if not head or not reply and head == waiter then
@@ -163,6 +164,7 @@ for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
       f = top
       if not grant(head, ends) then break end
       received = notify(head, its, token, left)
+      if string.sub(head, 33, 33) == '!' then received, polled = 1, true end  -- its client polls, and finds the hold
       if not received or received == 0 then leave(head) end  -- its client does not know of the hold
     end
   end
@@ -173,6 +175,11 @@ for nth = 1, serving ~= '0' and (shared or not holder) and 64 or 0 do
     drop(head)  -- it has entered, or its ticket is stale, or its client does not listen
   end
   if received > 0 and not shared then break end
+end
+if polled then  -- the release of such a holder may notify nobody: the next waiter asks, and sees that
+  local head = redis.call('ZRANGE', queue, woken, woken)[1]
+  local ticket = head and redis.call('HGET', tickets, string.sub(head, 1, 32))
+  if ticket then notify(head, string.match(ticket, '%S+'), '0', '-1') end
 end
 
 if number and verb == 'release' then enqueue() end

@@ -18,13 +18,18 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from redis.exceptions import ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from asynclock._errors import ConfigError
+from asynclock._loop import own_task
 from asynclock.stores.closing import CANCELLING
+from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.redis import reconnect
+from asynclock.stores.redis.connecting import follow
+from asynclock.stores.redis.hang_ups import explained
+from asynclock.stores.redis.remedies import SENTINEL_LOGIN, joined
 from asynclock.stores.redis.replies import connect_error, unknown_command
-from asynclock.stores.redis.stages import Stage, follow
+from asynclock.stores.redis.stages import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +43,7 @@ Address: TypeAlias = tuple[str, int]
 _GRACE = 0.05  # seconds for which the other sentinels are waited for, after a majority has answered
 _LIMIT = 1.0  # seconds for one sentinel to connect and to answer
 _QUIET = 5.0  # seconds of silence after which a sentinel is asked whether it is there
+_RIGHTS = ("&+switch-master", "+subscribe", "+ping", "+sentinel|get-master-addr-by-name", "+sentinel|master")
 _PAUSES = (0.1, 5.0)  # seconds between attempts to connect to a sentinel: the first and the longest
 
 
@@ -54,12 +60,6 @@ class Endpoint(NamedTuple):
 
     label: str
     dial: Callable[[], AbstractConnection]
-
-
-def shown(address: Address) -> str:
-    """An address in messages."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def newest(answers: Sequence[Master]) -> Master:
@@ -109,18 +109,19 @@ class Sentinels:
         finally:
             for each in pending:
                 each.cancel()
-            if pending:
-                await asyncio.wait(pending)
+            await asyncio.gather(*pending, return_exceptions=True)  # asyncio logs an error that nobody reads
         if found:
             return newest(found)
-        late = {asked[each].label: TimeoutError(f"no answer within {within:g} s") for each in pending}
-        raise self._unknown({**errors, **late})
+        for label in [asked[each].label for each in pending]:
+            lookup = lookup_under_way(label.rpartition(":")[0])
+            errors[label] = TimeoutError(f"no answer within {within:g} s{lookup}")
+        raise self._unknown(errors)
 
     def _unknown(self, errors: Mapping[str, Exception]) -> Exception:
         """The error if no sentinel names a master. A ConfigError if each of them answers so that only the user can
         solve it."""
-        reasons = "; ".join(
-            str(error) if label in str(error) else f"{label}: {error}" for label, error in errors.items()
+        reasons = joined(
+            [str(error) if label in str(error) else f"{label}: {error}" for label, error in errors.items()]
         )
         hopeless = all(isinstance(each, ConfigError) for each in errors.values())
         return (ConfigError if hopeless else ConnectionError)(f"no sentinel names the master {self.name}: {reasons}")
@@ -147,7 +148,8 @@ class Sentinels:
                     ("SENTINEL", "MASTER", self.name),
                 )
         except Exception as error:
-            raise connect_error(endpoint.label, error, stages[-1]) from None
+            why = await explained(connection, error, stages[-1], within)
+            raise login_error(endpoint.label, why) or connect_error(endpoint.label, why, stages[-1]) from None
         finally:
             await connection.disconnect(nowait=True)
 
@@ -157,6 +159,8 @@ class Sentinels:
             raise ConfigError(f"{label} knows no master {self.name}: correct the name in the url")
         if isinstance(address, ResponseError) and unknown_command(str(address)):
             raise ConfigError(f"{label} is no sentinel ({address}): name the sentinels, or write redis:// in the url")
+        if isinstance(address, NoPermissionError):
+            raise ConfigError(f"{label} refuses: {address}; its user needs {' '.join(_RIGHTS)}")
         if isinstance(address, ResponseError):
             raise ConnectionError(f"{label}: {address}")
         known = (address[0].decode(), int(address[1]))
@@ -169,6 +173,14 @@ class Sentinels:
             return master
         age = int(fields.get("role-reported-time", 0)) / 1000
         return master._replace(age=age)
+
+
+def login_error(label: str, error: BaseException) -> ConfigError | None:
+    """The error to report where a sentinel refuses the login, which is not the login of the master; None: `error` has
+    another cause. Pure."""
+    if not isinstance(error, AuthenticationError):
+        return None
+    return ConfigError(f"{label} refuses: {str(error).rstrip('.')}; {SENTINEL_LOGIN}")
 
 
 def fields_of(answer: Any) -> dict[str, str]:
@@ -206,11 +218,8 @@ class Watch:
     def start(self) -> None:
         """A second call does nothing."""
         if not self._tasks:
-            loop = asyncio.get_running_loop()
-            self._tasks = [
-                loop.create_task(self._follow(each), name=f"asynclock {each.label}")
-                for each in self._sentinels.endpoints
-            ]
+            endpoints = self._sentinels.endpoints
+            self._tasks = [own_task(self._follow(each), f"asynclock {each.label}") for each in endpoints]
 
     async def stop(self) -> None:
         for task in self._tasks:

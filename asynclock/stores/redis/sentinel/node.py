@@ -7,8 +7,8 @@
    not read. A connection attempt to the old master, or the pause before the next one, ends as well.
 3. An address that a sentinel has switched away from is not connected to for 10 s, because other sentinels may learn of
    the switch a moment later. By then the old master has been made a replica, if it is alive.
-4. The pending releases, the tickets and the renewals go to the new master, as after each reconnect. It may lack holds
-   that the old one has granted (docs/stores/sentinel.md).
+4. The pending releases, those of the last moments, the tickets and the renewals go to the new master, as after each
+   reconnect. It may lack holds that the old one has granted (docs/stores/sentinel.md).
 5. In a quorum the new master is in quarantine from its promotion on. A client that met the old one sees another run_id
    (`restarts.py`); to one that did not, the sentinels tell for how long the master has been one.
 """
@@ -18,26 +18,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from asynclock.stores.lookups import ADVICE, NO_ANSWER
 from asynclock.stores.port import Facts
 from asynclock.stores.redis.node import RedisNode
+from asynclock.stores.redis.pools import shown
 from asynclock.stores.redis.reconnect import Backoff, pause
 from asynclock.stores.redis.replies import Fault, ServerError, code_of, config_error, fault_of
-from asynclock.stores.redis.restarts import fields
-from asynclock.stores.redis.sentinel.masters import Watch, shown
-from asynclock.stores.redis.stages import NodeState
+from asynclock.stores.redis.restarts import Dialer, fields
+from asynclock.stores.redis.sentinel.masters import Watch
+from asynclock.stores.redis.stages import NodeState, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.stores.port import NodeConfig
-    from asynclock.stores.redis.checks import Mode
-    from asynclock.stores.redis.connection import CommandReply
-    from asynclock.stores.redis.sentinel.masters import Address, Master
-    from asynclock.stores.redis.store import RedisStore
+    from asynclock.stores.redis.handlers import Ask
+    from asynclock.stores.redis.sentinel.masters import Address, Master, Sentinels
 
 _LEFT = 10.0  # seconds for which rule 3 holds; the sentinels tell each other of a switch every 2 s
 
@@ -57,14 +55,25 @@ class _Backoff(Backoff):
 
     def switched(self) -> None:
         """The next attempt follows at once."""
-        self.begin(0.0)
+        self.reset()
         self.changed.set()
+
+
+class MasterDialer(Dialer, Protocol):
+    """A store that connects to the master that sentinels name."""
+
+    sentinels: Sentinels | None
+
+    async def dial_to(self, address: Address | None) -> AbstractConnection:
+        """A new connection to the server at this address (None: at that of the settings), not yet connected."""
 
 
 class SentinelNode(RedisNode):
     """See the module."""
 
-    def __init__(self, store: RedisStore, config: NodeConfig) -> None:
+    managed = True
+
+    def __init__(self, store: MasterDialer, config: NodeConfig) -> None:
         super().__init__(store, config)
         if (sentinels := store.sentinels) is None:
             raise TypeError(f"{store.label} has no sentinels")
@@ -120,6 +129,8 @@ class SentinelNode(RedisNode):
         except TimeoutError:
             if self._backoff.changed.is_set():
                 raise ConnectionError(f"{self.label}: the sentinels switched during the attempt to connect") from None
+            if self.stage is Stage.LOOKUP and self._master is not None:
+                raise ConnectionError(f"the master {shown(self._master.address)}: {NO_ANSWER}; {ADVICE}") from None
             raise
         finally:
             self._attempt = None
@@ -134,7 +145,7 @@ class SentinelNode(RedisNode):
         """A connection to the master of the connection that there is, not yet connected."""
         return await self._managed.dial_to(None if self._master is None else self._master.address)
 
-    async def _greet(self, ask: Callable[..., CommandReply], name: str | None) -> tuple[tuple[str, ...], bool, Mode]:
+    async def _greet(self, ask: Ask, name: str | None) -> tuple[str, ...]:
         """Check the role first (rule 1)."""
         replication, server = ask("INFO", "replication"), ask("INFO", "server")
         try:

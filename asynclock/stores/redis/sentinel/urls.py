@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from asynclock._errors import ConfigError
-from asynclock.stores.redis.pools import ENCODED, connection_of, pool_of, without_options
-from asynclock.stores.redis.sentinel.masters import Endpoint, Sentinels, shown
+from asynclock.stores.redis.pools import ENCODED, connection_of, pool_of, shown, without_options
+from asynclock.stores.redis.sentinel.masters import Endpoint, Sentinels
 
 if TYPE_CHECKING:
     from redis.asyncio import ConnectionPool

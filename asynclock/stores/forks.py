@@ -1,0 +1,96 @@
+"""The sockets of a process that forks.
+
+A child that keeps a socket of its parent keeps the connection open after the parent has died: a server would count a
+dead waiter as connected, and give it the lock. So in the child the null device takes the place of each socket. Nothing
+is sent, and nothing is taken out of a selector, since the selector and the TLS session are those of the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class Kept(NamedTuple):
+    """A socket. Its number may be that of another file once it is closed; device and inode are its own."""
+
+    descriptor: int
+    device: int
+    inode: int
+
+    @property
+    def is_open(self) -> bool:
+        """In this process."""
+        try:
+            return self == _kept(self.descriptor)
+        except OSError:
+            return False
+
+    def end(self) -> None:
+        """End the connection, in other processes that have the socket, too: a close would leave it open there."""
+        with contextlib.suppress(OSError):
+            if self.is_open:
+                with socket.socket(fileno=os.dup(self.descriptor)) as same:
+                    same.shutdown(socket.SHUT_RDWR)
+
+
+_sockets: dict[int, Kept] = {}
+"""Those of the stores, by their descriptors."""
+
+_forks = 0
+
+
+def keep_from_children(descriptor: int) -> Kept | None:
+    """A connection has come up on this socket. None: it is closed already, or has no identity. Any thread may call
+    it."""
+    try:
+        kept = _sockets[descriptor] = _kept(descriptor)
+    except OSError:
+        return None
+    return kept
+
+
+def descriptor_of(stream: asyncio.BaseTransport | asyncio.StreamWriter) -> int:
+    """Of its socket; -1: it has none, or it is closed."""
+    sock = stream.get_extra_info("socket")
+    return -1 if sock is None else int(sock.fileno())
+
+
+def number_of_forks() -> int:
+    """Of this process and its ancestors. If it has changed during a connect, a child may have the socket as well."""
+    return _forks
+
+
+def _kept(descriptor: int) -> Kept:
+    found = os.fstat(descriptor)
+    if not found.st_ino:  # a system where sockets have none: another one with the same number would count as this one
+        raise OSError("this socket cannot be distinguished from others")
+    return Kept(descriptor, found.st_dev, found.st_ino)
+
+
+def _before() -> None:
+    global _forks  # noqa: PLW0603 - one process, one number
+    _forks += 1
+
+
+def _in_child() -> None:
+    inherited = [each.descriptor for each in _sockets.values() if each.is_open]
+    _sockets.clear()
+    if not inherited:
+        return
+    os.close(inherited[0])  # the null device needs a number, and the process may have no other one left
+    null = os.open(os.devnull, os.O_RDWR)
+    for each in inherited:
+        if each != null:
+            os.dup2(null, each, inheritable=False)
+    if null not in inherited:
+        os.close(null)
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(before=_before, after_in_child=_in_child)

@@ -1,0 +1,111 @@
+"""The handlers of the replies that are no votes, and when a command is overdue."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from asynclock.rules.model import Op
+    from asynclock.stores.port import Grant, Refused, ReplyHandler, Undone
+
+_BACKLOG = 5.0  # seconds for which a command may wait after its deadline while others are being answered
+_SILENCE = 0.5  # seconds for which a server on a busy machine may get no CPU time
+_LONG_SILENCE = 5.0  # a server that is silent for so many seconds is down, unless its command has a longer time limit
+
+
+class CommandReply:
+    """The reply to a command that is not part of a ballot, for example to a PING. A task can await it."""
+
+    def __init__(self, sent: float, deadline: float) -> None:
+        self.sent = sent
+        self.deadline = deadline
+        self._answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answer(self, index: int, reply: Any) -> None:
+        del index
+        if self._answer.done():
+            return
+        if isinstance(reply, Exception):
+            self._answer.set_exception(reply)
+            self._answer.exception()  # retrieved here, because asyncio would log it if no task awaits it
+        else:
+            self._answer.set_result(reply)
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        del maybe
+        self.answer(index, error)
+
+    async def answer_of(self) -> Any:
+        return await self._answer
+
+
+Ask: TypeAlias = Callable[..., "CommandReply"]
+"""Sends a command on one connection, and returns the reply to await."""
+
+
+class IgnoredCommand(CommandReply):
+    """Ignores the reply to a command without an op."""
+
+    def __init__(self, sent: float, deadline: float) -> None:
+        self.sent = sent
+        self.deadline = deadline
+
+    def answer(self, index: int, reply: Any) -> None: ...
+
+
+class IgnoredReply:
+    """Ignores the reply to an op."""
+
+    def __init__(self, op: Op, sent: float, deadline: float) -> None:
+        self.op = op
+        self.sent = sent
+        self.deadline = deadline
+
+    def answer(self, index: int, reply: Any) -> None: ...
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...
+
+
+class StandIn:
+    """A handler in the place of another one. Subclasses do more with the answer than to pass it on."""
+
+    __slots__ = ("deadline", "handler", "op", "sent")
+
+    def __init__(self, handler: ReplyHandler) -> None:
+        self.op: Op = handler.op
+        self.sent = handler.sent
+        self.deadline = handler.deadline
+        self.handler = handler
+
+    def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
+        self.handler.answer(index, reply)
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        self.handler.fail(index, error, maybe=maybe)
+
+
+class Doubtful(StandIn):
+    """Of an op that is sent again because its first server does not answer, and may have carried it out."""
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        del maybe
+        self.handler.fail(index, error, maybe=True)
+
+
+def overdue_at(handler: ReplyHandler | CommandReply, moved_at: float) -> float:
+    """When a command is overdue (rule 2 of `node.py`), if its connection last received data at `moved_at`. Pure."""
+    limit = handler.deadline - handler.sent
+    return max(handler.deadline, min(moved_at + limit, handler.deadline + _BACKLOG))
+
+
+def is_overdue(handler: ReplyHandler | CommandReply, moved_at: float, now: float) -> bool:
+    """Whether a command is overdue at `now`. Pure."""
+    return now >= overdue_at(handler, moved_at)
+
+
+def patience(limit: float) -> float:
+    """For how many seconds a server may be silent (rule 3 of `node.py`), if its oldest command has a time limit of
+    `limit`. Pure."""
+    return max(min(3 * limit, _LONG_SILENCE), limit, _SILENCE)

@@ -1,0 +1,275 @@
+"""One statement for an op, on MariaDB, as `single.py` has for PostgreSQL.
+
+MariaDB has no RETURNING for such statements. LAST_INSERT_ID(fence) leaves the fence in the answer to the statement; 0
+says that the row is not plain, or not free. An acquire of a name that has a row, as far as is known, is an UPDATE,
+which costs the server half of what an INSERT does. A session prepares each statement once: to parse it takes longer
+than to carry it out.
+
+Ops that are ready at the same time leave in one packet, as one transaction, which the server commits once. Each has a
+statement of its own. If the server stops at one of them, the transaction is rolled back. That op goes its own way, and
+the others are sent again.
+
+The clock is that of a transaction (see `MySQL` in `dialects.py`). No statement waits for its row, so two packets cannot
+wait for each other. A fence of 0 (a lock without fencing) says nothing, so such an op is a transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock._loop import own_task
+from asynclock.rules.model import CLOCK_SKEW
+from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.limits import CLOSING
+from asynclock.stores.sql.lines import AsyncmyLine, Stopped
+from asynclock.stores.sql.pool import LIMIT, Overdue
+from asynclock.stores.sql.rows import FLOOR
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asynclock.stores.sql.lines import Change, Line
+    from asynclock.stores.sql.pool import Pool
+    from asynclock.stores.sql.single import Single
+
+
+class MySQLClock(NamedTuple):
+    """How a statement reads the clock of the server."""
+
+    now: str = (  # Unix time in seconds
+        "((TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) "
+        "+ TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) / 1e6)"
+    )
+    runs: str = "TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) BETWEEN 0 AND 60000000"
+    """False once SET timestamp has stopped the clock of the session for longer."""
+    begin: str = ""
+    """The time at which the statement began. "" here and below: `now` is read once, or always the same."""
+    end: str = ""
+    """`now`, and no later than a minute after `begin`. A statement that mentions SYSDATE several times may see that
+    the zone of the server changes in between: then this is at most a minute late, and never early."""
+
+
+_BEGIN = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+
+CLOCK = MySQLClock(
+    begin=f"({_BEGIN} / 1e6)",
+    end=f"(({_BEGIN} + least(greatest(TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)), 0), 60000000)) / 1e6)",
+)
+
+TOGETHER = 64
+"""Ops of one packet, at most."""
+
+_PACKETS = 2
+"""Packets under way at the same time. The other connections are left for transactions."""
+
+_TRIES = 4
+"""How often a packet is sent, without the ops that stopped it before."""
+
+_KNOWN = 4096
+"""Names that are remembered, at most."""
+
+_AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
+"""A statement fails at once where a transaction has locked its row. It would keep its connection for that time, and a
+few such rows would delay all other names."""
+
+
+def statement(table: str, group: str, clock: MySQLClock = CLOCK) -> str:
+    """The text of a statement. The columns that a condition reads are assigned last, so it does not matter whether the
+    server assigns them one after the other."""
+    (now, runs, *_), (verb, _, span) = clock, group.partition(" ")
+    if verb == "acquire":
+        free = "state IS NULL AND (count = 0 OR expires_at <= VALUES(update_time))"
+        first = _first("now")
+        floor = f"coalesce((SELECT f.fence FROM {table} AS f WHERE f.resource_name = :floor), 0)"  # noqa: S608
+        taken = ("owner", "node_info", "keep_until", "update_time", "expires_at")
+        changes = ", ".join(f"{column} = IF({free}, VALUES({column}), {column})" for column in taken)
+        return f"""{_AT_ONCE}
+            INSERT INTO {table} (resource_name, owner, node_info, count, fence, expires_at, keep_until, create_time,
+                update_time)
+            SELECT :name, :owner, :info, 1,
+                LAST_INSERT_ID(greatest({floor} + 1, {first}) + {int(span)} - 1),
+                now + :lease, now + :memory, now, now
+            FROM (SELECT {now} AS now) AS c WHERE {runs}
+            ON DUPLICATE KEY UPDATE
+                fence = IF({free}, LAST_INSERT_ID(greatest(fence + {int(span)}, VALUES(fence))),
+                    fence + 0 * LAST_INSERT_ID(0)),
+                {changes}, count = IF({free}, 1, count)"""  # noqa: S608
+    if verb == "retake":
+        return _retake(table, int(span), clock)
+    changes = {
+        "release": "keep_until = IF(fence < :number, {now} + :memory, keep_until), owner = '', node_info = '', "
+        "fence = LAST_INSERT_ID(greatest(fence, :number)), count = 0, expires_at = 0, update_time = {now}",
+        "extend": "keep_until = IF(:number > 0, {now} + :memory, keep_until), "
+        "fence = LAST_INSERT_ID(greatest(fence, :number)), "
+        "expires_at = IF(:lease > 0, greatest(expires_at, {now} + :lease), expires_at), update_time = {now}",
+    }[verb].replace("{now}", now)
+    return (
+        f"{_AT_ONCE}UPDATE {table} SET {changes} WHERE resource_name = :name AND state IS NULL "  # noqa: S608
+        f"AND owner = :owner AND expires_at > {now} AND greatest(fence, :number) > 0 AND {runs}"
+    )
+
+
+def _retake(table: str, span: int, clock: MySQLClock) -> str:
+    """An acquire of a name that has a row. A hold has ended at `begin`, and the new one counts from `end`."""
+    begin, end = clock.begin or clock.now, clock.end or clock.now
+    return f"""{_AT_ONCE}
+        UPDATE {table} SET owner = :owner, node_info = :info, count = 1,
+            fence = LAST_INSERT_ID(greatest(fence + {span}, {_first(end)} + {span} - 1)),
+            keep_until = {end} + :memory, update_time = {end}, expires_at = {end} + :lease
+        WHERE resource_name = :name AND state IS NULL AND fence > 0
+            AND (count = 0 OR expires_at <= {begin}) AND {clock.runs}"""  # noqa: S608
+
+
+def _first(now: str) -> str:
+    """The least fence of a grant."""
+    least, most = (f"CAST(truncate(({now} {sign} {CLOCK_SKEW}) * 1000000, 0) AS SIGNED)" for sign in "-+")
+    return f"least(greatest(:number, {least}), {most})"
+
+
+class _Asked(NamedTuple):
+    """An op that waits for its statement."""
+
+    change: Change
+    again: bool  # it may be carried out twice
+    answer: asyncio.Future[int]  # the fence, or 0
+
+
+class MySQLSingles:
+    """The statements of one event loop, over connections of asyncmy."""
+
+    def __init__(self, label: str, table: str, pool: Pool, clock: MySQLClock = CLOCK) -> None:
+        self._label = label
+        self._table = table
+        self._pool = pool
+        self._clock = clock
+        self._texts: dict[str, str] = {}  # by group
+        self._known: dict[str, None] = {}  # names that have a row, as far as is known
+        self._waiting: deque[_Asked] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._active = 0
+
+    async def ask(self, group: str, values: Single) -> int | None:
+        """The fence. None: the row is not plain, or not free, or locked by a transaction; nothing was done. Raises the
+        error of the database."""
+        verb, _, span = group.partition(" ")
+        if verb == "acquire" and values.name in self._known:
+            del self._known[values.name]  # until this one succeeds: the row may be gone
+            group = f"retake {span}"
+        text = self._texts.get(group) or self._texts.setdefault(group, statement(self._table, group, self._clock))
+        fence = await self._answer((text, {**values._asdict(), "floor": FLOOR}), again=verb == "extend")
+        if not fence:
+            return None
+        self._known[values.name] = None
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
+        return fence
+
+    async def _answer(self, change: Change, *, again: bool) -> int:
+        """The fence, or 0. `again`: it may be carried out twice. A release would not find its hold, and an acquire may
+        arrive after its undo."""
+        asked = _Asked(change, again, asyncio.get_running_loop().create_future())
+        if self._waiting or self._active >= _PACKETS:
+            self._waiting.append(asked)
+        else:  # in this task: another one would take longer
+            self._active += 1
+            try:
+                await self._send([asked])
+            except GeneratorExit:  # the event loop is closed: nothing runs there any more
+                self._waiting.clear()
+                raise
+            finally:
+                self._go_on()
+        return await asked.answer
+
+    def _go_on(self) -> None:
+        """A packet has its answer. Those that wait leave next."""
+        if self._waiting:
+            self._workers.add(own_task(self._work(), "asynclock sends statements", self._workers.discard))
+        else:
+            self._active -= 1
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), TOGETHER))]
+                try:
+                    await self._send(taken)
+                except BaseException:
+                    _fail(taken, ConnectionError("closed"))
+                    raise
+        finally:
+            self._active -= 1
+
+    async def _send(self, asked: Sequence[_Asked]) -> None:
+        """Each gets its answer, unless this task is cancelled."""
+        until, stale = asyncio.get_running_loop().time() + LIMIT, True
+        for _ in range(_TRIES):
+            if not (asked := [each for each in asked if not each.answer.done()]):
+                return
+            try:
+                async with self._pool.line(until) as line:
+                    await _sent(line, asked)
+            except Overdue as error:
+                _fail(asked, TimeoutError(f"{self._label} did not end a statement within {LIMIT:g} s"), error)
+            except Exception as error:
+                resent = stale and meaning(error) is Meaning.LOST
+                _fail([each for each in asked if not (resent and each.again)], error)
+                stale = False
+                if resent:
+                    self._pool.drop_idle()
+        _settle(asked, [0] * len(asked))  # each is decided in a transaction of its own
+
+    async def aclose(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
+        if self._workers:
+            await asyncio.wait(set(self._workers), timeout=CLOSING)
+
+
+async def _sent(line: Line, asked: Sequence[_Asked]) -> None:
+    """Some may be left without an answer: they were not carried out. Raises an error that concerns all of them."""
+    if not isinstance(line, AsyncmyLine):
+        raise TypeError(f"{type(line).__name__} is no connection of asyncmy")
+    if len(asked) == 1:
+        await _sent_alone(line, asked)
+        return
+    try:
+        _settle(asked, await line.change_all([each.change for each in asked]))
+    except Stopped as stopped:
+        concerned = asked if stopped.at is None else asked[stopped.at : stopped.at + 1]
+        if not stopped.begun:
+            # One of them may be the reason: a name that the character set of the connection does not have. So each is
+            # decided in a transaction of its own. The error closes the connection, as that of a single op does.
+            _settle(asked, [0] * len(asked))
+            raise stopped.error from None
+        if meaning(stopped.error) is Meaning.AGAIN:
+            _settle(concerned, [0] * len(concerned))
+        elif stopped.at is None:
+            raise stopped.error from None
+        else:
+            _fail(concerned, stopped.error)
+
+
+async def _sent_alone(line: AsyncmyLine, asked: Sequence[_Asked]) -> None:
+    try:
+        fence = await line.change(*asked[0].change)
+    except Exception as error:
+        if meaning(error) is not Meaning.AGAIN:
+            raise
+        fence = 0  # a lock was not free, and the server has undone the statement: the connection is good
+    _settle(asked, [fence])
+
+
+def _settle(asked: Sequence[_Asked], fences: Sequence[int]) -> None:
+    for each, fence in zip(asked, fences, strict=True):
+        if not each.answer.done():
+            each.answer.set_result(fence)
+
+
+def _fail(asked: Sequence[_Asked], error: Exception, cause: Exception | None = None) -> None:
+    error.__cause__ = cause or error.__cause__
+    for each in asked:
+        if not each.answer.done():
+            each.answer.set_exception(error)

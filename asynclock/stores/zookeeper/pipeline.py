@@ -1,0 +1,125 @@
+"""Between an event loop and the thread of kazoo: requests in one direction, answers and events in the other.
+
+Neither side blocks the other one. The thread only puts into an inbox, and never calls into kazoo: kazoo writes a byte
+for each request, and nobody reads it while its only reader writes. kazoo sends one request at a time, so few are under
+way, and the others wait here, where the client may still drop them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import ConnectionLoss
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+MOST = 100
+"""Requests under way: more do not make a server faster, and only add to the wait of those that are sent later."""
+
+
+class Inbox:
+    """What the thread has for the loop, in order. `abandoned` is called in the thread if the loop is closed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, abandoned: Callable[[], object]) -> None:
+        self._loop = loop
+        self._abandoned = abandoned
+        self._items: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._waking = False
+
+    def put(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call it in the loop. From any thread. Many calls wake the loop once."""
+        self._items.append((callback, args))
+        if self._waking:  # it is set back before the loop takes anything out
+            return
+        self._waking = True
+        try:
+            self._loop.call_soon_threadsafe(self._empty)
+        except RuntimeError:
+            self._waking = False
+            self._abandoned()
+
+    def _empty(self) -> None:
+        self._waking = False
+        for _ in range(len(self._items)):
+            callback, args = self._items.popleft()
+            self._loop.call_soon(callback, *args)
+
+
+class Requests:
+    """Of one connection. `send` gives a request to kazoo, with the object that gets its answer."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox, send: Callable[[Any, Answer], object]) -> None:
+        self._loop = loop
+        self._inbox = inbox
+        self._send = send
+        self._under_way = 0
+        self._waiting: deque[tuple[Any, asyncio.Future[Any]]] = deque()
+
+    def ask(self, request: Any) -> asyncio.Future[Any]:
+        """Send it, in the order of the calls. Its answer, or an exception of kazoo."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self._under_way < MOST:
+            self._begin(request, future)
+        else:
+            self._waiting.append((request, future))
+        return future
+
+    def fail(self) -> None:
+        """The connection is lost: those that wait fail at once, as kazoo fails those that are under way."""
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(ConnectionLoss())
+
+    def _begin(self, request: Any, future: asyncio.Future[Any]) -> None:
+        self._under_way += 1
+        answer = Answer(partial(self._inbox.put, self._end, future))
+        try:
+            self._send(request, answer)
+        except Exception as error:  # else its place would be taken for ever, and its op would have no answer
+            answer.set_exception(error)
+
+    def _end(self, future: asyncio.Future[Any], answer: Answer) -> None:
+        """kazoo may answer twice: only the first answer ends a request."""
+        if answer.taken:
+            return
+        answer.taken = True
+        self._under_way -= 1
+        if not future.done():
+            if answer.error is None:
+                future.set_result(answer.value)
+            else:
+                future.set_exception(answer.error)
+        if isinstance(answer.error, ConnectionLoss):  # kazoo would keep the next ones until it is connected again
+            self.fail()
+        while self._waiting and self._under_way < MOST:
+            request, next_future = self._waiting.popleft()
+            if not next_future.done():  # else its task was cancelled
+                self._begin(request, next_future)
+
+
+class Answer:
+    """What kazoo sets with the answer to a request, from its thread; or at once, if it does not take the request. It
+    does as kazoo's own AsyncResult does, without a lock and a queue for each request."""
+
+    __slots__ = ("_arrived", "error", "taken", "value")
+
+    def __init__(self, arrived: Callable[[Answer], object]) -> None:
+        self._arrived = arrived
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.taken = False
+
+    def set(self, value: Any = None) -> None:
+        """The answer."""
+        self.value = value
+        self._arrived(self)
+
+    def set_exception(self, error: Exception) -> None:
+        """The request failed."""
+        self.error = error
+        self._arrived(self)

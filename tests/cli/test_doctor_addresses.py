@@ -1,0 +1,46 @@
+"""`asynclock doctor` and an address that leads to several servers."""
+
+from __future__ import annotations
+
+import pytest
+
+from asynclock.cli.doctor.facts import NodeFacts, facts_of
+from asynclock.cli.doctor.findings import HIDDEN, findings, led_to_one
+from asynclock.cli.doctor.severity import Finding, Severity, Terms
+from asynclock.stores.redis.store import RedisStore
+from tests.support.balancer import Balancer
+from tests.support.commands import answered
+from tests.support.servers import Servers
+
+TERMS = Terms("lock:", 30.0, 60.0, 3.0)
+
+
+def found_at(facts: NodeFacts) -> list[Finding]:
+    return [each for each in findings([facts], TERMS) if each.check == "several-servers"]
+
+
+@pytest.mark.parametrize("info", [True, False], ids=["by run_id", "by a key"])
+async def test_f21_doctor_finds_two_servers_behind_one_address(servers: Servers, info: bool) -> None:
+    """Also where INFO is forbidden: a key that is written on one connection is not found on another."""
+    two = servers.start_together(2)
+    for each in two:
+        each.user(*([] if info else ["-info"]))
+    async with Balancer(servers.folder / "lb", two) as balancer:
+        store = RedisStore(balancer.url.replace("unix://", "unix://worker:secret@"))
+        (found,) = found_at(await facts_of(store, "lock:"))
+        assert found.severity is Severity.ERROR
+        assert "8 connections" in found.what
+        assert ("2 servers (run_id" in found.what) is info
+        balancer.servers = two[:1]
+        facts = await facts_of(store, "lock:")
+    assert facts.servers is not None
+    assert len(facts.servers) == 1
+    assert found_at(facts) == []
+    assert [each.dbsize() for each in (two[0].cli(), two[1].cli())] == [0, 0]
+
+
+def test_doctor_says_what_it_cannot_see(servers: Servers) -> None:
+    """A balancer by the address of the client."""
+    assert HIDDEN in answered("doctor", on=servers.start()).stdout
+    assert not led_to_one([NodeFacts("a:6379")])
+    assert not led_to_one([NodeFacts("a:6379", servers=("1", "2")), NodeFacts("b:6379", servers=("3",))])

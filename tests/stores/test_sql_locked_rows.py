@@ -1,0 +1,291 @@
+"""Locks of other sessions on PostgreSQL (HAZARDS F6): on a row, on the whole table, and a commit that waits for a
+standby that is gone. The other session is a connection of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+from asynclock import Lease, LockTimeout, QuorumUnavailable, Redlock
+from asynclock.events import NodeDown
+from asynclock.stores.sql import SQLStore, engines, lines, pool
+from tests.support.services.postgresql import PostgreSQL, own_postgresql
+from tests.support.waiters import LIMIT, LONG
+
+PROMPT = 4.0
+"""Seconds in which other names are served: less than the limit of a statement, and enough for a busy machine."""
+
+AT_ONCE = 6
+"""Connections of a client: four for its ops, one that listens, one that is just being closed."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSQL]:
+    """A server of the module's own, whose settings a test may change."""
+    with own_postgresql() as server:
+        yield server
+
+
+@asynccontextmanager
+async def another_session(server: PostgreSQL, *statements: str) -> AsyncIterator[asyncpg.Connection]:
+    """With these statements in an open transaction."""
+    session = await asyncpg.connect(server.url)
+    try:
+        await session.execute("BEGIN")
+        for each in statements:
+            await session.execute(each)
+        yield session
+    finally:
+        session.terminate()
+
+
+def locks(*names: str, table: str = "asynclock") -> str:
+    """Locks the rows of these names."""
+    return f"SELECT 1 FROM {table} WHERE resource_name IN ({', '.join(map(repr, names))}) FOR UPDATE"
+
+
+async def make_rows(client: Redlock, *names: str) -> None:
+    for each in names:
+        async with client(each):
+            pass
+
+
+async def told(client: Redlock, name: str) -> bool:
+    """Acquire it for a moment; whether the acquire was told as failed."""
+    try:
+        return await client(name).acquire(timeout=0) is None
+    except (QuorumUnavailable, LockTimeout):
+        return True
+
+
+async def held(session: asyncpg.Connection, table: str) -> list[str]:
+    """The names that anybody holds."""
+    now = "extract(epoch FROM clock_timestamp())"
+    found = await session.fetch(f"SELECT resource_name FROM {table} WHERE count > 0 AND expires_at > {now}")
+    return [each for (each,) in found]
+
+
+async def test_f6_a_locked_row_delays_no_other_name(server: PostgreSQL, name: str) -> None:
+    """Nine acquires leave in one statement. One of them waits for its row, and then holds its name."""
+    names = [f"{name}:{number}" for number in range(9)]
+    async with Redlock(server.url, lease=LONG) as client:
+        await make_rows(client, *names)
+        async with another_session(server, locks(names[4])) as session:
+            acquiring = [asyncio.create_task(client(each).acquire(timeout=None)) for each in names]
+            others = [each for each in acquiring if each is not acquiring[4]]
+            async with asyncio.timeout(PROMPT):
+                leases = await asyncio.gather(*others)
+                for each in leases:
+                    await each.release()
+            assert not acquiring[4].done()
+            await session.execute("ROLLBACK")
+            async with asyncio.timeout(LIMIT):
+                assert (await acquiring[4]).held
+
+
+async def test_f6_a_row_that_another_session_inserts_delays_no_other_name(server: PostgreSQL, name: str) -> None:
+    """It is not committed, so nobody sees it, and an INSERT of the same name waits for it."""
+    inserted = f"INSERT INTO asynclock VALUES ('{name}:4', '', '', 0, 1, 0, 0, 0, 0, NULL)"
+    async with Redlock(server.url, lease=LONG) as client:
+        await make_rows(client, name)
+        async with another_session(server, inserted):
+            acquiring = [asyncio.create_task(client(f"{name}:{number}").acquire(timeout=None)) for number in range(9)]
+            async with asyncio.timeout(PROMPT):
+                await asyncio.gather(*(each for each in acquiring if each is not acquiring[4]))
+            assert not acquiring[4].done()
+        async with asyncio.timeout(LIMIT):
+            assert (await acquiring[4]).held
+
+
+async def test_f6_many_locked_rows_do_not_take_all_connections(server: PostgreSQL, name: str) -> None:
+    """An op of two names needs a transaction. One gets a connection while 24 others wait for their rows; and the node
+    is not down."""
+    names, events = [f"{name}:{number}" for number in range(24)], list[object]()
+    async with Redlock(server.url, lease=LONG) as client:
+        client.subscribe(lambda event: events.append(event) if isinstance(event, NodeDown) else None)
+        await make_rows(client, *names)
+        async with another_session(server, locks(*names)) as session:
+            acquiring = [asyncio.create_task(client.multi(each, f"{each}:b").acquire(timeout=None)) for each in names]
+            await asyncio.sleep(0.1)  # so that they wait already
+            async with asyncio.timeout(PROMPT), client.multi(f"{name}:a", f"{name}:b"):
+                pass
+            assert not any(each.done() for each in acquiring)
+            await session.execute("ROLLBACK")
+            async with asyncio.timeout(LIMIT):
+                assert all(isinstance(each, Lease) for each in await asyncio.gather(*acquiring))
+    assert not events
+
+
+@pytest.mark.parametrize("how", ["row", "table", "standby"])
+async def test_f6_what_was_told_as_failed_is_held_by_nobody(
+    server: PostgreSQL, name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows or the table are locked, or commits wait for a standby that is gone, for longer than a statement may take.
+    The statements of the acquires end at the server, so none is carried out later, and the client has no more
+    connections than usual."""
+    monkeypatch.setattr(pool, "LIMIT", 0.5)
+    table, names = f"locked_{how}", [f"{name}:{number}" for number in range(6)]
+    async with Redlock(SQLStore(server.url, table), lease=LONG, node_timeout=0.3, patience=0) as client:
+        await make_rows(client, *names)
+        async with stopped(server, how, table, names) as session:
+            for _ in range(3):
+                assert all(await asyncio.gather(*(told(client, each) for each in names)))
+            await become(lambda: waiting(session, table), 0)
+            assert await connections(session) <= AT_ONCE
+        async with another_session(server) as session:
+            await become(lambda: held(session, table), [])
+
+
+@asynccontextmanager
+async def stopped(server: PostgreSQL, how: str, table: str, names: list[str]) -> AsyncIterator[asyncpg.Connection]:
+    """Nobody can lock these names; a session that can look on."""
+    if how != "standby":
+        lock = f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE" if how == "table" else locks(*names, table=table)
+        async with another_session(server, lock) as session:
+            yield session
+        return
+    session = await asyncpg.connect(server.url)
+    try:
+        await set_standbys(session, "gone")
+        await become(lambda: commits_wait(server, session), True)
+        yield session
+        await set_standbys(session, "")
+    finally:
+        await session.close()
+
+
+async def set_standbys(session: asyncpg.Connection, names: str) -> None:
+    await session.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+    await session.execute("SELECT pg_reload_conf()")
+
+
+async def commits_wait(server: PostgreSQL, session: asyncpg.Connection) -> bool:
+    """Whether a commit of now waits for a standby. They do once the checkpointer has read the settings. SHOW tells what
+    its own session has read."""
+    another = await asyncpg.connect(server.url)
+    committing = asyncio.create_task(another.execute("SELECT pg_logical_emit_message(true, '', '')"))
+    waits = "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'SyncRep'"
+    try:
+        while not (found := await session.fetchval(waits, another.get_server_pid())) and not committing.done():
+            await asyncio.sleep(0.01)
+        return bool(found)
+    finally:
+        # It obeys also while it waits.
+        await session.execute("SELECT pg_terminate_backend($1)", another.get_server_pid())
+        another.terminate()
+        await asyncio.gather(committing, return_exceptions=True)
+
+
+@asynccontextmanager
+async def with_statements_that_cannot_be_ended(
+    server: PostgreSQL, monkeypatch: pytest.MonkeyPatch, number: int
+) -> AsyncIterator[tuple[pool.Pool, list[int]]]:
+    """A pool of two places, and the processes of the server that stand still and so obey no cancel. Each of the two
+    places has had so many of them."""
+    monkeypatch.setattr(pool, "LIMIT", 0.5)
+    monkeypatch.setattr(lines, "STOPPING", 0.1, raising=False)
+    engine = engines.engine_of(engines.url_of(server.url), LIMIT, pooler=False)
+    used, frozen = pool.Pool(engines.EngineSource(engine, LIMIT, own=True), size=2, pooler=False), list[int]()
+
+    async def use() -> None:
+        async with used.line() as line:
+            assert isinstance(line, lines.AsyncpgLine)
+            frozen.append(line.driver.get_server_pid())
+            os.kill(frozen[-1], signal.SIGSTOP)
+            await line.run("SELECT 1")
+
+    try:
+        async with asyncio.timeout(LIMIT):
+            for _ in range(number):
+                for error in await asyncio.gather(use(), use(), return_exceptions=True):
+                    assert isinstance(error, TimeoutError)
+        yield used, frozen
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        await used.aclose()
+
+
+async def test_f6_statements_that_cannot_be_ended_leave_few_connections(
+    server: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two places is used twice, since it might be the network, and then no more."""
+    async with with_statements_that_cannot_be_ended(server, monkeypatch, 3) as (_, frozen):
+        assert len(frozen) <= 5  # one of them looks whether the server is well again
+
+
+async def test_f6_a_minute_after_statements_that_could_not_be_ended_all_places_are_there(
+    server: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two connections are in use at the same time again."""
+    both = asyncio.Barrier(2)
+
+    async def use(used: pool.Pool) -> None:
+        async with used.line():
+            await both.wait()
+
+    async with with_statements_that_cannot_be_ended(server, monkeypatch, 2) as (used, _):
+        monkeypatch.setattr(pool, "LIMIT", LIMIT)
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + 61.0)
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(use(used), use(used))
+
+
+async def waiting(session: asyncpg.Connection, table: str) -> int:
+    """The acquires that wait at the server."""
+    sql = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE $1"
+    found: int = await session.fetchval(sql, f"%INSERT INTO {table} AS l%")
+    return found
+
+
+async def connections(session: asyncpg.Connection) -> int:
+    """Those of other programs than this session."""
+    sql = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+    found: int = await session.fetchval(sql)
+    return found
+
+
+async def become(look: Callable[[], Awaitable[object]], value: object) -> None:
+    """Wait until a look finds that."""
+    found: object = None
+    try:
+        async with asyncio.timeout(LIMIT):
+            while (found := await look()) != value:
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"it is {found}, not {value}") from None
+
+
+async def test_f6_an_open_transaction_elsewhere_does_not_make_ops_slower(server: PostgreSQL, name: str) -> None:
+    """All old versions of a row stay, and more and more entries of the index lead to them. An op reads no more entries
+    than before."""
+    oldest = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ", "SELECT 1"
+    async with Redlock(SQLStore(server.url, "kept")) as client:
+        await make_rows(client, name)
+    async with another_session(server, *oldest) as session:
+        before = await entries(server, session, name, 30)
+        await entries(server, session, name, 250)
+        assert await entries(server, session, name, 30) < 2 * before + 5
+
+
+async def entries(server: PostgreSQL, session: asyncpg.Connection, name: str, cycles: int) -> float:
+    """Entries of the index that a cycle reads. The server counts them once the sessions of a client have ended."""
+
+    async def read() -> int:
+        await session.execute("SELECT pg_stat_clear_snapshot()")  # of this transaction
+        found: int = await session.fetchval("SELECT idx_tup_read FROM pg_stat_user_indexes WHERE relname = 'kept'")
+        return found
+
+    already = await read()
+    async with Redlock(SQLStore(server.url, "kept"), lease=LONG) as client:
+        for _ in range(cycles):
+            await make_rows(client, name)
+    await become(lambda: connections(session), 0)
+    return (await read() - already) / cycles

@@ -1,0 +1,160 @@
+"""Tables and sessions of databases that are set up in another way than usual, and single statements over them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.stores.sql import SQLStore, engines
+from asynclock.stores.sql.lines import AsyncmyLine
+from tests.support.services.mariadb import MariaDB, own_mariadb
+from tests.support.sql_states import database_of, read_rows, session
+from tests.support.waiters import LIMIT
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDB]:
+    with own_mariadb() as server:
+        yield server
+
+
+@pytest.mark.parametrize("service", ["postgresql", "mariadb"])
+async def test_a_lock_without_fencing_of_a_new_name(service: str, name: str, request: pytest.FixtureRequest) -> None:
+    """Its fence is 0, which is not taken for "nothing was done": the release finds its hold."""
+    async with Redlock(request.getfixturevalue(f"{service}_url")) as client:
+        async with client(name, fencing=False) as lease:
+            await lease.extend()
+        async with client(name, fencing=False):
+            pass
+
+
+async def test_a_table_with_partitions(postgresql_url: str, name: str) -> None:
+    """Rows of several partitions have the same place (ctid). The release of one name frees no other."""
+    table = re.sub(r"\W", "_", name)
+    url = f"{postgresql_url}?asynclock_table={table}"
+    admin = await asyncpg.connect(postgresql_url)
+    await admin.execute(
+        f'CREATE TABLE {table} (resource_name TEXT COLLATE "C" NOT NULL, owner TEXT NOT NULL, node_info TEXT NOT NULL, '
+        "count INTEGER NOT NULL, fence BIGINT NOT NULL, expires_at DOUBLE PRECISION, keep_until DOUBLE PRECISION, "
+        "create_time DOUBLE PRECISION NOT NULL, update_time DOUBLE PRECISION NOT NULL, state TEXT, "
+        "PRIMARY KEY (resource_name)) PARTITION BY HASH (resource_name)"
+    )
+    for number in range(4):
+        await admin.execute(
+            f"CREATE TABLE {table}_{number} PARTITION OF {table} FOR VALUES WITH (MODULUS 4, REMAINDER {number})"
+        )
+    async with Redlock(url, lease=LIMIT) as client, Redlock(url) as other:
+        leases = [await client(f"{name}:{each}").acquire(timeout=None) for each in range(12)]
+        both = await client.multi(f"{name}:a", f"{name}:b").acquire(timeout=None)  # rows that a transaction writes
+        await leases[0].release()
+        await both.release()
+        taken = [each for each in range(1, 12) if await other(f"{name}:{each}").acquire(timeout=0)]
+        assert taken == []
+    await admin.execute(f"DROP TABLE {table}")
+    await admin.close()
+
+
+async def test_a_server_that_chains_transactions(mariadb: MariaDB, name: str) -> None:
+    """A COMMIT begins the next transaction there. What a single statement grants is nevertheless committed."""
+    async with session(mariadb.url) as admin:
+        await admin.exec_driver_sql("SET GLOBAL completion_type = CHAIN")
+    async with Redlock(mariadb.url) as client, Redlock(mariadb.url) as other:
+        async with client.multi(name, f"{name}:3"):  # by transactions
+            pass
+        async with client(f"{name}:2"):
+            assert await other(f"{name}:2").acquire(timeout=0) is None
+    async with session(mariadb.url) as admin:
+        await admin.exec_driver_sql("SET GLOBAL completion_type = NO_CHAIN")
+
+
+async def test_f1_the_clock_of_a_session_was_stopped_a_moment_ago(
+    mariadb_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single statement goes by the clock of the transactions: the row lives for the whole lease."""
+
+    class Session(AsyncmyLine):
+        async def change(self, sql: str, params: Mapping[str, Any]) -> int:
+            await self.run("SET timestamp = UNIX_TIMESTAMP(SYSDATE(6)) - 20")
+            return await super().change(sql, params)
+
+    store = SQLStore(mariadb_url)
+    await store.create_schema()
+    _, before = await read_rows(store, [name])
+    monkeypatch.setattr(engines, "AsyncmyLine", Session)
+    async with Redlock(store, lease=LIMIT) as client, client(name):
+        rows, _ = await read_rows(store, [name])
+        assert (rows[name].expires_at or 0.0) >= before + LIMIT
+
+
+async def test_locked_rows_of_mariadb_delay_no_other_name(mariadb: MariaDB, name: str) -> None:
+    """As many as the client has connections. Only some of these wait for a row at the same time."""
+    names = [f"{name}:{each}" for each in range(engines.CONNECTIONS)]
+    async with Redlock(mariadb.url, lease=LIMIT, node_timeout=2.0, patience=0) as client:
+        for each in (*names, f"{name}:other"):
+            async with client(each):
+                pass
+        async with session(mariadb.url) as admin, session(mariadb.url) as watching:
+            for each in names:
+                await admin.exec_driver_sql(f"SELECT 1 FROM asynclock WHERE resource_name = '{each}' FOR UPDATE")
+            waiting = [asyncio.create_task(client(each).acquire(timeout=0)) for each in names]
+            count = "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
+            async with asyncio.timeout(LIMIT):
+                while (await watching.exec_driver_sql(count)).scalar() == 0:
+                    await asyncio.sleep(0.2)  # the table is made anew only if nobody has read it for 0.1 s
+            async with client(f"{name}:other"):  # a wait for a row takes 3 s, more than its node timeout
+                pass
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(each, QuorumUnavailable) or each for each in found)
+
+
+async def test_a_begin_that_fails_leaves_no_transaction(postgresql_url: str, name: str) -> None:
+    """BEGIN and its settings are one message. If one of these fails, the connection is rolled back."""
+    store = SQLStore(postgresql_url)
+    async with Redlock(store, patience=0) as client:
+        async with client(name):
+            pass
+        dialect = database_of(store).dialect
+        dialect.begin = "BEGIN; SELECT 1 / 0"
+        with pytest.raises(QuorumUnavailable):
+            await client.multi(name, f"{name}:2").acquire(timeout=0)
+        del dialect.begin
+        for _ in range(2 * engines.CONNECTIONS):
+            async with client.multi(name, f"{name}:2"):
+                pass
+
+
+async def test_an_engine_gets_its_connections_back_with_their_settings(postgresql_url: str, name: str) -> None:
+    """Also those that the program has set itself."""
+    engine = create_async_engine(postgresql_url.replace("postgresql:", "postgresql+asyncpg:"))
+    connected = list[Any]()
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def set_up(connection: Any, record: object) -> None:
+        del record
+        connected.append(connection)
+        cursor = connection.cursor()
+        cursor.execute("SET jit = off")
+        cursor.execute("SET enable_hashjoin = on")
+        cursor.close()
+        connection.commit()
+
+    async with Redlock(SQLStore(engine)) as client, client(name):
+        pass
+    async with AsyncExitStack() as stack:
+        made, idle = len(connected), engine.sync_engine.pool.checkedin()  # type: ignore[attr-defined]
+        for _ in range(idle):
+            back = await stack.enter_async_context(engine.connect())
+            found = [(await back.exec_driver_sql(f"SHOW {each}")).scalar() for each in ("jit", "enable_hashjoin")]
+            assert found == ["off", "on"]
+        assert len(connected) == made
+        assert idle > 1
+    await engine.dispose()

@@ -1,0 +1,178 @@
+"""Many tasks of one client that use locks in ZooKeeper at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from kazoo.exceptions import ConnectionLoss
+
+from asynclock import QuorumUnavailable, Redlock
+from asynclock.stores import backlog
+from asynclock.stores.backlog import SLICE
+from asynclock.stores.zookeeper import node
+from asynclock.stores.zookeeper.handler import Handler
+from asynclock.stores.zookeeper.pipeline import MOST, Answer, Inbox, Requests
+from tests.support.probes import backlog_of, queue_of
+from tests.support.proxy import TcpProxy
+from tests.support.services.zookeeper import ZooKeeper
+from tests.support.waiters import LIMIT, LONG, until
+from tests.support.zookeeper_clients import client_of
+from tests.support.zookeeper_probes import connection_of, contenders_of, held_thread, under_way
+
+
+@pytest.fixture
+async def client(shared_zookeeper: ZooKeeper) -> AsyncIterator[Redlock]:
+    async with client_of(shared_zookeeper) as found:
+        yield found
+
+
+async def lock_for_a_moment(client: Redlock, name: str) -> None:
+    async with client(name, timeout=None):
+        pass
+
+
+def test_f5_a_request_never_blocks_its_loop() -> None:
+    """kazoo writes a byte for each request into a pair of sockets, whose only reader may wait for the event loop."""
+    handler = Handler(1.0, 1.0, 1.0, lambda timeout, session: None, lambda: False)
+    reads, writes = handler.create_socket_pair()
+
+    def write() -> None:
+        for _ in range(10_000):
+            writes.send(b"\0")
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    writing.join(LIMIT)
+    assert not writing.is_alive()
+    for _ in range(9_999):
+        reads.recv(1)
+        assert handler.select([reads], [], [], 0)[0] == [reads]
+    reads.recv(1)
+    assert not handler.select([reads], [], [], 0)[0]
+    reads.recv(1)  # its request was in the queue before its byte was written
+    writes.send(b"\0")
+    assert not handler.select([reads], [], [], 0)[0]
+    reads.close()
+
+
+async def test_f5_few_requests_are_under_way(client: Redlock, name: str) -> None:
+    """However many tasks ask, and whatever they ask. The others wait in the client, and their order stands."""
+    await lock_for_a_moment(client, name)  # it connects
+    with held_thread(client):
+        tasks = [asyncio.create_task(lock_for_a_moment(client, f"{name}:{number}")) for number in range(600)]
+        looks = [asyncio.create_task(client.inspect(name)) for _ in range(300)]
+        await until(lambda: backlog_of(client) == 600 - MOST)
+        assert under_way(client) == MOST
+    async with asyncio.timeout(LIMIT):
+        await asyncio.gather(*tasks, *looks)
+    assert not contenders_of(client)
+
+
+async def test_f5_renewals_and_releases_overtake_a_burst(client: Redlock, name: str) -> None:
+    leases = [await client(f"{name}:{each}").acquire(timeout=None) for each in "ab"]
+    with held_thread(client):
+        tasks = [asyncio.create_task(lock_for_a_moment(client, f"{name}:{number}")) for number in range(3 * MOST)]
+        await until(lambda: backlog_of(client) == 2 * MOST)
+        first = asyncio.gather(leases[0].extend(), leases[1].release())
+        await asyncio.sleep(0)
+    async with asyncio.timeout(LIMIT):
+        await first
+        assert not any(task.done() for task in tasks)
+        await asyncio.gather(*tasks)
+    await leases[0].release()
+
+
+async def test_f5_what_is_given_up_is_not_sent(client: Redlock, name: str) -> None:
+    """A caller whose time is over learns that its request did not leave this client. It is never sent."""
+    async with client(name):
+        with held_thread(client):
+            tasks = [asyncio.create_task(lock_for_a_moment(client, f"{name}:{number}")) for number in range(MOST)]
+            await until(lambda: under_way(client) == MOST)
+            with pytest.raises(QuorumUnavailable, match="the queue of this client has 1 requests"):
+                await client(f"{name}:late").acquire(timeout=0.1)
+            cancelled = asyncio.create_task(client(f"{name}:cancelled").acquire())
+            await until(lambda: backlog_of(client) == 1)
+            cancelled.cancel()
+            await asyncio.wait({cancelled})
+            await until(lambda: len(contenders_of(client)) == MOST)
+            assert not backlog_of(client)
+        async with asyncio.timeout(LIMIT):
+            await asyncio.gather(*tasks)
+
+
+async def test_f5_acquires_that_begin_too_late_hold_up_no_other(
+    client: Redlock, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are more of them than one turn of the loop passes over, and no other op ends after them."""
+    monkeypatch.setattr(backlog, "_MOST_MARGIN", 1.0)
+    monkeypatch.setattr(node, "MOST", 1)
+    await lock_for_a_moment(client, name)  # it connects
+    queue_of(client).took(100 * LONG)  # so all are too late whose callers have a timeout
+    with held_thread(client):
+        first = asyncio.create_task(lock_for_a_moment(client, f"{name}:first"))
+        await until(lambda: under_way(client) > 0)
+        late = [asyncio.create_task(client(f"{name}:{each}").acquire(timeout=LONG)) for each in range(2 * SLICE)]
+        await until(lambda: backlog_of(client) == 2 * SLICE)
+        last = asyncio.create_task(lock_for_a_moment(client, f"{name}:last"))
+        await until(lambda: backlog_of(client) == 2 * SLICE + 1)
+    async with asyncio.timeout(LIMIT):
+        await asyncio.gather(first, last)
+    for each in late:
+        each.cancel()
+    await asyncio.wait(late)
+
+
+async def test_f5_all_requests_fail_with_the_connection(zookeeper_proxy: TcpProxy) -> None:
+    """Also those that were not sent: kazoo would keep them until it is connected again."""
+    url = f"zookeeper://127.0.0.1:{zookeeper_proxy.port}/locks?session_timeout=30"
+    async with Redlock(url, lease=30.0) as client:
+        connection = connection_of(client)
+        zookeeper_proxy.hold_replies()
+        asked = [asyncio.create_task(connection.exists("/locks")) for _ in range(3 * MOST)]
+        await until(lambda: under_way(client) == MOST)
+        zookeeper_proxy.away = True
+        zookeeper_proxy.cut()
+        async with asyncio.timeout(LIMIT):
+            errors = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(each) for each in errors} == {ConnectionLoss}
+
+
+async def test_f5_a_request_that_cannot_be_sent_takes_no_place() -> None:
+    """It fails, and so do those after it: there are more than may be under way."""
+
+    def send(request: object, answer: Answer) -> None:
+        raise RuntimeError("no")
+
+    loop = asyncio.get_running_loop()
+    requests = Requests(loop, Inbox(loop, lambda: None), send)
+    asked = [requests.ask(number) for number in range(2 * MOST)]
+    async with asyncio.timeout(LIMIT):
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+    assert {type(each) for each in errors} == {RuntimeError}
+
+
+async def test_f5_a_burst_of_acquires_is_served(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """3,000 tasks, each with a new name. The leases that are held meanwhile are kept, and the loop turns: no turn has
+    half a second of work."""
+    longest = 0.0
+
+    async def turn() -> None:
+        nonlocal longest
+        while True:
+            began = time.thread_time()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.thread_time() - began)
+
+    async with client_of(shared_zookeeper, 6.0) as client:
+        held = [await client(f"{name}:held:{number}").acquire(timeout=None) for number in range(30)]
+        turning = asyncio.create_task(turn())
+        await asyncio.gather(*(lock_for_a_moment(client, f"{name}:{number}") for number in range(3_000)))
+        turning.cancel()
+        assert all(lease.held for lease in held)
+        for lease in held:
+            await lease.release()
+    assert longest < 0.5
