@@ -150,12 +150,12 @@ class Jobs:
             return
         self._active += 1
         if isinstance(running, Begun):
-            job.is_begun_earlier = True
             self._begun[job] = running
             running.then(partial(self._begun_ended, job, self._clock.now()))
         else:
             name, ended = f"asynclock {self._label}", partial(self._runner_ended, job, running)
             self._runners.add(own_task(self._run(job, running), name, ended))
+        job.is_begun_earlier = True
 
     def _begun_ended(self, job: Job, began: float, error: Exception | None) -> None:
         del self._begun[job]

@@ -20,6 +20,8 @@ from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from asynclock.rules.model import Op
 
 TOGETHER = 64
@@ -77,18 +79,34 @@ def statement(table: str, now: str, group: str) -> str:
                 FOR UPDATE SKIP LOCKED) AS t ON true)"""  # noqa: S608
     if verb == "acquire":
         return f"{mine}, {_acquire(table, int(span))}"
-    return f"""{mine}
-        UPDATE {table} AS l SET {_CHANGES[verb]} FROM mine AS m
+    return f"{mine} {_change(table, verb)}"
+
+
+def statement_of_one(table: str, now: str, group: str) -> str:
+    """The same for one op, which costs the server a third less. A release or an extend waits for no lock of a row."""
+    verb, _, span = group.partition(" ")
+    if verb == "acquire":
+        return f"""WITH c AS MATERIALIZED (SELECT {now} AS now, {_LOCK_TIMEOUT} AS at_most, {_VALUES}),
+            t AS MATERIALIZED ({latest(table, ":name", _FOUND)} FOR UPDATE SKIP LOCKED),
+            mine AS MATERIALIZED (SELECT c.*, t.*, {_first(table, int(span))} AS first FROM c LEFT JOIN t ON true),
+            {_acquire(table, int(span))}"""  # noqa: S608
+    mine = f"{latest(table, ':name', f'{now} AS now, {_VALUES}, {_FOUND}')} FOR UPDATE SKIP LOCKED"
+    return f"WITH mine AS ({mine}) {_change(table, verb)}"
+
+
+def _change(table: str, verb: str) -> str:
+    """The UPDATE of a hold, by its only holder."""
+    return f"""UPDATE {table} AS l SET {_CHANGES[verb]} FROM mine AS m
         WHERE l.ctid = m.at AND l.tableoid = m.part AND m.state IS NULL AND m.count = 1 AND m.holder = m.owner
-            AND m.ends > m.now AND CAST(:floor AS text) IS NOT NULL
+            AND m.ends > m.now
         RETURNING l.resource_name, l.fence"""  # noqa: S608
 
 
 def _first(table: str, span: int) -> str:
     """The least fence of a grant."""
-    least, most = (f"CAST(trunc((c.now {sign} {CLOCK_SKEW}) * 1000000) AS bigint)" for sign in "-+")
+    least, most = (f"CAST(trunc((now {sign} {CLOCK_SKEW}) * 1000000) AS bigint)" for sign in "-+")
     floor = f"(SELECT fence FROM {table} WHERE resource_name = :floor)"  # noqa: S608
-    return f"greatest(coalesce({floor}, 0) + 1, least(greatest(q.number, {least}), {most})) + {span} - 1"
+    return f"greatest(coalesce({floor}, 0) + 1, least(greatest(number, {least}), {most})) + {span} - 1"
 
 
 def _acquire(table: str, span: int) -> str:
@@ -116,6 +134,11 @@ _GIVEN = (
     "AS q(name, owner, info, number, lease, memory)"
 )
 
+_TYPES = {"name": "text", "owner": "text", "info": "text", "number": "bigint", "lease": "float8", "memory": "float8"}
+
+_VALUES = ", ".join(f"CAST(:{name} AS {kind}) AS {name}" for name, kind in _TYPES.items())
+"""Of one op."""
+
 _FOUND = "tableoid AS part, ctid AS at, owner AS holder, count, expires_at AS ends, state"
 
 _LOCK_TIMEOUT = f"set_config('lock_timeout', '{int(LOCKED * 1000)}', true)"
@@ -141,17 +164,30 @@ class Singles:
         self._waiting: dict[str, deque[tuple[Single, asyncio.Future[int | None]]]] = {}
         self._workers: set[asyncio.Task[None]] = set()
         self._active = 0
-        self._texts: dict[str, str] = {}  # by group
+        self._texts: dict[tuple[object, str], str] = {}  # by what builds them, and group
 
     async def ask(self, group: str, values: Single) -> int | None:
         """The fence; None: the row is not plain, or not free. Raises the error of the database."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[int | None] = loop.create_future()
-        self._waiting.setdefault(group, deque()).append((values, answer))
-        if self._active < _STATEMENTS:
-            self._active += 1
+        if self._active >= _STATEMENTS:
+            answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(group, deque()).append((values, answer))
+            return await answer
+        self._active += 1  # in this task: another one would take longer
+        try:
+            found = await self._fetch(statement_of_one, group, values._asdict())
+        except GeneratorExit:  # the event loop is closed: nothing runs there any more
+            self._waiting.clear()
+            raise
+        finally:
+            self._go_on()
+        return found.get(values.name)
+
+    def _go_on(self) -> None:
+        """A statement has its answer. Those that wait leave next."""
+        if self._waiting:
             self._workers.add(own_task(self._work(), "asynclock sends statements", self._workers.discard))
-        return await answer
+        else:
+            self._active -= 1
 
     async def _work(self) -> None:
         try:
@@ -178,41 +214,45 @@ class Singles:
     async def _send(self, group: str, taken: dict[str, tuple[Single, asyncio.Future[int | None]]]) -> None:
         values = [each for each, _ in sorted(taken.values(), key=lambda each: each[0].name.encode())]
         columns: dict[str, Any] = dict(zip(Single._fields, map(list, zip(*values, strict=True)), strict=True))
-        text = self._texts.get(group) or self._texts.setdefault(group, statement(self._table, self._now, group))
         try:
-            # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
-            # its undo. Only an extend does no harm.
-            found = await self._fetch(text, {**columns, "floor": FLOOR}, again=group == "extend")
+            fences = await self._fetch(statement, group, columns)
         except BaseException as error:
             said = error if isinstance(error, Exception) else ConnectionError("closed")
-            if isinstance(error, Overdue):
-                text = f"{self._label} did not end a statement within {LIMIT:g} s"
-                said = Delayed(text) if error.ended else TimeoutError(text)
             for _, answer in taken.values():
                 if not answer.done():
                     answer.set_exception(said)
             if not isinstance(error, Exception):
                 raise
             return
-        fences = dict(found)
         for name, (_, answer) in taken.items():
             if not answer.done():
                 answer.set_result(fences.get(name))
 
-    async def _fetch(self, text: str, params: dict[str, Any], *, again: bool) -> list[tuple[str, int]]:
-        """The fences, by name. Empty if a lock was not free: then each op goes its own way."""
+    async def _fetch(
+        self, build: Callable[[str, str, str], str], group: str, params: Mapping[str, Any]
+    ) -> dict[str, int]:
+        """The fences, by name. Empty if a lock was not free: then each op goes its own way. Raises the error of the
+        database."""
+        text = self._texts.get((build, group)) or self._texts.setdefault(
+            (build, group), build(self._table, self._now, group)
+        )
         until, stale = asyncio.get_running_loop().time() + LIMIT, True
         while True:
             try:
                 async with self._pool.line(until) as line:
-                    return [(str(name), int(fence)) for name, fence in await line.fetch(text, params)]
+                    found = await line.fetch(text, {**params, "floor": FLOOR})
+                    return {str(name): int(fence) for name, fence in found}
+            except Overdue as error:
+                said = f"{self._label} did not end a statement within {LIMIT:g} s"
+                raise (Delayed(said) if error.ended else TimeoutError(said)) from error
             except Exception as error:
-                found = meaning(error)
-                if found is Meaning.AGAIN:
-                    return []
-                if isinstance(error, Overdue) or found is not Meaning.LOST or not stale:
-                    raise
-                if not again and not was_not_sent(error):
+                found_out = meaning(error)
+                if found_out is Meaning.AGAIN:
+                    return {}
+                # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
+                # its undo. Only an extend does no harm.
+                again = group == "extend" or was_not_sent(error)
+                if found_out is not Meaning.LOST or not stale or not again:
                     raise
                 stale = False
                 self._pool.drop_idle()
