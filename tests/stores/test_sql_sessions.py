@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores.sql import SQLStore, engines
 from asynclock.stores.sql.lines import AsyncmyLine
+from asynclock.stores.sql.single import Single
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.sql_states import database_of, read_rows, session
 from tests.support.waiters import LIMIT
@@ -93,6 +94,24 @@ async def test_f1_the_clock_of_a_session_was_stopped_a_moment_ago(
     async with Redlock(store, lease=LIMIT) as client, client(name):
         rows, _ = await read_rows(store, [name])
         assert (rows[name].expires_at or 0.0) >= before + LIMIT
+
+
+async def test_a_statement_that_waits_for_others_is_not_sent_after_its_cancel(postgresql_url: str, name: str) -> None:
+    """Its op is undone meanwhile, and the name may be another client's."""
+    store = SQLStore(postgresql_url)
+    async with Redlock(store) as client:
+        await client.health()
+        ask, asked = database_of(store).singles.ask, list[asyncio.Task[int | None]]()
+        for each in "abcd":
+            values = Single(f"{name}:{each}", "owner", "", 1, LIMIT, LIMIT)
+            asked.append(asyncio.create_task(ask("acquire 1", values)))
+        await asyncio.sleep(0)  # two of them leave
+        asked[2].cancel()
+        async with asyncio.timeout(LIMIT):
+            found = await asyncio.gather(*asked, return_exceptions=True)
+        rows, _ = await read_rows(store, [f"{name}:{each}" for each in "abcd"])
+    assert isinstance(found[2], asyncio.CancelledError)
+    assert {each[-1] for each in rows} == set("abd")
 
 
 async def test_locked_rows_of_mariadb_delay_no_other_name(mariadb: MariaDB, name: str) -> None:

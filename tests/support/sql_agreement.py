@@ -28,12 +28,27 @@ from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.mysql_single import MySQLClock, MySQLSingles
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.rows import Row, resource_name, row_of, state_of
-from asynclock.stores.sql.single import Singles
+from asynclock.stores.sql.single import Single, Singles
 from tests.support import histories
 from tests.support.histories import Ask, Foreign, Listen, Pass, Permit
 from tests.support.shared_histories import AT, NAMES, World, Write, kind_of, op_of
 
 _prefixes = itertools.count()
+
+
+class BothStatements(Singles):
+    """It sends every second op by the statement of several ops."""
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self._turns = itertools.cycle((False, True))
+
+    async def ask(self, group: str, values: Single) -> int | None:
+        if next(self._turns):
+            return await super().ask(group, values)
+        answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        await self._send(group, {values.name: (values, answer)})
+        return await answer
 
 
 class SQLStage:
@@ -72,7 +87,7 @@ class SQLStage:
             clock = MySQLClock(f"(SELECT now FROM {self._clock})", "true")
             self.database.singles = MySQLSingles(self.store.label, table, pool, clock)
         elif singles is not None:
-            self.database.singles = Singles(self.store.label, table, self.database.dialect.now, pool)
+            self.database.singles = BothStatements(self.store.label, table, self.database.dialect.now, pool)
 
     async def aclose(self) -> None:
         await self.store.unlisten("none")

@@ -193,7 +193,8 @@ class Singles:
         try:
             while self._waiting:
                 group = next(iter(self._waiting))
-                await self._send(group, self._take(group))
+                if taken := self._take(group):
+                    await self._send(group, taken)
         finally:
             self._active -= 1
 
@@ -202,6 +203,8 @@ class Singles:
         waiting, taken, left = self._waiting.pop(group), dict[str, Any](), deque[Any]()
         while waiting and len(taken) < TOGETHER:
             each = waiting.popleft()
+            if each[1].done():  # its caller was cancelled
+                continue
             if each[0].name in taken:
                 left.append(each)
             else:
