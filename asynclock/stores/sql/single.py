@@ -168,9 +168,12 @@ class Singles:
 
     async def ask(self, group: str, values: Single) -> int | None:
         """The fence; None: the row is not plain, or not free. Raises the error of the database."""
-        if self._active >= _STATEMENTS:
+        if self._active:  # others are ready at the same time, or soon: those of this turn of the loop leave together
             answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(group, deque()).append((values, answer))
+            if self._active < _STATEMENTS:
+                self._active += 1
+                self._go_on()
             return await answer
         self._active += 1  # in this task: another one would take longer
         try:
