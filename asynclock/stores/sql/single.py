@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asynclock._loop import own_task
 from asynclock.rules.model import ACQUIRE, CLOCK_SKEW, EXTEND, RELEASE
 from asynclock.stores.sql.dialects import LOCKED, latest
-from asynclock.stores.sql.errors import Delayed, Meaning, meaning, was_not_sent
+from asynclock.stores.sql.errors import Delayed, Meaning, ends_connection, is_answer, is_of_one, meaning, was_not_sent
 from asynclock.stores.sql.limits import CLOSING
 from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from asynclock.rules.model import Op
+    from asynclock.stores.sql.lines import Line
 
 TOGETHER = 64
 """Ops of one statement, at most."""
@@ -184,6 +187,10 @@ class Singles:
             # its undo. Only an extend does no harm.
             found = await self._fetch(text, {**columns, "floor": FLOOR}, again=group == "extend")
         except BaseException as error:
+            if len(taken) > 1 and isinstance(error, Exception) and is_of_one(error):
+                for name, asked in taken.items():  # nothing was carried out
+                    await self._send(group, {name: asked})
+                return
             said = error if isinstance(error, Exception) else ConnectionError("closed")
             if isinstance(error, Overdue):
                 text = f"{self._label} did not end a statement within {LIMIT:g} s"
@@ -205,12 +212,15 @@ class Singles:
         while True:
             try:
                 async with self._pool.line(until) as line:
-                    return [(str(name), int(fence)) for name, fence in await line.fetch(text, params)]
+                    found = await _answered(line, text, params)
+                if isinstance(found, Exception):
+                    raise found
+                return found
             except Exception as error:
-                found = meaning(error)
-                if found is Meaning.AGAIN:
+                means = meaning(error)
+                if means is Meaning.AGAIN:
                     return []
-                if isinstance(error, Overdue) or found is not Meaning.LOST or not stale:
+                if isinstance(error, Overdue) or means is not Meaning.LOST or not stale:
                     raise
                 if not again and not was_not_sent(error):
                     raise
@@ -222,3 +232,13 @@ class Singles:
             worker.cancel()
         if self._workers:
             await asyncio.wait(set(self._workers), timeout=CLOSING)
+
+
+async def _answered(line: Line, text: str, params: Mapping[str, Any]) -> list[tuple[str, int]] | Exception:
+    """The fences, by name; or the error with which the server has answered. The connection is good after that."""
+    try:
+        return [(str(name), int(fence)) for name, fence in await line.fetch(text, params)]
+    except Exception as error:
+        if ends_connection(error) or not is_answer(error):
+            raise
+        return error
