@@ -308,12 +308,10 @@ class Database:
         if self._inbox is not None:
             self._inbox.seen_plain(key, "" if op.verb is Verb.RELEASE else op.id, op.lease)
 
-    def unfit(self, keys: Sequence[str], op: Op) -> ConfigError | None:
-        """The error of an op that cannot be written here."""
-        if self._charset is None:
-            return None
-        lacks = self._charset.lacks([*map(resource_name, keys), op.id])
-        return unsaid(self.settings.label, f"{self._charset.name} has no {lacks!r}") if lacks else None
+    def check_text(self, keys: Sequence[str], op: Op) -> None:
+        """Raises Unfit for an op that cannot be written here."""
+        if self._charset is not None and (lacks := self._charset.lacks([*map(resource_name, keys), op.id])):
+            raise unsaid(self.settings.label, f"{self._charset.name} has no {lacks!r}")
 
     async def ask_single(self, key: str, op: Op) -> int | None:
         """Carry an op out by one statement: the fence. None: it needs a transaction."""

@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError
 
 from asynclock._errors import ConfigError
 from asynclock._untrusted import said
+from asynclock.stores.port import Unfit
 from asynclock.stores.sql.remedies import remedy
 
 if TYPE_CHECKING:
@@ -253,9 +254,9 @@ def read_only(label: str, error: BaseException) -> ReadOnly:
     )
 
 
-def unsaid(label: str, why: str) -> ConfigError:
+def unsaid(label: str, why: str) -> Unfit:
     """For a name or a label that cannot be written there."""
-    return ConfigError(
+    return Unfit(
         f"{label} cannot write this name, or the label of this lock ({why}): take other characters, or a database with "
         "the encoding UTF8, or a table and a connection with the character set utf8mb4"
     )

@@ -12,7 +12,7 @@ from sqlalchemy.pool import NullPool
 from asynclock._errors import ConfigError
 from asynclock.rules.model import ACQUIRE, RELEASE
 from asynclock.stores.deciding import copy_of, keys_of
-from asynclock.stores.port import Refused
+from asynclock.stores.port import Unfit
 from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.file_batches import FileOp
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Notice, Op
     from asynclock.stores.jobs import Running
-    from asynclock.stores.port import Grant, NodeConfig, Undone
+    from asynclock.stores.port import Grant, NodeConfig, Refused, Undone
     from asynclock.stores.transactional import Step
     from asynclock.stores.undelivered import PendingRelease
 
@@ -130,16 +130,14 @@ class SQLStore(TransactionalStore):
         votes: list[Grant | Refused | Undone],
     ) -> None:
         """One statement if that is enough, else a transaction."""
-        if (unfit := database.unfit(keys, op)) is not None:
-            if op.verb is not RELEASE:
-                raise unfit
-            votes[:] = [Refused(None)]  # it was never acquired
-            return
+        database.check_text(keys, op)
         try:
             if (fence := await database.ask_single(keys[0], op)) is not None:
                 votes[:] = [(fence, False)]
                 return
             await database.transact(keys, step, checked=op.verb is not RELEASE)
+        except Unfit:
+            raise
         except BaseException:
             self._doubt(op)
             raise
