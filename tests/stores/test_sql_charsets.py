@@ -64,7 +64,7 @@ async def refuses(client: Redlock, name: str, unsaid: str) -> None:
     await owes_nothing(client)
 
 
-async def test_a_name_that_the_database_cannot_write_is_a_config_error(latin1: str, name: str) -> None:
+async def test_d8_a_name_that_the_database_cannot_write_is_a_config_error(latin1: str, name: str) -> None:
     """With the character and the encoding. A name that it has excludes as any other."""
     async with Redlock(latin1, lease=LONG, patience=LONG) as client, Redlock(latin1) as other:
         await refuses(client, name, SNOW)
@@ -76,7 +76,7 @@ async def test_a_name_that_the_database_cannot_write_is_a_config_error(latin1: s
             assert holder.metadata == CAFE
 
 
-async def test_a_name_that_only_the_server_finds_unfit_fails_alone(
+async def test_d8_a_name_that_only_the_server_finds_unfit_fails_alone(
     latin1: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An encoding that this client does not know: the ops that leave in one statement with such a name succeed, and no
@@ -100,7 +100,7 @@ async def test_a_name_that_only_the_server_finds_unfit_fails_alone(
 
 
 @pytest.mark.parametrize(("charset", "unsaid"), [("latin1", SNOW), ("utf8", KEY)])
-async def test_a_name_that_the_connection_cannot_send_is_a_config_error(
+async def test_d8_a_name_that_the_connection_cannot_send_is_a_config_error(
     charset: str, unsaid: str, mariadb_url: str, name: str
 ) -> None:
     """Such a client and others exclude each other at the names that it has."""
@@ -113,7 +113,7 @@ async def test_a_name_that_the_connection_cannot_send_is_a_config_error(
             assert await other(f"{name}:{CAFE}").acquire(timeout=0) is None
 
 
-async def test_a_name_that_the_table_cannot_keep_fails_alone(narrow: str, name: str) -> None:
+async def test_d8_a_name_that_the_table_cannot_keep_fails_alone(narrow: str, name: str) -> None:
     """MariaDB finds it when it writes the row: the ops that leave in one packet with it succeed."""
     store = SQLStore(narrow)
     async with Redlock(store, lease=LONG, patience=LONG) as client:
@@ -127,7 +127,7 @@ async def test_a_name_that_the_table_cannot_keep_fails_alone(narrow: str, name: 
 
 
 @pytest.mark.parametrize("service", ["postgresql", "mariadb", "sqlite"])
-async def test_any_text_is_a_name(service: str, name: str, request: pytest.FixtureRequest, tmp_path: Any) -> None:
+async def test_d8_any_text_is_a_name(service: str, name: str, request: pytest.FixtureRequest, tmp_path: Any) -> None:
     """With the settings that the store makes. A lone surrogate is no text, and is refused before any store is asked."""
     url = f"sqlite:///{tmp_path}/locks.db" if service == "sqlite" else request.getfixturevalue(f"{service}_url")
     async with Redlock(url, lease=LIMIT) as client:

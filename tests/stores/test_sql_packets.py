@@ -137,7 +137,7 @@ async def test_f6_the_error_of_an_op_is_its_own(server: MariaDB, name: str) -> N
 async def test_f6_the_name_that_a_connection_cannot_send_fails_alone(
     server: MariaDB, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its character set does not have the name of an acquire, as only the driver finds out: the ops that are ready at the
+    """Its character set does not have the name of an acquire, as the driver finds out: the ops that are ready at the
     same time succeed."""
     monkeypatch.setattr(dialects, "narrowest", lambda backend, names: None)
     async with Redlock(f"{server.url}?charset=latin1", lease=LIMIT, patience=0) as client:
