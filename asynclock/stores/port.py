@@ -168,6 +168,10 @@ class WrongKind(ConfigError):
     """The name is in use as another kind of lock, or as a key that is not a lock."""
 
 
+class Unfit(ConfigError):
+    """The node cannot write the name, or the id, so it has not carried out the op, and never will."""
+
+
 class NoticeListener(Protocol):
     """Receives the notices for all waiters and holders of one event loop. It is called from that loop, and never
     awaits."""

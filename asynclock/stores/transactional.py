@@ -29,7 +29,7 @@ from asynclock.rules.mutex import MUTEX
 from asynclock.stores.closing import AT_MOST, AWAITED, CANCELLING, closing_time
 from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, view_of
 from asynclock.stores.jobs import Job, Jobs
-from asynclock.stores.port import PROBE, Checked, NodeView, Reconnecting, Refused, WrongKind
+from asynclock.stores.port import PROBE, Checked, NodeView, Reconnecting, Refused, Unfit, WrongKind
 from asynclock.stores.redelivery import Redelivery
 from asynclock.stores.reports import Reports
 
@@ -293,7 +293,7 @@ class TransactionalNode:
             return
         if is_down := self._store.is_down(error):
             error = self._interrupted(error)
-        self._failed(job.handler, error, maybe=not isinstance(error, WrongKind))
+        self._failed(job.handler, error, maybe=not isinstance(error, WrongKind | Unfit))
         if is_down:
             self.lost(error)
 

@@ -220,6 +220,9 @@ def test_mariadb() -> None:
         sql(server.url, "ALTER TABLE asynclock ENGINE=InnoDB", "SET GLOBAL read_only = ON")
         code, found = doctor(server.url)
         assert (code, [*found]) == (2, ["replica"])
+        assert "refuses" not in found["replica"]["risk"]  # not this user, who has all rights
+        code, found = doctor(server.url.replace("asynclock@", "guest@"))
+        assert found["replica"]["risk"].startswith("It refuses writes")
 
 
 def test_mariadb_that_may_lose_commits(mariadb_url: str) -> None:

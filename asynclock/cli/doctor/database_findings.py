@@ -146,7 +146,10 @@ def _role(facts: DatabaseFacts) -> Iterator[Finding]:
             "replica",
             (facts.node,),
             f"{facts.node} " + ("is a standby." if facts.standby else f"has {names[0]}={said[names[0]]}."),
-            "It refuses writes, so no lock can be acquired.",
+            "It refuses writes, so no lock can be acquired."
+            if facts.standby or facts.refuses_writes
+            else "No lock can be acquired: asynclock writes nothing there, also where the server lets its user write "
+            "(SUPER, READ ONLY ADMIN).",
             "Name the primary server.",
         )
     elif facts.replicas and _is_asynchronous(facts):

@@ -97,6 +97,8 @@ class DatabaseFacts(StoreFacts):
     """Whether the user may make the table; known of PostgreSQL only."""
     missing: tuple[str, ...] = ()
     """The rights on the table that the user does not have."""
+    refuses_writes: bool = False
+    """It is read-only for this user. A MariaDB or MySQL with `read_only` lets some users write."""
     kept: str = ""
     """How the table is kept: of PostgreSQL its persistence (p, u or t), of MySQL and MariaDB its engine."""
     standby: bool | None = None
@@ -170,7 +172,7 @@ async def _pushes(source: EngineSource, line: Line) -> bool:
 
 
 def read_only(settings: Mapping[str, str]) -> list[str]:
-    """The settings by which a MySQL or MariaDB refuses writes. Pure."""
+    """The settings by which a MySQL or MariaDB is read-only. Pure."""
     names = ("read_only", "super_read_only", "innodb_read_only")
     return [each for each in names if settings.get(each, "") not in OFF]
 
@@ -334,3 +336,4 @@ class _Questions:
                     raise
                 if meaning(error) is Meaning.REFUSED:
                     self._facts.missing += (right,)
+                self._facts.refuses_writes |= meaning(error) is Meaning.READ_ONLY

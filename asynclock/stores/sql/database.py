@@ -17,7 +17,7 @@ from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.delays import CONNECT, Delays
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource, is_of_mariadb
-from asynclock.stores.sql.errors import Meaning, explained, meaning, read_only, refusal, remedied
+from asynclock.stores.sql.errors import Meaning, explained, meaning, read_only, refusal, remedied, unsaid
 from asynclock.stores.sql.file_batches import FileBatches
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import FileReplaced
@@ -27,6 +27,7 @@ from asynclock.stores.sql.listening import Listening, channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
 from asynclock.stores.sql.mysql_single import MySQLSingles
 from asynclock.stores.sql.pool import LIMIT, Pool
+from asynclock.stores.sql.rows import resource_name
 from asynclock.stores.sql.single import Singles, single_of
 from asynclock.stores.sql.transactions import Transactions
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Notice, Op
     from asynclock.stores.deciding import Change
+    from asynclock.stores.sql.charsets import Charset
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
     from asynclock.stores.sql.settings import Settings
@@ -66,6 +68,7 @@ class Database:
         self.cleaning: Cleaning | None = None
         self.singles: Singles | MySQLSingles | None = None  # None: each op is a transaction
         self.batches: FileBatches | None = None  # of a file: transactions that ops share
+        self._charset: Charset | None = None  # of names and labels; None: it has all of Unicode
         self._inbox: Inbox | None = None
         self._pools: list[Pool] = []  # the one of `transactions`, and one that may be closing
         self._timeout = connect_timeout
@@ -226,6 +229,7 @@ class Database:
             while (obstacle := await self.settings.obstacle(line)) is not None:
                 self.delays.repeated(CONNECT, obstacle)
                 await asyncio.sleep(0.01)
+            self._charset = await self.dialect.charset(line)
         if isinstance(self.dialect, SQLite):
             dialect = self.dialect
 
@@ -303,6 +307,11 @@ class Database:
         """A transaction has carried out an op on a plain row of a file."""
         if self._inbox is not None:
             self._inbox.seen_plain(key, "" if op.verb is Verb.RELEASE else op.id, op.lease)
+
+    def check_text(self, keys: Sequence[str], op: Op) -> None:
+        """Raises Unfit for an op that cannot be written here."""
+        if self._charset is not None and (lacks := self._charset.lacks([*map(resource_name, keys), op.id])):
+            raise unsaid(self.settings.label, f"{self._charset.name} has no {lacks!r}")
 
     async def ask_single(self, key: str, op: Op) -> int | None:
         """Carry an op out by one statement: the fence. None: it needs a transaction."""

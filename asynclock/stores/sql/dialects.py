@@ -11,14 +11,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock._errors import ConfigError
-from asynclock.stores.sql.errors import Conflict, Meaning, is_duplicate, meaning
+from asynclock.stores.sql.charsets import narrowest
+from asynclock.stores.sql.errors import Conflict, Demoted, Meaning, is_duplicate, meaning
 from asynclock.stores.sql.files import FileReplaced
+from asynclock.stores.sql.lines import READ_ONLY, committed, is_read_only
 from asynclock.stores.sql.pool import LIMIT
 from asynclock.stores.sql.rows import CLOCK, FLOOR, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from asynclock.stores.sql.charsets import Charset
     from asynclock.stores.sql.lines import Line
 
 _COLUMNS = "resource_name, owner, node_info, count, fence, expires_at, keep_until, state"
@@ -73,6 +76,7 @@ class Dialect:
     begin_waiting = _begin(WAITING)  # the same once its lock was not free
     mixes = True  # some clients may get push messages, and others look for theirs
     returns = True  # INSERT ... RETURNING
+    charsets = "current_setting('server_encoding'), current_setting('client_encoding')"
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -134,9 +138,25 @@ class Dialect:
     async def time(self, line: Line) -> float:
         return float((await line.fetch(f"SELECT {self.now}"))[0][0])
 
+    async def charset(self, line: Line) -> Charset | None:
+        """That of the text which this connection can write, if it is not all of Unicode."""
+        (found,) = await line.fetch(f"SELECT {self.charsets}")
+        return narrowest(self.name, [str(each) for each in found])
+
     async def check(self, line: Line) -> None:
         """Whether what this transaction grants is where all others look. Raises FileReplaced."""
 
+    async def commit(self, line: Line) -> None:
+        """End a transaction. Raises Demoted, or Unconfirmed, where it is committed and must not count."""
+        await line.run("COMMIT")
+
+    async def check_primary(self, line: Line) -> None:
+        """Whether what others have written here counts. Raises Demoted. A standby of PostgreSQL refuses writes itself,
+        and its transactions cannot be committed after it was demoted, since it was restarted for that."""
+
+
+WRITABLE = f"CAST({READ_ONLY} AS CHAR) IN ('0', 'OFF')"
+"""False on a server that was demoted. A user with SUPER or READ ONLY ADMIN could still write there."""
 
 _LONGEST_WAIT = 60.0
 """Seconds. A longer wait for a row is none: LIMIT ends the transaction before."""
@@ -151,7 +171,12 @@ class MySQL(Dialect):
 
     Where the zone changes during a statement, that difference is off by an hour. Then the clock is read by another
     statement. With the option sysdate-is-now of the server it is 0. Then an op is decided at the
-    begin of its statement, which is after it was sent, so no client counts on more time than the row has."""
+    begin of its statement, which is after it was sent, so no client counts on more time than the row has.
+
+    A server that was demoted (read_only) lets privileged users write on. SET GLOBAL read_only waits for the statements
+    that write now, and for the commits, but a transaction may write before and commit afterwards. So each transaction
+    reads the variable twice: with its rows, and after its commit. What was committed before the variable was set is on
+    the replicas that follow; what is committed later counts for nobody."""
 
     name = "mysql"
     mixes = False
@@ -162,6 +187,7 @@ class MySQL(Dialect):
     )
     begin = begin_waiting = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION"
     returns = False
+    charsets = "@@character_set_client, @@character_set_connection"
 
     async def read(self, line: Line, names: Sequence[str], *, brief: bool = False) -> Read:
         # A statement for each name: with several, the server might scan the table, and wait for the locks of others.
@@ -170,13 +196,15 @@ class MySQL(Dialect):
         for name in names:
             for found in await line.fetch(reading, {"k0": name}):
                 now = _time_of(found)
-                rows[name] = Row(*found[2:])
+                _check_writable(found[2])
+                rows[name] = Row(*found[3:])
         if len(rows) < len(names) or not names or not all(row.fence for row in rows.values()):
             (found,) = await line.fetch(
-                f"SELECT {self.now}, (SELECT fence FROM {self.table} WHERE resource_name = :floor)",  # noqa: S608
+                f"SELECT {self.now}, {READ_ONLY}, (SELECT fence FROM {self.table} WHERE resource_name = :floor)",  # noqa: S608
                 {"floor": FLOOR},
             )
-            now, floor = _time_of(found), found[2]
+            _check_writable(found[2])
+            now, floor = _time_of(found), found[3]
         return Read(await self.time(line) if now is None else now, int(floor or 0), rows)
 
     def _place(self, name: str) -> str:
@@ -194,7 +222,7 @@ class MySQL(Dialect):
 
     def _reading(self, number: int) -> str:
         del number
-        return f"SELECT {self.now}, {_COLUMNS} FROM {self.table} WHERE resource_name = :k0 FOR UPDATE"  # noqa: S608
+        return f"SELECT {self.now}, {READ_ONLY}, {_COLUMNS} FROM {self.table} WHERE resource_name = :k0 FOR UPDATE"  # noqa: S608
 
     async def insert(self, line: Line, row: Row, now: float) -> None:
         try:
@@ -203,6 +231,23 @@ class MySQL(Dialect):
             if is_duplicate(error):
                 raise Conflict from error
             raise
+
+    async def commit(self, line: Line) -> None:
+        _check_writable((await committed(line, f"SELECT {READ_ONLY}", self._at_primary))[0][0])
+
+    async def check_primary(self, line: Line) -> None:
+        _check_writable((await line.fetch(self._at_primary))[0][0])
+
+    @cached_property
+    def _at_primary(self) -> str:
+        """It locks nothing. A proxy that sends reads to the replicas sends this to the primary."""
+        return f"SELECT {READ_ONLY}, count(*) FROM {self.table} WHERE resource_name = '' FOR UPDATE"  # noqa: S608
+
+
+def _check_writable(found: Any) -> None:
+    """Of READ_ONLY. Raises Demoted."""
+    if is_read_only(found):
+        raise Demoted
 
 
 def _time_of(found: Sequence[Any]) -> float | None:
@@ -218,6 +263,10 @@ class SQLite(Dialect):
     mixes = False
     now = ":now"
     begin = begin_waiting = "BEGIN IMMEDIATE"
+
+    async def charset(self, line: Line) -> Charset | None:
+        del line
+        return None
 
     def __init__(self, table: str) -> None:
         super().__init__(table)

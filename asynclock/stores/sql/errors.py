@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError
 
 from asynclock._errors import ConfigError
 from asynclock._untrusted import said
+from asynclock.stores.port import Unfit
 from asynclock.stores.sql.remedies import remedy
 
 if TYPE_CHECKING:
@@ -25,8 +26,21 @@ class Meaning(Enum):
     LOST = "lost"  # the connection cannot be used any more
     REFUSED = "refused"  # only the user can solve it
     READ_ONLY = "read-only"  # a standby, which may become master, or no master any more: ask another connection
+    UNSAID = "unsaid"  # a text has a character that the database, the table or the connection does not have
     ABSENT = "absent"  # the table does not exist
     FAILED = "failed"  # anything else
+
+
+class Demoted(Exception):
+    """A MariaDB or MySQL has `read_only`. It does not refuse the writes of a user with SUPER or READ ONLY ADMIN."""
+
+    def __init__(self) -> None:
+        super().__init__("it has read_only=ON")
+
+
+class Unconfirmed(Exception):
+    """A transaction is committed, and nothing is known of whether the server was still the primary by then. The cause
+    says why. It must not be repeated."""
 
 
 class Conflict(Exception):
@@ -38,7 +52,9 @@ _LOST = {"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", 1053, 1927, 2002,
 _REFUSED = {"28000", "28P01", "3D000", "42501", "3F000", 1044, 1045, 1049, 1129, 1130, 1142, 1143, 1227, 1665}
 _READ_ONLY = {"25006", 1290, 1792, 1836}
 _ABSENT = {"42P01", 1146}
+_UNSAID = {"22P05", "22021", 1300, 1366, 3854}
 _LOCK_WAITS = {"55P03", 1205}
+_OF_VALUES = {"22", "23", "44", "54", "P0"}  # classes of SQLSTATE
 _BROKEN = ("InterfaceError", "InternalClientError", "ConnectionDoesNotExistError")
 """Of asyncpg: the connection is closed, or closes just now."""
 
@@ -48,6 +64,7 @@ _CODES = (
     (_REFUSED, Meaning.REFUSED),
     (_READ_ONLY, Meaning.READ_ONLY),
     (_ABSENT, Meaning.ABSENT),
+    (_UNSAID, Meaning.UNSAID),
 )
 """SQLSTATE of PostgreSQL, and the numbers of MySQL and MariaDB."""
 
@@ -86,13 +103,13 @@ class ReadOnly(Exception):
 
 def meaning(error: BaseException) -> Meaning:
     """Of an error of a driver, of SQLAlchemy, or of the network."""
-    if isinstance(error, Conflict):
-        return Meaning.AGAIN
+    if isinstance(error, Unconfirmed):
+        return Meaning.LOST if error.__cause__ is not None and ends_connection(error.__cause__) else Meaning.FAILED
     if getattr(error, "connection_invalidated", False):  # SQLAlchemy
         return Meaning.LOST
     for each in _chain(error):
-        if isinstance(each, Delayed | UsedUp):
-            return Meaning.FAILED
+        if (known := _of_class(each)) is not None:
+            return known
         state, code = _code(each)
         for codes, found in _CODES:
             if state in codes or (isinstance(code, int) and code in codes):
@@ -108,6 +125,17 @@ def meaning(error: BaseException) -> Meaning:
         if type(each).__module__.startswith("asyncpg") and type(each).__name__.endswith(_BROKEN):
             return Meaning.LOST
     return Meaning.FAILED
+
+
+def _of_class(error: BaseException) -> Meaning | None:
+    """Of those that no server sends."""
+    if isinstance(error, Conflict):
+        return Meaning.AGAIN
+    if isinstance(error, Delayed | UsedUp):
+        return Meaning.FAILED
+    if isinstance(error, Demoted):
+        return Meaning.READ_ONLY
+    return Meaning.UNSAID if isinstance(error, UnicodeEncodeError) else None
 
 
 def ends_connection(error: BaseException) -> bool:
@@ -142,7 +170,19 @@ def _of_sqlite(text: str) -> Meaning:
 
 def is_answer(error: BaseException) -> bool:
     """Whether the server has sent it: then the statement has ended."""
-    return any(isinstance(getattr(each, "sqlstate", None), str) for each in _chain(error))
+    return any(isinstance(getattr(each, "sqlstate", None), str) or _is_of_mysql(each) for each in _chain(error))
+
+
+def _is_of_mysql(error: BaseException) -> bool:
+    """Its numbers from 2000 to 2999 are those of clients."""
+    code = error.args[0] if error.args and not isinstance(error, OSError) else None
+    return isinstance(code, int) and (1000 <= code < 2000 or code >= 3000)
+
+
+def is_of_one(error: BaseException) -> bool:
+    """Whether PostgreSQL has refused a statement for what one of several ops writes: a value, a trigger, a policy."""
+    states = [str(getattr(each, "sqlstate", None) or "") for each in _chain(error)]
+    return any(state[:2] in _OF_VALUES or state == "42501" for state in states)
 
 
 def is_lock_wait(error: BaseException) -> bool:
@@ -199,13 +239,27 @@ def explained(label: str) -> Iterator[None]:
             raise refusal(label, error) from error
         if found is Meaning.READ_ONLY:
             raise read_only(label, error) from error
+        if found is Meaning.UNSAID:
+            raise unsaid(label, reason(error)) from error
         if remedy(reason(error)):
             raise Unserved(f"{label}: {remedied(error)}") from error
         raise
 
 
 def read_only(label: str, error: BaseException) -> ReadOnly:
-    return ReadOnly(f"{label} is read-only ({reason(error)}): is it a standby, or may its user only read?")
+    user = ", or its user has default_transaction_read_only" if getattr(error, "sqlstate", None) == "25006" else ""
+    return ReadOnly(
+        f"{label} is read-only ({reason(error)}): it is a standby, or a primary that was demoted{user}; let the url "
+        "name the primary, or make this server writable"
+    )
+
+
+def unsaid(label: str, why: str) -> Unfit:
+    """For a name or a label that cannot be written there."""
+    return Unfit(
+        f"{label} cannot write this name, or the label of this lock ({why}): take other characters, or a database with "
+        "the encoding UTF8, or a table and a connection with the character set utf8mb4"
+    )
 
 
 def reason(error: BaseException) -> str:

@@ -167,6 +167,7 @@ class Inbox:
             )
             if found:
                 await self._dialect.check(line)  # a notice may be a grant
+                await self._dialect.check_primary(line)
             for name, message in found:
                 await self._pool.alone(
                     line,

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from sqlalchemy import text
 
-from asynclock.stores.sql.errors import ends_connection, is_answer, is_unprepared
+from asynclock.stores.sql.errors import Demoted, Unconfirmed, ends_connection, is_answer, is_unprepared
 from asynclock.stores.sql.limits import CLOSING, STOPPING, cut, in_background, is_cut, limited
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sqlalchemy import TextClause
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -38,6 +39,13 @@ _PLANNER_NOW = "SELECT " + ", ".join(f"current_setting('{each}')" for each in _W
 
 _PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
 _NOTHING: dict[str, Any] = {}
+
+READ_ONLY = "@@global.read_only"
+"""Of MariaDB and MySQL; also set where super_read_only is. Its values are 0 and 1; of a newer MariaDB OFF, ON and
+others."""
+
+_CONFIRMING = -1
+"""In place of the index of a change: the statement behind the COMMIT."""
 
 
 Change: TypeAlias = "tuple[str, Mapping[str, Any]]"
@@ -171,7 +179,8 @@ class AsyncmyLine(_EngineLine):
         return found
 
     async def change_all(self, changes: Sequence[Change]) -> list[int]:
-        """The same for several, as one transaction in one round trip. Raises Stopped; then nothing was done."""
+        """The same for several, as one transaction in one round trip. Raises Stopped, if nothing was done. Raises
+        Demoted, or Unconfirmed, if it is committed and must not count."""
         try:
             return await self._changed(changes)
         except Stopped as stopped:
@@ -187,22 +196,28 @@ class AsyncmyLine(_EngineLine):
                 await (self.driver.next_result() if index else self.driver.query(query))
                 if isinstance(place, str):
                     self._prepared[place] = _name(len(self._prepared))
-                elif place is not None:
+                elif place is not None and place != _CONFIRMING:
                     found[place] = int(self.driver.insert_id() or 0)
         except Exception as error:
             place = packet[index][1]
+            if place == _CONFIRMING:
+                raise Unconfirmed from error
             if ends_connection(error):
                 raise
             if not self._prepares or not (isinstance(place, str) or is_unprepared(error)):
                 raise Stopped(error, place if isinstance(place, int) else None, begun=index > 0) from error
         else:
+            if len(changes) > 1 and is_read_only(self.driver._result.rows[0][0]):  # noqa: SLF001 - as its cursors do
+                raise Demoted
             return found
         self._prepares = False  # the server has no room for more, or a proxy between has another session now
         await self.driver.query("ROLLBACK")
         return await self._changed(changes)
 
     def _packet(self, changes: Sequence[Change]) -> list[tuple[str, int | str | None]]:
-        """The statements for these. Each with the index of its change, or with the text that it prepares."""
+        """The statements for these. Each with the index of its change, or with the text that it prepares. After a
+        commit, which may come after the server was demoted, it says whether it was; one statement alone commits itself,
+        before a SET GLOBAL read_only that comes meanwhile."""
         # Not BEGIN: with sql_mode = ORACLE that is the begin of a block.
         packet: list[tuple[str, int | str | None]] = [] if len(changes) == 1 else [("START TRANSACTION", None)]
         literal, new = self.driver.literal, dict[str, str]()
@@ -217,8 +232,16 @@ class AsyncmyLine(_EngineLine):
                 packet.append((f"PREPARE {name} FROM {literal(compiled % (('?',) * len(names)))}", sql))
             packet.append((self._execute(name, names, params), index))
         if len(changes) > 1:
-            packet.append(("COMMIT", None))
+            packet += [("COMMIT", None), (f"SELECT {READ_ONLY}", _CONFIRMING)]
         return packet
+
+    async def committed(self, then: str) -> Sequence[Any]:
+        """COMMIT, and the rows of a statement behind it in the same packet; see `committed`."""
+        await self.driver.query(f"COMMIT;{then}")
+        with _unconfirmed():
+            await self.driver.next_result()
+        rows: Sequence[Any] = self.driver._result.rows  # noqa: SLF001 - as its cursors do
+        return rows
 
     def _execute(self, name: str, names: Sequence[str], params: Mapping[str, Any]) -> str:
         literal = self.driver.literal
@@ -271,6 +294,24 @@ class AsyncpgLine(_EngineLine):
         return True
 
 
+@contextmanager
+def _unconfirmed() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise Unconfirmed from error
+
+
+async def committed(line: Line, then: str, alone: str) -> Sequence[Any]:
+    """COMMIT, and the rows of `then` right behind it; of `alone` in its place where it is sent by itself. Raises
+    Unconfirmed if only that has failed."""
+    if isinstance(line, AsyncmyLine):
+        return await line.committed(then)
+    await line.run("COMMIT")
+    with _unconfirmed():
+        return await line.fetch(alone)
+
+
 async def closed(connection: AsyncConnection) -> None:
     """Close a connection that nothing uses any more; it does not go back to its pool. Ends within two of CLOSING, and
     never raises."""
@@ -283,6 +324,11 @@ async def closed(connection: AsyncConnection) -> None:
 @lru_cache(maxsize=256)
 def _clause(sql: str) -> TextClause:
     return text(sql)
+
+
+def is_read_only(found: Any) -> bool:
+    """Of READ_ONLY."""
+    return str(found) not in ("0", "OFF")
 
 
 def _name(number: int) -> str:

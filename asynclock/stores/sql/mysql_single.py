@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._loop import own_task
 from asynclock.rules.model import CLOCK_SKEW
-from asynclock.stores.sql.errors import Meaning, meaning
+from asynclock.stores.sql.dialects import WRITABLE
+from asynclock.stores.sql.errors import Meaning, ends_connection, is_answer, meaning
 from asynclock.stores.sql.limits import CLOSING
 from asynclock.stores.sql.lines import AsyncmyLine, Stopped
 from asynclock.stores.sql.pool import LIMIT, Overdue
@@ -91,7 +92,7 @@ def statement(table: str, group: str, clock: MySQLClock = CLOCK) -> str:
             SELECT :name, :owner, :info, 1,
                 LAST_INSERT_ID(greatest({floor} + 1, {first}) + {int(span)} - 1),
                 now + :lease, now + :memory, now, now
-            FROM (SELECT {now} AS now) AS c WHERE {runs}
+            FROM (SELECT {now} AS now) AS c WHERE {runs} AND {WRITABLE}
             ON DUPLICATE KEY UPDATE
                 fence = IF({free}, LAST_INSERT_ID(greatest(fence + {int(span)}, VALUES(fence))),
                     fence + 0 * LAST_INSERT_ID(0)),
@@ -107,7 +108,7 @@ def statement(table: str, group: str, clock: MySQLClock = CLOCK) -> str:
     }[verb].replace("{now}", now)
     return (
         f"{_AT_ONCE}UPDATE {table} SET {changes} WHERE resource_name = :name AND state IS NULL "  # noqa: S608
-        f"AND owner = :owner AND expires_at > {now} AND greatest(fence, :number) > 0 AND {runs}"
+        f"AND owner = :owner AND expires_at > {now} AND greatest(fence, :number) > 0 AND {runs} AND {WRITABLE}"
     )
 
 
@@ -119,7 +120,7 @@ def _retake(table: str, span: int, clock: MySQLClock) -> str:
             fence = LAST_INSERT_ID(greatest(fence + {span}, {_first(end)} + {span} - 1)),
             keep_until = {end} + :memory, update_time = {end}, expires_at = {end} + :lease
         WHERE resource_name = :name AND state IS NULL AND fence > 0
-            AND (count = 0 OR expires_at <= {begin}) AND {clock.runs}"""  # noqa: S608
+            AND (count = 0 OR expires_at <= {begin}) AND {clock.runs} AND {WRITABLE}"""  # noqa: S608
 
 
 def _first(now: str) -> str:
@@ -240,9 +241,11 @@ async def _sent(line: Line, asked: Sequence[_Asked]) -> None:
     except Stopped as stopped:
         concerned = asked if stopped.at is None else asked[stopped.at : stopped.at + 1]
         if not stopped.begun:
-            # One of them may be the reason: a name that the character set of the connection does not have. So each is
-            # decided in a transaction of its own. The error closes the connection, as that of a single op does.
+            # One of them may be the reason: a name that the character set of the connection does not have, which the
+            # driver finds before it sends anything. So each is decided in a transaction of its own.
             _settle(asked, [0] * len(asked))
+            if meaning(stopped.error) is Meaning.UNSAID:
+                return
             raise stopped.error from None
         if meaning(stopped.error) is Meaning.AGAIN:
             _settle(concerned, [0] * len(concerned))
@@ -256,8 +259,12 @@ async def _sent_alone(line: AsyncmyLine, asked: Sequence[_Asked]) -> None:
     try:
         fence = await line.change(*asked[0].change)
     except Exception as error:
-        if meaning(error) is not Meaning.AGAIN:
-            raise
+        found = meaning(error)
+        if found is not Meaning.AGAIN:
+            if ends_connection(error) or not (is_answer(error) or found is Meaning.UNSAID):
+                raise
+            _fail(asked, error)
+            return
         fence = 0  # a lock was not free, and the server has undone the statement: the connection is good
     _settle(asked, [fence])
 

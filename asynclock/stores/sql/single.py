@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asynclock._loop import own_task
 from asynclock.rules.model import ACQUIRE, CLOCK_SKEW, EXTEND, RELEASE
 from asynclock.stores.sql.dialects import LOCKED, latest
-from asynclock.stores.sql.errors import Delayed, Meaning, meaning, was_not_sent
+from asynclock.stores.sql.errors import Delayed, Meaning, ends_connection, is_answer, is_of_one, meaning, was_not_sent
 from asynclock.stores.sql.limits import CLOSING
 from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from asynclock.rules.model import Op
+    from asynclock.stores.sql.lines import Line
 
 TOGETHER = 64
 """Ops of one statement, at most."""
@@ -223,6 +224,11 @@ class Singles:
         try:
             fences = await self._fetch(statement, group, columns)
         except BaseException as error:
+            if len(taken) > 1 and isinstance(error, Exception) and is_of_one(error):
+                for name, asked in taken.items():  # nothing was carried out
+                    if not asked[1].done():
+                        await self._send(group, {name: asked})
+                return
             said = error if isinstance(error, Exception) else ConnectionError("closed")
             for _, answer in taken.values():
                 if not answer.done():
@@ -246,19 +252,21 @@ class Singles:
         while True:
             try:
                 async with self._pool.line(until) as line:
-                    found = await line.fetch(text, {**params, "floor": FLOOR})
-                    return {str(name): int(fence) for name, fence in found}
+                    found = await _answered(line, text, {**params, "floor": FLOOR})
+                if not isinstance(found, Exception):
+                    return found
+                raise found
             except Overdue as error:
                 said = f"{self._label} did not end a statement within {LIMIT:g} s"
                 raise (Delayed(said) if error.ended else TimeoutError(said)) from error
             except Exception as error:
-                found_out = meaning(error)
-                if found_out is Meaning.AGAIN:
+                means = meaning(error)
+                if means is Meaning.AGAIN:
                     return {}
                 # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
                 # its undo. Only an extend does no harm.
                 again = group == "extend" or was_not_sent(error)
-                if found_out is not Meaning.LOST or not stale or not again:
+                if means is not Meaning.LOST or not stale or not again:
                     raise
                 stale = False
                 self._pool.drop_idle()
@@ -268,3 +276,13 @@ class Singles:
             worker.cancel()
         if self._workers:
             await asyncio.wait(set(self._workers), timeout=CLOSING)
+
+
+async def _answered(line: Line, text: str, params: Mapping[str, Any]) -> dict[str, int] | Exception:
+    """The fences, by name; or the error with which the server has answered. The connection is good after that."""
+    try:
+        return {str(name): int(fence) for name, fence in await line.fetch(text, params)}
+    except Exception as error:
+        if ends_connection(error) or not is_answer(error):
+            raise
+        return error

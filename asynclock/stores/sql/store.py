@@ -12,6 +12,7 @@ from sqlalchemy.pool import NullPool
 from asynclock._errors import ConfigError
 from asynclock.rules.model import ACQUIRE, RELEASE
 from asynclock.stores.deciding import copy_of, keys_of
+from asynclock.stores.port import Unfit
 from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.file_batches import FileOp
@@ -129,11 +130,14 @@ class SQLStore(TransactionalStore):
         votes: list[Grant | Refused | Undone],
     ) -> None:
         """One statement if that is enough, else a transaction."""
+        database.check_text(keys, op)
         try:
             if (fence := await database.ask_single(keys[0], op)) is not None:
                 votes[:] = [(fence, False)]
                 return
             await database.transact(keys, step, checked=op.verb is not RELEASE)
+        except Unfit:
+            raise
         except BaseException:
             self._doubt(op)
             raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import State
-from asynclock.stores.sql.errors import Delayed, Meaning, ends_connection, is_lock_wait, meaning
+from asynclock.stores.sql.errors import Delayed, Meaning, Unconfirmed, ends_connection, is_lock_wait, meaning
 from asynclock.stores.sql.file_lines import FileLine
 from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
 from asynclock.stores.sql.rows import (
@@ -174,9 +174,9 @@ class Transactions:
             if way.checked:
                 await self._dialect.check(line)
             result = await run(line)
-            await line.run("COMMIT")
+            await self._dialect.commit(line)
         except Exception as error:  # of the step, too
-            if ends_connection(error):
+            if ends_connection(error) or isinstance(error, Unconfirmed):
                 raise
             # BEGIN of PostgreSQL has settings behind it: it may have begun although it failed.
             if (way.began or self._dialect.name == "postgresql") and not await _is_rolled_back(line):
