@@ -16,17 +16,17 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from asynclock._errors import ConfigError
+from asynclock._errors import ConfigError, brief
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.drivers import creator_of
-from asynclock.stores.sql.errors import UsedUp, is_of_options
+from asynclock.stores.sql.errors import UsedUp, all_said, is_of_options
 from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of
 from asynclock.stores.sql.limits import CLOSING, cut, in_background, keep_socket, limited, rest
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine, closed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -96,7 +96,28 @@ def _check_options(url: URL, backend: str, text: str) -> None:
     odd = url.query.keys() | named if backend == "sqlite" else {name for name in named if name.startswith("asynclock_")}
     if odd - {TABLE_OPTION} or (TABLE_OPTION in odd and not isinstance(url.query.get(TABLE_OPTION), str)):
         whose = "a url of SQLite" if backend == "sqlite" else "asynclock"
-        raise ConfigError(f"a wrong option: {whose} has one option, once and with a value, ?{TABLE_OPTION}=locks")
+        wrong = _listed(odd - {TABLE_OPTION} or odd)
+        raise ConfigError(
+            f"the wrong option {wrong}: {whose} has one option, once and with a value, ?{TABLE_OPTION}=locks"
+        )
+    if backend in ("mysql", "mariadb"):
+        for name, why in _SET_BY_US.items():
+            if str(url.query.get(name, _CHARSET)).lower() != _CHARSET:
+                raise ConfigError(f"the option {name} of the url: {why}: leave it out")
+
+
+_CHARSET = "utf8mb4"
+
+_SET_BY_US = {
+    "charset": f"names and notes may have any character, and only {_CHARSET} has all of them",
+    "init_command": "the store sets up its sessions itself",
+    "sql_mode": "the store sets up its sessions itself",
+}
+"""Options of MySQL and MariaDB that a url cannot set."""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(brief, sorted(names)))
 
 
 def _check_driver(url: URL, backend: str) -> None:
@@ -128,11 +149,20 @@ def _is_cut(text: str) -> bool:
     return "@" in (rest if found[1] else rest.partition("?")[0])
 
 
+_PLACES = ("host", "hostaddr", "port", "unix_socket", "service", "dbname", "database", "db", "target_session_attrs")
+"""Options of a url that say which server, or which database, is meant."""
+
+
 def label_of(url: URL, table: str) -> str:
-    """The name of the store in messages: no user, no password, no options."""
+    """The name of the store in messages: no user, no password, no options but those that tell two servers apart."""
     where = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
-    shown = where.render_as_string()
+    places = [f"{name}={value}" for name in _PLACES for value in url.normalized_query.get(name, ())]
+    shown = where.render_as_string() + (f"?{'&'.join(places)}" if places else "")
     return shown if table == "asynclock" else f"{shown} (table {table})"
+
+
+_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
+"""The sql_mode of our sessions on MySQL and MariaDB: a value that does not fit is an error."""
 
 
 def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
@@ -149,11 +179,11 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
         arguments["prepared_statement_name_func"] = lambda: f"__asynclock_{uuid.uuid4()}__"
         if pooler:
             arguments["statement_cache_size"] = 0
-    elif driver == "asyncmy":
+    elif driver in ("asyncmy", "aiomysql"):
         # The first is for rows, the second for the table: as a dump locks it. A server may be set to begin another
-        # transaction after each COMMIT, in which a single statement would be lost.
+        # transaction after each COMMIT, in which a single statement would be lost, or to take '' for NULL.
         limits = f"innodb_lock_wait_timeout = {int(IDLE)}, lock_wait_timeout = {int(IDLE)}"
-        setting = f"SET SESSION {limits}, completion_type = 0"
+        setting = f"SET SESSION {limits}, completion_type = 0, sql_mode = '{_MODE}'"
         arguments = {"connect_timeout": connect_timeout, "init_command": setting}
     elif backend == "sqlite":
         arguments = {"timeout": 0.0}  # it would sleep up to 100 ms; the store asks again after a shorter pause
@@ -180,11 +210,22 @@ def _options_checked(url: URL) -> Iterator[None]:
     except Exception as error:
         if not is_of_options(error):
             raise
+        which = _refused(url, error)
     else:
         return
     label, driver = label_of(url, "asynclock"), url.get_driver_name()
     hint = HINTS.get(driver, "they are the arguments of its connect()")
-    raise ConfigError(f"{label}: {driver} refuses an option of the url, or its value: {hint} (docs/stores/sql.md)")
+    raise ConfigError(f"{label}: {driver} refuses {which}, or its value: {hint} (docs/stores/sql.md)")
+
+
+def _refused(url: URL, error: BaseException) -> str:
+    """The option that a driver refuses, by what its error names: the option, or its value. Pure."""
+    text, options = all_said(error), url.normalized_query
+    named = [name for name in options if re.search(rf"(?<!\w){re.escape(name)}", text)]
+    named = named or [name for name, values in options.items() if any(repr(each) in text for each in values)]
+    if not (named := named or list(options)):
+        return "an option of the engine"
+    return f"the option {_listed(named)} of the url" if len(named) == 1 else f"one of the options {_listed(named)}"
 
 
 async def connection_of(engine: AsyncEngine) -> AsyncConnection:

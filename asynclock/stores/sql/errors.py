@@ -32,6 +32,11 @@ class Meaning(Enum):
 class Conflict(Exception):
     """Another client has inserted the row. The transaction is repeated."""
 
+    def __str__(self) -> str:
+        return (
+            "the row is there, and cannot be seen: other clients insert it, or a policy (row level security) hides it"
+        )
+
 
 _AGAIN = {"40001", "40P01", "55P03", "57014", 1213, 1205, 1020, 3572, 1317, 1969, 3024}
 _LOST = {"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", 1053, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
@@ -67,6 +72,12 @@ _RIGHTS = {"42501", 1044, 1142, 1143}
 """Of `_REFUSED`: a right is missing."""
 
 
+_NO_TRANSACTIONS = "statement pooling mode"
+"""What PgBouncer says with pool_mode=statement, before it closes the connection."""
+
+_NO_COLUMN, _SYNTAX = {"42703", 1054}, {"42601", 1064}
+
+
 class Delayed(Exception):
     """The database answers, but has not carried out an op in time: another session has a lock, or a standby is gone. It
     is not down."""
@@ -86,6 +97,10 @@ class ReadOnly(Exception):
 
 def meaning(error: BaseException) -> Meaning:
     """Of an error of a driver, of SQLAlchemy, or of the network."""
+    return Meaning.REFUSED if _NO_TRANSACTIONS in all_said(error) else _meaning(error)
+
+
+def _meaning(error: BaseException) -> Meaning:
     if isinstance(error, Conflict):
         return Meaning.AGAIN
     if getattr(error, "connection_invalidated", False):  # SQLAlchemy
@@ -155,6 +170,21 @@ def is_duplicate(error: BaseException) -> bool:
     return any(getattr(each, "sqlstate", None) == "23505" or each.args[:1] == (1062,) for each in _chain(error))
 
 
+def lacks_column(error: BaseException) -> bool:
+    """Whether the table has no such column."""
+    return any(not _NO_COLUMN.isdisjoint(_codes(each)) or "no such column" in str(each) for each in _chain(error))
+
+
+def is_syntax(error: BaseException) -> bool:
+    """Whether the statement cannot be read, as with a table whose name is a reserved word."""
+    return any(not _SYNTAX.isdisjoint(_codes(each)) or "syntax error" in str(each) for each in _chain(error))
+
+
+def all_said(error: BaseException) -> str:
+    """The texts of an error, of what SQLAlchemy keeps in it, and of their causes."""
+    return " ".join(map(str, _chain(error)))
+
+
 def is_unprepared(error: BaseException) -> bool:
     """Whether a statement of MariaDB was not prepared in this session, or cannot be."""
     return any(not _UNPREPARED.isdisjoint(_codes(each)) for each in _chain(error))
@@ -179,7 +209,9 @@ def refusal(label: str, error: BaseException) -> ConfigError:
     """For an error that only the user can solve."""
     need = ""
     for each in _chain(error):
-        if not _RIGHTS.isdisjoint(_codes(each)):
+        if "row-level security" in str(each):
+            need = ": CREATE POLICY asynclock ON the table TO the user USING (true) WITH CHECK (true)"
+        elif not _RIGHTS.isdisjoint(_codes(each)):
             need = ": its user needs SELECT, INSERT, UPDATE and DELETE on the table"
         elif _STATEMENTS in _code(each):
             need = ": SET GLOBAL binlog_format = MIXED (or ROW), and in the configuration of the server; then reconnect"
