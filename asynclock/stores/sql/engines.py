@@ -20,10 +20,11 @@ from asynclock._errors import ConfigError, brief
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.drivers import creator_of
-from asynclock.stores.sql.errors import UsedUp, all_said, is_of_options
+from asynclock.stores.sql.errors import UNKNOWN_CHARSET, UsedUp, all_said, is_of_options
 from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of
 from asynclock.stores.sql.limits import CLOSING, cut, in_background, keep_socket, limited, rest
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine, closed
+from asynclock.stores.sql.set_up import SQL_MODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -100,20 +101,12 @@ def _check_options(url: URL, backend: str, text: str) -> None:
         raise ConfigError(
             f"the wrong option {wrong}: {whose} has one option, once and with a value, ?{TABLE_OPTION}=locks"
         )
-    if backend in ("mysql", "mariadb"):
-        for name, why in _SET_BY_US.items():
-            if str(url.query.get(name, _CHARSET)).lower() != _CHARSET:
-                raise ConfigError(f"the option {name} of the url: {why}: leave it out")
+    if backend in ("mysql", "mariadb") and (ours := sorted(_SESSION & url.query.keys())):
+        raise ConfigError(f"the option {ours[0]} of the url: the store sets up its sessions itself: leave it out")
 
 
-_CHARSET = "utf8mb4"
-
-_SET_BY_US = {
-    "charset": f"names and notes may have any character, and only {_CHARSET} has all of them",
-    "init_command": "the store sets up its sessions itself",
-    "sql_mode": "the store sets up its sessions itself",
-}
-"""Options of MySQL and MariaDB that a url cannot set."""
+_SESSION = {"init_command", "sql_mode"}
+"""Options of MySQL and MariaDB that a url cannot have."""
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -161,10 +154,6 @@ def label_of(url: URL, table: str) -> str:
     return shown if table == "asynclock" else f"{shown} (table {table})"
 
 
-_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
-"""The sql_mode of our sessions on MySQL and MariaDB: a value that does not fit is an error."""
-
-
 def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
     """An engine of our own. `pooler`: no prepared statement may outlive its transaction, because the next transaction
     may run on another connection of the server."""
@@ -183,7 +172,7 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
         # The first is for rows, the second for the table: as a dump locks it. A server may be set to begin another
         # transaction after each COMMIT, in which a single statement would be lost, or to take '' for NULL.
         limits = f"innodb_lock_wait_timeout = {int(IDLE)}, lock_wait_timeout = {int(IDLE)}"
-        setting = f"SET SESSION {limits}, completion_type = 0, sql_mode = '{_MODE}'"
+        setting = f"SET SESSION {limits}, completion_type = 0, sql_mode = '{SQL_MODE}'"
         arguments = {"connect_timeout": connect_timeout, "init_command": setting}
     elif backend == "sqlite":
         arguments = {"timeout": 0.0}  # it would sleep up to 100 ms; the store asks again after a shorter pause
@@ -201,6 +190,8 @@ HINTS = {
 }
 """About the options of a url, by driver."""
 
+_CHARSET = "leave it out, since utf8mb4 is the default"
+
 
 @contextmanager
 def _options_checked(url: URL) -> Iterator[None]:
@@ -210,17 +201,19 @@ def _options_checked(url: URL) -> Iterator[None]:
     except Exception as error:
         if not is_of_options(error):
             raise
-        which = _refused(url, error)
+        which = refused_option(url, error)
     else:
         return
     label, driver = label_of(url, "asynclock"), url.get_driver_name()
-    hint = HINTS.get(driver, "they are the arguments of its connect()")
+    hint = _CHARSET if "'charset'" in which else HINTS.get(driver, "they are the arguments of its connect()")
     raise ConfigError(f"{label}: {driver} refuses {which}, or its value: {hint} (docs/stores/sql.md)")
 
 
-def _refused(url: URL, error: BaseException) -> str:
+def refused_option(url: URL, error: BaseException) -> str:
     """The option that a driver refuses, by what its error names: the option, or its value. Pure."""
     text, options = all_said(error), url.normalized_query
+    if UNKNOWN_CHARSET in text:
+        return "the option 'charset'"
     named = [name for name in options if re.search(rf"(?<!\w){re.escape(name)}", text)]
     named = named or [name for name, values in options.items() if any(repr(each) in text for each in values)]
     if not (named := named or list(options)):

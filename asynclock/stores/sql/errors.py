@@ -33,9 +33,7 @@ class Conflict(Exception):
     """Another client has inserted the row. The transaction is repeated."""
 
     def __str__(self) -> str:
-        return (
-            "the row is there, and cannot be seen: other clients insert it, or a policy (row level security) hides it"
-        )
+        return "the row is there, and cannot be seen: another client inserts it, or a policy (RLS) hides it"
 
 
 _AGAIN = {"40001", "40P01", "55P03", "57014", 1213, 1205, 1020, 3572, 1317, 1969, 3024}
@@ -76,6 +74,10 @@ _NO_TRANSACTIONS = "statement pooling mode"
 """What PgBouncer says with pool_mode=statement, before it closes the connection."""
 
 _NO_COLUMN, _SYNTAX = {"42703", 1054}, {"42601", 1064}
+
+
+UNKNOWN_CHARSET = "'NoneType' object has no attribute 'encoding'"
+"""What the drivers of MySQL say of a charset that they do not know, such as utf8mb3 (asyncmy)."""
 
 
 class Delayed(Exception):
@@ -195,7 +197,7 @@ def is_of_options(error: BaseException) -> bool:
     chain = list(_chain(error))
     if any(isinstance(each, OSError) for each in chain):  # a certificate that is refused is a ValueError, too
         return False
-    if any(isinstance(each, TypeError | ValueError | ArgumentError) for each in chain):
+    if any(isinstance(each, TypeError | ValueError | ArgumentError) or UNKNOWN_CHARSET in str(each) for each in chain):
         return True
     return any(type(each).__name__ == "ProgrammingError" and getattr(each, "sqlstate", "") is None for each in chain)
 

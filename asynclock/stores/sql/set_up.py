@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
 
+SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
+"""Of our sessions on MySQL and MariaDB: a value that does not fit is an error."""
+
 _TRIED = f"{RESERVED}tried:"
 """The begin of the name of a row that is never committed."""
 
@@ -24,16 +27,16 @@ async def check_session(line: Line, label: str) -> None:
     """The session of an engine of the user, on MySQL and MariaDB. Those of our own engines are set up. Raises
     ConfigError."""
     ((mode, completion),) = await line.fetch("SELECT @@sql_mode, @@completion_type")
-    setting = ""
+    wrong = []
     if "EMPTY_STRING_IS_NULL" in str(mode):
-        setting = "sql_mode has EMPTY_STRING_IS_NULL: a free name has the owner ''"
-    elif str(completion) not in ("NO_CHAIN", "0"):
-        setting = f"completion_type is {completion}: a commit would begin a transaction, or end the connection"
-    if setting:
+        wrong.append("sql_mode has EMPTY_STRING_IS_NULL, and a free name has the owner ''")
+    if str(completion) not in ("NO_CHAIN", "0"):
+        wrong.append(f"completion_type is {completion}, so a commit does more than to end a transaction")
+    if wrong:
+        command = f"SET SESSION completion_type = 0, sql_mode = '{SQL_MODE}'"
         raise ConfigError(
-            f"{label}: {setting}: set it in the sessions of the engine, for example with "
-            "connect_args={'init_command': \"SET SESSION completion_type = 0, sql_mode = 'TRADITIONAL'\"}, or give the "
-            "url in place of the engine"
+            f"{label}: {'; '.join(wrong)}: set up the sessions of the engine, for example with "
+            f"connect_args={{'init_command': \"{command}\"}}, or give the url in place of the engine"
         )
 
 
