@@ -100,7 +100,7 @@ async def test_a_pooler_that_takes_no_transactions_is_a_config_error(postgresql_
 # -- settings of the sessions of MariaDB and MySQL -------------------------------------------------------------------
 
 
-ON_ODD_SERVER = pytest.mark.xdist_group("odd MariaDB")
+ON_ODD_SERVER = pytest.mark.xdist_group("odd-mariadb")
 
 
 @pytest.fixture(scope="module")
