@@ -155,6 +155,14 @@ def test_a_pooler(durable: PostgreSQL) -> None:
     assert "pooler" in found["notices"]["what"]
 
 
+def test_a_pooler_that_takes_no_transactions(durable: PostgreSQL) -> None:
+    """No client can use it, also where there is no table yet."""
+    with pgbouncer(durable.url, "statement") as url:
+        code, found = doctor(f"{url}?asynclock_table=absent")
+    assert code == 2
+    assert any("pool_mode = transaction (or session)" in str(each) for each in found.values())
+
+
 def test_a_replica_of_postgresql() -> None:
     """A failover may lose locks, unless commits wait for the replica; the replica itself refuses writes."""
     folder = Path(tempfile.mkdtemp(prefix="asynclock-pg-"))

@@ -7,10 +7,12 @@ import sys
 from types import ModuleType
 
 import pytest
+from sqlalchemy import make_url
 from sqlalchemy.dialects.postgresql.psycopg import PGDialectAsync_psycopg
 
 from asynclock import ConfigError, Redlock
 from asynclock.stores import store_for
+from asynclock.stores.sql.engines import refused_option
 
 
 @pytest.mark.parametrize(
@@ -23,10 +25,18 @@ from asynclock.stores import store_for
         ("sqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
         ("sqlite+aiosqlite:////tmp/a.db", "sqlite:////tmp/a.db"),
         ("postgresql://me@server:secret@db/app", "postgresql://db/app"),
+        ("postgresql://me:secret@/app?host=/run/a&ssl=x", "postgresql:///app?host=/run/a"),
+        ("postgresql:///app?host=/run/b&port=5433", "postgresql:///app?host=/run/b&port=5433"),
+        ("postgresql://me@/app?host=a:1&host=b:2", "postgresql:///app?host=a:1&host=b:2"),
+        (
+            "postgresql://me@/app?target_session_attrs=standby&host=a:1&host=b:2&asynclock_table=locks",
+            "postgresql:///app?host=a:1&host=b:2&target_session_attrs=standby (table locks)",
+        ),
+        ("mysql://me:secret@/app?unix_socket=/run/a.sock&charset=utf8mb4", "mysql:///app?unix_socket=/run/a.sock"),
     ],
 )
 def test_a_url_names_a_store(url: str, label: str) -> None:
-    """Its label has no user, no password and no options."""
+    """Its label has no user and no password, and only the options that tell two servers apart."""
     assert store_for(url).label == label
 
 
@@ -42,6 +52,7 @@ def test_a_url_names_a_store(url: str, label: str) -> None:
         ("sqlite://var/lib/a.db", "four before an absolute one"),
         ("sqlite:///:memory:", "name a file"),
         ("postgresql://db:port/app", "not the url"),
+        ("mysql://db/app?init_command=SELECT+1", "init_command of the url: the store sets up its sessions itself"),
     ],
 )
 def test_a_wrong_url_is_refused(url: str, message: str) -> None:
@@ -88,6 +99,28 @@ def test_a_wrong_url_of_a_database_does_not_show_its_password(scheme: str, rest:
         Redlock(f"{scheme}://{rest}")
     shown = f"{caught.value} {caught.value!r} {caught.value.__cause__} {caught.value.__context__}"
     assert not [part for part in ("kilo", "watt", "12") if part in shown]
+
+
+class ProgrammingError(Exception):
+    """As that of psycopg."""
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "named"),
+    [
+        ("watts=kilo", ProgrammingError('invalid connection option "watts"'), "the option 'watts' of the url"),
+        ("watts=kilo&db=1", TypeError("connect() got an unexpected keyword argument 'watts'"), "the option 'watts'"),
+        ("ssl=kilo&db=1", ValueError("`sslmode` parameter must be one of: disable"), "the option 'ssl' of the url"),
+        ("size=kilo&time=7", ValueError("invalid literal for int() with base 10: 'kilo'"), "the option 'size'"),
+        ("size=kilo&time=7", ValueError("out of range"), "one of the options 'size', 'time'"),
+        ("", TypeError("connect() got an unexpected keyword argument 'watts'"), "an option of the engine"),
+    ],
+)
+def test_the_option_that_a_driver_refuses_is_named(options: str, error: Exception, named: str) -> None:
+    """As far as its error says which it is; never by its value."""
+    said = refused_option(make_url(f"postgresql://db/app?{options}"), error)
+    assert said.startswith(named)
+    assert "kilo" not in said
 
 
 def test_it_is_always_the_only_node() -> None:

@@ -362,6 +362,45 @@ async def test_c13_permissions(shared_zookeeper: ZooKeeper, name: str) -> None:
     await stranger.aclose()
 
 
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [("read", "lacks the permission READ on {path}/n:"), ("create", "lacks the permission CREATE on {path}/n:")],
+)
+async def test_c13_a_permission_that_is_lacking_is_named(
+    lacking: str, said: str, shared_zookeeper: ZooKeeper, name: str
+) -> None:
+    """At once, with its path, so that its owner can grant it. Nothing is left there."""
+    path = f"/lacking-{name.replace(':', '-')}"
+    owner = KazooClient(shared_zookeeper.address, auth_data=[("digest", "me:secret")])
+    owner.start()
+    rights = {each: each != lacking for each in ("read", "write", "create", "delete")}
+    owner.ensure_path(path)
+    owner.create(f"{path}/n", acl=[make_acl("world", "anyone", **rights), make_digest_acl("me", "secret", all=True)])
+    async with Redlock(shared_zookeeper.url(path), patience=LIMIT) as client:
+        with pytest.raises(ConfigError, match=said.format(path=path)):
+            await client("n").acquire(timeout=0)
+        if lacking == "read":
+            with pytest.raises(ConfigError, match=said.format(path=path)):
+                await client.inspect("n")
+            await until(lambda: not contenders_of(client))
+    assert owner.get_children(f"{path}/n") == []
+    owner.stop()
+    owner.close()
+
+
+async def test_c13_the_names_below_a_path_that_may_not_be_read(shared_zookeeper: ZooKeeper, name: str) -> None:
+    """A list of them is refused in the same way."""
+    path = f"/hidden-{name.replace(':', '-')}"
+    owner = KazooClient(shared_zookeeper.address, auth_data=[("digest", "me:secret")])
+    owner.start()
+    owner.create(path, acl=[make_acl("world", "anyone", create=True), make_digest_acl("me", "secret", all=True)])
+    async with Redlock(shared_zookeeper.url(path)) as client, client("n"):
+        with pytest.raises(ConfigError, match=f"lacks the permission READ on {path}:"):
+            [each async for each in client.holders()]
+    owner.stop()
+    owner.close()
+
+
 async def test_c13_one_of_several_names_is_forbidden(
     clients: list[Redlock], name: str, shared_zookeeper: ZooKeeper
 ) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from asynclock.rules.model import State
 from asynclock.stores.sql import SQLStore
 from asynclock.stores.sql.dialects import SQLite
+from asynclock.stores.sql.engines import url_of
 from asynclock.stores.sql.machine_clock import clock_with
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.rows import CLOCK, Row, resource_name, state_of
@@ -25,6 +26,17 @@ _threads = ThreadPoolExecutor(1)
 async def session(url: str) -> AsyncIterator[AsyncConnection]:
     """A connection of a stranger to a MariaDB."""
     engine = create_async_engine(url.replace("mariadb:", "mariadb+asyncmy:"))
+    try:
+        async with engine.connect() as connection:
+            yield connection
+    finally:
+        await engine.dispose()
+
+
+@asynccontextmanager
+async def administered(url: str) -> AsyncIterator[AsyncConnection]:
+    """A connection to any database, which commits each statement."""
+    engine = create_async_engine(url_of(url), isolation_level="AUTOCOMMIT")
     try:
         async with engine.connect() as connection:
             yield connection

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from asynclock._errors import ConfigError
 from asynclock.cli.doctor.standalone import StoreFacts
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.engines import EngineSource
@@ -131,16 +132,29 @@ async def database_facts(url: str) -> DatabaseFacts:
     try:
         async with pool.line() as line:
             await _Questions(line, settings, facts).ask_all()
+            await _try_transaction(line, settings, facts)
             # A standby sends no messages, and accepts no LISTEN.
             if isinstance(source, EngineSource) and settings.driver == "asyncpg" and not facts.standby:
                 facts.pushes = await _pushes(source, line)
     except Exception as error:
-        facts.error = _error(settings, error)
-        facts.misconfigured = meaning(error) is Meaning.REFUSED or is_of_options(error)
+        facts.error = str(error) if isinstance(error, ConfigError) else _error(settings, error)
+        facts.misconfigured = (
+            isinstance(error, ConfigError) or meaning(error) is Meaning.REFUSED or is_of_options(error)
+        )
         facts.remedy = remedy(facts.error)
     finally:
         await pool.aclose()
     return facts
+
+
+async def _try_transaction(line: Line, settings: Settings, facts: DatabaseFacts) -> None:
+    """Raises the error that each client would get: of a pooler that takes no transactions, or for a table whose name is
+    a reserved word."""
+    if settings.backend != "sqlite":
+        for each in (settings.dialect().begin, "ROLLBACK"):
+            await line.run(each)
+    if facts.has_table is None and not facts.missing:
+        await settings.exists(line)
 
 
 def _error(settings: Settings, error: Exception) -> str:

@@ -16,17 +16,18 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from asynclock._errors import ConfigError
+from asynclock._errors import ConfigError, brief
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.drivers import creator_of
-from asynclock.stores.sql.errors import UsedUp, is_of_options
+from asynclock.stores.sql.errors import UNKNOWN_CHARSET, UsedUp, all_said, is_of_options
 from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of
 from asynclock.stores.sql.limits import CLOSING, cut, in_background, keep_socket, limited, rest
 from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine, closed
+from asynclock.stores.sql.set_up import SQL_MODE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -96,7 +97,20 @@ def _check_options(url: URL, backend: str, text: str) -> None:
     odd = url.query.keys() | named if backend == "sqlite" else {name for name in named if name.startswith("asynclock_")}
     if odd - {TABLE_OPTION} or (TABLE_OPTION in odd and not isinstance(url.query.get(TABLE_OPTION), str)):
         whose = "a url of SQLite" if backend == "sqlite" else "asynclock"
-        raise ConfigError(f"a wrong option: {whose} has one option, once and with a value, ?{TABLE_OPTION}=locks")
+        wrong = _listed(odd - {TABLE_OPTION} or odd)
+        raise ConfigError(
+            f"the wrong option {wrong}: {whose} has one option, once and with a value, ?{TABLE_OPTION}=locks"
+        )
+    if backend in ("mysql", "mariadb") and (ours := sorted(_SESSION & url.query.keys())):
+        raise ConfigError(f"the option {ours[0]} of the url: the store sets up its sessions itself: leave it out")
+
+
+_SESSION = {"init_command", "sql_mode"}
+"""Options of MySQL and MariaDB that a url cannot have."""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(brief, sorted(names)))
 
 
 def _check_driver(url: URL, backend: str) -> None:
@@ -128,10 +142,15 @@ def _is_cut(text: str) -> bool:
     return "@" in (rest if found[1] else rest.partition("?")[0])
 
 
+_PLACES = ("host", "hostaddr", "port", "unix_socket", "service", "dbname", "database", "db", "target_session_attrs")
+"""Options of a url that say which server, or which database, is meant."""
+
+
 def label_of(url: URL, table: str) -> str:
-    """The name of the store in messages: no user, no password, no options."""
+    """The name of the store in messages: no user, no password, no options but those that tell two servers apart."""
     where = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
-    shown = where.render_as_string()
+    places = [f"{name}={value}" for name in _PLACES for value in url.normalized_query.get(name, ())]
+    shown = where.render_as_string() + (f"?{'&'.join(places)}" if places else "")
     return shown if table == "asynclock" else f"{shown} (table {table})"
 
 
@@ -149,11 +168,11 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
         arguments["prepared_statement_name_func"] = lambda: f"__asynclock_{uuid.uuid4()}__"
         if pooler:
             arguments["statement_cache_size"] = 0
-    elif driver == "asyncmy":
+    elif driver in ("asyncmy", "aiomysql"):
         # The first is for rows, the second for the table: as a dump locks it. A server may be set to begin another
-        # transaction after each COMMIT, in which a single statement would be lost.
+        # transaction after each COMMIT, in which a single statement would be lost, or to take '' for NULL.
         limits = f"innodb_lock_wait_timeout = {int(IDLE)}, lock_wait_timeout = {int(IDLE)}"
-        setting = f"SET SESSION {limits}, completion_type = 0"
+        setting = f"SET SESSION {limits}, completion_type = 0, sql_mode = '{SQL_MODE}'"
         arguments = {"connect_timeout": connect_timeout, "init_command": setting}
     elif backend == "sqlite":
         arguments = {"timeout": 0.0}  # it would sleep up to 100 ms; the store asks again after a shorter pause
@@ -171,6 +190,8 @@ HINTS = {
 }
 """About the options of a url, by driver."""
 
+_CHARSET = "leave it out, since utf8mb4 is the default"
+
 
 @contextmanager
 def _options_checked(url: URL) -> Iterator[None]:
@@ -180,11 +201,24 @@ def _options_checked(url: URL) -> Iterator[None]:
     except Exception as error:
         if not is_of_options(error):
             raise
+        which = refused_option(url, error)
     else:
         return
     label, driver = label_of(url, "asynclock"), url.get_driver_name()
-    hint = HINTS.get(driver, "they are the arguments of its connect()")
-    raise ConfigError(f"{label}: {driver} refuses an option of the url, or its value: {hint} (docs/stores/sql.md)")
+    hint = _CHARSET if "'charset'" in which else HINTS.get(driver, "they are the arguments of its connect()")
+    raise ConfigError(f"{label}: {driver} refuses {which}, or its value: {hint} (docs/stores/sql.md)")
+
+
+def refused_option(url: URL, error: BaseException) -> str:
+    """The option that a driver refuses, by what its error names: the option, or its value. Pure."""
+    text, options = all_said(error), url.normalized_query
+    if UNKNOWN_CHARSET in text:
+        return "the option 'charset'"
+    named = [name for name in options if re.search(rf"(?<!\w){re.escape(name)}", text)]
+    named = named or [name for name, values in options.items() if any(repr(each) in text for each in values)]
+    if not (named := named or list(options)):
+        return "an option of the engine"
+    return f"the option {_listed(named)} of the url" if len(named) == 1 else f"one of the options {_listed(named)}"
 
 
 async def connection_of(engine: AsyncEngine) -> AsyncConnection:

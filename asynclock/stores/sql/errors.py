@@ -46,6 +46,9 @@ class Unconfirmed(Exception):
 class Conflict(Exception):
     """Another client has inserted the row. The transaction is repeated."""
 
+    def __str__(self) -> str:
+        return "the row is there, and cannot be seen: another client inserts it, or a policy (RLS) hides it"
+
 
 _AGAIN = {"40001", "40P01", "55P03", "57014", 1213, 1205, 1020, 3572, 1317, 1969, 3024}
 _LOST = {"57P01", "57P02", "57P03", "57P05", "25P03", "25P04", 1053, 1927, 2002, 2003, 2006, 2013, 2014, 2055, 4031}
@@ -84,6 +87,16 @@ _RIGHTS = {"42501", 1044, 1142, 1143}
 """Of `_REFUSED`: a right is missing."""
 
 
+_NO_TRANSACTIONS = "statement pooling mode"
+"""What PgBouncer says with pool_mode=statement, before it closes the connection."""
+
+_NO_COLUMN, _SYNTAX = {"42703", 1054}, {"42601", 1064}
+
+
+UNKNOWN_CHARSET = "'NoneType' object has no attribute 'encoding'"
+"""What the drivers of MySQL say of a charset that they do not know, such as utf8mb3 (asyncmy)."""
+
+
 class Delayed(Exception):
     """The database answers, but has not carried out an op in time: another session has a lock, or a standby is gone. It
     is not down."""
@@ -105,6 +118,10 @@ def meaning(error: BaseException) -> Meaning:
     """Of an error of a driver, of SQLAlchemy, or of the network."""
     if isinstance(error, Unconfirmed):
         return Meaning.LOST if error.__cause__ is not None and ends_connection(error.__cause__) else Meaning.FAILED
+    return Meaning.REFUSED if _NO_TRANSACTIONS in all_said(error) else _meaning(error)
+
+
+def _meaning(error: BaseException) -> Meaning:
     if getattr(error, "connection_invalidated", False):  # SQLAlchemy
         return Meaning.LOST
     for each in _chain(error):
@@ -195,6 +212,21 @@ def is_duplicate(error: BaseException) -> bool:
     return any(getattr(each, "sqlstate", None) == "23505" or each.args[:1] == (1062,) for each in _chain(error))
 
 
+def lacks_column(error: BaseException) -> bool:
+    """Whether the table has no such column."""
+    return any(not _NO_COLUMN.isdisjoint(_codes(each)) or "no such column" in str(each) for each in _chain(error))
+
+
+def is_syntax(error: BaseException) -> bool:
+    """Whether the statement cannot be read, as with a table whose name is a reserved word."""
+    return any(not _SYNTAX.isdisjoint(_codes(each)) or "syntax error" in str(each) for each in _chain(error))
+
+
+def all_said(error: BaseException) -> str:
+    """The texts of an error, of what SQLAlchemy keeps in it, and of their causes."""
+    return " ".join(map(str, _chain(error)))
+
+
 def is_unprepared(error: BaseException) -> bool:
     """Whether a statement of MariaDB was not prepared in this session, or cannot be."""
     return any(not _UNPREPARED.isdisjoint(_codes(each)) for each in _chain(error))
@@ -205,7 +237,7 @@ def is_of_options(error: BaseException) -> bool:
     chain = list(_chain(error))
     if any(isinstance(each, OSError) for each in chain):  # a certificate that is refused is a ValueError, too
         return False
-    if any(isinstance(each, TypeError | ValueError | ArgumentError) for each in chain):
+    if any(isinstance(each, TypeError | ValueError | ArgumentError) or UNKNOWN_CHARSET in str(each) for each in chain):
         return True
     return any(type(each).__name__ == "ProgrammingError" and getattr(each, "sqlstate", "") is None for each in chain)
 
@@ -219,7 +251,9 @@ def refusal(label: str, error: BaseException) -> ConfigError:
     """For an error that only the user can solve."""
     need = ""
     for each in _chain(error):
-        if not _RIGHTS.isdisjoint(_codes(each)):
+        if "row-level security" in str(each):
+            need = ": CREATE POLICY asynclock ON the table TO the user USING (true) WITH CHECK (true)"
+        elif not _RIGHTS.isdisjoint(_codes(each)):
             need = ": its user needs SELECT, INSERT, UPDATE and DELETE on the table"
         elif _STATEMENTS in _code(each):
             need = ": SET GLOBAL binlog_format = MIXED (or ROW), and in the configuration of the server; then reconnect"

@@ -42,6 +42,7 @@ _REMEDIES = (
     ),
     (r"is not allowed to connect to this", "let the user of the url connect from this host (CREATE USER name@host)"),
     (r"no pg_hba\.conf entry|pg_hba\.conf rejects", "allow this host, user and database in pg_hba.conf"),
+    (r"statement pooling mode", "set pool_mode = transaction (or session) in PgBouncer, or name the server itself"),
     (r"not currently accepting connections", "ALTER DATABASE name ALLOW_CONNECTIONS true, or correct the url"),
     (r"database system is (starting up|shutting down|in recovery)|not yet accepting connections", "wait"),
 )

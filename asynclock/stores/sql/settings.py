@@ -10,16 +10,34 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.sql.dialects import DIALECTS
 from asynclock.stores.sql.engines import TABLE_OPTION, EngineSource, engine_of, label_of, url_of
-from asynclock.stores.sql.errors import Meaning, meaning, reason
+from asynclock.stores.sql.errors import Meaning, is_syntax, lacks_column, meaning, reason
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import absolute, check_file, path_of
 from asynclock.stores.sql.schema import ddl, lock_table
+from asynclock.stores.sql.set_up import check_policies, check_session
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
+
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
 
 _TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(?:\.[a-z_][a-z0-9_]{0,62})?")
+
+
+_OURS = {"c", "m", "mine", "made", "q", "taken"}
+"""What a statement for PostgreSQL calls its own parts (`single.py`). They would hide a table of that name."""
+
+
+def _check_word(url: URL, table: str) -> None:
+    """Raise ConfigError for a name that a statement for PostgreSQL cannot have without quotes. Some, such as user, are
+    functions of the server, so it would not always say so. What follows a schema may be any word."""
+    if url.get_backend_name() != "postgresql":  # they say so (`exists`)
+        return
+    schema, _, name = table.rpartition(".")
+    reserved: set[str] = url.get_dialect()().identifier_preparer.reserved_words
+    if (schema or name) in (reserved if schema else reserved | _OURS):
+        raise ConfigError(f"table={brief(table)} is a reserved word: give another name, such as locks")
 
 
 class Settings:
@@ -44,6 +62,7 @@ class Settings:
             raise ConfigError(
                 f"table={brief(str(table))}: give a name of small letters, digits and _, with its schema if need be"
             )
+        _check_word(self.url, table)
         self.table = table
         self.backend = self.url.get_backend_name()
         self.driver = self.url.get_driver_name()
@@ -90,12 +109,16 @@ class Settings:
         """Make the table if it is absent. Raises ConfigError if that is not permitted."""
         if self.is_plain_file:
             await line.run("PRAGMA journal_mode = WAL")
-        if await self._exists(line):
+        if self.backend in ("mysql", "mariadb") and self.engine is not None:
+            await check_session(line, self.label)
+        if await self.exists(line):
+            if self.backend == "postgresql":
+                await check_policies(line, self.dialect(), self.label)
             return
         try:
             await self.create(line)
         except Exception as error:
-            if await self._exists(line):  # another client was first
+            if await self.exists(line):  # another client was first
                 return
             if meaning(error) not in (Meaning.REFUSED, Meaning.FAILED):
                 raise
@@ -111,11 +134,21 @@ class Settings:
         table = lock_table(name, schema=schema or None)
         await line.run(ddl(self.url.get_dialect()(), table, if_absent=True))
 
-    async def _exists(self, line: Line) -> bool:
+    async def exists(self, line: Line) -> bool:
+        """Whether the table does. Raises ConfigError if it is one of another program: nothing writes to it then."""
+        columns = ", ".join(each.name for each in lock_table().columns)
         try:
-            await line.run(f"SELECT fence FROM {self.table} WHERE 1 = 0")  # noqa: S608
+            await line.run(f"SELECT {columns} FROM {self.table} WHERE 1 = 0")  # noqa: S608
         except Exception as error:
             if meaning(error) is Meaning.ABSENT:
                 return False
-            raise
+            why = ""
+            if lacks_column(error):
+                why = f"the table {self.table} is one of another program, and is left as it is ({reason(error)})"
+            elif is_syntax(error):
+                why = f"the name of the table may be a reserved word ({reason(error)})"
+            if not why:
+                raise
+            other = "give another one, with ?asynclock_table=locks in the url, or SQLStore(url, table='locks')"
+            raise ConfigError(f"{self.label}: {why}: {other}") from error
         return True

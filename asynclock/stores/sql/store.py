@@ -64,13 +64,14 @@ class SQLStore(TransactionalStore):
         return f"<SQLStore {self.label}>"
 
     async def create_schema(self) -> None:
-        """Make the table, unless it exists: for a user who may, where the clients may not. Raises the error of the
-        database."""
+        """Make the table, unless it exists: for a user who may, where the clients may not. Raises ConfigError, or
+        the error of the database."""
         settings = self._settings
         pool = Pool(settings.new_source(5.0, pooler=True), size=1, pooler=True)
         try:
             async with pool.line() as line:
-                await settings.create(line)
+                if not await settings.exists(line):
+                    await settings.create(line)
         finally:
             await pool.aclose()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.client import KazooClient
 from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Create, Create2
+from kazoo.protocol.serialization import Create, Create2, Delete, GetChildren, GetData, SetData
 from kazoo.security import OPEN_ACL_UNSAFE
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class CreateTTL:
     type = 21
 
     def __init__(self, path: str, data: bytes, acl: Sequence[Any], ttl: int) -> None:
+        self.path = path
         self._create = Create2(path, data, acl, _PERSISTENT_WITH_TTL)
         self._ttl = ttl  # ms
 
@@ -39,6 +40,24 @@ class CreateTTL:
     @staticmethod
     def deserialize(data: bytes, offset: int) -> Any:
         return Create2.deserialize(data, offset)
+
+
+_PERMISSIONS = (
+    ((GetChildren, GetData), "READ", False),
+    ((SetData,), "WRITE", False),
+    ((Create, Create2, CreateTTL), "CREATE", True),
+    ((Delete,), "DELETE", True),
+)
+"""Kinds of requests, the permission that they need, and whether it is one on the parent of their node."""
+
+
+def permission_of(request: Any) -> str:
+    """The permission that a request needs, and on which path; "": none. Pure."""
+    for kinds, permission, on_parent in _PERMISSIONS:
+        if isinstance(request, kinds):
+            path = request.path.rpartition("/")[0] if on_parent else request.path
+            return f"{permission} on {path or '/'}"
+    return ""
 
 
 class _ConnectionHandler(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types

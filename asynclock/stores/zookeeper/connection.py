@@ -31,7 +31,7 @@ from kazoo.protocol.serialization import Delete, Exists, GetChildren, GetData, S
 from kazoo.protocol.states import EventType, KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from asynclock.stores.zookeeper.client import Client
+from asynclock.stores.zookeeper.client import Client, permission_of
 from asynclock.stores.zookeeper.handler import Handler
 from asynclock.stores.zookeeper.pipeline import Inbox, Requests
 
@@ -243,7 +243,10 @@ class Connection:
     async def _ask(self, request: Any) -> Any:
         if self.state is not SessionState.CONNECTED:
             raise ConnectionLoss
-        return await self._requests.ask(request)
+        try:
+            return await self._requests.ask(request)
+        except NoAuthError:
+            raise NoAuthError(permission_of(request)) from None
 
     # -- requests. They raise kazoo's exceptions -----------------------------------------------------------------
 
@@ -264,6 +267,9 @@ class Connection:
         results: list[Any] = await self._ask(Transaction(operations))
         errors = [each for each in results if isinstance(each, Exception)]
         if errors:  # the one that failed is among those that were rolled back for it
+            refused = next((at for at, each in enumerate(results) if isinstance(each, NoAuthError)), None)
+            if refused is not None:
+                raise NoAuthError(permission_of(operations[refused]))
             raise next((each for each in errors if not isinstance(each, _ROLLED_BACK)), errors[0])
         return results
 

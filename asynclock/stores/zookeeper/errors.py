@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
 from kazoo.exceptions import (
     AuthFailedError,
     InvalidACLError,
@@ -14,6 +17,9 @@ from kazoo.exceptions import (
 from asynclock._errors import ConfigError
 from asynclock._untrusted import said
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _REFUSED = (AuthFailedError, InvalidACLError, NoAuthError)
 
 HOPELESS = (*_REFUSED, QuotaExceededError, UnimplementedError)
@@ -22,6 +28,11 @@ HOPELESS = (*_REFUSED, QuotaExceededError, UnimplementedError)
 
 def error_of(label: str, error: Exception) -> Exception:
     """The error to tell: a ConfigError where only the user can help. Pure."""
+    if isinstance(error, NoAuthError) and str(error):  # `Connection` says which permission
+        return ConfigError(
+            f"{label}: NoAuthError: this user lacks the permission {said(error)}: "
+            "give zookeeper://user:password@host, or let the owner of the path grant all permissions (setAcl)"
+        )
     if isinstance(error, _REFUSED):
         return ConfigError(
             f"{label}: {_named(error)}: this user may not create, read or delete nodes there: "
@@ -37,6 +48,15 @@ def error_of(label: str, error: Exception) -> Exception:
     if isinstance(error, KazooException):
         return ConnectionError(f"{label}: {_named(error)}")
     return error
+
+
+@contextmanager
+def explained(label: str) -> Iterator[None]:
+    """For a question of an operator: raise `error_of` in place of an error of kazoo."""
+    try:
+        yield
+    except Exception as error:
+        raise error_of(label, error) from None
 
 
 def _named(error: Exception) -> str:

@@ -37,7 +37,7 @@ from asynclock.stores.port import Reconnecting, Refused
 from asynclock.stores.reports import Reports
 from asynclock.stores.zookeeper.connection import Connection, SessionState
 from asynclock.stores.zookeeper.contender import Contender
-from asynclock.stores.zookeeper.errors import error_of
+from asynclock.stores.zookeeper.errors import error_of, explained
 from asynclock.stores.zookeeper.expiry import Expiry
 from asynclock.stores.zookeeper.pipeline import MOST
 from asynclock.stores.zookeeper.places import Places
@@ -387,22 +387,20 @@ class ZooKeeperNode:
     async def check_vote(self) -> Checked:
         if self.error is not None:
             raise self.error
-        try:
+        with explained(self.label):
             return await self._places.looks.check_vote(self._clock)
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise error_of(self.label, error) from None
 
     async def probe(self, name: str) -> NodeView:
         if self.error is not None:
             raise self.error
-        return await self._places.looks.view(name, self._clock)
+        with explained(self.label):
+            return await self._places.looks.view(name, self._clock)
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
         if self.error is not None:
             raise self.error
-        return await self._places.looks.names(begin, cursor)
+        with explained(self.label):
+            return await self._places.looks.names(begin, cursor)
 
     # -- tasks, and the end --------------------------------------------------------------------------------------
 
