@@ -32,6 +32,7 @@ __all__ = [
     "Grant",
     "KeepsTickets",
     "Limited",
+    "Making",
     "Measured",
     "Node",
     "NodeConfig",
@@ -142,6 +143,7 @@ class NodeView(NamedTuple):
     holds: tuple[tuple[str, float | None], ...]  # (id, seconds left); None: the hold never ends
     fence: int
     waiters: tuple[WaiterView, ...]  # the first in the queue first
+    note: str = ""  # what a reader must know of it, such as its age; "": nothing
 
 
 PROBE = f"{RESERVED}probe"
@@ -271,8 +273,16 @@ class Distant(Protocol):
 class Explaining(Protocol):
     """Optional: a Node that may know why an answer is late."""
 
-    def delay(self, since: float) -> str:
-        """Why a check that began at `since`, on the client's clock, has no answer yet; "" if unknown."""
+    def delay(self, since: float, name: str = PROBE) -> str:
+        """Why a check, or a look at that name, that began at `since` on the client's clock has no answer yet; "" if
+        unknown."""
+
+
+@runtime_checkable
+class Making(Protocol):
+    """Optional: a Store whose first client makes what it needs, such as a table, unless that is set to False."""
+
+    makes: bool
 
 
 @runtime_checkable
