@@ -79,7 +79,8 @@ class Database:
         self._opening = asyncio.Lock()
         self._is_prepared = False  # for ops that write
         self._preparing: asyncio.Task[object] | None = None
-        self.is_replica = False  # of PostgreSQL: a standby has answered last
+        self.is_replica = False  # of PostgreSQL: a standby has answered the last look
+        self._was_standby = False  # it was one at the first connect
         self._listening: Listening | None = None
         self._is_direct = False  # a push message did not arrive, although there is no pooler
         self._trying: asyncio.Task[None] | None = None  # push again, then
@@ -173,7 +174,7 @@ class Database:
         except Exception as error:
             if meaning(error) is not Meaning.READ_ONLY:
                 raise
-        self.is_replica = True
+        self.is_replica = self._was_standby = True
         log.warning(
             "asynclock: %s is a standby: locks can be looked at, as it has them, which may be behind its primary; they "
             "cannot be taken before it is promoted",
@@ -200,8 +201,7 @@ class Database:
         self.singles = self._singles_over(pool)
         if isinstance(pool.source, FileSource) and isinstance(self.dialect, SQLite):
             self.batches = FileBatches(self.settings.label, self, transactions, self.dialect)
-        if self.is_replica:  # it was, and is promoted now
-            self.is_replica = False
+        if self._was_standby:
             self._try_push_soon(pool, 0.0)
 
     def _singles_over(self, pool: Pool) -> Singles | MySQLSingles | None:
