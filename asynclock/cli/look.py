@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import logging
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,8 +24,9 @@ from asynclock.cli.output import (
     why,
     why_taken,
 )
-from asynclock.cli.program import Code, complain
+from asynclock.cli.program import Code, complain, log
 from asynclock.locks.admin import BREAK_FOREIGN
+from asynclock.stores.port import OLD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -58,7 +60,20 @@ def answer(
         async with redlock:
             return await question(redlock)
 
-    return asyncio.run(ask())
+    remarks = _Remarks()
+    log.addHandler(remarks)
+    try:
+        return asyncio.run(ask())
+    finally:
+        log.removeHandler(remarks)
+
+
+class _Remarks(logging.Handler):
+    """Says on stderr that what a node shows may be old."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "asynclock_reason", "") == OLD:
+            complain(f"warning: {record.getMessage().removeprefix('asynclock: ')}")
 
 
 def ls(

@@ -150,6 +150,10 @@ PROBE = f"{RESERVED}probe"
 """The name of the hold that `Node.check_vote` takes. No user can lock it."""
 
 
+OLD = "old"
+"""The `asynclock_reason` of the line of the log which says that what a node shows may be old."""
+
+
 class Checked(NamedTuple):
     """A node would vote now."""
 

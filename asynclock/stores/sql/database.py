@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asynclock._errors import ConfigError
 from asynclock.rules.model import Entry, State, Verb
 from asynclock.stores.lookups import lookup_under_way
-from asynclock.stores.port import Reconnecting
+from asynclock.stores.port import OLD, Reconnecting
 from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.delays import CONNECT, Delays
 from asynclock.stores.sql.dialects import SQLite
@@ -176,10 +176,10 @@ class Database:
                 raise
         self.is_replica = self._was_standby = True
         log.warning(
-            "asynclock: %s is a standby: locks can be looked at, as it has them, which may be behind its primary; they "
-            "cannot be taken before it is promoted",
+            "asynclock: %s is a standby: what it shows may be behind its primary, and no lock can be taken there "
+            "before it is promoted",
             self.settings.label,
-            extra={"asynclock_node": self.settings.label},
+            extra={"asynclock_node": self.settings.label, "asynclock_reason": OLD},
         )
         return None
 
