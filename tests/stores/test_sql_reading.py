@@ -141,13 +141,16 @@ async def test_a_standby_can_be_read_and_is_used_once_it_is_promoted(
             assert (len(info.holders), await reader(name).locked()) == (1, True)
             assert [each.name async for each in reader.holders()] == [name]
             assert "of a standby, which may be behind its primary" in "".join(info.nodes.values())
+            async with aclosing(Redlock(f"{standby.url}?asynclock_table=other")) as other:
+                with pytest.raises(ConfigError, match=r"create_schema\(\)"):
+                    await other.inspect(name)
             with pytest.raises(QuorumUnavailable, match="is read-only"):
                 await reader(f"{name}:free").acquire()
             assert "is read-only" in (await reader.health()).reason
             shown = await asyncio.to_thread(answered, "ls", "--url", standby.url)
             assert (shown.returncode, name in shown.stdout) == (0, True), shown
             assert "is a standby: what it shows may be behind" in shown.stderr
-            assert sum("is a standby" in each for each in caplog.messages) == 2
+            assert sum("is a standby" in each for each in caplog.messages) == 3
             await client.aclose()
             assert await promote(standby)
             async with reader(f"{name}:free") as taken:

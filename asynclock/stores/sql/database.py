@@ -17,7 +17,7 @@ from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.delays import CONNECT, Delays
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource, is_of_mariadb
-from asynclock.stores.sql.errors import Meaning, explained, meaning, read_only, refusal, remedied, unsaid
+from asynclock.stores.sql.errors import Meaning, ReadOnly, explained, meaning, read_only, refusal, remedied, unsaid
 from asynclock.stores.sql.file_batches import FileBatches
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import FileReplaced, inode_of
@@ -369,6 +369,8 @@ class Database:
         except FileReplaced as error:
             self.replaced(error)
             raise
+        except ReadOnly as error:  # a look writes nothing, so this server should make the table
+            raise self.settings.absent(f", and cannot make it ({error})") from error
 
     @property
     def _has_file(self) -> bool:
