@@ -103,6 +103,7 @@ class Session:
         self._renewing: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
+        self._votes = False  # somebody wants to know whether a majority would vote
         self._quarantines: dict[str, Event] = {}  # node -> told while the session opens
 
     def check(self) -> None:
@@ -201,7 +202,7 @@ class Session:
         """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
         for a moment only, which is not told."""
         self._outages.told(event, len(self._stores))
-        if isinstance(event, Quarantined) and not self.ready:
+        if isinstance(event, Quarantined) and self._opening is not None and not self._opening.done():
             self._quarantines[event.node] = event
         elif not isinstance(event, QuarantineEnded) or self._quarantines.pop(event.node, None) is None:
             Context().run(self.tell, event)  # it is about no caller, also where a caller finds it
@@ -262,9 +263,11 @@ class Session:
 
     async def open(self, settings: LockSettings, limit: float, *, check: bool = True) -> QuorumUnavailable | None:
         """Connect at first use, and check whether a majority would vote; wait for that at most `limit` seconds. Returns
-        the error of an outage. Raises ConfigError; without `check`, not for what a node refuses."""
+        the error of an outage. Raises ConfigError. Without `check` it only connects: a vote writes, and a client that
+        only reads may have no right to that."""
         self.within(settings)  # raises for a lease that is too short, before anything is sent
         self.check_open()
+        self._votes |= check
         if self._opening is None:
             self._opening = own_task(self._open(), "asynclock open")
         opening = self._opening
@@ -287,8 +290,8 @@ class Session:
         if not self.opened:
             await self.quorum.open()
             self.opened = True
-        error = await self.quorum.check(self.within(self.settings.lock))
-        self.ready = not isinstance(error, ConfigError)
+        error = await self.quorum.check(self.within(self.settings.lock)) if self._votes else None
+        self.ready = self._votes and not isinstance(error, ConfigError)
         quarantines, self._quarantines = self._quarantines, {}
         for event in quarantines.values():
             self.tell(event)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import logging
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,8 +24,9 @@ from asynclock.cli.output import (
     why,
     why_taken,
 )
-from asynclock.cli.program import Code, complain
+from asynclock.cli.program import Code, complain, log
 from asynclock.locks.admin import BREAK_FOREIGN
+from asynclock.stores.port import OLD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -41,14 +43,16 @@ def answer(
     question: Callable[[Redlock], Awaitable[Any]],
     *,
     enter: bool = True,
+    looks: bool = False,
     note: str = "",
 ) -> Any:
-    """Ask with a client of its own. With `enter` it connects first, and raises where no majority is there. `note`: what
-    the holder of a lock reads of the client that breaks it."""
+    """Ask with a client of its own. With `enter` it connects first, and raises where no majority would vote: not for a
+    question that only `looks`, which a user without the right to write may ask. `note`: what the holder of a lock reads
+    of the client that breaks it."""
 
     async def ask() -> Any:
-        redlock = client(named_urls(url), prefix, {"metadata": note})
-        if not enter:
+        redlock = client(named_urls(url), prefix, {"metadata": note}, looks=looks)
+        if looks or not enter:
             try:
                 return await question(redlock)
             finally:
@@ -56,7 +60,20 @@ def answer(
         async with redlock:
             return await question(redlock)
 
-    return asyncio.run(ask())
+    remarks = _Remarks()
+    log.addHandler(remarks)
+    try:
+        return asyncio.run(ask())
+    finally:
+        log.removeHandler(remarks)
+
+
+class _Remarks(logging.Handler):
+    """Says on stderr that what a node shows may be old."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "asynclock_reason", "") == OLD:
+            complain(f"warning: {record.getMessage().removeprefix('asynclock: ')}")
 
 
 def ls(
@@ -81,7 +98,7 @@ def ls(
             return error
         return None
 
-    error: LockError | None = answer(url, prefix, question)
+    error: LockError | None = answer(url, prefix, question, looks=True)
     found.sort(key=lambda holder: (holder.name, holder.since))
     if error is not None and not found:
         raise error
@@ -110,7 +127,7 @@ def listing(found: Sequence[Holder], all_names: bool) -> str:
 
 def inspect(name: Name, url: Urls = None, prefix: Prefix = None, as_json: AsJson = False) -> None:
     """Show the holders and waiters of a lock, server by server."""
-    info: LockInfo = answer(url, prefix, lambda redlock: redlock.inspect(name))
+    info: LockInfo = answer(url, prefix, lambda redlock: redlock.inspect(name), looks=True)
     if as_json:
         print_json(info)
         return
@@ -145,7 +162,7 @@ def break_(
         if not is_terminal():
             complain("there is no terminal to ask on: add --yes", "break")
             raise typer.Exit(Code.USAGE)
-        info: LockInfo = answer(urls, prefix, lambda redlock: redlock.inspect(name))
+        info: LockInfo = answer(urls, prefix, lambda redlock: redlock.inspect(name), looks=True)
         held = ", ".join(map(holder_of, info.holders)) or "nobody"
         if not typer.confirm(f"{printable(name)} is held by {printable(held)}. Break it?", err=True):
             raise typer.Exit(Code.NO)

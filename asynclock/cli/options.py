@@ -12,7 +12,8 @@ import typer
 from asynclock._errors import ConfigError
 from asynclock._options import ENVIRONMENT, ClientSettings, LockSettings, written_options
 from asynclock.client import Redlock
-from asynclock.stores import URLS
+from asynclock.stores import URLS, stores_for
+from asynclock.stores.port import Making
 from asynclock.stores.urls import urls_of
 
 if TYPE_CHECKING:
@@ -82,15 +83,21 @@ def prefix_of(given: str | None) -> str | None:
     return os.environ.get(PREFIX) if given is None else given
 
 
-def client(urls: Sequence[str], prefix: str | None, options: ClientOptions | None = None) -> Redlock:
-    """The client of a command. Raises ConfigError."""
+def client(
+    urls: Sequence[str], prefix: str | None, options: ClientOptions | None = None, *, looks: bool = False
+) -> Redlock:
+    """The client of a command. `looks`: it makes no table, and no file. Raises ConfigError."""
     own = {**written_options(os.environ, _OF_THE_DEPLOYMENT), **(options or {})}
     if (known := prefix_of(prefix)) is not None:
         own["prefix"] = known
     if "lease" not in own:  # it holds no lock: any lease that fits the other options will do
         least = 3 * (own.get("node_timeout") or 0.0)
         own["lease"] = min(max(LockSettings().lease, least), own.get("max_lease", ClientSettings().max_lease))
-    return Redlock(*urls, **own)
+    stores = stores_for(urls)
+    for store in stores:
+        if looks and isinstance(store, Making):
+            store.makes = False
+    return Redlock(*stores, **own)
 
 
 def is_terminal() -> bool:

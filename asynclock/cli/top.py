@@ -38,7 +38,7 @@ def top(
 
     With --json each look is a line. Exit code: 0; 69 if no majority of the servers answered at the last look.
     """
-    redlock = client(named_urls(url), prefix)
+    redlock = client(named_urls(url), prefix, looks=True)
     try:
         last = asyncio.run(_watch(redlock, prefix_of_names, interval, iterations, limit, as_json))
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from asynclock._clock import running_for
+from asynclock._clock import now, running_for
 from asynclock._errors import ConfigError, brief
 from asynclock._options import RESERVED
 from asynclock._untrusted import printable, said
@@ -21,7 +21,7 @@ from asynclock.quorum.denials import is_held
 from asynclock.rules.model import ANY, ID_LENGTH, Op, Queueing, Verb, is_made_by_asynclock
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, RULES_BY_FAMILY, family_of, rule_of
-from asynclock.stores.port import NodeView, WaiterView, WrongKind
+from asynclock.stores.port import Explaining, NodeView, WaiterView, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -242,11 +242,16 @@ async def _views(session: Session, name: str) -> list[NodeView | BaseException]:
     within = max(_LOOK, session.within(session.settings.lock))
 
     async def ask(node: Node) -> NodeView:
+        began = now()
         try:
             async with running_for(within):
                 return await node.probe(name)
         except TimeoutError as error:
-            raise error if str(error) else TimeoutError(f"{node.label} did not answer within {within:.3g} s") from None
+            if str(error):
+                raise
+            why = node.delay(began, name) if isinstance(node, Explaining) else ""
+            said = f"{node.label} did not answer within {within:.3g} s"
+            raise TimeoutError(f"{said}: {why}" if why else said) from None
 
     return await asyncio.gather(*(ask(node) for node in session.quorum.nodes), return_exceptions=True)
 
@@ -259,7 +264,8 @@ def _describe(view: NodeView | BaseException) -> str:
     else:
         found = [_describe_hold(*hold) for hold in view.holds]
         held = "held by " + ", ".join(found)
-    return f"{printable(held)}; {sum(each.tasks for each in view.waiters)} waiting; fence {view.fence}"
+    note = f"; {view.note}" if view.note else ""
+    return f"{printable(held)}; {sum(each.tasks for each in view.waiters)} waiting; fence {view.fence}{note}"
 
 
 def _describe_hold(id: str, left: float | None) -> str:

@@ -32,6 +32,7 @@ __all__ = [
     "Grant",
     "KeepsTickets",
     "Limited",
+    "Making",
     "Measured",
     "Node",
     "NodeConfig",
@@ -142,10 +143,15 @@ class NodeView(NamedTuple):
     holds: tuple[tuple[str, float | None], ...]  # (id, seconds left); None: the hold never ends
     fence: int
     waiters: tuple[WaiterView, ...]  # the first in the queue first
+    note: str = ""  # what a reader must know of it, such as its age; "": nothing
 
 
 PROBE = f"{RESERVED}probe"
 """The name of the hold that `Node.check_vote` takes. No user can lock it."""
+
+
+OLD = "old"
+"""The `asynclock_reason` of the line of the log which says that what a node shows may be old."""
 
 
 class Checked(NamedTuple):
@@ -271,8 +277,16 @@ class Distant(Protocol):
 class Explaining(Protocol):
     """Optional: a Node that may know why an answer is late."""
 
-    def delay(self, since: float) -> str:
-        """Why a check that began at `since`, on the client's clock, has no answer yet; "" if unknown."""
+    def delay(self, since: float, name: str = PROBE) -> str:
+        """Why a check, or a look at that name, that began at `since` on the client's clock has no answer yet; "" if
+        unknown."""
+
+
+@runtime_checkable
+class Making(Protocol):
+    """Optional: a Store whose first client makes what it needs, such as a table, unless that is set to False."""
+
+    makes: bool
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock._loop import own_task
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.decide import decide
-from asynclock.rules.model import ID_LENGTH, PEEK_ID, Notice, Op, State, Verb
+from asynclock.rules.model import ID_LENGTH, PEEK, PEEK_ID, Notice, Op, State, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.closing import AT_MOST, AWAITED, CANCELLING, closing_time
 from asynclock.stores.deciding import Change, Step, copy_of, decided, keys_of, view_of
@@ -73,6 +73,12 @@ class TransactionalStore(ABC):
         before it begins its next op (with a `concurrency`, its next op of one of these keys). Raise any exception if
         the transaction failed."""
 
+    def read(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None] | None:
+        """As `transact`, for a step that returns the states as they are: for `locked` and `inspect`. Override it where
+        a read can do without locks and without the right to write. The states must be committed, of one moment, and
+        the time must not be later than that."""
+        return self.transact(keys, step)
+
     @abstractmethod
     def listen(self, tag: str, receive: Callable[[Notice], object]) -> Coroutine[Any, Any, None] | None:
         """From now on call `receive` with each notice for `tag`, in the running loop. Raise any exception if that
@@ -105,6 +111,10 @@ class TransactionalStore(ABC):
         del keys, since
         return ""
 
+    def view(self) -> str:
+        """What a reader must know of the states that were read last; "" if they are those on which ops are decided."""
+        return ""
+
     def open(self, config: NodeConfig) -> TransactionalNode:
         """Make its node for one event loop."""
         return TransactionalNode(self, config)
@@ -116,7 +126,7 @@ class TransactionalStore(ABC):
         that contains the answer once that has been awaited. Raises WrongKind, or the exception of the store."""
         asked = [op]
         step, votes = self.step_of(asked)
-        running = self.transact(keys_of(prefix, op), step)
+        running = (self.read if op.verb is PEEK else self.transact)(keys_of(prefix, op), step)
         if running is None:
             answer(votes[0])
             return None
@@ -385,18 +395,18 @@ class TransactionalNode:
         if self._notices:
             self._listener.received(self._index, self._notices.popleft())
 
-    async def _in_turn(self, keys: Sequence[str], step: Step, *, urgent: bool = False) -> None:
-        """Run a transaction after those of the ops that were sent earlier. `urgent`: see `backlog.py`."""
+    async def _in_turn(self, keys: Sequence[str], run: Callable[[], Coroutine[Any, Any, None] | None]) -> None:
+        """Run a transaction after those of the ops that were sent earlier."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: Exception | None) -> None:
             if not ended.done():
                 ended.set_result(None) if error is None else ended.set_exception(error)
 
-        op = Op(Verb.PEEK, MUTEX, "", PEEK_ID, 0.0)
-        errand = _Errand(op, self._clock.now(), partial(self._store.transact, keys, step), done)
+        op = Op(PEEK, MUTEX, "", PEEK_ID, 0.0)
+        errand = _Errand(op, self._clock.now(), run, done)
         job = Job(errand, op, errand, keys)
-        job.urgent = urgent
+        job.urgent = True
         self._jobs.add(job)
         try:
             await ended
@@ -418,11 +428,12 @@ class TransactionalNode:
             return Change([state if state.holds else State()])
 
         for verb in (Verb.ACQUIRE, Verb.RELEASE):  # two transactions: the first one writes
-            await self._in_turn([self._prefix + PROBE], partial(step, verb), urgent=True)
+            keys = [self._prefix + PROBE]
+            await self._in_turn(keys, partial(self._store.transact, keys, partial(step, verb)))
         return Checked(self._clock.now() - began, self._redelivery.note)
 
-    def delay(self, since: float) -> str:
-        return self._store.delay([self._prefix + PROBE], since)
+    def delay(self, since: float, name: str = PROBE) -> str:
+        return self._store.delay([self._prefix + name], since)
 
     async def probe(self, name: str) -> NodeView:
         views: list[NodeView] = []
@@ -431,8 +442,9 @@ class TransactionalNode:
             views[:] = [view_of(states[0].at(now), now)]
             return Change(states)
 
-        await self._in_turn([self._prefix + name], look, urgent=True)
-        return views[0]
+        keys = [self._prefix + name]
+        await self._in_turn(keys, partial(self._store.read, keys, look))
+        return views[0]._replace(note=self._store.view())
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
         after, keys = await self._store.keys(self._prefix + begin, cursor)

@@ -36,7 +36,7 @@ def doctor(url: str, *options: str) -> tuple[int, dict[str, Any]]:
 
 def use(url: str) -> None:
     """A client makes the table."""
-    assert answered("ls", ASYNCLOCK_URLS=url).returncode == 0
+    assert answered("health", ASYNCLOCK_URLS=url).returncode == 0
 
 
 def sql(url: str, *statements: str) -> None:

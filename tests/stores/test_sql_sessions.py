@@ -175,5 +175,5 @@ async def test_an_engine_gets_its_connections_back_with_their_settings(postgresq
             found = [(await back.exec_driver_sql(f"SHOW {each}")).scalar() for each in ("jit", "enable_hashjoin")]
             assert found == ["off", "on"]
         assert len(connected) == made
-        assert idle > 1
+        assert idle
     await engine.dispose()

@@ -61,6 +61,20 @@ async def test_kazoos_lock_and_ours_exclude_each_other(kazoo: KazooClient, redlo
     await again.release()
 
 
+async def test_a_node_that_belongs_to_no_session_has_no_end(kazoo: KazooClient, redlock: Redlock, name: str) -> None:
+    """A persistent node in the place of a holder has no client that can die: nobody is told when the hold ends."""
+    await asyncio.to_thread(kazoo.create, f"/locks/{name}/x__lock__", b"", sequence=True, makepath=True)
+    with pytest.raises(LockTimeout, match="without an expiry: if nothing uses it, delete it by hand"):
+        async with redlock(name, timeout=IN_VAIN):
+            pass
+    info = await redlock.inspect(name)
+    assert [each.remaining for each in info.holders] == [None]
+    assert "another program, without an expiry" in "".join(info.nodes.values())
+    assert await redlock.break_lock(name, foreign=True)
+    async with redlock(name, timeout=LIMIT):
+        pass
+
+
 async def test_the_token_is_the_czxid_of_the_node(kazoo: KazooClient, redlock: Redlock, name: str) -> None:
     """So programs of kazoo can take part in it."""
     async with redlock(name) as lease:

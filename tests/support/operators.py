@@ -36,6 +36,30 @@ class Operated:
             while await self.held():
                 await asyncio.sleep(0.02)
 
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[str]:
+        """The url of another user, who may only read the table."""
+        its = f"r_{uuid4().hex[:8]}"
+        await self.run(f"CREATE USER {its}")
+        await self.run(f"GRANT SELECT ON {self.table} TO {its}")
+        yield self.url.replace(f"//{self.user}@", f"//{its}@")
+        if self.is_postgresql:
+            await self.run(f"DROP OWNED BY {its}")
+        await self.run(f"DROP USER {its}")
+
+    @asynccontextmanager
+    async def unreadable(self) -> AsyncIterator[None]:
+        """No other session may use the table, as during a migration."""
+        await self.run("BEGIN" if self.is_postgresql else f"LOCK TABLES {self.table} WRITE")
+        if self.is_postgresql:
+            await self.run(f"LOCK TABLE {self.table} IN ACCESS EXCLUSIVE MODE")
+        yield
+        await self.run("ROLLBACK" if self.is_postgresql else "UNLOCK TABLES")
+
+    @property
+    def is_postgresql(self) -> bool:
+        return self.url.startswith("postgresql")
+
     # -- PostgreSQL only -----------------------------------------------------------------------------------------
 
     async def connections(self) -> list[int]:
@@ -65,11 +89,21 @@ async def operated_postgresql(url: str) -> AsyncIterator[Operated]:
     its = f"u_{uuid4().hex[:8]}"
     admin = await asyncpg.connect(url)
     try:
-        await admin.execute(f"CREATE ROLE {its} LOGIN; GRANT CREATE ON SCHEMA public TO {its}")
+        async with _alone(admin):
+            await admin.execute(f"CREATE ROLE {its} LOGIN; GRANT CREATE ON SCHEMA public TO {its}")
         yield Operated(url.replace("//postgres@", f"//{its}@"), its, its, admin.fetchval)
-        await admin.execute(f"DROP OWNED BY {its}; DROP ROLE {its}")
+        async with _alone(admin):
+            await admin.execute(f"DROP OWNED BY {its}; DROP ROLE {its}")
     finally:
         await admin.close()
+
+
+@asynccontextmanager
+async def _alone(admin: Any) -> AsyncIterator[None]:
+    """PostgreSQL refuses two changes of the rights on a schema at the same time ("tuple concurrently updated")."""
+    await admin.execute("SELECT pg_advisory_lock(1)")
+    yield
+    await admin.execute("SELECT pg_advisory_unlock(1)")
 
 
 @asynccontextmanager

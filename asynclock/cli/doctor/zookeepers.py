@@ -135,7 +135,7 @@ async def _ask_session(store: ZooKeeperStore, facts: ZooKeeperFacts) -> None:
         async with asyncio.timeout(_ANSWER):
             await connected.wait()
             facts.given = connection.timeout
-            data = await connection.data(_CONFIG)
+            data, _ = await connection.data(_CONFIG)
         facts.voters = None if data is None else voters_of(data.decode(errors="replace"))
     except TimeoutError:
         why = f" ({connection.trouble})" if connection.trouble is not None else ""

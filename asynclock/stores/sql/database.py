@@ -7,20 +7,20 @@ import contextlib
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from asynclock._errors import ConfigError
 from asynclock.rules.model import Entry, State, Verb
 from asynclock.stores.lookups import lookup_under_way
-from asynclock.stores.port import Reconnecting
+from asynclock.stores.port import OLD, Reconnecting
 from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.delays import CONNECT, Delays
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource, is_of_mariadb
-from asynclock.stores.sql.errors import Meaning, explained, meaning, read_only, refusal, remedied, unsaid
+from asynclock.stores.sql.errors import Meaning, ReadOnly, explained, meaning, read_only, refusal, remedied, unsaid
 from asynclock.stores.sql.file_batches import FileBatches
 from asynclock.stores.sql.file_lines import FileSource
-from asynclock.stores.sql.files import FileReplaced
+from asynclock.stores.sql.files import FileReplaced, inode_of
 from asynclock.stores.sql.inbox import Inbox, put
 from asynclock.stores.sql.limits import CLOSING, forget_closed_loops, in_background, limited, rest
 from asynclock.stores.sql.listening import Listening, channel, message_of
@@ -32,7 +32,7 @@ from asynclock.stores.sql.single import Singles, single_of
 from asynclock.stores.sql.transactions import Transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from asynclock.stores.transactional import Step
 
 log = logging.getLogger("asynclock")
+
+_Result = TypeVar("_Result")
 
 _PUSH = 0.25
 """Seconds within which a push message must arrive when it is tried out, at most."""
@@ -65,7 +67,7 @@ class Database:
         self.delays = Delays()
         self.pushes = False  # notices come by LISTEN
         self.transactions: Transactions | None = None  # None: not connected yet
-        self.cleaning: Cleaning | None = None
+        self.cleaning: Cleaning | None = None  # None: no op of this loop has written yet
         self.singles: Singles | MySQLSingles | None = None  # None: each op is a transaction
         self.batches: FileBatches | None = None  # of a file: transactions that ops share
         self._charset: Charset | None = None  # of names and labels; None: it has all of Unicode
@@ -75,6 +77,10 @@ class Database:
         self._receivers: dict[str, Callable[[Notice], object]] = {}  # by the tag of the client
         self._lost: dict[str, Callable[[Exception], object]] = {}  # by the same
         self._opening = asyncio.Lock()
+        self._is_prepared = False  # for ops that write
+        self._preparing: asyncio.Task[object] | None = None
+        self.is_replica = False  # of PostgreSQL: a standby has answered the last look
+        self._was_standby = False  # it was one at the first connect
         self._listening: Listening | None = None
         self._is_direct = False  # a push message did not arrive, although there is no pooler
         self._trying: asyncio.Task[None] | None = None  # push again, then
@@ -117,14 +123,15 @@ class Database:
             await self._listen_again(self.transactions.pool)
         elif isinstance(self.dialect, SQLite):  # it may be another file
             self.transactions.pool.drop_idle()
-            await self._prepare(self.transactions)
+            if self._is_prepared:
+                await self._prepare(self.transactions)
         elif not self.pushes:
             async with self.transactions.pool.line() as line:
                 await line.run("SELECT 1")
 
     async def _connect(self) -> None:
-        """The first time: try out whether push messages come, make the table if it is absent, read the clock of a
-        file."""
+        """The first time: try out whether push messages come. The table, or the file, may be absent: the first op makes
+        it (`_prepared`)."""
         settings, timeout = self.settings, self._timeout
         size = 1 if settings.backend == "sqlite" else CONNECTIONS
         listens = settings.driver == "asyncpg"
@@ -133,22 +140,21 @@ class Database:
         self._pools = [pool]
         try:
             if listens and isinstance(source, EngineSource):
-                listening = await self._new_listening(source.engine, pool)
+                listening = await self._first_listening(source.engine, pool)
             if listening is not None:  # no pooler: statements may be prepared for more than one transaction
                 in_background(pool.aclose())
                 pool = Pool(settings.new_source(timeout, pooler=False), size=size, pooler=False)
                 self._pools.append(pool)
+            elif settings.path is None:  # a file is opened by its first op, which waits while another session locks it
+                async with pool.line() as line:
+                    await line.run("SELECT 1")
             transactions = Transactions(settings.label, self.dialect, pool, self._send, self.delays)
-            await self._prepare(transactions)
         except BaseException:  # not awaited: other clients wait for the lock of this
             for each in (listening, pool):
                 if each is not None:
                     in_background(each.aclose())
             raise
         self._listening, self.pushes = listening, listening is not None
-        self.singles = self._singles_over(pool)
-        if isinstance(pool.source, FileSource) and isinstance(self.dialect, SQLite):
-            self.batches = FileBatches(settings.label, self, transactions, self.dialect)
         if listening is None:
             self._inbox = Inbox(self.dialect, pool, self._received)
         if listening is None and self._is_direct:
@@ -158,9 +164,45 @@ class Database:
                 settings.label,
                 _PUSH,
             )
-            self._trying = asyncio.get_running_loop().create_task(self._try_push(pool), name="asynclock tries push")
-        self.cleaning = Cleaning(self.dialect, transactions)
+            self._try_push_soon(pool, _PAUSES[0])
         self.transactions = transactions
+
+    async def _first_listening(self, engine: AsyncEngine, pool: Pool) -> Listening | None:
+        """As `_new_listening`. None also for a standby, which sends no messages, and can be read."""
+        try:
+            return await self._new_listening(engine, pool)
+        except Exception as error:
+            if meaning(error) is not Meaning.READ_ONLY:
+                raise
+        self.is_replica = self._was_standby = True
+        log.warning(
+            "asynclock: %s is a standby: what it shows may be behind its primary, and no lock can be taken there "
+            "before it is promoted",
+            self.settings.label,
+            extra={"asynclock_node": self.settings.label, "asynclock_reason": OLD},
+        )
+        return None
+
+    # -- the first op that writes --------------------------------------------------------------------------------
+
+    async def _prepared(self) -> None:
+        """Before an op that writes, or a read where the table is absent: make it, and store the clock of a file. Not
+        before, for a client that only reads needs no right to do so. Raises ConfigError, or the error of the
+        database."""
+        if self._preparing is None or self._preparing.done():  # all that come meanwhile wait for this one
+            self._preparing = in_background(self._prepare(self.connected))
+        await asyncio.shield(self._preparing)
+        self._is_prepared = True
+
+    def _has_written(self, transactions: Transactions) -> None:
+        """The first op has written: there are the rights and the server for it."""
+        pool = transactions.pool
+        self.cleaning = Cleaning(self.dialect, transactions)
+        self.singles = self._singles_over(pool)
+        if isinstance(pool.source, FileSource) and isinstance(self.dialect, SQLite):
+            self.batches = FileBatches(self.settings.label, self, transactions, self.dialect)
+        if self._was_standby:
+            self._try_push_soon(pool, 0.0)
 
     def _singles_over(self, pool: Pool) -> Singles | MySQLSingles | None:
         """The single statements of this database and its driver; None: each op is a transaction. PostgreSQL has them
@@ -188,13 +230,17 @@ class Database:
         in_background(listening.aclose())
         return None
 
-    async def _try_push(self, pool: Pool) -> None:
+    def _try_push_soon(self, pool: Pool, pause: float) -> None:
+        trying = self._try_push(pool, pause)
+        self._trying = asyncio.get_running_loop().create_task(trying, name="asynclock tries push")
+
+    async def _try_push(self, pool: Pool, pause: float) -> None:
         """Try again: the server, or this program, may have been slow at the start. From then on new tickets get push
         messages; for those that were sent before, the inbox still looks."""
-        pause, most = _PAUSES
+        least, most = _PAUSES
         while not self.pushes:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-            pause = min(2 * pause, most)
+            pause = min(max(least, 2 * pause), most)
             with contextlib.suppress(Exception):  # the next op finds it out, and reports it
                 if isinstance(pool.source, EngineSource):
                     await self._use(await self._new_listening(pool.source.engine, pool, _LATER), pool)
@@ -213,7 +259,8 @@ class Database:
             if isinstance(pool.source, EngineSource):  # there is no pooler
                 pool.source.settings = True
                 pool.drop_idle()
-            self.singles = self._singles_over(pool)
+            if self.cleaning is not None:
+                self.singles = self._singles_over(pool)
         log.info("asynclock: push messages of %s arrive now", self.settings.label)
 
     async def _listen_again(self, pool: Pool) -> None:
@@ -225,6 +272,10 @@ class Database:
             await self._listening.add(tag)
 
     async def _prepare(self, transactions: Transactions) -> None:
+        makes = self.settings.makes
+        # The question waits while another session has locked the table, and notes that.
+        if not ((makes or self._has_file) and await transactions.has_table()) and not makes:
+            raise self.settings.absent()
         async with asyncio.timeout(LIMIT), transactions.pool.line() as line:
             while (obstacle := await self.settings.obstacle(line)) is not None:
                 self.delays.repeated(CONNECT, obstacle)
@@ -281,6 +332,8 @@ class Database:
         try:
             with explained(self.settings.label):
                 looking, transactions = self.looking, self.connected
+                if not self._is_prepared:
+                    await self._prepared()
                 if brief:
                     change, now = await transactions.brief_step(keys, step, looking)
                 else:
@@ -289,6 +342,40 @@ class Database:
             self.replaced(error)
             raise
         self.committed(keys, change, now, looking)
+        if self.cleaning is None:
+            self._has_written(transactions)
+
+    async def read(self, keys: Sequence[str], step: Step) -> None:
+        """As `transact`, for a step that changes nothing: it locks no row, and needs SELECT only."""
+        self.is_replica = await self._reading(lambda transactions: transactions.read(keys, step))
+
+    async def names(self, begin: str, after: str) -> tuple[str, list[str]]:
+        """See `Transactions.names`."""
+        return await self._reading(lambda transactions: transactions.names(begin, after))
+
+    async def _reading(self, read: Callable[[Transactions], Awaitable[_Result]]) -> _Result:
+        """Read, once the table is there. Raises ConfigError if it is not, and cannot be made."""
+        transactions = self.connected
+        try:
+            with explained(self.settings.label):
+                if self._is_prepared or self._has_file:
+                    try:
+                        return await read(transactions)
+                    except Exception as error:
+                        if meaning(error) is not Meaning.ABSENT:
+                            raise
+                await self._prepared()
+                return await read(transactions)
+        except FileReplaced as error:
+            self.replaced(error)
+            raise
+        except ReadOnly as error:  # a look writes nothing, so this server should make the table
+            raise self.settings.absent(f", and cannot make it ({error})") from error
+
+    @property
+    def _has_file(self) -> bool:
+        """False: there is no file, and to open it would make it."""
+        return self.settings.path is None or inode_of(self.settings.path) is not None
 
     def replaced(self, error: FileReplaced) -> None:
         """The file is not the one at its path any more."""

@@ -16,7 +16,7 @@ from asynclock.stores.sql.errors import Conflict, Demoted, Meaning, is_duplicate
 from asynclock.stores.sql.files import FileReplaced
 from asynclock.stores.sql.lines import READ_ONLY, committed, is_read_only
 from asynclock.stores.sql.pool import LIMIT
-from asynclock.stores.sql.rows import CLOCK, FLOOR, Row
+from asynclock.stores.sql.rows import CLOCK, COLUMNS, FLOOR, Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.charsets import Charset
     from asynclock.stores.sql.lines import Line
 
-_COLUMNS = "resource_name, owner, node_info, count, fence, expires_at, keep_until, state"
+_COLUMNS = COLUMNS
 
 IDLE = 3.0
 """Seconds after which a server ends the transaction of a client that stands still: its row locks stop all others."""
@@ -37,7 +37,7 @@ WAITING = 0.25
 """The same where only some connections wait at a time: others that wait get their turn."""
 
 
-def _begin(lock_timeout: float) -> str:
+def begin_with(lock_timeout: float, mode: str = "") -> str:
     """The begin of a transaction of PostgreSQL. The limits hold for it alone: behind a pooler a session is shared.
     Where the client cannot tell the server that a statement is overdue, the server ends it a second later itself."""
     limits = {
@@ -46,7 +46,7 @@ def _begin(lock_timeout: float) -> str:
         "statement_timeout": LIMIT + 1,
     }
     said = "; ".join(f"SET LOCAL {name} = {int(seconds * 1000)}" for name, seconds in limits.items())
-    return f"BEGIN ISOLATION LEVEL READ COMMITTED; {said}"
+    return f"BEGIN ISOLATION LEVEL READ COMMITTED{mode}; {said}"
 
 
 class Read(NamedTuple):
@@ -72,8 +72,8 @@ class Dialect:
 
     name = "postgresql"
     now = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
-    begin = _begin(LOCKED)  # a transaction
-    begin_waiting = _begin(WAITING)  # the same once its lock was not free
+    begin = begin_with(LOCKED)  # a transaction
+    begin_waiting = begin_with(WAITING)  # the same once its lock was not free
     mixes = True  # some clients may get push messages, and others look for theirs
     returns = True  # INSERT ... RETURNING
     charsets = "current_setting('server_encoding'), current_setting('client_encoding')"

@@ -21,7 +21,7 @@ from contextvars import Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of, reason_of
+from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of, reason_of, why_not_read
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,8 +34,9 @@ _NOTHING: dict[str, Any] = {}
 _TRIES = 10
 """To open a file that is replaced meanwhile."""
 
-_OPENING = 1.0
-"""Seconds for which a new connection waits for the file, which another client may be setting up."""
+_OPENING = 0.25
+"""Seconds for which a new connection waits for the file, which another client may be setting up. Less than a check of
+the health takes, so that this can say that the file is locked."""
 
 _Result = TypeVar("_Result")
 
@@ -219,6 +220,8 @@ def _connected(path: str) -> tuple[sqlite3.Connection, OpenFile]:
 
 
 def _opened_at(path: str) -> sqlite3.Connection:
+    if (why := why_not_read(path)) is not None:
+        raise sqlite3.OperationalError(f"unable to open database file: {why}")
     try:
         connection = sqlite3.connect(path, timeout=_OPENING, isolation_level=None, check_same_thread=False)
     except sqlite3.OperationalError as error:

@@ -138,6 +138,28 @@ def reason_of(path: Path) -> str:
     return f"the user of the program needs write rights on the folder {folder}, and on the file"
 
 
+def why_not_read(path: str) -> str | None:
+    """Why a user who may not write a file cannot read it either; None: it may write the file, or can read it. SQLite
+    reads a file in WAL mode with the help of its -wal and -shm, which the clients that have it open keep. Those that a
+    reader made, if its folder lets it, would belong to the reader, and the clients that write could not use them."""
+    if inode_of(path) is None or _may(path, os.W_OK):
+        return None
+    real = os.path.realpath(path)
+    for each in (real, f"{real}-wal", f"{real}-shm"):
+        if inode_of(each) is None:
+            return (
+                f"this user may read {path}, and not write it, and no client has it open: read it while a client has, "
+                "or as a user who may write"
+            )
+        if not _may(each, os.R_OK):
+            return f"this user has no right to read {each}"
+    return None
+
+
+def _may(path: str, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
 def is_network(kind: str) -> bool:
     """Whether several machines may share a file system of that type. Pure."""
     return kind in NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)

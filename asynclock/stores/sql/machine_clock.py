@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._clock import now as since_boot
 from asynclock.stores.sql.rows import CLOCK, Row
@@ -46,20 +46,31 @@ def _shift() -> float:
     return float(found[0][1]) + float(found[0][2]) / 1e9 if found else 0.0
 
 
-async def read_clock(dialect: Dialect, line: Line, booted: str, since: float, wall: float) -> float:
-    """The offset of the file: Unix time less `since`, the seconds since the boot. In a transaction that writes."""
+class Offset(NamedTuple):
+    """Unix time less the seconds since the boot."""
+
+    seconds: float
+    stored: bool  # by a client, since the boot
+    exists: bool  # there is a row for it
+
+
+async def offset_of(table: str, line: Line, booted: str, since: float, wall: float) -> Offset:
+    """The offset of the file; `since`: the seconds since the boot. It only reads."""
     params = {"name": CLOCK}
-    found = await line.fetch(f"SELECT owner, expires_at FROM {dialect.table} WHERE resource_name = :name", params)  # noqa: S608
+    found = await line.fetch(f"SELECT owner, expires_at FROM {table} WHERE resource_name = :name", params)  # noqa: S608
     if found and found[0][0] == booted:
-        return float(found[0][1])
-    ((last,),) = await line.fetch(f"SELECT max(update_time) FROM {dialect.table}")  # noqa: S608
-    offset = max(wall, last or 0.0) - since
-    row = Row(CLOCK, owner=booted, expires_at=offset, keep_until=None)
-    if found:
-        await dialect.update(line, row, since + offset)
-    else:
-        await dialect.insert(line, row, since + offset)
-    return offset
+        return Offset(float(found[0][1]), stored=True, exists=True)
+    ((last,),) = await line.fetch(f"SELECT max(update_time) FROM {table}")  # noqa: S608
+    return Offset(max(wall, last or 0.0) - since, stored=False, exists=bool(found))
+
+
+async def read_clock(dialect: Dialect, line: Line, booted: str, since: float, wall: float) -> float:
+    """The offset of the file, which is stored if no client has done so since the boot. In a transaction that writes."""
+    found = await offset_of(dialect.table, line, booted, since, wall)
+    if not found.stored:
+        row = Row(CLOCK, owner=booted, expires_at=found.seconds, keep_until=None)
+        await (dialect.update if found.exists else dialect.insert)(line, row, since + found.seconds)
+    return found.seconds
 
 
 def clock_with(offset: float) -> Callable[[], float]:

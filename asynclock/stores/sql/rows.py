@@ -53,6 +53,10 @@ class Damaged(ConfigError):
     """A row that another program has written or changed."""
 
 
+COLUMNS = "resource_name, owner, node_info, count, fence, expires_at, keep_until, state"
+"""Those of `Row`, in the same order."""
+
+
 class Row(NamedTuple):
     """The columns of a row, without those that are for operators only. Times are Unix seconds."""
 

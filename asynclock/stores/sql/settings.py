@@ -64,6 +64,7 @@ class Settings:
             )
         _check_word(self.url, table)
         self.table = table
+        self.makes = True  # the table, where it is absent
         self.backend = self.url.get_backend_name()
         self.driver = self.url.get_driver_name()
         self.path: str | None = None  # of a SQLite file
@@ -122,11 +123,15 @@ class Settings:
                 return
             if meaning(error) not in (Meaning.REFUSED, Meaning.FAILED):
                 raise
-            store = "SQLStore(url)" if self.table == "asynclock" else f"SQLStore(url, {self.table!r})"
-            raise ConfigError(
-                f"{self.label} has no table {self.table}, and it cannot be made ({reason(error)}): with the url "
-                f"of its owner, run asyncio.run({store}.create_schema()), or the statement of docs/stores/sql.md"
-            ) from error
+            raise self.absent(f", and it cannot be made ({reason(error)})") from error
+
+    def absent(self, why: str = ", which the first program that takes a lock makes, if its user may") -> ConfigError:
+        """The error where the table is absent: who makes it."""
+        store = "SQLStore(url)" if self.table == "asynclock" else f"SQLStore(url, {self.table!r})"
+        return ConfigError(
+            f"{self.label} has no table {self.table}{why}: with the url of its owner, run "
+            f"asyncio.run({store}.create_schema()), or the statement of docs/stores/sql.md"
+        )
 
     async def create(self, line: Line) -> None:
         """Make the table, unless it exists."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.pool import NullPool
 
 from asynclock._errors import ConfigError
-from asynclock.rules.model import ACQUIRE, RELEASE
+from asynclock.rules.model import ACQUIRE, PEEK, RELEASE
 from asynclock.stores.deciding import copy_of, keys_of
 from asynclock.stores.port import Unfit
 from asynclock.stores.sql.database import Database
+from asynclock.stores.sql.delays import CONNECT
 from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.file_batches import FileOp
 from asynclock.stores.sql.pool import Pool
@@ -59,6 +60,15 @@ class SQLStore(TransactionalStore):
         self._connect_timeout = 1.0
         self._doubtful: dict[str, None] = {}  # ids whose acquire failed
         self._pid = os.getpid()
+
+    @property
+    def makes(self) -> bool:
+        """See `Making`."""
+        return self._settings.makes
+
+    @makes.setter
+    def makes(self, makes: bool) -> None:
+        self._settings.makes = makes
 
     def __repr__(self) -> str:
         return f"<SQLStore {self.label}>"
@@ -111,6 +121,8 @@ class SQLStore(TransactionalStore):
         if asked.verb is RELEASE and asked.id in self._doubtful:
             asked.tombstone = True
         step, votes = self.step_of([asked])
+        if asked.verb is PEEK:
+            return database.read(keys_of(prefix, asked), step), votes
         if database.batches is not None:
             return database.batches.add(FileOp(asked, keys_of(prefix, asked), step, votes, self._doubt)), votes
         return self._carry_out(database, asked, keys_of(prefix, asked), step, votes), votes
@@ -154,13 +166,20 @@ class SQLStore(TransactionalStore):
     def transact(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None]:
         return self._database.transact(keys, step)
 
+    def read(self, keys: Sequence[str], step: Step) -> Coroutine[Any, Any, None]:
+        return self._database.read(keys, step)
+
     async def keys(self, begin: str, cursor: str) -> tuple[str, list[str]]:
-        after, found = await self._database.connected.names(begin, "" if cursor == "0" else cursor.removeprefix(">"))
+        after, found = await self._database.names(begin, "" if cursor == "0" else cursor.removeprefix(">"))
         return f">{after}" if after else "0", found
 
     def delay(self, keys: Sequence[str], since: float) -> str:
         database = self._databases.get(asyncio.get_running_loop())
-        return "" if database is None else database.delays.why(keys, since)
+        return "" if database is None else database.delays.why([*keys, *CONNECT], since)
+
+    def view(self) -> str:
+        database = self._databases.get(asyncio.get_running_loop())
+        return "of a standby, which may be behind its primary" if database is not None and database.is_replica else ""
 
     def is_down(self, error: Exception) -> bool:
         return meaning(error) is Meaning.LOST

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import State
+from asynclock.stores.sql.delays import CONNECT
 from asynclock.stores.sql.errors import Delayed, Meaning, Unconfirmed, ends_connection, is_lock_wait, meaning
 from asynclock.stores.sql.file_lines import FileLine
 from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
+from asynclock.stores.sql.reading import reader_of
 from asynclock.stores.sql.rows import (
     common_begin,
     covered,
@@ -53,6 +55,7 @@ class _Way:
 
     waits: bool  # its lock was not free a moment ago: it waits longer, beside few others
     checked: bool
+    reads: bool = False  # it locks no row and writes nothing
     began: bool = False
 
 
@@ -80,6 +83,7 @@ class Transactions:
         self._label = label
         self._delays = delays
         self._dialect = dialect
+        self._reader = reader_of(dialect)
         self._send = send
         self.pool = pool
 
@@ -123,16 +127,21 @@ class Transactions:
         return done
 
     async def repeated(
-        self, run: Callable[[Line], Awaitable[Any]], *, checked: bool = True, keys: Sequence[str] = ()
+        self,
+        run: Callable[[Line], Awaitable[Any]],
+        *,
+        checked: bool = True,
+        keys: Sequence[str] = (),
+        reads: bool = False,
     ) -> Any:
         """Run it in a transaction; again if the database asks for that, or if an idle connection was closed. All of it
         takes at most LIMIT: then its connection is closed. If the server does not answer either, the database counts
         as down. `checked`: the file of SQLite must be the one at its path. Raises Delayed where that is not so, and
-        else the error of the database. `keys`: what it is about, for messages."""
+        else the error of the database. `keys`: what it is about, for messages. `reads`: it only reads."""
         until, pause, stale = asyncio.get_running_loop().time() + LIMIT, _PAUSE[0], True
         locked: Exception | None = None
         while True:
-            way = _Way(locked is not None, checked)
+            way = _Way(locked is not None, checked, reads)
             try:
                 async with self.pool.line(until, waits=way.waits) as line:
                     result = await self._in_transaction(line, run, way)
@@ -168,13 +177,14 @@ class Transactions:
         if isinstance(line, FileLine):
             return await line.whole(lambda inside: self._in_transaction(inside, run, way))
         try:
-            await line.run(self._dialect.begin_waiting if way.waits else self._dialect.begin)
+            statements = self._reader if way.reads else self._dialect
+            await line.run(statements.begin_waiting if way.waits else statements.begin)
             way.began = True
             self._delays.answered()
             if way.checked:
-                await self._dialect.check(line)
+                await statements.check(line)
             result = await run(line)
-            await self._dialect.commit(line)
+            await statements.commit(line)
         except Exception as error:  # of the step, too
             if ends_connection(error) or isinstance(error, Unconfirmed):
                 raise
@@ -219,20 +229,53 @@ class Transactions:
         await write(line, row_of(key, new, after), now)
         return looks.union(looking)
 
+    async def read(self, keys: Sequence[str], step: Step) -> bool:
+        """Carry out a step that changes nothing. Whether a standby has answered."""
+
+        async def run(line: Line) -> bool:
+            seen = await self._reader.read(line, [resource_name(key) for key in keys])
+            states = [State() if (row := seen.rows.get(resource_name(key))) is None else state_of(row) for key in keys]
+            step([covered(state, seen.now, seen.floor) for state in states], seen.now)
+            return seen.is_replica
+
+        return bool(await self._read(run, keys))
+
     async def names(self, begin: str, after: str) -> tuple[str, list[str]]:
         """Keys that begin with `begin` and are held, after the row `after`; and the last row that was read, "" at the
         end."""
-        async with self.pool.line() as line:
-            now = await self._dialect.time(line)
-            shared = common_begin(begin)
-            rows = await self._dialect.page(
+        shared = common_begin(begin)
+
+        async def run(line: Line) -> Sequence[Row]:
+            return await self._dialect.page(
                 line,
                 after,
                 PAGE,
                 "AND resource_name >= :begin AND count > 0 AND (expires_at IS NULL OR expires_at > :now)",
                 begin=shared,
-                now=now,
+                now=await self._reader.time(line),
             )
+
+        rows: Sequence[Row] = await self._read(run, ())
         found = [row for row in rows if row.resource_name.startswith(shared)]
         keys = [key for row in found if (key := key_of(row)) is not None and key.startswith(begin)]
         return (found[-1].resource_name if found and len(found) == PAGE else ""), keys
+
+    async def has_table(self) -> bool:
+        """Whether the table exists. Waits while another session has locked it."""
+
+        async def run(line: Line) -> None:
+            await line.fetch(f"SELECT fence FROM {self._dialect.table} WHERE 1 = 0")  # noqa: S608
+
+        try:
+            await self._read(run, CONNECT)
+        except Exception as error:
+            if meaning(error) is Meaning.ABSENT:
+                return False
+            raise
+        return True
+
+    async def _read(self, run: Callable[[Line], Awaitable[Any]], keys: Sequence[str]) -> Any:
+        try:
+            return await self.repeated(run, keys=keys, reads=True)
+        finally:
+            self._delays.ended(keys)

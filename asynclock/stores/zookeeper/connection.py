@@ -83,7 +83,7 @@ class Stat(NamedTuple):
 
     czxid: int  # the number of the transaction that created it
     pzxid: int  # the number of the last transaction that created or deleted a child
-    owner: int  # the session of an ephemeral node
+    owner: int  # the session of an ephemeral node; 0: it belongs to none, and does not end with its client
     children: int
     written: float  # when its data were written, as Unix time of the server
 
@@ -323,14 +323,13 @@ class Connection:
             return []
         return found
 
-    async def data(self, path: str) -> bytes | None:
-        """The data of a node; None: it does not exist."""
+    async def data(self, path: str) -> tuple[bytes | None, Stat | None]:
+        """The data of a node, and what the server says about it; None: it does not exist."""
         try:
-            data, _ = await self._ask(GetData(path, None))
+            data, stat = await self._ask(GetData(path, None))
         except NoNodeError:
-            return None
-        found: bytes = data
-        return found
+            return None, None
+        return data, _stat(stat)
 
     async def touch(self, path: str, data: bytes) -> None:
         """Write its data, so that those who watch it look again."""

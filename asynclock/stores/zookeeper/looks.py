@@ -38,20 +38,26 @@ class Looks:
     def _path(self, name: str) -> str:
         return f"{self._settings.root}/{escaped(name)}"
 
-    async def id_of(self, name: str, child: Child) -> str:
-        """The id in the data of a child. If another program made it, or it is gone: a substitute."""
-        return (await self._read(name, child))[0]
-
-    async def _read(self, name: str, child: Child) -> tuple[str, int]:
-        """The id, and the tasks that wait with it."""
+    async def holder(self, name: str, child: Child, clock: Clock) -> tuple[str, float | None]:
+        """The id in the data of a child (if another program made it, or it is gone: a substitute), and how long it
+        holds the name if its client is dead; None: for ever."""
+        known, stat = await self._read(name, child)
         if not child.random:
-            return child.foreign_id, 1
-        known, tasks = read(await self._servers.data(f"{self._path(name)}/{child.name}"))
-        return (known, tasks) if known == DONE or known.startswith(child.random) else (f"{child.random}|", 1)
+            stat = await self._servers.exists(f"{self._path(name)}/{child.name}")  # its data may be forbidden
+        return known[0], self._left(known, stat, clock)
+
+    async def _read(self, name: str, child: Child) -> tuple[tuple[str, int], Stat | None]:
+        """The id, and the tasks that wait with it; and what the server says about its node, unless another program made
+        it, or it is gone."""
+        if not child.random:
+            return (child.foreign_id, 1), None
+        data, stat = await self._servers.data(f"{self._path(name)}/{child.name}")
+        known, tasks = read(data)
+        ours = known == DONE or known.startswith(child.random)
+        return ((known, tasks) if ours else (f"{child.random}|", 1)), stat
 
     async def view(self, name: str, clock: Clock) -> NodeView:
-        """The holders and the waiters of a name. A hold lives for a session timeout without its client; the mark of a
-        run of `once` for its TTL, which is counted by the clock of the server."""
+        """The holders and the waiters of a name."""
         path = self._path(name)
         stat, names = await asyncio.gather(self._servers.exists(path), self._servers.children(path))
         queue = queue_of(self._settings.layout, names)
@@ -61,7 +67,7 @@ class Looks:
         enqueued = {child.random for child in waiting}  # a waiter may have a ticket as well
         tickets = [child for child in tickets_of(self._settings.layout, names) if child.random not in enqueued]
         waiting = sorted([*waiting, *tickets])[:_MOST]
-        ids = await asyncio.gather(*(self._read(name, child) for child in (*inside, *waiting)))
+        ids = [known for known, _ in await asyncio.gather(*(self._read(name, each) for each in (*inside, *waiting)))]
         fence = 0 if stat is None else stat.pzxid
         stats = await asyncio.gather(*(self._servers.exists(f"{path}/{child.name}") for child in inside))
         fence = max((each.czxid for each in stats if each is not None), default=fence)
@@ -76,12 +82,13 @@ class Looks:
             ),
         )
 
-    def _left(self, known: tuple[str, int], stat: Stat | None, clock: Clock) -> float:
-        """How long a holder lives, if its client is dead."""
+    def _left(self, known: tuple[str, int], stat: Stat | None, clock: Clock) -> float | None:
+        """How long a holder lives, if its client is dead: for a session timeout; the mark of a run of `once` for its
+        TTL, which is counted by the clock of the server; a node that belongs to no session for ever."""
         who, ms = known
-        if who != DONE:
-            return self._settings.session_timeout
-        return 0.0 if stat is None else max(0.0, stat.written + ms / 1000 - clock.wall())
+        if who == DONE:
+            return 0.0 if stat is None else max(0.0, stat.written + ms / 1000 - clock.wall())
+        return self._settings.session_timeout if stat is None or stat.owner else None
 
     async def names(self, begin: str, cursor: str) -> tuple[str, list[str]]:
         """A page of the names that are held and begin so."""

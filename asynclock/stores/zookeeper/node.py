@@ -89,7 +89,7 @@ class ZooKeeperNode:
         self._listener = config.listener
         self._connect_timeout = config.connect_timeout
         self._reports = Reports(settings.label, config.tell, config.clock)
-        self._places = Places(settings, lambda: self._servers)
+        self._places = Places(settings, lambda: self._servers, config.clock)
         self._turns = Turns(settings.layout, self._places, self)
         self._backlog = Backlog[_Asked](
             settings.label, config, self._has_room, self._begin_counted, self._dropped, alone=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from kazoo.exceptions import NoNodeError, SessionExpiredError
@@ -25,6 +26,7 @@ from asynclock.stores.zookeeper.looks import Looks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from asynclock._clock import Clock
     from asynclock.rules.kind import Part
     from asynclock.stores.zookeeper.connection import Connection, Stat
     from asynclock.stores.zookeeper.contender import Contender
@@ -34,12 +36,17 @@ if TYPE_CHECKING:
 _TRIES = 5
 """So often a create is tried again whose parent was deleted between two requests."""
 
+_SOON = 1.0
+"""Seconds until a waiter asks again for a name whose mark has ended: the servers delete it up to a minute later, and
+notify the waiter."""
+
 
 class Places:
     """Of one store, over the connection that there is now. All raise kazoo's exceptions."""
 
-    def __init__(self, settings: Settings, servers: Callable[[], Connection]) -> None:
+    def __init__(self, settings: Settings, servers: Callable[[], Connection], clock: Clock) -> None:
         self._settings = settings
+        self._clock = clock
         self._layout = settings.layout
         self._connection = servers
 
@@ -68,8 +75,9 @@ class Places:
     async def refused(self, part: Part, queue: Sequence[Child], rank: int, found: Obstacle) -> Refused:
         """The refusal of a contender with so many others before it, with the id of a holder."""
         first = next(iter(holders(queue[:rank])), found.child)
-        holder = await self.looks.id_of(part.name, first)
-        return Refused(self._settings.session_timeout, holder, rank, found.child.number + 1)
+        holder, left = await self.looks.holder(part.name, first, self._clock)
+        left = math.inf if left is None else max(left, _SOON)
+        return Refused(left, holder, rank, found.child.number + 1)
 
     async def create(self, contender: Contender) -> None:
         """Create its nodes, all or none, each as the last one of its queue."""
