@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,15 @@ from asynclock.stores.sql.errors import Meaning, meaning, reason
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import absolute, check_file, path_of
 from asynclock.stores.sql.schema import ddl, lock_table
+from asynclock.stores.sql.table_check import explain, faults
+from asynclock.stores.sql.table_facts import table_facts
 
 if TYPE_CHECKING:
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
+    from asynclock.stores.sql.table_check import TableFacts
+
+log = logging.getLogger("asynclock")
 
 _TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(?:\.[a-z_][a-z0-9_]{0,62})?")
 
@@ -53,6 +59,7 @@ class Settings:
         self.label = label_of(self.url, table)
         # A url that names no driver: the file is used without SQLAlchemy's engine.
         self.is_plain_file = isinstance(url_or_engine, str) and url_or_engine.startswith("sqlite:")
+        self._told = set[str]()  # what was logged about the table
 
     def _set_path(self) -> None:
         """Raises ConfigError."""
@@ -90,12 +97,12 @@ class Settings:
         """Make the table if it is absent. Raises ConfigError if that is not permitted."""
         if self.is_plain_file:
             await line.run("PRAGMA journal_mode = WAL")
-        if await self._exists(line):
+        if await self.exists(line):
             return
         try:
             await self.create(line)
         except Exception as error:
-            if await self._exists(line):  # another client was first
+            if await self.exists(line):  # another client was first
                 return
             if meaning(error) not in (Meaning.REFUSED, Meaning.FAILED):
                 raise
@@ -111,9 +118,40 @@ class Settings:
         table = lock_table(name, schema=schema or None)
         await line.run(ddl(self.url.get_dialect()(), table, if_absent=True))
 
-    async def _exists(self, line: Line) -> bool:
+    async def fault(self, line: Line) -> ConfigError | None:
+        """What keeps the table from excluding, or from fencing; None: nothing that is known. Raises the error of a
+        database that does not answer."""
+        dialect = self.url.get_dialect()()
+        facts = await table_facts(line, self.dialect())
+        found = faults(dialect, self.table, facts)
+        if found:
+            what, mend = explain(dialect, self.table, found)
+            return ConfigError(f"{self.label}: {what}; {mend}")
+        self._tell(facts)
+        return None
+
+    def _tell(self, facts: TableFacts) -> None:
+        """Log what is not known, and what makes waiters slow, once."""
+        if facts.hidden and "hidden" not in self._told:
+            self._told.add("hidden")
+            log.warning(
+                "asynclock: %s does not show its user the %s of the table: they are not checked",
+                self.label,
+                ", ".join(facts.hidden),
+            )
+        if facts.is_ordered is False and "order" not in self._told:
+            self._told.add("order")
+            log.warning(
+                "asynclock: the names in %s are not in the order of their bytes: clients without push messages may not "
+                'learn that it is their turn. Run: ALTER TABLE %s ALTER COLUMN resource_name TYPE TEXT COLLATE "C"',
+                self.label,
+                self.table,
+            )
+
+    async def exists(self, line: Line) -> bool:
+        """Whether there is a table of that name."""
         try:
-            await line.run(f"SELECT fence FROM {self.table} WHERE 1 = 0")  # noqa: S608
+            await line.run(f"SELECT 1 FROM {self.table} WHERE 1 = 0")  # noqa: S608
         except Exception as error:
             if meaning(error) is Meaning.ABSENT:
                 return False

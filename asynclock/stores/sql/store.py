@@ -64,14 +64,17 @@ class SQLStore(TransactionalStore):
 
     async def create_schema(self) -> None:
         """Make the table, unless it exists: for a user who may, where the clients may not. Raises the error of the
-        database."""
+        database, and ConfigError for a table that cannot keep locks."""
         settings = self._settings
         pool = Pool(settings.new_source(5.0, pooler=True), size=1, pooler=True)
         try:
             async with pool.line() as line:
                 await settings.create(line)
+                fault = await settings.fault(line)
         finally:
             await pool.aclose()
+        if fault is not None:
+            raise fault
 
     # -- for the floors above ------------------------------------------------------------------------------------
 
@@ -158,7 +161,7 @@ class SQLStore(TransactionalStore):
         return "" if database is None else database.delays.why(keys, since)
 
     def is_down(self, error: Exception) -> bool:
-        return meaning(error) is Meaning.LOST
+        return meaning(error) in (Meaning.LOST, Meaning.ABSENT)  # the table is made again
 
     @property
     def _database(self) -> Database:
