@@ -82,6 +82,10 @@ MARIADB = {
         "MODIFY resource_name VARCHAR(100) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
         "room for 100 characters",
     ),
+    "text": (
+        "DROP PRIMARY KEY, MODIFY resource_name TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL UNIQUE",
+        "resource_name has the type text",
+    ),
     "engine": ("ENGINE = Aria", "engine is Aria"),
     "fence": ("MODIFY fence INTEGER NOT NULL", "fence has the type int"),
     "times": ("MODIFY expires_at FLOAT", "expires_at has the type float"),
@@ -106,6 +110,7 @@ async def test_f24_a_table_of_mariadb_that_cannot_exclude(
     await grants(mariadb.url, name)
 
 
+_COLLATION = "CREATE COLLATION c_{0} (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
 POSTGRESQL = {
     "key": ("ALTER TABLE {0} DROP CONSTRAINT {0}_pkey", "no primary key"),
     "deferred": (
@@ -118,7 +123,7 @@ POSTGRESQL = {
     ),
     "two columns": ("ALTER TABLE {0} DROP CONSTRAINT {0}_pkey, ADD PRIMARY KEY (resource_name, count)", "on resource_"),
     "collation": (
-        "CREATE COLLATION c_{0} (provider = icu, locale = 'und-u-ks-level2', deterministic = false); ALTER TABLE {0} ALTER resource_name TYPE text COLLATE c_{0}",  # noqa: E501
+        f"{_COLLATION}; ALTER TABLE {{0}} ALTER resource_name TYPE text COLLATE c_{{0}}",
         "the collation c_",
     ),
     "length": ("ALTER TABLE {0} ALTER resource_name TYPE varchar(100)", "room for 100 characters"),
@@ -210,22 +215,47 @@ async def test_f24_health_and_doctor_name_the_fault(operated: Operated) -> None:
     assert "no primary key" in health.reason
     code, found = examined((), ASYNCLOCK_URLS=operated.url)
     assert code == 2
+    assert "vote" not in found
     assert "no primary key" in found["table"]["what"]
     assert mending(health.reason)[0] in found["table"]["advice"]
     with pytest.raises(ConfigError, match="no primary key"):
         await SQLStore(operated.url).create_schema()
 
 
-async def test_f24_the_first_lock_after_the_table_was_mended(operated: Operated, name: str) -> None:
-    """A client that was refused goes on by itself."""
+async def test_f24_doctor_warns_of_triggers(operated: Operated) -> None:
+    """They run in each op. A user who may see them learns their names; to others it is a note."""
     await SQLStore(operated.url).create_schema()
-    await operated.run(f"ALTER TABLE {operated.table} ADD further INTEGER NOT NULL")
+    table = operated.table
     if "mariadb" in operated.url:
-        pytest.skip("its default is 0")
-    async with aclosing(Redlock(operated.url, **OPTIONS)) as client, asyncio.timeout(LIMIT):
+        assert "triggers" in examined((), ASYNCLOCK_URLS=operated.url)[1]["unchecked"]["what"]
+        await operated.run(f"GRANT TRIGGER ON locks.{table} TO {operated.user}@'%'")
+        await operated.run(f"CREATE TRIGGER t_{table} BEFORE UPDATE ON {table} FOR EACH ROW SET NEW.node_info = 'x'")
+    else:
+        await operated.run(f"CREATE RULE t_{table} AS ON DELETE TO {table} DO ALSO NOTHING")
+    _, found = examined((), ASYNCLOCK_URLS=operated.url)
+    assert found["triggers"]["severity"] == "warning"
+    assert f"t_{table}" in found["triggers"]["what"]
+
+
+async def test_f24_names_in_another_order_are_a_warning(
+    postgresql: Operated, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They exclude. But a client that looks for its notices may not find them."""
+    await SQLStore(postgresql.url).create_schema()
+    await postgresql.run(f'ALTER TABLE {postgresql.table} ALTER resource_name TYPE text COLLATE "en-x-icu"')
+    await grants(postgresql.url, name)
+    assert "not in the order of their bytes" in caplog.text
+    assert examined((), ASYNCLOCK_URLS=postgresql.url)[1]["collation"]["severity"] == "warning"
+
+
+async def test_f24_the_first_lock_after_the_table_was_mended(postgresql: Operated, name: str) -> None:
+    """A client that was refused goes on by itself."""
+    await SQLStore(postgresql.url).create_schema()
+    await postgresql.run(f"ALTER TABLE {postgresql.table} ADD further INTEGER NOT NULL")
+    async with aclosing(Redlock(postgresql.url, **OPTIONS)) as client:
         with pytest.raises(ConfigError, match="further"):
             await client(name).acquire()
-        await operated.run(f"ALTER TABLE {operated.table} DROP further")
+        await postgresql.run(f"ALTER TABLE {postgresql.table} DROP further")
         await granted_soon(client, name)
 
 

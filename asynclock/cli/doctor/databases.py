@@ -333,7 +333,7 @@ class _Questions:
         line, dialect, facts = self._line, self._settings.dialect(), self._facts
         known = await table_facts(line, dialect)
         facts.is_ordered = known.is_ordered
-        facts.hidden += known.hidden
+        facts.hidden += tuple(each for each in known.hidden if each not in facts.hidden)
         driver = self._settings.url.get_dialect()()
         if found := faults(driver, facts.table, known):
             facts.fault, facts.mend = explain(driver, facts.table, found)

@@ -61,7 +61,8 @@ class Database:
     def __init__(self, settings: Settings, connect_timeout: float) -> None:
         self.settings = settings
         self.dialect: Dialect = settings.dialect()
-        self.delays = Delays(self.failed)
+        # A file that is locked repeats many ops, often; and it is never the table.
+        self.delays = Delays() if settings.backend == "sqlite" else Delays(self.failed)
         self.pushes = False  # notices come by LISTEN
         self.transactions: Transactions | None = None  # None: not connected yet
         self.cleaning: Cleaning | None = None

@@ -83,12 +83,14 @@ _MAY_BE_NULL = ("expires_at", "keep_until", "state")
 
 _KINDS = {
     "postgresql": {
+        "key": {"text", "character varying"},
         "text": {"text", "character varying"},
         "count": {"integer", "bigint"},
         "fence": {"bigint"},
         "time": {"double precision"},
     },
     "mysql": {
+        "key": {"varchar", "char"},  # MariaDB keeps a unique index of others as hashes, by which it finds no row
         "text": {"varchar", "char", "text", "mediumtext", "longtext"},
         "count": {"int", "bigint"},
         "fence": {"bigint"},
@@ -96,6 +98,7 @@ _KINDS = {
     },
     # The affinities of SQLite. The last three columns may have any that keeps numbers as numbers.
     "sqlite": {
+        "key": {"text", "blob"},
         "text": {"text", "blob"},
         "count": {"integer", "numeric", "blob"},
         "fence": {"integer", "numeric", "blob"},
@@ -245,6 +248,8 @@ class _Check:
 
 
 def _kind_of(column: str) -> str:
+    if column == KEY:
+        return "key"
     if column in _TEXTS:
         return "text"
     return "time" if column in _TIMES else column

@@ -7,20 +7,19 @@ lock for longer than an op would.
 
 from __future__ import annotations
 
+import json
 import secrets
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from asynclock._options import RESERVED
 from asynclock.stores.sql.errors import Meaning, is_duplicate, meaning
 from asynclock.stores.sql.table_check import KEY, ColumnFacts, IndexFacts, KeyProof, TableFacts, affinity
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
-
-_Result = TypeVar("_Result")
 
 _INSERT = (
     "INSERT INTO {table} (resource_name, owner, node_info, count, fence, expires_at, keep_until, create_time, "
@@ -49,10 +48,10 @@ class _Reader:
 
     def __init__(self, line: Line, table: str) -> None:
         self._line = line
-        self._whole = table
-        schema, _, self._name = table.rpartition(".")
+        schema, _, name = table.rpartition(".")
         self._schema = schema or None
-        self._at = {"name": self._name, "schema": self._schema}
+        self._whole: dict[str, Any] = {"whole": table}
+        self._at: dict[str, Any] = {"name": name, "schema": self._schema}
         self._hidden: list[str] = []
 
     async def read(self) -> TableFacts:
@@ -61,18 +60,18 @@ class _Reader:
     async def triggers(self) -> tuple[str, ...] | None:
         raise NotImplementedError
 
-    async def _ask(self, question: str, sql: str, **params: Any) -> Sequence[Any]:
+    async def _ask(self, question: str, sql: str) -> Sequence[Any]:
         """The rows; () if the database refuses."""
         try:
-            return await self._fetch(sql, params)
+            return await self._fetch(sql)
         except Exception as error:
             if meaning(error) in (Meaning.LOST, Meaning.AGAIN):
                 raise
             self._hidden.append(question)
             return ()
 
-    async def _fetch(self, sql: str, params: dict[str, Any]) -> Sequence[Any]:
-        return await self._line.fetch(sql, params)
+    async def _fetch(self, sql: str) -> Sequence[Any]:
+        return await self._line.fetch(sql, self._at)
 
     def _columns(self, found: Sequence[Any], make: Callable[[Any], ColumnFacts]) -> dict[str, ColumnFacts] | None:
         if not found and "columns" not in self._hidden:
@@ -81,46 +80,14 @@ class _Reader:
 
 
 class _PostgreSQL(_Reader):
-    """One transaction: a pooler may give each to another session. A question that is refused would end it."""
+    """One transaction: a pooler may give each to another session. All questions are one statement; if the server
+    refuses one of them, each has a statement of its own."""
 
     _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 2000; SET LOCAL lock_timeout = 20"
 
     async def read(self) -> TableFacts:
-        return await self._together(self._read)
-
-    async def triggers(self) -> tuple[str, ...] | None:
-        return await self._together(self._triggers)
-
-    async def _together(self, read: Callable[[], Awaitable[_Result]]) -> _Result:
-        await self._line.run(self._BEGIN)
-        try:
-            return await read()
-        finally:
-            await self._line.run("ROLLBACK")
-
-    async def _fetch(self, sql: str, params: dict[str, Any]) -> Sequence[Any]:
-        await self._line.run("SAVEPOINT asynclock_facts")
-        try:
-            return await self._line.fetch(sql, params)
-        except Exception as error:
-            if meaning(error) is not Meaning.LOST:
-                await self._line.run("ROLLBACK TO SAVEPOINT asynclock_facts")
-            raise
-
-    async def _triggers(self) -> tuple[str, ...] | None:
-        found = await self._ask("triggers", _PG_TRIGGERS, name=self._whole)
-        return None if self._hidden else tuple(each for (each,) in found)
-
-    async def _read(self) -> TableFacts:
-        name = self._whole
-        tables = await self._ask(
-            "table",
-            "SELECT CAST(relkind AS text), CAST(relpersistence AS text) FROM pg_class "
-            "WHERE oid = to_regclass(CAST(:name AS text))",
-            name=name,
-        )
-        columns = await self._ask("columns", _PG_COLUMNS, name=name)
-        indexes = await self._ask("indexes", _PG_INDEXES, name=name)
+        found = await self._together({"table": _PG_TABLE, "columns": _PG_COLUMNS, "indexes": _PG_INDEXES})
+        tables, columns, indexes = found["table"], found["columns"], found["indexes"]
         return TableFacts(
             is_table=None if not tables else tables[0][0] in ("r", "p") and tables[0][1] != "t",
             columns=self._columns(columns, _of_postgresql),
@@ -129,31 +96,63 @@ class _PostgreSQL(_Reader):
             hidden=tuple(self._hidden),
         )
 
+    async def triggers(self) -> tuple[str, ...] | None:
+        found = await self._together({"triggers": _PG_TRIGGERS})
+        return None if self._hidden else tuple(each for (each,) in found["triggers"])
+
+    async def _together(self, questions: Mapping[str, str]) -> Mapping[str, Sequence[Any]]:
+        await self._line.run(self._BEGIN)
+        try:
+            await self._line.run("SAVEPOINT asynclock_facts")
+            (found,) = await self._line.fetch(f"SELECT {', '.join(map(_as_text, questions.values()))}", self._whole)
+            return {question: json.loads(rows) for question, rows in zip(questions, found, strict=True)}
+        except Exception as error:
+            if meaning(error) in (Meaning.LOST, Meaning.AGAIN):
+                raise
+            return {question: await self._ask(question, sql) for question, sql in questions.items()}
+        finally:
+            await self._line.run("ROLLBACK")
+
+    async def _fetch(self, sql: str) -> Sequence[Any]:
+        await self._line.run("ROLLBACK TO SAVEPOINT asynclock_facts")
+        ((rows,),) = await self._line.fetch(f"SELECT {_as_text(sql)}", self._whole)
+        found: Sequence[Any] = json.loads(rows)
+        return found
+
+
+def _as_text(sql: str) -> str:
+    """The rows of a statement as JSON, which all drivers return alike as a text."""
+    return f"CAST(coalesce((SELECT json_agg(line) FROM ({sql}) AS q(line)), '[]') AS text)"  # noqa: S608
+
+
+_PG_TABLE = """
+    SELECT json_build_array(CAST(relkind AS text), CAST(relpersistence AS text))
+    FROM pg_class WHERE oid = to_regclass(CAST(:whole AS text))"""
 
 _PG_COLUMNS = """
-    SELECT CAST(a.attname AS text), format_type(a.atttypid, NULL),
+    SELECT json_build_array(CAST(a.attname AS text), format_type(a.atttypid, NULL),
         CASE WHEN a.atttypid = CAST('varchar' AS regtype) AND a.atttypmod > 4 THEN a.atttypmod - 4 END,
         NOT a.attnotnull, a.atthasdef OR a.attidentity <> '',
         CAST(coalesce(c.collname, '') AS text), CAST(to_jsonb(c) ->> 'collisdeterministic' AS boolean),
-        CAST(d.datcollate AS text), coalesce(to_jsonb(d) ->> 'datlocprovider', 'c')
+        CAST(d.datcollate AS text), coalesce(to_jsonb(d) ->> 'datlocprovider', 'c'))
     FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation
         JOIN pg_database AS d ON d.datname = current_database()
-    WHERE a.attrelid = to_regclass(CAST(:name AS text)) AND a.attnum > 0 AND NOT a.attisdropped"""
+    WHERE a.attrelid = to_regclass(CAST(:whole AS text)) AND a.attnum > 0 AND NOT a.attisdropped"""
 
 _PG_INDEXES = """
-    SELECT CAST(n.relname AS text), CASE WHEN i.indnkeyatts = 1 THEN CAST(a.attname AS text) END,
+    SELECT json_build_array(CAST(n.relname AS text), CASE WHEN i.indnkeyatts = 1 THEN CAST(a.attname AS text) END,
         i.indisvalid AND i.indisready AND i.indpred IS NULL,
-        CAST(to_jsonb(c) ->> 'collisdeterministic' AS boolean), i.indimmediate
+        CAST(to_jsonb(c) ->> 'collisdeterministic' AS boolean), i.indimmediate)
     FROM pg_index AS i JOIN pg_class AS n ON n.oid = i.indexrelid
         LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
         LEFT JOIN pg_collation AS c ON c.oid = i.indcollation[0]
-    WHERE i.indrelid = to_regclass(CAST(:name AS text)) AND i.indisunique"""
+    WHERE i.indrelid = to_regclass(CAST(:whole AS text)) AND i.indisunique"""
 
 _PG_TRIGGERS = """
-    SELECT CAST(tgname AS text) FROM pg_trigger
-    WHERE tgrelid = to_regclass(CAST(:name AS text)) AND NOT tgisinternal AND tgenabled <> 'D'
-    UNION ALL SELECT CAST(rulename AS text) FROM pg_rewrite
-    WHERE ev_class = to_regclass(CAST(:name AS text)) AND rulename <> '_RETURN' AND ev_enabled <> 'D'"""
+    SELECT json_build_array(CAST(tgname AS text)) FROM pg_trigger
+    WHERE tgrelid = to_regclass(CAST(:whole AS text)) AND NOT tgisinternal AND tgenabled <> 'D'
+    UNION ALL SELECT json_build_array(CAST(rulename AS text)) FROM pg_rewrite
+    WHERE ev_class = to_regclass(CAST(:whole AS text)) AND rulename <> '_RETURN' AND ev_enabled <> 'D'"""
 
 
 def _of_postgresql(row: Any) -> ColumnFacts:
@@ -179,16 +178,15 @@ class _MySQL(_Reader):
 
     async def triggers(self) -> tuple[str, ...] | None:
         """They are shown to those who may make some."""
-        found = await self._ask("triggers", _MYSQL_TRIGGERS, **self._at)
-        if not found and not await self._ask("rights", _MYSQL_MAY, **self._at):
+        found = await self._ask("triggers", _MYSQL_TRIGGERS)
+        if not found and not await self._ask("rights", _MYSQL_MAY):
             return None
         return tuple(str(each) for (each,) in found)
 
     async def read(self) -> TableFacts:
-        at = self._at
-        tables = await self._ask("table", _MYSQL_TABLE, **at)
-        columns = await self._ask("columns", _MYSQL_COLUMNS, **at)
-        indexes = await self._ask("indexes", _MYSQL_INDEXES, **at)
+        tables = await self._ask("table", _MYSQL_TABLE)
+        columns = await self._ask("columns", _MYSQL_COLUMNS)
+        indexes = await self._ask("indexes", _MYSQL_INDEXES)
         return TableFacts(
             is_table=None if not tables else "VIEW" not in str(tables[0][0]).upper(),
             engine=str(tables[0][1] or "") if tables else "",
@@ -253,16 +251,20 @@ def _indexes_of_mysql(rows: Sequence[Any]) -> list[IndexFacts]:
 class _SQLite(_Reader):
     """Everybody may read all of it."""
 
+    def __init__(self, line: Line, table: str) -> None:
+        super().__init__(line, table)
+        self._table = table
+        self._at["schema"] = self._schema or "main"
+        self._master = f"{self._at['schema']}.sqlite_master"
+
     async def triggers(self) -> tuple[str, ...] | None:
-        sql = f"SELECT name FROM {self._schema or 'main'}.sqlite_master WHERE type = 'trigger' AND tbl_name = :name"  # noqa: S608
-        return tuple(each for (each,) in await self._ask("triggers", sql, name=self._name))
+        sql = f"SELECT name FROM {self._master} WHERE type = 'trigger' AND tbl_name = :name"  # noqa: S608
+        return tuple(each for (each,) in await self._ask("triggers", sql))
 
     async def read(self) -> TableFacts:
-        at = {"name": self._name, "schema": self._schema or "main"}
-        sql = f"SELECT type FROM {at['schema']}.sqlite_master WHERE name = :name"  # noqa: S608
-        tables = await self._ask("table", sql, name=self._name)
-        columns = await self._ask("columns", _SQLITE_COLUMNS, **at)
-        indexes = await self._ask("indexes", _SQLITE_INDEXES, **at)
+        tables = await self._ask("table", f"SELECT type FROM {self._master} WHERE name = :name")  # noqa: S608
+        columns = await self._ask("columns", _SQLITE_COLUMNS)
+        indexes = await self._ask("indexes", _SQLITE_INDEXES)
         known = self._columns(columns, _of_sqlite)
         if known is not None and KEY in known:
             known[KEY] = known[KEY]._replace(exact=await self._is_exact(), collation="NOCASE or RTRIM")
@@ -275,10 +277,9 @@ class _SQLite(_Reader):
 
     async def _is_exact(self) -> bool | None:
         """No pragma shows the collation of a column. The first part of a UNION gives it to the rows of the others."""
-        at = self._whole
         found = await self._ask(
             "collation",
-            f"SELECT count(*) FROM (SELECT {KEY} FROM {at} WHERE 0 UNION ALL SELECT 'a') "  # noqa: S608
+            f"SELECT count(*) FROM (SELECT {KEY} FROM {self._table} WHERE 0 UNION ALL SELECT 'a') "  # noqa: S608
             f"WHERE {KEY} = 'A' OR {KEY} = 'a '",
         )
         return found[0][0] == 0 if found else None
@@ -317,18 +318,17 @@ async def _proof(line: Line, dialect: Dialect) -> KeyProof | None:
     name = f"{RESERVED}key:{secrets.token_hex(8)}"
     await line.run(dialect.begin)
     try:
-        return await _inserted(line, dialect.table, name)
+        proof = await _inserted(line, dialect.table, name)
     except Exception as error:
         if meaning(error) in (Meaning.LOST, Meaning.AGAIN):
             raise
         return None
     finally:
         await line.run("ROLLBACK")
-        if dialect.name == "mysql":  # an engine without transactions has kept them
-            await line.fetch(
-                f"DELETE FROM {dialect.table} WHERE resource_name IN (:name, :other)",  # noqa: S608
-                {"name": name, "other": name.upper()},
-            )
+    if dialect.name == "mysql":  # an engine without transactions has kept them
+        sql = f"DELETE FROM {dialect.table} WHERE resource_name IN (:name, :other)"  # noqa: S608
+        await line.fetch(sql, {"name": name, "other": name.upper()})
+    return proof
 
 
 async def _inserted(line: Line, table: str, name: str) -> KeyProof:
