@@ -6,18 +6,24 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from collections.abc import Iterator
+import textwrap
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy.dialects import sqlite
+import sqlalchemy
+from sqlalchemy import Connection, MetaData, inspect
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.dialects import postgresql as postgresql_dialect
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
 from asynclock.stores import lock_table
 from asynclock.stores.sql import SQLStore, table_watch
+from asynclock.stores.sql.engines import url_of
 from asynclock.stores.sql.schema import ddl
 from tests.support.commands import examined
 from tests.support.operators import Operated
@@ -268,6 +274,86 @@ async def granted_soon(client: Redlock, name: str) -> None:
                     return
             except (ConfigError, QuorumUnavailable):
                 await asyncio.sleep(0.02)
+
+
+# -- the migrations of docs/stores/sql.md ------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs/stores/sql.md").read_text("utf-8")
+
+
+@pytest.fixture(params=["postgresql", "mariadb", "sqlite"])
+async def migrated(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    """A url, its table, and a function that calls another one with a connection of SQLAlchemy, as Alembic does."""
+    pytest.importorskip("alembic")
+    table, url = "asynclock", f"sqlite+aiosqlite:///{tmp_path}/locks.db"
+    if request.param != "sqlite":
+        operated: Operated = request.getfixturevalue(request.param)
+        table, url = operated.table, operated.url
+    engine = create_async_engine(url_of(url).difference_update_query(["asynclock_table"]))
+
+    async def migrate(run: Callable[[Connection], None]) -> None:
+        async with engine.begin() as connection:
+            await connection.run_sync(run)
+
+    yield url, table, migrate
+    await engine.dispose()
+
+
+async def test_f24_the_migration_of_alembic_passes(migrated: Any, name: str) -> None:
+    """As it stands in the docs, but for the name of the table. Its downgrade removes the table."""
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
+
+    url, table, migrate = migrated
+    (snippet,) = re.findall(r"```py\n(from alembic import op\n.*?)```", PAGE, re.DOTALL)
+    world: dict[str, Any] = {}
+    exec(snippet.replace('"asynclock"', f'"{table}"').replace("TABLE asynclock", f"TABLE {table}"), world)
+
+    def upgrade(connection: Connection) -> None:
+        with Operations.context(MigrationContext.configure(connection)):
+            world["upgrade"]()
+
+    def downgrade(connection: Connection) -> None:
+        with Operations.context(MigrationContext.configure(connection)):
+            world["downgrade"]()
+            assert not inspect(connection).has_table(table)
+            world["upgrade"]()
+
+    await migrate(upgrade)
+    await grants(url, name)
+    await migrate(downgrade)
+    await grants(url, name)
+
+
+async def test_f24_what_alembic_generates_passes(migrated: Any, name: str) -> None:
+    """From the metadata of the application. It finds nothing to change afterwards."""
+    from alembic import op
+    from alembic.autogenerate import compare_metadata, produce_migrations, render_python_code
+    from alembic.migration import MigrationContext
+    from alembic.operations import Operations
+
+    url, table, migrate = migrated
+    lock_table(table, metadata := MetaData())
+
+    def generate(connection: Connection) -> None:
+        context = MigrationContext.configure(connection, opts={"include_name": lambda named, *_: named == table})
+        ops = produce_migrations(context, metadata).upgrade_ops
+        assert ops is not None
+        world = {"op": op, "sa": sqlalchemy, "mysql": mysql, "postgresql": postgresql_dialect, "sqlite": sqlite}
+        with Operations.context(context):
+            exec(textwrap.dedent(render_python_code(ops).replace("\n    ", "\n")), world)
+        assert compare_metadata(context, metadata) == []
+
+    await migrate(generate)
+    await grants(url, name)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_f24_the_statements_of_the_docs_are_those_of_the_store(number: int) -> None:
+    """Django runs them as they stand there."""
+    statements = re.findall(r"```sql\n(CREATE TABLE asynclock .*?)```", PAGE, re.DOTALL)
+    made = ddl((postgresql_dialect, mysql, sqlite)[number].dialect())
+    assert re.sub(r"\s+", "", statements[number]) == re.sub(r"\s+", "", made)
 
 
 # -- a table that is changed while clients use it ----------------------------------------------------------------------
