@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -19,6 +20,8 @@ from asynclock.stores.sql.table_check import explain, faults
 from asynclock.stores.sql.table_facts import table_facts
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import Dialect as SQLAlchemyDialect
+
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
     from asynclock.stores.sql.table_check import TableFacts
@@ -118,14 +121,17 @@ class Settings:
         table = lock_table(name, schema=schema or None)
         await line.run(ddl(self.url.get_dialect()(), table, if_absent=True))
 
+    @cached_property
+    def _compiler(self) -> SQLAlchemyDialect:
+        """It knows how the types of columns are written."""
+        return self.url.get_dialect()()
+
     async def fault(self, line: Line) -> ConfigError | None:
         """What keeps the table from excluding, or from fencing; None: nothing that is known. Raises the error of a
         database that does not answer."""
-        dialect = self.url.get_dialect()()
         facts = await table_facts(line, self.dialect())
-        found = faults(dialect, self.table, facts)
-        if found:
-            what, mend = explain(dialect, self.table, found)
+        if found := faults(self._compiler, self.table, facts):
+            what, mend = explain(self._compiler, self.table, found)
             return ConfigError(f"{self.label}: {what}; {mend}")
         self._tell(facts)
         return None

@@ -8,6 +8,7 @@ not show is taken as right, except for the key (`table_facts.py`).
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy.schema import CreateColumn
@@ -137,8 +138,9 @@ _WHERE_TWICE = (
 )
 
 
+@cache
 def _columns() -> Sequence[str]:
-    return [each.name for each in lock_table().columns]
+    return tuple(each.name for each in lock_table().columns)
 
 
 def _created(dialect: Dialect, table: str) -> str:
