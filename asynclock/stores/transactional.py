@@ -21,6 +21,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asynclock._errors import ConfigError
 from asynclock._loop import own_task
 from asynclock._options import ANSWER_TIMEOUT
 from asynclock.rules.decide import decide
@@ -224,10 +225,13 @@ class TransactionalNode:
             self._listener.connected(self._index)
 
     def lost(self, error: Exception) -> None:
-        """The database cannot be reached: ops fail at once, while the node opens again in the background. A store calls
-        it, from the loop of the node, when its connection for notices is gone."""
+        """The database cannot be reached, or must not be used as it is now (ConfigError): ops fail at once, while the
+        node opens again in the background. A store calls it, from the loop of the node. Releases wait until then, but
+        for those after a ConfigError."""
         if self.error is None and not self._closed:
             self.error, self._down = error, asyncio.Event()
+            if isinstance(error, ConfigError):  # it answers, and can still free a name
+                self._down.set()
             self._jobs.backlog.fail(lambda: self.error)
             self._reports.down(error)  # of an idle connection that was closed: only if it cannot be made again
             self._open_soon(self._reopen())
@@ -418,6 +422,8 @@ class TransactionalNode:
 
     async def check_vote(self) -> Checked:
         if self.error is not None:
+            if isinstance(self.error, ConfigError):  # the client does not ask again by itself
+                self._open_unless_opening()
             raise self._reason(self.error)
         began = self._clock.now()
         random = self._listener.tag.ljust(ID_LENGTH, "0")

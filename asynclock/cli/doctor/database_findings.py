@@ -23,6 +23,9 @@ _NEEDS = {
     "replicas": "whether there are replicas that may be promoted",
     "rights on the schema": "whether the user may make the table",
     "table": "how the table is kept",
+    "columns": "whether the columns of the table are what clients need",
+    "indexes": "which unique indexes the table has",
+    "triggers": "whether the table has triggers",
     "open transactions": "whether a long transaction slows the locks",
     "prepared transactions": "whether one was left behind, and slows the locks",
     "replication slots": "whether one slows the locks",
@@ -35,7 +38,7 @@ def database_findings(facts: DatabaseFacts, terms: Terms) -> list[Finding]:
     """All findings, the worst first."""
     found = [*general_findings(facts, terms, _NEEDS)]
     if not facts.error:
-        for check in (_table, _rights, _log, _durability, _role, _idle, _old_versions, _notices, _file, _disk):
+        for check in (_table, _rows, _rights, _log, _durability, _role, _idle, _old_versions, _notices, _file, _disk):
             found += check(facts)
         found += clock_findings([facts], keeps_fences=True)
     return sorted_findings(found)
@@ -55,19 +58,46 @@ def _table(facts: DatabaseFacts) -> Iterator[Finding]:
             else "The first client makes it, if its user may. Until then the rights on it, and holds, are not checked.",
             "Let its owner run await store.create_schema(), or the statement of docs/stores/sql.md.",
         )
-    if facts.kept == "u" or (facts.kept and facts.backend != "postgresql" and facts.kept.lower() != "innodb"):
-        unlogged = facts.kept == "u"
+    if facts.fault:
         yield Finding(
             Severity.ERROR,
             "table",
             (facts.node,),
-            f"The table {facts.table} is UNLOGGED."
-            if unlogged
-            else f"The table {facts.table} is kept by {facts.kept}.",
-            "A crash of the server empties it: all holds and fencing counters are forgotten."
-            if unlogged
-            else "This engine has no transactions: two clients can be granted one name.",
-            f"ALTER TABLE {facts.table} " + ("SET LOGGED." if unlogged else "ENGINE=InnoDB."),
+            f"On {facts.node} {facts.fault}.",
+            "Two clients could be granted one name, or a fencing token could be lost. So no lock can be acquired.",
+            f"{facts.mend[0].upper()}{facts.mend[1:]}.",
+        )
+    if facts.kept == "u":
+        yield Finding(
+            Severity.ERROR,
+            "table",
+            (facts.node,),
+            f"The table {facts.table} is UNLOGGED.",
+            "A crash of the server empties it: all holds and fencing counters are forgotten.",
+            f"ALTER TABLE {facts.table} SET LOGGED.",
+        )
+
+
+def _rows(facts: DatabaseFacts) -> Iterator[Finding]:
+    """What does not keep the table from excluding."""
+    if facts.is_ordered is False:
+        yield Finding(
+            Severity.WARNING,
+            "collation",
+            (facts.node,),
+            f"The names in the table {facts.table} are not in the order of their bytes.",
+            "Clients without push messages may not learn that it is their turn, and asynclock ls may leave out names.",
+            f'ALTER TABLE {facts.table} ALTER COLUMN resource_name TYPE TEXT COLLATE "C".',
+        )
+    if facts.triggers:
+        yield Finding(
+            Severity.WARNING,
+            "triggers",
+            (facts.node,),
+            f"The table {facts.table} has {count(len(facts.triggers), 'trigger')}: {', '.join(facts.triggers)}.",
+            "It runs inside each operation of a lock: it may change the row of a lock, or make the operation fail or "
+            "slow.",
+            "Drop it, unless it does nothing but read.",
         )
 
 

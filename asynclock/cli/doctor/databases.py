@@ -23,6 +23,8 @@ from asynclock.stores.sql.listening import Listening
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.remedies import remedy
 from asynclock.stores.sql.settings import Settings
+from asynclock.stores.sql.table_check import explain, faults
+from asynclock.stores.sql.table_facts import table_facts, table_triggers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,6 +104,14 @@ class DatabaseFacts(StoreFacts):
     """It is read-only for this user. A MariaDB or MySQL with `read_only` lets some users write."""
     kept: str = ""
     """How the table is kept: of PostgreSQL its persistence (p, u or t), of MySQL and MariaDB its engine."""
+    fault: str = ""
+    """Why the table cannot keep locks; "" if it can."""
+    mend: str = ""
+    """What to do about that."""
+    is_ordered: bool | None = None
+    """The names in the table are in the order of their bytes."""
+    triggers: tuple[str, ...] = ()
+    """Of the table, with the rules of PostgreSQL."""
     standby: bool | None = None
     """It is a PostgreSQL in recovery: a replica."""
     replicas: int | None = None
@@ -314,14 +324,15 @@ class _Questions:
         facts = self._facts
         for (version,) in await self._ask("version", "SELECT sqlite_version()"):
             facts.version = version
-        await self._look_for_table()
+        if await self._look_for_table():
+            await self._table()
 
     # -- the table -----------------------------------------------------------------------------------------------
 
     async def _look_for_table(self) -> bool:
         """Whether the user may read it."""
         try:
-            await self._fetch(f"SELECT fence FROM {self._facts.table} WHERE 1 = 0")  # noqa: S608
+            await self._fetch(f"SELECT 1 FROM {self._facts.table} WHERE 1 = 0")  # noqa: S608
         except Exception as error:
             found = meaning(error)
             if found is Meaning.LOST:
@@ -333,10 +344,25 @@ class _Questions:
         self._facts.has_table = True
         return True
 
+    async def _table(self) -> None:
+        """What clients check, and what runs inside each of their operations."""
+        line, dialect, facts = self._line, self._settings.dialect(), self._facts
+        known = await table_facts(line, dialect)
+        facts.is_ordered = known.is_ordered
+        facts.hidden += tuple(each for each in known.hidden if each not in facts.hidden)
+        driver = self._settings.url.get_dialect()()
+        if found := faults(driver, facts.table, known):
+            facts.fault, facts.mend = explain(driver, facts.table, found)
+        triggers = await table_triggers(line, dialect)
+        facts.triggers = triggers or ()
+        if triggers is None:
+            self._hide("triggers")
+
     async def _rights(self) -> None:
         """Statements that change no row need the same rights as those that do."""
         if not await self._look_for_table():
             return
+        await self._table()
         table = self._facts.table
         for right, sql in (
             ("INSERT", f"INSERT INTO {table} SELECT * FROM {table} WHERE 1 = 0"),  # noqa: S608

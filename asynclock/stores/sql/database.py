@@ -17,7 +17,17 @@ from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.delays import CONNECT, Delays
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource, is_of_mariadb
-from asynclock.stores.sql.errors import Meaning, ReadOnly, explained, meaning, read_only, refusal, remedied, unsaid
+from asynclock.stores.sql.errors import (
+    Meaning,
+    ReadOnly,
+    explained,
+    is_of_table,
+    meaning,
+    read_only,
+    refusal,
+    remedied,
+    unsaid,
+)
 from asynclock.stores.sql.file_batches import FileBatches
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import FileReplaced, inode_of
@@ -29,6 +39,7 @@ from asynclock.stores.sql.mysql_single import MySQLSingles
 from asynclock.stores.sql.pool import LIMIT, Pool
 from asynclock.stores.sql.rows import resource_name
 from asynclock.stores.sql.single import Singles, single_of
+from asynclock.stores.sql.table_watch import TableWatch
 from asynclock.stores.sql.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -64,13 +75,16 @@ class Database:
     def __init__(self, settings: Settings, connect_timeout: float) -> None:
         self.settings = settings
         self.dialect: Dialect = settings.dialect()
-        self.delays = Delays()
+        # A file that is locked repeats many ops, often; and it is never the table.
+        self.delays = Delays() if settings.backend == "sqlite" else Delays(self.failed)
         self.pushes = False  # notices come by LISTEN
         self.transactions: Transactions | None = None  # None: not connected yet
         self.cleaning: Cleaning | None = None  # None: no op of this loop has written yet
         self.singles: Singles | MySQLSingles | None = None  # None: each op is a transaction
         self.batches: FileBatches | None = None  # of a file: transactions that ops share
         self._charset: Charset | None = None  # of names and labels; None: it has all of Unicode
+        self._watch: TableWatch | None = None
+        self._doubts_table = False  # it is gone, or cannot exclude: it must be prepared before the next op
         self._inbox: Inbox | None = None
         self._pools: list[Pool] = []  # the one of `transactions`, and one that may be closing
         self._timeout = connect_timeout
@@ -119,7 +133,8 @@ class Database:
             self._listening = None
         if self.transactions is None:
             await self._connect()
-        elif self.pushes and self._listening is None:
+            return
+        if self.pushes and self._listening is None:
             await self._listen_again(self.transactions.pool)
         elif isinstance(self.dialect, SQLite):  # it may be another file
             self.transactions.pool.drop_idle()
@@ -128,6 +143,8 @@ class Database:
         elif not self.pushes:
             async with self.transactions.pool.line() as line:
                 await line.run("SELECT 1")
+        if self._doubts_table:
+            await self._prepare(self.transactions)
 
     async def _connect(self) -> None:
         """The first time: try out whether push messages come. The table, or the file, may be absent: the first op makes
@@ -198,6 +215,7 @@ class Database:
         """The first op has written: there are the rights and the server for it."""
         pool = transactions.pool
         self.cleaning = Cleaning(self.dialect, transactions)
+        self._watch = TableWatch(self.look_at_table)
         self.singles = self._singles_over(pool)
         if isinstance(pool.source, FileSource) and isinstance(self.dialect, SQLite):
             self.batches = FileBatches(self.settings.label, self, transactions, self.dialect)
@@ -272,6 +290,7 @@ class Database:
             await self._listening.add(tag)
 
     async def _prepare(self, transactions: Transactions) -> None:
+        """Make the table if it is absent, and check it. Raises ConfigError."""
         makes = self.settings.makes
         # The question waits while another session has locked the table, and notes that.
         if not ((makes or self._has_file) and await transactions.has_table()) and not makes:
@@ -281,6 +300,11 @@ class Database:
                 self.delays.repeated(CONNECT, obstacle)
                 await asyncio.sleep(0.01)
             self._charset = await self.dialect.charset(line)
+            fault = await self.settings.fault(line)
+        if fault is not None:
+            self.delays.ended(CONNECT)
+            self._doubts_table = True
+            raise fault
         if isinstance(self.dialect, SQLite):
             dialect = self.dialect
 
@@ -289,7 +313,35 @@ class Database:
 
             dialect.offset = await transactions.repeated(read, checked=False, keys=CONNECT)
             dialect.clock = clock_with(dialect.offset)
-        self.delays.ended(CONNECT)
+        self._doubts_table = False
+
+    async def look_at_table(self) -> None:
+        """Whether the table is there, and still excludes. If not, no client is granted or keeps a lock until it has
+        been prepared again, which each of them tries from now on. Raises the error of the database."""
+        settings = self.settings
+        fault: Exception | None
+        try:
+            async with self.connected.pool.line() as line:
+                fault = await settings.fault(line) if await settings.exists(line) else self._gone()
+        except ConfigError as error:
+            fault = error
+        if fault is not None:
+            self._doubt_table(fault)
+
+    def _gone(self) -> Exception:
+        return Reconnecting(f"{self.settings.label} has no table {self.settings.table} any more")
+
+    def _doubt_table(self, error: Exception) -> None:
+        self._doubts_table = True
+        for lost in list(self._lost.values()):
+            lost(error)
+
+    def failed(self, error: Exception) -> None:
+        """An op has failed, or is repeated. The table may be the reason."""
+        if meaning(error) is Meaning.ABSENT:
+            self._doubt_table(self._gone())
+        elif self._watch is not None and is_of_table(error):
+            self._watch.suspect()
 
     def forget(self, tag: str) -> bool:
         """A client has closed. Whether it was the last one: then nobody may use this any more, and it must be
@@ -310,7 +362,7 @@ class Database:
         if self._trying is not None:
             self._trying.cancel()
             await asyncio.wait({self._trying}, timeout=CLOSING)
-        for each in (self.cleaning, self._inbox, self.singles, self.batches):
+        for each in (self._watch, self.cleaning, self._inbox, self.singles, self.batches):
             if each is not None:
                 await each.aclose()
         pool = self.transactions.pool if self.transactions is not None else None
@@ -340,6 +392,9 @@ class Database:
                     change, now = await transactions.step(keys, step, looking, checked=checked)
         except FileReplaced as error:  # of a look, too, after which nothing else would open the new file
             self.replaced(error)
+            raise
+        except Exception as error:
+            self.failed(error)
             raise
         self.committed(keys, change, now, looking)
         if self.cleaning is None:
@@ -404,8 +459,12 @@ class Database:
         """Carry an op out by one statement: the fence. None: it needs a transaction."""
         if self.singles is None or (single := single_of(key, op)) is None:
             return None
-        with explained(self.settings.label):
-            fence = await self.singles.ask(*single)
+        try:
+            with explained(self.settings.label):
+                fence = await self.singles.ask(*single)
+        except Exception as error:
+            self.failed(error)
+            raise
         if fence is not None and self._inbox is not None:
             holds = () if op.verb is Verb.RELEASE else (Entry(op.id, op.lease),)
             self._inbox.seen(key, State(holds), 0.0, self.looking)

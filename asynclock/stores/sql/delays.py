@@ -9,7 +9,7 @@ from asynclock._clock import now
 from asynclock.stores.sql.errors import remedied
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 CONNECT = ("",)
 """In place of keys: what must be done before the first op."""
@@ -18,9 +18,10 @@ _ALIVE = "it answers other statements: another session may have locked the row, 
 
 
 class Delays:
-    """Of one event loop. Times are of the client's clock."""
+    """Of one event loop. Times are of the client's clock. `tell` is called with each error that is repeated."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Callable[[Exception], object] = lambda error: None) -> None:
+        self._tell = tell
         self._errors: dict[str, Exception] = {}  # by key: why its transaction is repeated
         self._answered = -math.inf  # the last answer of the database
 
@@ -32,6 +33,7 @@ class Delays:
         """The transaction of these keys is repeated, because of that error."""
         for key in keys:
             self._errors[key] = error
+        self._tell(error)
 
     def ended(self, keys: Sequence[str]) -> None:
         """The transaction of these keys has ended."""

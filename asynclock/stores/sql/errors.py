@@ -83,6 +83,16 @@ _STALE = re.compile(r"cached (statement )?plan")
 _STATEMENTS = 1665
 """Of `_REFUSED`: the binary log takes statements only."""
 
+_OF_TABLE = {
+    # No such column, no unique index for ON CONFLICT, another type, no such operator, a value that does not fit.
+    *("42703", "42P10", "42804", "42809", "42883", "22001", "22003", "23502", "23514", "428C9"),
+    # The same of MySQL and MariaDB; and a table that was changed (1412, 1615).
+    *(1048, 1054, 1136, 1264, 1265, 1267, 1364, 1366, 1406, 1412, 1615, 1690, 1932),
+}
+"""An op may fail so because of the table, whatever its error means for the op."""
+
+_OF_TABLE_IN_SQLITE = ("no such column", "no column named", "ON CONFLICT", "NOT NULL", "mismatch", "schema has changed")
+
 _RIGHTS = {"42501", 1044, 1142, 1143}
 """Of `_REFUSED`: a right is missing."""
 
@@ -225,6 +235,16 @@ def is_syntax(error: BaseException) -> bool:
 def all_said(error: BaseException) -> str:
     """The texts of an error, of what SQLAlchemy keeps in it, and of their causes."""
     return " ".join(map(str, _chain(error)))
+
+
+def is_of_table(error: BaseException) -> bool:
+    """Whether the table may be the reason: it may have been changed."""
+    for each in _chain(error):
+        if not _OF_TABLE.isdisjoint(_codes(each)) or _STALE.search(str(each)):
+            return True
+        if isinstance(each, sqlite3.Error) and any(words in str(each) for words in _OF_TABLE_IN_SQLITE):
+            return True
+    return False
 
 
 def is_unprepared(error: BaseException) -> bool:

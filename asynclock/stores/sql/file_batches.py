@@ -69,6 +69,9 @@ class Owner(Protocol):
     def replaced(self, error: FileReplaced) -> None:
         """The file is not the one at its path any more."""
 
+    def failed(self, error: Exception) -> None:
+        """An op has failed. The table may be the reason."""
+
 
 class FileOp(Begun):
     """An op, and what became of it."""
@@ -355,6 +358,7 @@ class FileBatches:
 
     def _fail(self, op: FileOp, error: Exception) -> None:
         self._owner.delays.ended(op.keys)
+        self._owner.failed(error)
         op.doubt(op.op)
         try:
             with explained(self._label):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -15,12 +17,18 @@ from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import absolute, check_file, path_of
 from asynclock.stores.sql.schema import ddl, lock_table
 from asynclock.stores.sql.set_up import check_policies, check_session
+from asynclock.stores.sql.table_check import explain, faults
+from asynclock.stores.sql.table_facts import table_facts
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import URL
+    from sqlalchemy.engine import Dialect as SQLAlchemyDialect
 
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
+    from asynclock.stores.sql.table_check import TableFacts
+
+log = logging.getLogger("asynclock")
 
 _TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(?:\.[a-z_][a-z0-9_]{0,62})?")
 
@@ -73,6 +81,7 @@ class Settings:
         self.label = label_of(self.url, table)
         # A url that names no driver: the file is used without SQLAlchemy's engine.
         self.is_plain_file = isinstance(url_or_engine, str) and url_or_engine.startswith("sqlite:")
+        self._told = set[str]()  # what was logged about the table
 
     def _set_path(self) -> None:
         """Raises ConfigError."""
@@ -138,6 +147,39 @@ class Settings:
         schema, _, name = self.table.rpartition(".")
         table = lock_table(name, schema=schema or None)
         await line.run(ddl(self.url.get_dialect()(), table, if_absent=True))
+
+    @cached_property
+    def _compiler(self) -> SQLAlchemyDialect:
+        """It knows how the types of columns are written."""
+        return self.url.get_dialect()()
+
+    async def fault(self, line: Line) -> ConfigError | None:
+        """What keeps the table from excluding, or from fencing; None: nothing that is known. Raises the error of a
+        database that does not answer."""
+        facts = await table_facts(line, self.dialect())
+        if found := faults(self._compiler, self.table, facts):
+            what, mend = explain(self._compiler, self.table, found)
+            return ConfigError(f"{self.label}: {what}; {mend}")
+        self._tell(facts)
+        return None
+
+    def _tell(self, facts: TableFacts) -> None:
+        """Log what is not known, and what makes waiters slow, once."""
+        if facts.hidden and "hidden" not in self._told:
+            self._told.add("hidden")
+            log.warning(
+                "asynclock: %s does not show its user the %s of the table: they are not checked",
+                self.label,
+                ", ".join(facts.hidden),
+            )
+        if facts.is_ordered is False and "order" not in self._told:
+            self._told.add("order")
+            log.warning(
+                "asynclock: the names in %s are not in the order of their bytes: clients without push messages may not "
+                'learn that it is their turn. Run: ALTER TABLE %s ALTER COLUMN resource_name TYPE TEXT COLLATE "C"',
+                self.label,
+                self.table,
+            )
 
     async def exists(self, line: Line) -> bool:
         """Whether the table does. Raises ConfigError if it is one of another program: nothing writes to it then."""

@@ -74,16 +74,19 @@ class SQLStore(TransactionalStore):
         return f"<SQLStore {self.label}>"
 
     async def create_schema(self) -> None:
-        """Make the table, unless it exists: for a user who may, where the clients may not. Raises ConfigError, or
-        the error of the database."""
+        """Make the table, unless it exists: for a user who may, where the clients may not. Raises ConfigError, also for
+        a table that cannot keep locks, or the error of the database."""
         settings = self._settings
         pool = Pool(settings.new_source(5.0, pooler=True), size=1, pooler=True)
         try:
             async with pool.line() as line:
                 if not await settings.exists(line):
                     await settings.create(line)
+                fault = await settings.fault(line)
         finally:
             await pool.aclose()
+        if fault is not None:
+            raise fault
 
     # -- for the floors above ------------------------------------------------------------------------------------
 
@@ -182,7 +185,7 @@ class SQLStore(TransactionalStore):
         return "of a standby, which may be behind its primary" if database is not None and database.is_replica else ""
 
     def is_down(self, error: Exception) -> bool:
-        return meaning(error) is Meaning.LOST
+        return meaning(error) in (Meaning.LOST, Meaning.ABSENT)  # the table is made again
 
     @property
     def _database(self) -> Database:
