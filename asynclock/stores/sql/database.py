@@ -292,6 +292,7 @@ class Database:
     async def _prepare(self, transactions: Transactions) -> None:
         """Make the table if it is absent, and check it. Raises ConfigError."""
         makes = self.settings.makes
+        await self.settings.check_session(transactions.pool)
         # The question waits while another session has locked the table, and notes that.
         if not ((makes or self._has_file) and await transactions.has_table()) and not makes:
             raise self.settings.absent()

@@ -100,7 +100,7 @@ _RIGHTS = {"42501", 1044, 1142, 1143}
 _NO_TRANSACTIONS = "statement pooling mode"
 """What PgBouncer says with pool_mode=statement, before it closes the connection."""
 
-_NO_COLUMN, _SYNTAX = {"42703", 1054}, {"42601", 1064}
+_SYNTAX = {"42601", 1064}
 
 
 UNKNOWN_CHARSET = "'NoneType' object has no attribute 'encoding'"
@@ -220,11 +220,6 @@ def is_lock_wait(error: BaseException) -> bool:
 def is_duplicate(error: BaseException) -> bool:
     """Whether an INSERT met a row of the same key."""
     return any(getattr(each, "sqlstate", None) == "23505" or each.args[:1] == (1062,) for each in _chain(error))
-
-
-def lacks_column(error: BaseException) -> bool:
-    """Whether the table has no such column."""
-    return any(not _NO_COLUMN.isdisjoint(_codes(each)) or "no such column" in str(each) for each in _chain(error))
 
 
 def is_syntax(error: BaseException) -> bool:

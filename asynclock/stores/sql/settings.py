@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.sql.dialects import DIALECTS
 from asynclock.stores.sql.engines import TABLE_OPTION, EngineSource, engine_of, label_of, url_of
-from asynclock.stores.sql.errors import Meaning, is_syntax, lacks_column, meaning, reason
+from asynclock.stores.sql.errors import Meaning, is_syntax, meaning, reason
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import absolute, check_file, path_of
 from asynclock.stores.sql.schema import ddl, lock_table
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from asynclock.stores.sql.dialects import Dialect
     from asynclock.stores.sql.lines import Line
+    from asynclock.stores.sql.pool import Pool
     from asynclock.stores.sql.table_check import TableFacts
 
 log = logging.getLogger("asynclock")
@@ -115,12 +116,16 @@ class Settings:
             raise
         return None
 
+    async def check_session(self, pool: Pool) -> None:
+        """Raise ConfigError for settings of a session with which no lock works. With a url they are ours."""
+        if self.backend in ("mysql", "mariadb") and self.engine is not None:
+            async with pool.line() as line:
+                await check_session(line, self.label)
+
     async def prepare(self, line: Line) -> None:
         """Make the table if it is absent. Raises ConfigError if that is not permitted."""
         if self.is_plain_file:
             await line.run("PRAGMA journal_mode = WAL")
-        if self.backend in ("mysql", "mariadb") and self.engine is not None:
-            await check_session(line, self.label)
         if await self.exists(line):
             if self.backend == "postgresql":
                 await check_policies(line, self.dialect(), self.label)
@@ -182,20 +187,16 @@ class Settings:
             )
 
     async def exists(self, line: Line) -> bool:
-        """Whether the table does. Raises ConfigError if it is one of another program: nothing writes to it then."""
-        columns = ", ".join(each.name for each in lock_table().columns)
+        """Whether there is a table of that name. Raises ConfigError for a name that is a word of the database."""
         try:
-            await line.run(f"SELECT {columns} FROM {self.table} WHERE 1 = 0")  # noqa: S608
+            await line.run(f"SELECT 1 FROM {self.table} WHERE 1 = 0")  # noqa: S608
         except Exception as error:
             if meaning(error) is Meaning.ABSENT:
                 return False
-            why = ""
-            if lacks_column(error):
-                why = f"the table {self.table} is one of another program, and is left as it is ({reason(error)})"
-            elif is_syntax(error):
-                why = f"the name of the table may be a reserved word ({reason(error)})"
-            if not why:
+            if not is_syntax(error):
                 raise
-            other = "give another one, with ?asynclock_table=locks in the url, or SQLStore(url, table='locks')"
-            raise ConfigError(f"{self.label}: {why}: {other}") from error
+            raise ConfigError(
+                f"{self.label}: the name of the table may be a reserved word ({reason(error)}): give another one, with "
+                "?asynclock_table=locks in the url, or SQLStore(url, table='locks')"
+            ) from error
         return True

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import State
 from asynclock.stores.sql.delays import CONNECT
-from asynclock.stores.sql.errors import Delayed, Meaning, Unconfirmed, ends_connection, is_lock_wait, meaning
+from asynclock.stores.sql.errors import (
+    Delayed,
+    Meaning,
+    Unconfirmed,
+    ends_connection,
+    is_lock_wait,
+    is_syntax,
+    meaning,
+)
 from asynclock.stores.sql.file_lines import FileLine
 from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
 from asynclock.stores.sql.reading import reader_of
@@ -264,14 +272,15 @@ class Transactions:
         """Whether the table exists. Waits while another session has locked it."""
 
         async def run(line: Line) -> None:
-            await line.fetch(f"SELECT fence FROM {self._dialect.table} WHERE 1 = 0")  # noqa: S608
+            await line.fetch(f"SELECT 1 FROM {self._dialect.table} WHERE 1 = 0")  # noqa: S608
 
         try:
             await self._read(run, CONNECT)
         except Exception as error:
             if meaning(error) is Meaning.ABSENT:
                 return False
-            raise
+            if not is_syntax(error):  # of a reserved word, which `Settings.exists` reports
+                raise
         return True
 
     async def _read(self, run: Callable[[Line], Awaitable[Any]], keys: Sequence[str]) -> Any:
