@@ -34,8 +34,21 @@ async def _asyncmy(limit: float, *args: Any, **options: Any) -> Any:
     return connection
 
 
+async def _aiomysql(limit: float, *args: Any, **options: Any) -> Any:
+    from aiomysql.connection import Connection  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    del limit  # it takes no event loop
+    connection = Connection(*args, **options)
+    try:
+        await connection._connect()  # noqa: SLF001 - as its connect() does, which leaves the socket open in a cancel
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 async def _psycopg(limit: float, *args: Any, **options: Any) -> Any:
-    import psycopg
+    import psycopg  # type: ignore[import-not-found,unused-ignore]
 
     del limit  # it takes no event loop
     return await psycopg.AsyncConnection.connect(*args, **options)
@@ -55,4 +68,9 @@ def _asyncmy_class() -> Callable[..., Any]:
     return Dialed
 
 
-_DRIVERS: dict[str, Callable[..., Awaitable[Any]]] = {"asyncpg": _asyncpg, "asyncmy": _asyncmy, "psycopg": _psycopg}
+_DRIVERS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "asyncpg": _asyncpg,
+    "psycopg": _psycopg,
+    "asyncmy": _asyncmy,
+    "aiomysql": _aiomysql,
+}

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from asynclock._loop import own_task
-from asynclock.stores.sql.errors import Meaning, meaning, reason
+from asynclock.stores.sql.errors import Meaning, is_crowded, meaning, reason
 from asynclock.stores.sql.limits import abandon_task, cut
 
 if TYPE_CHECKING:
@@ -83,9 +83,7 @@ def _listed(value: object) -> list[Any]:
 def _is_of_host(error: BaseException) -> bool:
     """Whether another host may do: this one cannot be reached, serves nobody at present, or is not the primary. What a
     server says about the login or the database holds for all of them."""
-    if type(error).__module__.startswith("psycopg"):  # it does not tell them apart
-        return getattr(error, "sqlstate", None) is None
-    return meaning(error) is Meaning.LOST or _is_other_kind(error)
+    return not is_crowded(error) and (meaning(error) is Meaning.LOST or _is_other_kind(error))
 
 
 def _is_other_kind(error: BaseException) -> bool:

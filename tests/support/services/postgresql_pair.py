@@ -51,6 +51,10 @@ def is_in_recovery(server: PostgreSQL) -> bool:
     return server.ask("SELECT pg_is_in_recovery()") == "t"
 
 
+def _standbys(server: PostgreSQL, which: str) -> bool:
+    return server.ask(f"SELECT count(*) FROM pg_stat_replication WHERE {which}") == "1"
+
+
 @contextmanager
 def postgresql_pair(*, synchronous: bool) -> Iterator[Pair]:
     """Two servers of the test's own. `synchronous`: a commit waits until the standby has it."""
@@ -66,11 +70,16 @@ def postgresql_pair(*, synchronous: bool) -> Iterator[Pair]:
         started.append(second)
         second.settings.update(first.settings)
         second.start()
-        until(lambda: first.ask("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'") == "1", "no standby")
+        until(
+            lambda: first.ask("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'") == "1", "no standby"
+        )
         if synchronous:
             first.ask("ALTER SYSTEM SET synchronous_standby_names = '*'")
             first.ask("SELECT pg_reload_conf()")
-            until(lambda: first.ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == "1", "no sync")
+            until(
+                lambda: first.ask("SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'") == "1",
+                "no sync",
+            )
         yield Pair(first, second)
     finally:
         for each in started:

@@ -156,9 +156,7 @@ class ZooKeepers:
         """So many servers that are one ensemble. `read_only`: without a quorum they go on in read-only mode."""
         ports = free_ports(3 * number)
         peers = "".join(f"server.{i + 1}=127.0.0.1:{ports[3 * i + 1]}:{ports[3 * i + 2]}\n" for i in range(number))
-        servers = [
-            self._made(ports[3 * i], number=i + 1, peers=peers, read_only=read_only) for i in range(number)
-        ]
+        servers = [self._made(ports[3 * i], number=i + 1, peers=peers, read_only=read_only) for i in range(number)]
         for server in servers:
             server.start()
         for server in servers:
