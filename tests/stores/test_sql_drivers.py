@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.events import NodeDown, NodeUp
-from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql import SQLStore, engines
 from tests.support.proxy import TcpProxy
 from tests.support.services.postgresql import pgbouncer
 from tests.support.waiters import LIMIT, until
@@ -33,7 +33,7 @@ def url(request: pytest.FixtureRequest) -> str:
     return f"{scheme}+{driver}:{rest}"
 
 
-async def test_f6_random_cancels_leave_nothing(url: str, name: str) -> None:
+async def test_random_cancels_leave_nothing(url: str, name: str) -> None:
     """By url and with an engine of the user, which exclude each other."""
     engine = create_async_engine(url)
     inside = 0
@@ -83,15 +83,25 @@ async def test_a_server_that_is_gone_is_down_and_comes_back(url: str, name: str)
                 pass
 
 
-async def test_c13_a_database_that_is_not_there_is_a_config_error(url: str) -> None:
+async def test_a_database_that_is_not_there_is_a_config_error(url: str) -> None:
     """The same."""
     with pytest.raises(ConfigError, match="nowhere"):
         async with Redlock(url.rpartition("/")[0] + "/nowhere", patience=LIMIT):
             pass
 
 
-async def test_b1_a_connect_that_is_cancelled_leaves_no_connection(url: str) -> None:
-    """aiomysql leaves it to the garbage collector, and warns."""
+@pytest.mark.parametrize("url", ["mariadb"], indirect=True)
+async def test_a_connection_that_is_cut_is_closed(url: str) -> None:
+    """aiomysql would leave that to the garbage collector, with a warning."""
+    source = engines.EngineSource(engines.engine_of(engines.url_of(url), LIMIT, pooler=False), LIMIT, own=True)
+    line: Any = await source.connect()
+    line.abandon()
+    assert line.driver.closed
+    await source.aclose()
+
+
+async def test_a_connect_that_is_cancelled_leaves_no_connection(url: str) -> None:
+    """At whatever moment; no task is left either."""
     before = asyncio.all_tasks()
     for tenths in range(0, 60, 6):  # of a millisecond
         client = Redlock(url)

@@ -31,7 +31,7 @@ def port_of(url: str) -> int:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_f1_a_silent_host_does_not_hide_the_others(postgresql_url: str, name: str, driver: str) -> None:
+async def test_a_silent_host_does_not_hide_the_others(postgresql_url: str, name: str, driver: str) -> None:
     """A machine that is switched off stands first in the url. A driver alone would ask it until the time of the connect
     is over."""
     async with TcpProxy(port_of(postgresql_url)) as silent:
@@ -60,7 +60,7 @@ async def test_all_connections_lead_to_the_host_of_the_last_one(postgresql_url: 
             assert (bool(first.connections), bool(second.connections)) == (False, True)
 
 
-async def test_c13_the_error_names_each_host(name: str) -> None:
+async def test_the_error_names_each_host(name: str) -> None:
     """And what is wrong with it."""
     client = Redlock(url_of([1, 2]), patience=0)
     with pytest.raises(QuorumUnavailable, match=r"127\.0\.0\.1:1: .*failed") as caught:

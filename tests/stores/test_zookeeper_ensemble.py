@@ -74,7 +74,7 @@ def two() -> Iterator[list[ZooKeeper]]:
     pool.stop()
 
 
-async def test_c19_a_server_in_read_only_mode_is_no_working_node(two: list[ZooKeeper], name: str) -> None:
+async def test_a_server_in_read_only_mode_is_no_working_node(two: list[ZooKeeper], name: str) -> None:
     """It has lost its quorum, and would still answer reads. It grants nothing, also to a client that begins meanwhile;
     the error says why. Once the quorum is back, the lease of before is still held, and names are granted again."""
     url = url_of(two, session_timeout=LIMIT)

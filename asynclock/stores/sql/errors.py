@@ -137,7 +137,7 @@ def _code(error: BaseException) -> tuple[object, object]:
     """The SQLSTATE, and the number of MySQL."""
     state = getattr(error, "sqlstate", None)
     kind = type(error)
-    if state is None and kind.__module__ == "psycopg.errors" and kind.__name__ in _OF_CONNECTIONS:
+    if state is None and kind.__module__.startswith("psycopg") and kind.__name__ in _OF_CONNECTIONS:
         state = next(each for said, each in _OF_PSYCOPG if said.search(str(error)))
     return state, error.args[0] if error.args else None
 
@@ -200,6 +200,7 @@ def refusal(label: str, error: BaseException) -> ConfigError:
             need = ": SET GLOBAL binlog_format = MIXED (or ROW), and in the configuration of the server; then reconnect"
         elif isinstance(each, sqlite3.Error) and "readonly" in str(each):
             need = ": the user of the program needs write rights on the file, and on its folder for -wal and -shm"
+            need += "; or its file system is read-only"
     return ConfigError(f"{label} refuses: {remedied(error)}{need}")
 
 
