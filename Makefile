@@ -4,6 +4,8 @@
 # make smoke     each kind of lock, with the lowest and with the newest version of each dependency
 # make mutants   each line of the scripts is needed: every change of them, not some; and more random histories
 # make calm      the whole suite ten times in a row, three times beside two busy loops: is it ever red by chance?
+# make drivers   each kind of lock over psycopg and aiomysql, which users may name in a url
+# make failovers a PostgreSQL primary fails under load, in eight ways: double holders, tokens, how long nobody enters
 # make services  install the other servers that the tests start, from Debian's packages
 # make test-all  the short suite on each interpreter of this machine, from 3.11 on
 # Each makes the virtual environments that it needs; a Python of 3.11 or later is all they need.
@@ -20,7 +22,7 @@ TEST := $(VENV)/installed-test
 BENCH := $(VENV)/installed-bench
 RELEASE := $(VENV)/installed-release
 
-.PHONY: demo test lint check mutants calm services package smoke test-all bench clean
+.PHONY: demo test lint check mutants calm drivers failovers services package smoke test-all bench clean
 
 demo: $(CLI)
 	$(BIN)/asynclock demo
@@ -49,6 +51,15 @@ mutants: $(TEST)
 # An hour. ARGS="--runs 1 --busy 0" is one run, with its time.
 calm: $(TEST)
 	$(BIN)/python -m tests.support.calm $(ARGS) -- $(MAKE) --no-print-directory check ARGS=
+
+# Half a minute.
+drivers: $(TEST)
+	ASYNCLOCK_DRIVERS=all $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -k "psycopg or aiomysql" tests $(ARGS)
+
+# Three minutes. ARGS=--driver=postgresql+psycopg for another driver.
+failovers: $(TEST)
+	set -e; for replication in sync async; do for how in crash mute second returns; do \
+		$(BIN)/python -m tests.support.failovers $$replication $$how $(ARGS); done; done
 
 services:
 	tests/support/services/install.sh

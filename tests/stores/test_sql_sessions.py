@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from typing import Any
 
 import asyncpg
@@ -73,6 +74,9 @@ async def test_a_server_that_chains_transactions(mariadb: MariaDB, name: str) ->
             pass
         async with client(f"{name}:2"):
             assert await other(f"{name}:2").acquire(timeout=0) is None
+    if find_spec("aiomysql"):
+        async with Redlock(mariadb.url.replace("mariadb:", "mariadb+aiomysql:")) as client, client.multi(name, "any"):
+            pass
     async with session(mariadb.url) as admin:
         await admin.exec_driver_sql("SET GLOBAL completion_type = NO_CHAIN")
 

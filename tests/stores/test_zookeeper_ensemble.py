@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import aclosing
 
 import pytest
 
-from asynclock import Redlock
+from asynclock import QuorumUnavailable, Redlock
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers, url_of
 from tests.support.waiters import LIMIT
 from tests.support.zookeeper_probes import zookeeper_port
@@ -64,3 +65,40 @@ async def test_c19_one_of_three_fails(three: list[ZooKeeper], name: str, how: st
         assert fences == sorted(set(fences))
         assert len(fences) == 20
         assert fences[0] > lease.fence
+
+
+@pytest.fixture
+def two() -> Iterator[list[ZooKeeper]]:
+    pool = ZooKeepers()
+    yield pool.ensemble(2, read_only=True)
+    pool.stop()
+
+
+async def test_a_server_in_read_only_mode_is_no_working_node(two: list[ZooKeeper], name: str) -> None:
+    """It has lost its quorum, and would still answer reads. It grants nothing, also to a client that begins meanwhile;
+    the error says why. Once the quorum is back, the lease of before is still held, and names are granted again."""
+    url = url_of(two, session_timeout=LIMIT)
+    async with Redlock(url, lease=LIMIT, patience=0, connect_timeout=LIMIT / 2) as client:
+        lease = await client(name).acquire(timeout=None)
+        two[1].kill()
+        async with asyncio.timeout(LIMIT):
+            while two[0].mode() != "read-only":
+                await asyncio.sleep(0.05)
+        with pytest.raises(QuorumUnavailable):
+            await client(f"{name}:2").acquire(timeout=0)
+        async with aclosing(Redlock(url, lease=LIMIT, patience=0, connect_timeout=1.0)) as late, asyncio.timeout(LIMIT):
+            with pytest.raises(QuorumUnavailable):
+                await late(name).acquire(timeout=0)
+            said = ""
+            while not ("its ensemble may have no quorum" in said and f"{two[1].port}: Connection refused" in said):
+                said = (await late.health()).reason
+                await asyncio.sleep(0.05)
+        assert not (await client.health()).ok
+        two[1].start()
+        async with asyncio.timeout(LIMIT):
+            while not (await client.health()).ok:
+                await asyncio.sleep(0.05)
+        assert lease.held
+        async with client(f"{name}:2", timeout=LIMIT) as after:
+            assert after.fence > lease.fence
+        await lease.release()

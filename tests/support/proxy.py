@@ -41,6 +41,10 @@ class Proxy:
     def url(self) -> str:
         return f"unix://{self.path}"
 
+    @property
+    def connections(self) -> int:
+        return len(self._pairs)
+
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._serve, str(self.path))
         return self

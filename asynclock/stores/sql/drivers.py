@@ -1,13 +1,15 @@
 """How drivers connect: with lookups and Happy Eyeballs of asynclock (`stores/dialing.py`), where a driver allows it. It
-takes an event loop, and that one connects in another way; nothing else of the driver changes."""
+takes an event loop, and that one connects in another way; nothing else of the driver changes. Where a url names several
+hosts, none of them holds up the others (`hosts.py`)."""
 
 from __future__ import annotations
 
 import asyncio
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from asynclock.stores.dialing import DialingLoop
+from asynclock.stores.sql.hosts import Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -15,27 +17,41 @@ if TYPE_CHECKING:
 
 def creator_of(driver: str, limit: float) -> Callable[..., Awaitable[Any]] | None:
     """For the option `async_creator_fn` of SQLAlchemy: connects with a driver, with the arguments of its `connect`.
-    `limit`: seconds that a connect may take. None: the driver takes no event loop."""
+    `limit`: seconds that a connect may take. None: the driver connects by itself."""
     connect = _DRIVERS.get(driver)
-    if connect is None:
-        return None
-
-    async def created(*args: Any, **options: Any) -> Any:
-        return await connect(DialingLoop(asyncio.get_running_loop(), limit), *args, **options)
-
-    return created
+    return None if connect is None else Hosts(partial(connect, limit), limit).connected
 
 
-async def _asyncpg(loop: DialingLoop, *args: Any, **options: Any) -> Any:
+async def _asyncpg(limit: float, *args: Any, **options: Any) -> Any:
     import asyncpg  # type: ignore[import-untyped]
 
-    return await asyncpg.connect(*args, loop=loop, **options)
+    return await asyncpg.connect(*args, loop=DialingLoop(asyncio.get_running_loop(), limit), **options)
 
 
-async def _asyncmy(loop: DialingLoop, *args: Any, **options: Any) -> Any:
-    connection = _asyncmy_class()(loop, *args, **options)
+async def _asyncmy(limit: float, *args: Any, **options: Any) -> Any:
+    connection = _asyncmy_class()(DialingLoop(asyncio.get_running_loop(), limit), *args, **options)
     await connection.connect()
     return connection
+
+
+async def _aiomysql(limit: float, *args: Any, **options: Any) -> Any:
+    from aiomysql.connection import Connection  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    del limit  # it takes no event loop
+    connection = Connection(*args, **options)
+    try:
+        await connection._connect()  # noqa: SLF001 - as its connect() does, which leaves the socket open in a cancel
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _psycopg(limit: float, *args: Any, **options: Any) -> Any:
+    import psycopg  # type: ignore[import-not-found,unused-ignore]
+
+    del limit  # it takes no event loop
+    return await psycopg.AsyncConnection.connect(*args, **options)
 
 
 @cache
@@ -52,4 +68,9 @@ def _asyncmy_class() -> Callable[..., Any]:
     return Dialed
 
 
-_DRIVERS: dict[str, Callable[..., Awaitable[Any]]] = {"asyncpg": _asyncpg, "asyncmy": _asyncmy}
+_DRIVERS: dict[str, Callable[..., Awaitable[Any]]] = {
+    "asyncpg": _asyncpg,
+    "psycopg": _psycopg,
+    "asyncmy": _asyncmy,
+    "aiomysql": _aiomysql,
+}

@@ -168,6 +168,8 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
         arguments["prepared_statement_name_func"] = lambda: f"__asynclock_{uuid.uuid4()}__"
         if pooler:
             arguments["statement_cache_size"] = 0
+    elif driver == "psycopg":
+        arguments = {"prepare_threshold": None}  # whether there is a pooler is not found out for this driver
     elif driver in ("asyncmy", "aiomysql"):
         # The first is for rows, the second for the table: as a dump locks it. A server may be set to begin another
         # transaction after each COMMIT, in which a single statement would be lost, or to take '' for NULL.

@@ -77,6 +77,17 @@ _UNPREPARED = {1243, 1295, 1461}
 _CROWDED = {"53300", 1040, 1203, 1226}
 """A server, or a limit of its user, allows no more connections. 1226 names other limits as well."""
 
+_OF_CONNECTIONS = ("ConnectionTimeout", "OperationalError")
+_OF_PSYCOPG = (
+    (re.compile(r"FATAL: .*(too many (clients|connections)|remaining connection slots)"), "53300"),
+    (
+        re.compile(r"FATAL: .*(authentication failed|no pg_hba\.conf entry|does not exist|denied|not permitted)"),
+        "28000",
+    ),
+    (re.compile(""), "08006"),
+)
+"""The SQLSTATE for what a server says to psycopg, which has none for the error of a connection."""
+
 _STALE = re.compile(r"cached (statement )?plan")
 """Of PostgreSQL, after ALTER TABLE. The driver prepares the statement anew when it is sent again."""
 
@@ -179,7 +190,11 @@ def is_crowded(error: BaseException) -> bool:
 
 def _code(error: BaseException) -> tuple[object, object]:
     """The SQLSTATE, and the number of MySQL."""
-    return getattr(error, "sqlstate", None), error.args[0] if error.args else None
+    state = getattr(error, "sqlstate", None)
+    kind = type(error)
+    if state is None and kind.__module__.startswith("psycopg") and kind.__name__ in _OF_CONNECTIONS:
+        state = next(each for said, each in _OF_PSYCOPG if said.search(str(error)))
+    return state, error.args[0] if error.args else None
 
 
 def _codes(error: BaseException) -> set[str | int]:
@@ -274,6 +289,7 @@ def refusal(label: str, error: BaseException) -> ConfigError:
             need = ": SET GLOBAL binlog_format = MIXED (or ROW), and in the configuration of the server; then reconnect"
         elif isinstance(each, sqlite3.Error) and "readonly" in str(each):
             need = ": the user of the program needs write rights on the file, and on its folder for -wal and -shm"
+            need += "; or its file system is read-only"
     return ConfigError(f"{label} refuses: {remedied(error)}{need}")
 
 

@@ -126,6 +126,8 @@ def cut(driver: Any) -> None:
             driver.terminate()
         elif (transport := _transport(driver)) is not None:  # asyncmy, aiomysql
             transport.abort()
+            if type(driver).__module__.startswith("aiomysql"):  # else it warns of an open connection later
+                driver.close()
         elif hasattr(driver, "pgconn"):  # psycopg
             with socket.socket(fileno=driver.pgconn.socket) as sock:
                 try:

@@ -77,7 +77,8 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         is_abandoned: Callable[[], bool],
     ) -> None:
         super().__init__()
-        self.trouble: Exception | None = None  # why the last attempt to connect failed
+        self.trouble: Exception | None = None  # why the last attempt to connect failed, at each server
+        self._troubles: dict[tuple[str, int], str] = {}  # the same, by address
         self._limits = limit, again
         self._has_session = False
         self._silent_after = silent_after
@@ -126,6 +127,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
                 continue
             for at, each in enumerate(found):  # the others of its name follow it
                 self._known[each[4][:2]] = host, [each, *found[:at], *found[at + 1 :]]
+        self._troubles = {address: why for address, why in self._troubles.items() if address in self._known}
         return [(host, *address) for address, (host, _) in self._known.items()]
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
@@ -134,16 +136,21 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         try:
             made = self._connect(address, limit)
         except TimeoutError:
-            self.trouble = ConnectionError(f"{address[0]}:{address[1]}: no connection within {limit:g} s")
+            self._failed(address, f": no connection within {limit:g} s")
             raise
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else error  # asyncio does not say what the number means
-            self.trouble = ConnectionError(f"{address[0]}:{address[1]}: {why}")
+            self._failed(address, f": {why}")
             raise
         keep_from_children(made.fileno())
-        self.trouble = ConnectionError(f"{address[0]}:{address[1]} accepts connections, but opens no session")
+        why = "its ensemble may have no quorum, or it has just started"
+        self._failed(address, f" accepts connections, but opens no session: {why}")  # unless it does
         self._socket = _Socket(made, self._heard)
         return self._socket
+
+    def _failed(self, address: tuple[str, int], why: str) -> None:
+        self._troubles[address] = f"{address[0]}:{address[1]}{why}"
+        self.trouble = ConnectionError("; ".join(self._troubles.values()))
 
     def _connect(self, address: tuple[str, int], limit: float) -> socket.socket:
         """Connect to an address, or to another one of its host if that is silent."""
@@ -179,6 +186,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         self._has_session = timeout > 0  # 0: it has expired
         if timeout > 0:
             self.trouble = None
+            self._troubles.clear()
         self._greeted(timeout, session)
 
 

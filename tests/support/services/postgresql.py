@@ -115,6 +115,13 @@ class PostgreSQL:
         subprocess.run(command, check=True, capture_output=True, cwd=folder, **as_user("postgres"))
         return PostgreSQL(folder)
 
+    def ask(self, sql: str) -> str:
+        """The answer to a statement, as psql prints it. Raises CalledProcessError."""
+        (psql,) = needs("PostgreSQL", program("psql", *_WHERE))
+        command = [psql, "-h", str(self.folder), "-p", str(self.port), "-U", "postgres", "-XAtqc", sql]
+        done = subprocess.run(command, check=True, capture_output=True, cwd=self.folder, text=True, timeout=20)
+        return done.stdout.strip()
+
     @property
     def group(self) -> list[int]:
         """The process and its children."""

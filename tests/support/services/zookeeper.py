@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from asynclock.stores.embedded.server import die_with_parent
 from tests.support.ports import free_ports
@@ -26,6 +27,9 @@ _FAST = ("-Dzookeeper.forceSync=no",)
 _TTL = ("-Dzookeeper.extendedTypesEnabled=true", "-Dznode.container.checkIntervalMs=200")
 """Nodes with a TTL, which are deleted soon after it."""
 
+_READ_ONLY = ("-Dreadonlymode.enabled=true",)
+"""A server without a quorum serves clients that only read."""
+
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
 
@@ -42,9 +46,15 @@ class ZooKeeper:
         longest: float = 60.0,
         ttl: bool = True,
         durable: bool = False,
+        read_only: bool = False,
     ) -> None:
         self.port = port
-        self._options = (*_JAVA, *(_TTL if ttl else ()), *(() if durable else _FAST))
+        self._options = (
+            *_JAVA,
+            *(_TTL if ttl else ()),
+            *(() if durable else _FAST),
+            *(_READ_ONLY if read_only else ()),
+        )
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -142,11 +152,11 @@ class ZooKeepers:
         server.wait()
         return server
 
-    def ensemble(self, number: int = 3) -> list[ZooKeeper]:
-        """So many servers that are one ensemble."""
+    def ensemble(self, number: int = 3, *, read_only: bool = False) -> list[ZooKeeper]:
+        """So many servers that are one ensemble. `read_only`: without a quorum they go on in read-only mode."""
         ports = free_ports(3 * number)
         peers = "".join(f"server.{i + 1}=127.0.0.1:{ports[3 * i + 1]}:{ports[3 * i + 2]}\n" for i in range(number))
-        servers = [self._made(ports[3 * i], number=i + 1, peers=peers) for i in range(number)]
+        servers = [self._made(ports[3 * i], number=i + 1, peers=peers, read_only=read_only) for i in range(number)]
         for server in servers:
             server.start()
         for server in servers:
@@ -154,10 +164,18 @@ class ZooKeepers:
         return servers
 
     def _made(
-        self, port: int, *, number: int = 0, peers: str = "", longest: float = 60.0, ttl: bool = True
+        self,
+        port: int,
+        *,
+        number: int = 0,
+        peers: str = "",
+        longest: float = 60.0,
+        ttl: bool = True,
+        read_only: bool = False,
     ) -> ZooKeeper:
         folder = Path(self._folder.name) / str(len(self._all))
-        made = ZooKeeper(folder, port, number=number, peers=peers, longest=longest, ttl=ttl, durable=self._durable)
+        options: Any = {"number": number, "peers": peers, "longest": longest, "ttl": ttl, "read_only": read_only}
+        made = ZooKeeper(folder, port, durable=self._durable, **options)
         self._all.append(made)
         return made
 
