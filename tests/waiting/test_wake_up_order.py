@@ -11,6 +11,7 @@ from asynclock import Redlock
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.port import Notice
 from tests.support.cancelled_waits import SOON, Make
+from tests.support.distant_stores import Beyond
 from tests.support.probes import deliver_notice, intercept_notices, reconnected, tickets_of
 from tests.support.still_clock import Still, forgotten, idle, turns
 from tests.support.user_store import state_of
@@ -87,6 +88,26 @@ async def test_one_notice_of_many_is_enough(shared_urls: list[str], name: str) -
         async with asyncio.timeout(SOON):
             got = await waiting
         await got.release()
+
+
+async def test_notified_while_a_renewal_is_unanswered(name: str) -> None:
+    """A node is silent, so a renewal of the ticket is open until that node fails. Meanwhile the holder releases, and the
+    other two nodes notify the waiter. It tries when the round is over, and not when it renews its ticket again, 8 s
+    later at the soonest."""
+    far = Beyond(3, name, way=0.001)
+    async with far.opened(lease=60.0) as first, far.opened(lease=30.0) as other:
+        lease = await far.lease(first)
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await far.pass_time(0.1)
+        far.far[2].silent = True
+        while idle(other):
+            await far.pass_time(0.1, step=0.1)
+        await far.finish(asyncio.create_task(lease.release()))
+        await far.pass_time(0.1)
+        assert not waiting.done()
+        far.far[2].disconnect()
+        await far.finish(waiting, within=1.0)
+        await far.finish(asyncio.create_task(waiting.result().release()))
 
 
 # -- what does not put it off ----------------------------------------------------------------------------------------
