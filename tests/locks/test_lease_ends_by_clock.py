@@ -127,6 +127,19 @@ async def test_an_expired_lease_is_not_entered_again(name: str, nodes: int) -> N
 # -- what is counted from where --------------------------------------------------------------------------------------
 
 
+async def test_max_hold_of_an_owner_that_entered_again(name: str) -> None:
+    """The owner enters again with max_hold: the hold is lost when that is over, and not when it would be renewed."""
+    still = Still(1, name)
+    async with still.client(lease=LONG) as client:
+        outer = await client(name, reentrant=True).acquire(timeout=None)
+        inner = await client(name, reentrant=True, max_hold=5.0).acquire(timeout=None)
+        lost = [asyncio.create_task(each.wait_lost()) for each in (outer, inner)]
+        await turns()
+        still.clock.advance(5.1)
+        await turns()
+        assert all(each.done() and each.result() for each in lost)
+
+
 @nodes
 async def test_max_hold_of_a_passed_hold_counts_from_its_own_beginning(name: str, nodes: int) -> None:
     """The hold is passed on after four milliseconds: the next owner has all of its max_hold, and no more."""
