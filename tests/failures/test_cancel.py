@@ -18,7 +18,7 @@ from tests.support.default_keys import key_of
 from tests.support.probes import nodes_of, renew_now, valid_until
 from tests.support.proxy import RELEASE, Proxy, cancelled_at
 from tests.support.servers import Server
-from tests.support.waiters import LIMIT, LONG, is_free
+from tests.support.waiters import LIMIT, LONG, is_free, until
 
 pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
 
@@ -365,7 +365,7 @@ async def test_a4_a_cancelled_aclose_still_closes(server: Server, name: str) -> 
         with pytest.raises(asyncio.CancelledError):
             await closing
         proxy.let_go()
+        await until(lambda: not server.cli().exists(key_of(name)))
         await client.aclose()
         assert not lease.held
-        assert not server.cli().exists(key_of(name))
         assert nodes_of(client)[0].state.value == "closed"
