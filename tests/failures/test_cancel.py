@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from asynclock import ConfigError, LockLost, LockNotHeld, Redlock
+from asynclock.quorum.ballot import Ballot
 from tests.support.cancelled_waits import sent
 from tests.support.default_keys import key_of
 from tests.support.probes import nodes_of, renew_now, valid_until
@@ -222,6 +223,31 @@ async def test_a13_an_anyio_scope_cancels_at_every_await(redlock: Redlock, name:
 
         group.start_soon(handler)
     assert await is_free(redlock, name)
+
+
+async def test_a13_a_release_in_a_cancelled_scope_sleeps(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the release waits for its reply, the scope does not cancel it in each turn of the loop."""
+    waits: list[Ballot] = []
+    settled = Ballot.settled
+
+    def counted(ballot: Ballot, loop: asyncio.AbstractEventLoop) -> Any:
+        waits.append(ballot)
+        return settled(ballot, loop)
+
+    monkeypatch.setattr(Ballot, "settled", counted)
+    async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url) as client:
+        lease = await client(name).acquire(timeout=None)
+        proxy.hold_replies()
+        waits.clear()
+        with anyio.CancelScope() as scope:
+            releasing = asyncio.get_running_loop().call_later(0.1, proxy.let_go)
+            scope.cancel()
+            await lease.release()
+        releasing.cancel()
+        assert not server.cli().exists(key_of(name))
+        assert len(waits) <= 2
 
 
 async def test_a14_one_lock_object_in_many_tasks(redlock: Redlock, name: str) -> None:
