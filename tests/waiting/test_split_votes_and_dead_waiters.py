@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from asynclock import Redlock
+from asynclock.rules.model import Verb
 from asynclock.stores.memory import MemoryStore
 from tests.support.default_keys import key_of, keys_of
 from tests.support.fake_clock import FakeClock
@@ -95,6 +96,29 @@ async def test_e3_an_undo_puts_the_ticket_back(name: str) -> None:
         waiting = asyncio.create_task(other(name).acquire(timeout=None))
         await turns(30)
         assert [len(state_of(store, name).queue) for store in still.stores] == [1] * 5
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()
+
+
+async def test_e3_the_undo_of_a_minority_wakes_nobody(name: str) -> None:
+    """Three of five nodes have a holder, and a client waits for it. Another client tries once, and undoes what the
+    other two nodes granted: the waiter is not notified, since the name is not free."""
+    still = Still(5, name)
+    async with (
+        Redlock(*still.stores[2:], lease=LONG) as holder,
+        still.client(lease=LONG) as waiter,
+        still.client() as other,
+    ):
+        lease = await holder(name).acquire(timeout=None)
+        waiting = asyncio.create_task(waiter(name).acquire(timeout=None))
+        await turns(30)
+        still.asked()
+        assert await other(name).acquire(timeout=0) is None
+        await turns(30)
+        still.clock.advance(0.1)  # a notice of one node would count after a round trip
+        await turns(30)
+        assert [verb for verb, _ in still.asked()] == [Verb.ACQUIRE, Verb.RELEASE]
         await lease.release()
         async with asyncio.timeout(LIMIT):
             await (await waiting).release()
