@@ -149,6 +149,32 @@ async def test_fences_rise_over_nodes_that_disagree(five: list[Server], name: st
                 await until(partial(lambda fence: min(known()) >= fence, fence))
 
 
+async def test_d3_a_server_that_is_out_of_reach_may_have_a_mark(servers: Servers, name: str) -> None:
+    """A client has met one of three servers before another client used them all. That one is out of reach by now, and
+    the other two restart empty: they cast no vote, since the first one may have the mark of that use."""
+    some = [servers.start() for _ in range(3)]
+    links = [each.path.with_suffix(".link") for each in some]
+    links[0].symlink_to(some[0].path)
+    met = Redlock(*(f"unix://{path}" for path in links))
+    with pytest.raises(QuorumUnavailable):
+        await met(name).acquire(timeout=0)
+    async with client(some) as other:
+        lease = await other(name, renew=False).acquire(timeout=None)
+        links[0].unlink()
+        for kind in ("normal", "pubsub"):
+            some[0].cli().execute_command("CLIENT", "KILL", "TYPE", kind)  # type: ignore[no-untyped-call]
+        await until(lambda: nodes_of(met)[0].error is not None)
+        for each, path in zip(some[1:], links[1:], strict=True):
+            each.restart()
+            path.symlink_to(each.path)
+        await until(lambda: all(node.error is None for node in nodes_of(met)[1:]))
+        for _ in range(3):
+            with pytest.raises(QuorumUnavailable, match="casts no vote for another"):
+                await met(name).acquire(timeout=0.3)
+        assert lease.held
+    await met.aclose()
+
+
 @pytest.mark.parametrize("how", ["delete", "flushall", "steal"])
 @pytest.mark.parametrize("nodes", [1, 5])
 async def test_d7_an_operator_deletes_the_key(five: list[Server], name: str, how: str, nodes: int) -> None:
