@@ -16,7 +16,7 @@ import redis as blocking
 from asynclock import ConfigError, LockError, LockNotHeld, QuorumUnavailable, Redlock
 from asynclock.acquire.handover import parse_handle
 from asynclock.rules.model import ID_LENGTH, Op, Verb
-from asynclock.stores.port import NodeConfig, ReplyHandler
+from asynclock.stores.port import NodeConfig, Refused, ReplyHandler
 from asynclock.stores.transactional import TransactionalNode
 from tests.support.cancelled_waits import Make
 from tests.support.default_keys import key_of, keys_of
@@ -59,9 +59,9 @@ def _get(url: str, key: str) -> bytes:
 
 
 class NoRaise(Memory):
-    """A store that, while it `refuses`, does not carry out what raises its counter."""
+    """A store that, while it has an `answer` of its own, does not carry out what raises its counter."""
 
-    refuses = False
+    answer: Exception | Refused | None = None
 
     def open(self, config: NodeConfig) -> TransactionalNode:
         return NoRaiseNode(self, config)
@@ -73,15 +73,17 @@ class NoRaiseNode(TransactionalNode):
         self._mine = store
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
-        if self._mine.refuses and op.verb is Verb.EXTEND:
-            self._mine.asked.append((op.verb, 0.0))
-            error = ConnectionError("it disconnected")
-            asyncio.get_running_loop().call_soon(partial(handler.fail, self._index, error, maybe=True))
-        else:
+        answer = self._mine.answer
+        if answer is None or op.verb is not Verb.EXTEND:
             super().send(op, handler)
+            return
+        self._mine.asked.append((op.verb, 0.0))
+        tell = partial(handler.fail, maybe=True) if isinstance(answer, Exception) else handler.answer
+        asyncio.get_running_loop().call_soon(tell, self._index, answer)
 
 
-async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
+@pytest.mark.parametrize("answer", [ConnectionError("it disconnected"), Refused(None)], ids=["unknown", "refused"])
+async def test_an_adoption_without_witnesses_is_none_yet(name: str, answer: Exception | Refused) -> None:
     """The counters of three nodes are far apart, and two of them do not accept the fence. The adoption goes on asking;
     the caller has it once they do."""
     still = Still(3, name)
@@ -97,7 +99,7 @@ async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
             state = state_of(store, name)
             set_state(store, name, replace(state, fence=state.fence + ahead * 10**9))
         for store in stores[:2]:
-            store.refuses = True
+            store.answer = answer
         still.asked()
         adopting = asyncio.create_task(taker.adopt(handle))
         async with asyncio.timeout(LIMIT):
@@ -106,7 +108,7 @@ async def test_an_adoption_without_witnesses_is_none_yet(name: str) -> None:
         await turns()
         assert not adopting.done()
         for store in stores:
-            store.refuses = False
+            store.answer = None
         async with asyncio.timeout(LIMIT):
             while not adopting.done():
                 await still.until(still.clock.now() + 0.05)

@@ -13,12 +13,13 @@ import anyio
 import pytest
 
 from asynclock import ConfigError, LockLost, LockNotHeld, Redlock
+from asynclock.quorum.ballot import Ballot
 from tests.support.cancelled_waits import sent
 from tests.support.default_keys import key_of
 from tests.support.probes import nodes_of, renew_now, valid_until
 from tests.support.proxy import RELEASE, Proxy, cancelled_at
 from tests.support.servers import Server
-from tests.support.waiters import LIMIT, LONG, is_free
+from tests.support.waiters import LIMIT, LONG, is_free, until
 
 pytestmark = pytest.mark.both_loops("the loop delivers the cancel")
 
@@ -224,6 +225,31 @@ async def test_a13_an_anyio_scope_cancels_at_every_await(redlock: Redlock, name:
     assert await is_free(redlock, name)
 
 
+async def test_a13_a_release_in_a_cancelled_scope_sleeps(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the release waits for its reply, the scope does not cancel it in each turn of the loop."""
+    waits: list[Ballot] = []
+    settled = Ballot.settled
+
+    def counted(ballot: Ballot, loop: asyncio.AbstractEventLoop) -> Any:
+        waits.append(ballot)
+        return settled(ballot, loop)
+
+    monkeypatch.setattr(Ballot, "settled", counted)
+    async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url) as client:
+        lease = await client(name).acquire(timeout=None)
+        proxy.hold_replies()
+        waits.clear()
+        with anyio.CancelScope() as scope:
+            releasing = asyncio.get_running_loop().call_later(0.1, proxy.let_go)
+            scope.cancel()
+            await lease.release()
+        releasing.cancel()
+        assert not server.cli().exists(key_of(name))
+        assert len(waits) <= 2
+
+
 async def test_a14_one_lock_object_in_many_tasks(redlock: Redlock, name: str) -> None:
     """Each tenure is its own Lease: tokens never mix, and no task releases another's."""
     lock = redlock(name)
@@ -365,7 +391,7 @@ async def test_a4_a_cancelled_aclose_still_closes(server: Server, name: str) -> 
         with pytest.raises(asyncio.CancelledError):
             await closing
         proxy.let_go()
+        await until(lambda: not server.cli().exists(key_of(name)))
         await client.aclose()
         assert not lease.held
-        assert not server.cli().exists(key_of(name))
         assert nodes_of(client)[0].state.value == "closed"

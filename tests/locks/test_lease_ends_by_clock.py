@@ -9,7 +9,7 @@ import pytest
 
 from asynclock import LockLost, Redlock
 from tests.support.cancelled_waits import Make
-from tests.support.probes import acquisitions_of, hold_of
+from tests.support.probes import acquisitions_of, asked_id, hold_of, id_of
 from tests.support.shifted_clock import Shifted, shifted
 from tests.support.still_clock import Still, TenureRecord, turns
 from tests.support.waiters import LIMIT, LONG
@@ -28,20 +28,20 @@ limits = pytest.mark.parametrize("limit", PAST)
 async def test_a_grant_that_is_read_after_its_validity_begins_no_lease(
     shared_urls: list[str], name: str, nodes: int
 ) -> None:
-    """Between the send and the reply as much time passes as the lease lasts. The acquire undoes that grant, asks again,
-    and returns a lease that is held."""
+    """Between the send and the reply as much time passes as the lease lasts. The acquire undoes that grant, asks again
+    with another id, since that release may be sent once more, and returns a lease that is held."""
     clock = Shifted()
     async with shifted(shared_urls[:nodes], clock, lease=10.0) as client:
         await client.health()
         acquiring = asyncio.create_task(client(name).acquire(timeout=None))
         await asyncio.sleep(0)  # it has asked; no answer can be read in the same turn
-        asked = acquisitions_of(client)
-        assert len(asked) == 1
+        (first,) = map(asked_id, acquisitions_of(client))
         clock.jump(10.0)
         async with asyncio.timeout(LIMIT):
             lease = await acquiring
         assert lease.held
         assert lease.remaining > 5.0
+        assert id_of(lease) != first
         await lease.release()
         assert not await client(name).locked()
 
@@ -125,6 +125,19 @@ async def test_an_expired_lease_is_not_entered_again(name: str, nodes: int) -> N
 
 
 # -- what is counted from where --------------------------------------------------------------------------------------
+
+
+async def test_max_hold_of_an_owner_that_entered_again(name: str) -> None:
+    """The owner enters again with max_hold: the hold is lost when that is over, and not when it would be renewed."""
+    still = Still(1, name)
+    async with still.client(lease=LONG) as client:
+        outer = await client(name, reentrant=True).acquire(timeout=None)
+        inner = await client(name, reentrant=True, max_hold=5.0).acquire(timeout=None)
+        lost = [asyncio.create_task(each.wait_lost()) for each in (outer, inner)]
+        await turns()
+        still.clock.advance(5.1)
+        await turns()
+        assert all(each.done() and each.result() for each in lost)
 
 
 @nodes

@@ -19,8 +19,9 @@ from asynclock.quorum.checks import check_votes
 from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Op, Queueing, Serve
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.memory import MemoryStore
-from asynclock.stores.port import Checked, Node, Refused
+from asynclock.stores.port import Checked, Node, Reconnecting, Refused
 from asynclock.stores.transactional import Notice, State, Step
+from tests.support.probes import intercept_notices, nodes_of
 from tests.support.still_clock import turns
 from tests.support.user_store import DictStore, state_of
 from tests.support.waiters import LIMIT, LONG, until
@@ -112,6 +113,25 @@ async def test_a_store_that_cannot_be_reached_is_asked_again(name: str) -> None:
         assert lease
         await lease.release()
         await client.aclose()
+
+
+async def test_a_waiter_asks_again_when_the_node_is_open_again(name: str) -> None:
+    """An idle connection for notices is lost, and with it the notice of a grant. The waiter finds the grant when the
+    node is open again, and not when it renews its ticket, 16 s later at the soonest."""
+    store = DictStore()
+    async with Redlock(store, lease=LONG) as holder, Redlock(store, lease=LONG) as waiter:
+        lease = await holder(name).acquire(timeout=None)
+        waiting = asyncio.create_task(waiter(name).acquire(timeout=None))
+        await turns(30)
+        lost: list[Notice] = []
+        receive = intercept_notices(waiter, lambda index, notice: lost.append(notice))
+        await lease.release()
+        await until(lambda: bool(lost))
+        intercept_notices(waiter, receive)
+        (node,) = nodes_of(waiter)
+        node.lost(Reconnecting("the connection is gone"))
+        async with asyncio.timeout(LIMIT / 2):
+            await (await waiting).release()
 
 
 async def test_a_client_that_closes_while_it_connects_waits_for_the_end_of_that(name: str) -> None:

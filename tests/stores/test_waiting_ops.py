@@ -14,6 +14,7 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock._clock import SYSTEM
+from asynclock._options import RELEASE_TIMEOUT
 from asynclock.quorum.ballot import Ballot
 from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Op, Verb
 from asynclock.rules.mutex import MUTEX
@@ -339,18 +340,63 @@ async def test_f5_an_op_that_is_given_up_in_the_queue_lets_others_begin(name: st
             await lease.release()
 
 
-async def test_f23_a_program_that_cancels_all_tasks_loses_no_release(name: str) -> None:
-    """As asyncio.run does after Ctrl-C: the tasks of the library are among them. The release is sent again."""
+@pytest.mark.parametrize("turn", [1, 10], ids=["before-it-begins", "while-it-runs"])
+async def test_f23_a_program_that_cancels_all_tasks_loses_no_release(name: str, turn: int) -> None:
+    """As asyncio.run does after Ctrl-C: the tasks of the library are among them. The release is sent again, and what
+    waits in the queue behind it begins."""
     store = Gated()
     async with patient(store) as client:
         lease = await client(name).acquire(timeout=None)
         with store.slow():
             releasing = asyncio.create_task(lease.release())
-            await turns()
-            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            asking = asyncio.create_task(client(f"{name}:other").acquire(timeout=None))
+            await turns(turn)
+            for task in asyncio.all_tasks() - {asyncio.current_task(), asking}:
                 task.cancel()
             await asyncio.wait({releasing})
+        async with asyncio.timeout(LIMIT):
+            await (await asking).release()
         await until(lambda: not state_of(store, name).holds)
+
+
+async def test_f5_a_release_that_waits_delays_its_caller_for_a_limited_time(name: str) -> None:
+    """It is carried out all the same."""
+    clock = FakeClock()
+    store = Gated(clock)
+    async with patient(store) as client:
+        lease = await client(name).acquire(timeout=None)
+        async with store.busy(client):
+            releasing = asyncio.create_task(lease.release())
+            await turns()
+            clock.advance(RELEASE_TIMEOUT - 0.1)
+            await turns()
+            assert not releasing.done()
+            clock.advance(0.2)
+            await turns()
+            assert releasing.done()
+        await until(lambda: not state_of(store, name).holds)
+
+
+async def test_f5_one_of_several_nodes_does_not_defer_an_op(name: str) -> None:
+    """Two of five nodes grant at once, and a third one five seconds later, as its op waited in the queue of the client.
+    The validity counts from the moment in which the op was sent to all of them."""
+    clock = FakeClock()
+    stores = [Gated(clock) for _ in range(5)]
+    for number, store in enumerate(stores):
+        store.label = f"gated {number}"
+    async with Redlock(*stores, node_timeout=LIMIT, lease=LONG, max_lease=LONG) as client:
+        with stores[3].slow(), stores[4].slow():
+            with stores[2].slow():
+                looking = asyncio.create_task(client.inspect("another"))
+                await turns()
+                acquiring = asyncio.create_task(client(name).acquire(timeout=None))
+                await turns()
+                clock.advance(5.0)
+            async with asyncio.timeout(LIMIT):
+                lease = await acquiring
+            assert lease.remaining <= LONG - 5.0
+        await asyncio.wait({looking})
+        await lease.release()
 
 
 async def test_f23_a_release_that_waits_again_is_sent_once(name: str) -> None:

@@ -78,8 +78,8 @@ class Far(Memory):
 class Beyond(Still):
     """Such stores, and a name in them."""
 
-    def __init__(self, nodes: int, name: str, way: float) -> None:
-        super().__init__(nodes, name)
+    def __init__(self, nodes: int, name: str, way: float, early: float = 0.0) -> None:
+        super().__init__(nodes, name, early)
         self.far = [Far(self.clock, way) for _ in range(nodes)]
         self.stores = list(self.far)
 

@@ -53,11 +53,12 @@ class FakeClock:
         end = self._now + seconds
         while self._timers and self._timers[0][0] - self._early <= end:
             when, _, timer = heapq.heappop(self._timers)
+            if timer.callback is None:
+                continue
             self._now = max(self._now, when - self._early)
             if self._early:  # the next loop turn is not at the same moment
                 self._now += self._early / 4
-            if timer.callback is not None:
-                timer.callback()
+            timer.callback()
         self._now = max(self._now, end)
 
     def block(self, seconds: float) -> None:

@@ -144,6 +144,11 @@ def times_sent(acquisition: Any) -> int:
     return attempt.ticket.number if attempt.ticket is not None else attempt.op.queueing.number
 
 
+def asked_id(acquisition: Any) -> str:
+    """The id of the hold that it asks for."""
+    return str(acquisition._attempt.op.id)
+
+
 def send_ticket_again(acquisition: Any) -> None:
     acquisition.ask_soon(0.05, probe=True)
 

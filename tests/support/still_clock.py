@@ -52,8 +52,8 @@ class Memory(MemoryStore):
 class Still:
     """Stores whose clock the test moves, and a name in them."""
 
-    def __init__(self, nodes: int, name: str) -> None:
-        self.clock = FakeClock()
+    def __init__(self, nodes: int, name: str, early: float = 0.0) -> None:
+        self.clock = FakeClock(early=early)
         self.stores = [Memory(self.clock) for _ in range(nodes)]
         self.name = name
 

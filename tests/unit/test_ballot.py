@@ -73,9 +73,9 @@ def test_drift_grows_with_the_lease() -> None:
 # -- ballots -----------------------------------------------------------------------------------------------------------
 
 
-def ballot(nodes: int = 3, everyone: bool = False) -> Ballot:
+def ballot(nodes: int = 3, everyone: bool = False, certain: bool = False) -> Ballot:
     op = Op(Verb.ACQUIRE, MUTEX, "name", "id", 10.0)
-    return Ballot(op, nodes, 0.0, 1.0, everyone=everyone)
+    return Ballot(op, nodes, 0.0, 1.0, everyone=everyone, certain=certain)
 
 
 def test_a_ballot_counts_as_tally_does() -> None:
@@ -179,6 +179,18 @@ def test_a_ballot_of_everyone_waits_for_the_last() -> None:
     assert made.outcome is None
     made.fail(2, BROKEN, maybe=True)
     assert made.outcome is Outcome.WON
+
+
+@pytest.mark.parametrize(("third", "outcome"), [(NO, Outcome.REFUSED), (Refused(1.5, "a third"), None)])
+def test_a_ballot_that_has_to_be_certain(third: Refused, outcome: Outcome | None) -> None:
+    """A majority refuses. One holder on a majority is certain; else the last nodes may say who it is."""
+    made = ballot(nodes=5, certain=True)
+    for index, vote in enumerate([NO, NO, third]):
+        made.answer(index, vote)
+    assert made.outcome is outcome
+    made.fail(3, BROKEN, maybe=True)
+    made.answer(4, NO)
+    assert made.outcome is Outcome.REFUSED
 
 
 @pytest.mark.parametrize(

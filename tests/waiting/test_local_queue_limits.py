@@ -196,6 +196,41 @@ async def test_out_of_reach_for_longer_than_a_round_trip(name: str, nodes: int) 
 
 
 @both
+async def test_an_outage_ends_when_the_first_task_has_the_name(name: str, nodes: int) -> None:
+    """The servers are silent for a moment, and then the first of two tasks has the name. The time of the second is up
+    behind it: the name was held, and nothing is out of reach any more."""
+    beyond = Beyond(nodes, name, way=0.001)
+    async with beyond.opened(lease=LONG) as client:
+        beyond.set_answering(False)
+        first = asyncio.create_task(client(name).acquire(timeout=None))
+        second = asyncio.create_task(client(name).acquire(timeout=3.0))
+        await beyond.pass_time(0.1)
+        beyond.disconnect()
+        await turns()
+        beyond.set_answering(True)
+        await beyond.finish(first)
+        await beyond.finish(second)
+        assert second.result() is None
+        await beyond.finish(asyncio.create_task(first.result().release()))
+
+
+@both
+async def test_a_close_lets_nobody_ask(name: str, nodes: int) -> None:
+    """The client closes while tasks wait behind a holder of its own process: the name is released, and the next task
+    does not ask for it."""
+    still = Still(nodes, name)
+    async with still.client(lease=LONG) as client:
+        lease = await client(name).acquire(timeout=None)
+        waiting = [asyncio.create_task(client(name).acquire(timeout=None)) for _ in range(3)]
+        await turns()
+        still.asked()
+        await client.aclose()
+        assert not lease.held
+        assert [verb for verb, _ in still.asked()] == [Verb.RELEASE]
+        assert all(isinstance(each, ConfigError) for each in await asyncio.gather(*waiting, return_exceptions=True))
+
+
+@both
 async def test_a_cancelled_question_is_no_outage(name: str, nodes: int) -> None:
     """In an outage two tasks ask for themselves. The servers answer the first one that another client holds the name;
     the second is cancelled while it asks. A task that comes later and waits behind the first is told that the name was

@@ -7,11 +7,14 @@ import time
 
 import pytest
 
-from asynclock import Lease, Redlock
+from asynclock import ConfigError, Lease, Redlock
+from asynclock.acquire import holds
+from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis import connection
 from asynclock.stores.redis.connection import REPLIES
 from tests.support.probes import connection_of, nodes_of, release_by_script, stop_renewals, unanswered, unsent
 from tests.support.servers import Server
+from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT
 
 pytestmark = pytest.mark.both_loops("the loop orders the turns")
@@ -89,3 +92,19 @@ async def test_all_is_released_in_slices(server: Server, name: str) -> None:
         with server.cli() as cli:
             assert not [key for key in cli.keys(f"*{name}:*") if b"fence" not in key]
         await client.aclose()
+
+
+async def test_an_acquire_is_granted_between_two_slices_of_a_close(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The close has begun to release the holds that it found. An acquire that is granted then brings no lease, which
+    nobody would release: it is undone."""
+    monkeypatch.setattr(holds, "SLICE", -1.0)  # one hold in each
+    store = MemoryStore()
+    client = Redlock(store, lease=300.0, max_lease=300.0)
+    leases = [await client(f"{name}:{i}").acquire(timeout=0) for i in range(9)]
+    acquiring = asyncio.create_task(client(name).acquire(timeout=None))
+    closing = asyncio.create_task(client.aclose())
+    with pytest.raises(ConfigError, match="closed"):
+        await acquiring
+    await closing
+    assert not any(lease is not None and lease.held for lease in leases)
+    assert not state_of(store, name).holds

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from asynclock import Redlock
+from asynclock.rules.model import Verb
 from asynclock.stores.memory import MemoryStore
 from tests.support.default_keys import key_of, keys_of
 from tests.support.fake_clock import FakeClock
@@ -17,6 +18,7 @@ from tests.support.gates import behind_gates
 from tests.support.probes import tickets_of
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
+from tests.support.still_clock import Still, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import (
     LIMIT,
@@ -85,10 +87,47 @@ async def test_e3_split_votes(five: list[Server], name: str, contenders: int, up
     assert rise(fences)
 
 
+async def test_e3_an_undo_puts_the_ticket_back(name: str) -> None:
+    """Three of five nodes have another holder. At the other two an attempt takes the place of its ticket, and the undo
+    puts the ticket back there."""
+    still = Still(5, name)
+    async with Redlock(*still.stores[2:], lease=LONG) as holder, still.client(lease=LONG) as other:
+        lease = await holder(name).acquire(timeout=None)
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await turns(30)
+        assert [len(state_of(store, name).queue) for store in still.stores] == [1] * 5
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()
+
+
+async def test_e3_the_undo_of_a_minority_wakes_nobody(name: str) -> None:
+    """Three of five nodes have a holder, and a client waits for it. Another client tries once, and undoes what the
+    other two nodes granted: the waiter is not notified, since the name is not free."""
+    still = Still(5, name)
+    async with (
+        Redlock(*still.stores[2:], lease=LONG) as holder,
+        still.client(lease=LONG) as waiter,
+        still.client() as other,
+    ):
+        lease = await holder(name).acquire(timeout=None)
+        waiting = asyncio.create_task(waiter(name).acquire(timeout=None))
+        await turns(30)
+        still.asked()
+        assert await other(name).acquire(timeout=0) is None
+        await turns(30)
+        still.clock.advance(0.1)  # a notice of one node would count after a round trip
+        await turns(30)
+        assert [verb for verb, _ in still.asked()] == [Verb.ACQUIRE, Verb.RELEASE]
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            await (await waiting).release()
+
+
 @pytest.mark.parametrize("contenders", [2, 8])
 async def test_e3_a_minority_is_taken_by_a_stranger(five: list[Server], name: str, contenders: int) -> None:
     """The leftover of another program on two nodes lives for a minute: the other three nodes decide, for all
-    contenders."""
+    contenders. No ticket stays at the two, where it would absorb the notice for another waiter."""
     for each in five[:2]:
         with each.cli() as cli:
             cli.set(key_of(name), "somebody else's", px=60_000)
@@ -103,6 +142,7 @@ async def test_e3_a_minority_is_taken_by_a_stranger(five: list[Server], name: st
         clients = [await stack.enter_async_context(client_of(five)) for _ in range(contenders)]
         async with asyncio.timeout(LIMIT):
             await asyncio.gather(*map(contend, clients))
+        await until(in_queue(five, name, 0))
     assert len(fences) == 3 * contenders
     assert rise(fences)
 

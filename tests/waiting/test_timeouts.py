@@ -13,12 +13,13 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock._clock import now
-from asynclock.rules.model import Verb
+from asynclock.rules.model import ID_LENGTH, Verb
 from asynclock.stores.memory import MemoryStore
+from asynclock.stores.port import Notice
 from tests.support.distant_stores import Beyond
 from tests.support.fake_clock import FakeClock
 from tests.support.kinds_of_node import each_kind_of_node
-from tests.support.probes import acquisitions_of
+from tests.support.probes import acquisitions_of, deliver_notice, tickets_of
 from tests.support.still_clock import Still, forgotten, idle, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import IN_VAIN, LIMIT, LONG, until
@@ -122,6 +123,28 @@ async def test_a_timer_that_comes_early(name: str, nodes: int) -> None:
         assert waiting.done()
         assert waiting.result() is None
         await lease.release()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_a_timer_that_comes_early_during_a_question(name: str, nodes: int) -> None:
+    """The servers have said lately that the name is held, and the time ends a clock tick too soon while a last question
+    is under way: the answer is None, and no outage."""
+    beyond = Beyond(nodes, name, way=0.02, early=1e-3)
+    async with beyond.opened() as holder, beyond.opened(node_timeout=1.0) as client:
+        lease = await beyond.lease(holder)
+        began = beyond.clock.now()
+        waiting = asyncio.create_task(client(name).acquire(timeout=0.9))
+        await turns()
+        await beyond.pass_time(0.89)
+        (whose,) = tickets_of(client)
+        for index in range(nodes):
+            deliver_notice(client, index, Notice(whose[:ID_LENGTH], 1, 0, name=name))
+        await turns()
+        assert not idle(client)
+        await beyond.pass_time(began + 0.8991 - beyond.clock.now())
+        assert waiting.done()
+        assert waiting.result() is None
+        await beyond.finish(asyncio.create_task(lease.release()))
 
 
 @each_kind_of_node

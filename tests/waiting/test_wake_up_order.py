@@ -11,7 +11,16 @@ from asynclock import Redlock
 from asynclock.rules.model import ID_LENGTH
 from asynclock.stores.port import Notice
 from tests.support.cancelled_waits import SOON, Make
-from tests.support.probes import deliver_notice, intercept_notices, reconnected, tickets_of
+from tests.support.distant_stores import Beyond
+from tests.support.probes import (
+    acquisitions_of,
+    asked_id,
+    deliver_notice,
+    id_of,
+    intercept_notices,
+    reconnected,
+    tickets_of,
+)
 from tests.support.still_clock import Still, forgotten, idle, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import LIMIT, LONG, until
@@ -87,6 +96,26 @@ async def test_one_notice_of_many_is_enough(shared_urls: list[str], name: str) -
         async with asyncio.timeout(SOON):
             got = await waiting
         await got.release()
+
+
+async def test_notified_while_a_renewal_is_unanswered(name: str) -> None:
+    """A node is silent, so a renewal of the ticket is open until that node fails. Meanwhile the holder releases, and
+    the other two nodes notify the waiter. It tries when the round is over, and not when it renews its ticket again, 8 s
+    later at the soonest."""
+    far = Beyond(3, name, way=0.001)
+    async with far.opened(lease=60.0) as first, far.opened(lease=30.0) as other:
+        lease = await far.lease(first)
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await far.pass_time(0.1)
+        far.far[2].silent = True
+        while idle(other):
+            await far.pass_time(0.1, step=0.1)
+        await far.finish(asyncio.create_task(lease.release()))
+        await far.pass_time(0.1)
+        assert not waiting.done()
+        far.far[2].disconnect()
+        await far.finish(waiting, within=1.0)
+        await far.finish(asyncio.create_task(waiting.result().release()))
 
 
 # -- what does not put it off ----------------------------------------------------------------------------------------
@@ -165,6 +194,27 @@ async def test_a_ticket_is_served_no_longer_than_its_owner_waits(name: str, node
         still.clock.advance(1.0)
         if (granted := await late) is not None:  # it asked once more, since it could not before its time was up
             await granted.release()
+
+
+async def test_a_grant_whose_notice_comes_too_late(name: str) -> None:
+    """No validity is left when the notice of a grant is read. The waiter releases that hold, and asks with another id:
+    the release may be sent once more."""
+    still = Still(1, name)
+    async with still.held(lease=60.0) as (_, lease), still.client(lease=30.0) as other:
+        late: list[Notice] = []
+        receive = intercept_notices(other, lambda index, notice: late.append(notice))
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await until_idle(other)
+        (first,) = map(asked_id, acquisitions_of(other))
+        await lease.release()
+        await turns()
+        still.clock.block(31.0)
+        receive(0, late[0])
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        assert got.held
+        assert id_of(got) != first
+        await got.release()
 
 
 async def test_a_grant_of_a_forgotten_ticket_is_no_lease(name: str) -> None:
