@@ -327,7 +327,7 @@ class Acquisition:
             at, self._probes = min(at, self._after_notices()), False
         if self.planner is not None and (by := self.planner.must_confirm_by(self._give_up)) < at:
             at, self._probes = by, True
-        if at > session.clock.now():
+        if at > session.clock.now() and not (ticket is not None and ticket.granted):
             self._pause = self._pause or Pause(session)
             self.terms.wait()
             self.state = State.BACKING_OFF if ticket is None else State.WAITING

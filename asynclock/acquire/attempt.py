@@ -149,7 +149,7 @@ class Attempt:
         """A round at a single node has its reply. If it was refused, it left a ticket. The ticket is registered here,
         before any task runs: it may be granted at once, and the notice may arrive in the same read as the reply."""
         op = ballot.op
-        if ballot.outcome is REFUSED and op is self.op:  # else it was left, or its id is used up
+        if ballot.outcome is REFUSED and op is self.op and not op.revoked:
             if self.ticket is None:
                 self.ticket = Ticket(op.id, own=False, number=1)
             self._register(op.id)

@@ -372,7 +372,7 @@ class Hold:
     def _repair(self, ballot: Ballot, index: int) -> None:
         """Rules 2 and 3: send a node the token or the key that it lacks."""
         vote, op = ballot.votes[index], ballot.op
-        if self.op.plain:
+        if self.over or self.op.plain:
             return
         if isinstance(vote, Refused):
             if op.verb is not EXTEND:

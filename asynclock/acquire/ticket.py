@@ -114,6 +114,11 @@ class Ticket:
         """A notice says that the sending of that number became the hold, with the fences up to `top`."""
         self._granted = number, top
 
+    @property
+    def granted(self) -> bool:
+        """Whether such a notice has come, and `take_grant` was not called since."""
+        return self._granted is not None
+
     def take_grant(self) -> tuple[float, int] | None:
         """When the granted sending was sent, and `top`; None: there is no grant, or its sending is too old."""
         if self._granted is None:
