@@ -189,3 +189,22 @@ def test_f23_none_is_sent_while_the_node_is_known_to_be_down() -> None:
     clock.advance(0.1)
     assert len(sent) == 100
     assert not node
+
+
+def test_f23_one_is_sent_at_a_time_until_one_was_delivered() -> None:
+    """Then twice as many after each that was delivered, up to eight; after a failure one again. So those that cannot be
+    delivered take one of the connections of the store."""
+    clock, under_way = FakeClock(), list[Callable[[Exception | None], object]]()
+    node = Redelivery(clock, lambda release, done: under_way.append(done), lambda: True)
+    for number in range(100):
+        node.keep(release(number, name=f"x{number}"), clock.now(), ERROR)
+    numbers = []
+    for error in (ERROR, None, None, None, None, ERROR, ERROR):
+        clock.advance(0.5)
+        numbers.append(len(under_way))
+        answered = list(under_way)
+        under_way.clear()
+        for done in answered:
+            done(error)
+        node.retry()
+    assert numbers == [1, 1, 2, 8, 8, 8, 1]
