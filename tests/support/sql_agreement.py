@@ -64,9 +64,12 @@ class SQLStage:
         store = self.store
         self.database = store._databases[asyncio.get_running_loop()] = Database(store._settings, 5.0)
         await self.database.listen("none", lambda notice: None, lambda error: None)
-        assert self.database.cleaning is not None
-        await self.database.cleaning.aclose()
         transactions = self.database.connected
+        await self.database._prepared()
+        self.database._has_written(transactions)  # so nothing else begins with the first op
+        for background in (self.database.cleaning, self.database._watch):
+            assert background is not None
+            await background.aclose()
         transactions._send = self._keep
         if isinstance(self.database.dialect, SQLite):
             self.database.dialect.clock = lambda: self.now
