@@ -73,6 +73,7 @@ class SQLStage:
         transactions._send = self._keep
         if isinstance(self.database.dialect, SQLite):
             self.database.dialect.clock = lambda: self.now
+            transactions._reader.time = self._read_clock  # type: ignore[method-assign]
         else:
             self._clock = f"stage_{os.getpid()}_{next(_prefixes)}"
             async with transactions.pool.line() as line:
@@ -80,6 +81,7 @@ class SQLStage:
                 await line.run(f"INSERT INTO {self._clock} VALUES (0)")
             waited = ", 0" if isinstance(self.database.dialect, MySQL) else ""
             self.database.dialect.now = f"(SELECT now FROM {self._clock}){waited}"  # type: ignore[misc]
+            transactions._reader.began = f"(SELECT now FROM {self._clock})"
         self._use_the_clock(transactions.pool)
         return self
 
@@ -94,6 +96,9 @@ class SQLStage:
 
     async def aclose(self) -> None:
         await self.store.unlisten("none")
+
+    async def _read_clock(self, line: Line) -> float:
+        return self.now
 
     async def _keep(self, line: Line, notice: Notice, now: float, looks: Collection[str]) -> None:
         self.notices.append(notice)

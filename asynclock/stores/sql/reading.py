@@ -33,6 +33,7 @@ class Seen(NamedTuple):
 class Reader:
     """The statements for one table. The base is PostgreSQL."""
 
+    began = "CAST(extract(epoch FROM statement_timestamp()) AS double precision)"
     begin = begin_with(LOCKED, " READ ONLY")
     begin_waiting = begin_with(WAITING, " READ ONLY")  # the same once its lock was not free
 
@@ -45,7 +46,7 @@ class Reader:
         params: dict[str, Any] = {f"k{number}": name for number, name in enumerate(names)} | {"floor": FLOOR}
         wanted = ", ".join(f"(:k{each})" for each in range(len(names))) or "(NULL)"
         found = await line.fetch(
-            f"SELECT {_BEGAN}, (SELECT fence FROM {self._table} WHERE resource_name = :floor), "  # noqa: S608
+            f"SELECT {self.began}, (SELECT fence FROM {self._table} WHERE resource_name = :floor), "  # noqa: S608
             "pg_is_in_recovery(), r.* "
             f"FROM (SELECT 1 AS one) AS o LEFT JOIN (SELECT t.* FROM (VALUES {wanted}) AS q(name) CROSS JOIN LATERAL "
             f"({latest(self._table, 'q.name', COLUMNS)}) AS t) AS r ON true",
@@ -63,9 +64,6 @@ class Reader:
 
     async def commit(self, line: Line) -> None:
         await line.run("COMMIT")
-
-
-_BEGAN = "CAST(extract(epoch FROM statement_timestamp()) AS double precision)"
 
 
 class _PlainReader(Reader):
