@@ -109,7 +109,7 @@ async def test_a_statement_that_waits_for_others_is_not_sent_after_its_cancel(po
         for each in "abcd":
             values = Single(f"{name}:{each}", "owner", "", 1, LIMIT, LIMIT)
             asked.append(asyncio.create_task(ask("acquire 1", values)))
-        await asyncio.sleep(0)  # two of them leave
+        await asyncio.sleep(0)  # they wait for their statement
         asked[2].cancel()
         async with asyncio.timeout(LIMIT):
             found = await asyncio.gather(*asked, return_exceptions=True)

@@ -169,29 +169,12 @@ class Singles:
 
     async def ask(self, group: str, values: Single) -> int | None:
         """The fence; None: the row is not plain, or not free. Raises the error of the database."""
-        if self._active:  # others are ready at the same time, or soon: those of this turn of the loop leave together
-            answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(group, deque()).append((values, answer))
-            if self._active < _STATEMENTS:
-                self._active += 1
-                self._go_on()
-            return await answer
-        self._active += 1  # in this task: another one would take longer
-        try:
-            found = await self._fetch(statement_of_one, group, values._asdict())
-        except GeneratorExit:  # the event loop is closed: nothing runs there any more
-            self._waiting.clear()
-            raise
-        finally:
-            self._go_on()
-        return found.get(values.name)
-
-    def _go_on(self) -> None:
-        """A statement has its answer. Those that wait leave next."""
-        if self._waiting:
+        answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(group, deque()).append((values, answer))
+        if self._active < _STATEMENTS:
+            self._active += 1
             self._workers.add(own_task(self._work(), "asynclock sends statements", self._workers.discard))
-        else:
-            self._active -= 1
+        return await answer
 
     async def _work(self) -> None:
         try:
@@ -220,9 +203,12 @@ class Singles:
 
     async def _send(self, group: str, taken: dict[str, tuple[Single, asyncio.Future[int | None]]]) -> None:
         values = [each for each, _ in sorted(taken.values(), key=lambda each: each[0].name.encode())]
-        columns: dict[str, Any] = dict(zip(Single._fields, map(list, zip(*values, strict=True)), strict=True))
         try:
-            fences = await self._fetch(statement, group, columns)
+            if len(values) == 1:
+                fences = await self._fetch(statement_of_one, group, values[0]._asdict())
+            else:
+                columns = dict(zip(Single._fields, map(list, zip(*values, strict=True)), strict=True))
+                fences = await self._fetch(statement, group, columns)
         except BaseException as error:
             if len(taken) > 1 and isinstance(error, Exception) and is_of_one(error):
                 for name, asked in taken.items():  # nothing was carried out
