@@ -302,8 +302,8 @@ class Database:
                 await asyncio.sleep(0.01)
             self._charset = await self.dialect.charset(line)
             fault = await self.settings.fault(line)
+        self.delays.ended(CONNECT)
         if fault is not None:
-            self.delays.ended(CONNECT)
             self._doubts_table = True
             raise fault
         if isinstance(self.dialect, SQLite):
