@@ -144,7 +144,7 @@ class Undelivered:
         self._wait(kept, now)
 
     def all_due(self, now: float) -> None:
-        """What made them fail may be over: all are due now, and their pauses begin anew."""
+        """The cause of their failures may be over. All are due now, with the shortest pause."""
         self._retries += 1
         self._retried = now
 

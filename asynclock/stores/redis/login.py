@@ -139,7 +139,7 @@ class _AuthReply(IgnoredCommand):
                 reply,
             )
 
-    def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...  # the next connection logs in anew
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...  # the next connection logs in again
 
 
 _streams: WeakValueDictionary[int, TokenStream] = WeakValueDictionary()  # by id, since a provider may have no hash

@@ -89,7 +89,7 @@ _OF_PSYCOPG = (
 """The SQLSTATE for what a server says to psycopg, which has none for the error of a connection."""
 
 _STALE = re.compile(r"cached (statement )?plan")
-"""Of PostgreSQL, after ALTER TABLE. The driver prepares the statement anew when it is sent again."""
+"""Of PostgreSQL, after ALTER TABLE. The driver prepares the statement again when it repeats it."""
 
 _STATEMENTS = 1665
 """Of `_REFUSED`: the binary log takes statements only."""
