@@ -6,6 +6,8 @@
 # make calm      the whole suite ten times in a row, three times beside two busy loops: is it ever red by chance?
 # make drivers   each kind of lock over psycopg and aiomysql, which users may name in a url
 # make failovers a PostgreSQL primary fails under load, in eight ways: double holders, tokens, how long nobody enters
+# make chaos     links between single clients and nodes fail, nodes freeze and die: no two holders (SECONDS=60, root)
+# make compose   the five nodes of docker-compose.yml: killed, paused and cut off under load; needs an engine
 # make services  install the other servers that the tests start, from Debian's packages
 # make test-all  the short suite on each interpreter of this machine, from 3.11 on
 # Each makes the virtual environments that it needs; a Python of 3.11 or later is all they need.
@@ -22,7 +24,7 @@ TEST := $(VENV)/installed-test
 BENCH := $(VENV)/installed-bench
 RELEASE := $(VENV)/installed-release
 
-.PHONY: demo test lint check mutants calm drivers failovers services package smoke test-all bench clean
+.PHONY: demo test lint check mutants calm drivers failovers chaos compose services package smoke test-all bench clean
 
 demo: $(CLI)
 	$(BIN)/asynclock demo
@@ -60,6 +62,16 @@ drivers: $(TEST)
 failovers: $(TEST)
 	set -e; for replication in sync async; do for how in crash mute second returns; do \
 		$(BIN)/python -m tests.support.failovers $$replication $$how $(ARGS); done; done
+
+# ARGS="--seed 7" repeats a schedule; --durable, --store postgresql and --store zookeeper are other runs.
+# ARGS=--if-possible is no error where there is no root, or no network namespaces.
+SECONDS := 60
+chaos: $(TEST)
+	$(BIN)/python -m tests.support.chaos --seconds $(SECONDS) $(ARGS)
+
+# Half a minute. Without an engine or an image each test is skipped, and says why.
+compose: $(TEST)
+	$(BIN)/python -m pytest -x tests/compose/nodes.py $(ARGS)
 
 services:
 	tests/support/services/install.sh

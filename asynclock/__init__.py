@@ -7,8 +7,9 @@ redlock = Redlock("redis://a", "redis://b", "redis://c")
 async with redlock("order:42") as lease:
     await charge(fence=lease.fence)
 
-The public modules are this one, `asynclock.stores`, `asynclock.events`, `asynclock.info` and `asynclock.otel`. All
-other modules are private, whatever their names.
+The public modules are this one, `asynclock.stores`, `asynclock.events`, `asynclock.info`, `asynclock.aiohttp`,
+`asynclock.fastapi`, `asynclock.fencing`, `asynclock.otel`, `asynclock.blocking` (the locks for code without asyncio),
+`asynclock.testing` and `asynclock.testing.plugin`. All other modules are private, whatever their names.
 """
 
 from asynclock._errors import (
@@ -25,7 +26,7 @@ from asynclock._options import ClientOptions, LockOptions
 from asynclock.client import Redlock, redlock
 from asynclock.info import Health, Holder, LockInfo, NodeHealth, Waiter
 from asynclock.locks.decorators import Skipped
-from asynclock.locks.lease import Lease
+from asynclock.locks.lease import Lease, current_lease
 from asynclock.locks.lock import Lock
 from asynclock.stores.port import Store
 
@@ -50,6 +51,7 @@ __all__ = [
     "Store",
     "Unsupported",
     "Waiter",
+    "current_lease",
     "redlock",
 ]
 

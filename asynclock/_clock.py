@@ -11,7 +11,7 @@ import functools
 import time
 from contextlib import asynccontextmanager
 from contextvars import Context
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -94,6 +94,34 @@ async def running_for(limit: float, clock: Clock = SYSTEM) -> AsyncIterator[None
         finally:
             if timer is not None:
                 timer.cancel()
+
+
+async def sleep(seconds: float, clock: Clock) -> None:
+    """As asyncio.sleep, by that clock."""
+    sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.call_at(clock.now() + seconds, functools.partial(wake, sleeper))
+    try:
+        await sleeper
+    finally:
+        timer.cancel()
+
+
+async def wait_ended(work: asyncio.Future[Any], seconds: float | None, clock: Clock = SYSTEM) -> None:
+    """Wait for the end of a task of the library, for at most `seconds`; None: as long as it takes. A timer that was
+    cancelled keeps its context until its time has come, so that of `asyncio.wait` would keep the caller's."""
+    ended = asyncio.Event()
+
+    def end(_: object = None) -> None:
+        ended.set()
+
+    timer = None if seconds is None else clock.call_at(clock.now() + seconds, end)
+    work.add_done_callback(end, context=Context())
+    try:
+        await ended.wait()
+    finally:
+        if timer is not None:
+            timer.cancel()
+        work.remove_done_callback(end)
 
 
 def wake(sleeper: asyncio.Future[None]) -> None:

@@ -7,6 +7,7 @@
      +-- SelfDeadlock (RuntimeError)      this task would wait for itself
      +-- QuorumUnavailable                a majority of the nodes is out of reach                      .errors
      +-- Unsupported                      this store cannot do what the call asks for
+     +-- StaleToken                       asynclock.fencing: a later holder has written the data
      +-- ConfigError (ValueError)         the call, an option or the set-up of a server is wrong
 
 "Another owner holds it" and "out of reach" are always two different errors. Every error pickles. No error shows an id,
@@ -112,7 +113,7 @@ class ConfigError(LockError, ValueError):
 
 def client_closed() -> ConfigError:
     """The error of a use after the close."""
-    return ConfigError("this client was closed: enter it again (async with), or make a new one")
+    return ConfigError("this client was closed: enter it again, or make a new one")
 
 
 def brief(name: str) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asynclock._errors import ConfigError
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Coroutine
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
@@ -47,6 +48,21 @@ def running_task() -> asyncio.Task[Any] | None:
         return None
 
 
+def owner_of(task: object) -> str:
+    """What owns the leases that this task acquires: itself; or the thread for which it runs (`blocking/calls.py`)."""
+    return getattr(task, "owner_is", "task")
+
+
+def start_thread(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> None:
+    """Start the thread that will run this loop. Raises RuntimeError if the system gives no thread; then the loop is
+    closed."""
+    try:
+        Context().run(thread.start)  # a thread of Python 3.14 may inherit the context of its starter
+    except RuntimeError:
+        loop.close()
+        raise
+
+
 def coroutine_function(function: _F) -> _F:
     """Mark a plain function that returns a coroutine, as `asyncio.iscoroutinefunction` and autospec mocks read it."""
     if sys.version_info >= (3, 12):
@@ -68,20 +84,3 @@ def own_task(
 
     # Not `create_task(context=)`, which a task factory of the program may not know.
     return Context().run(begin)
-
-
-async def wait_ended(task: asyncio.Task[Any], seconds: float) -> None:
-    """Wait for the end of a task of the library, for at most `seconds`. A timer that was cancelled keeps its context
-    until its time has come, so that of `asyncio.wait` would keep the caller's."""
-    ended = asyncio.Event()
-
-    def end(_: object = None) -> None:
-        ended.set()
-
-    timer = asyncio.get_running_loop().call_later(seconds, end, context=Context())
-    task.add_done_callback(end, context=Context())
-    try:
-        await ended.wait()
-    finally:
-        timer.cancel()
-        task.remove_done_callback(end)

@@ -27,7 +27,7 @@ from asynclock.acquire.entering import enter
 from asynclock.acquire.handover import parse_handle
 from asynclock.acquire.observers import Observers
 from asynclock.acquire.session import Session
-from asynclock.acquire.sessions import Sessions
+from asynclock.acquire.sessions import Sessions, Substitute, substitute
 from asynclock.locks import admin, decorators, health
 from asynclock.locks.decorators import OnceLock
 from asynclock.locks.lock import AdoptedLock, Lock
@@ -195,10 +195,14 @@ class Redlock:
         waits until an outage is over. Raises ConfigError, TypeError (`main` returned no awaitable), LockLost (the
         client was closed).
         """
+        lock, through_outages = self.__election__(name, main, options)
+        return await decorators.lead(lock, main, through_outages)
+
+    def __election__(self, name: str, main: object, options: LockOptions) -> tuple[Lock, bool]:
+        """For `lead`: its lock, and whether it waits until an outage is over. Raises ConfigError."""
         if not callable(main):
-            raise ConfigError(f"main is a coroutine function that takes the lease, not {type(main).__name__}")
-        through_outages = self._lock_settings(name, options).timeout is None
-        return await decorators.lead(self(name, **options), main, through_outages)
+            raise ConfigError(f"main is a function that takes the lease, not {type(main).__name__}")
+        return self(name, **options), self._lock_settings(name, options).timeout is None
 
     def synchronized(
         self, name: str | Callable[..., str], /, **options: Unpack[LockOptions]
@@ -211,8 +215,12 @@ class Redlock:
         Raises ConfigError or TypeError when it decorates. A call raises what `async with` of a lock raises, and
         TypeError for a value of another type.
         """
+        return decorators.synchronized(name, self.__lock_of_calls__(name, options))
+
+    def __lock_of_calls__(self, name: str | Callable[..., str], options: LockOptions) -> Callable[[str], Lock]:
+        """For `synchronized`: makes the lock of a call from its name. Raises ConfigError."""
         settings = self._settings_of_calls(name, options, Use.LOCK)
-        return decorators.synchronized(name, lambda named: Lock(check_name(named), MUTEX, settings(), self._session))
+        return lambda named: Lock(check_name(named), MUTEX, settings(), self._session)
 
     def once(
         self, name: str | Callable[..., str], /, *, within: Seconds
@@ -224,6 +232,13 @@ class Redlock:
         Raises ConfigError or TypeError when it decorates. A call raises as one of `synchronized` does; its LockTimeout
         says that split votes lasted for `patience` seconds.
         """
+        return decorators.once(name, *self.__runs__(name, within))
+
+    def __runs__(
+        self, name: str | Callable[..., str], within: Seconds
+    ) -> tuple[Callable[[str], OnceLock], float, float]:
+        """For `once`: makes the lock of a run from its name; `within`, and the patience, in seconds. Raises
+        ConfigError."""
         length, patience = seconds("within", within), self._settings.patience
         # With the client's min_hold the name would stay taken after a run that raised; the next call could not run.
         settings = self._settings_of_calls(name, {"min_hold": 0}, Use.ONCE)
@@ -231,7 +246,7 @@ class Redlock:
         def lock(named: str) -> OnceLock:
             return OnceLock(check_name(named), MUTEX, settings(), self._session)
 
-        return decorators.once(name, lock, length, patience)
+        return lock, length, patience
 
     def _settings_of_calls(
         self, name: str | Callable[..., str], options: LockOptions, use: Use
@@ -285,7 +300,11 @@ class Redlock:
         try:
             return await health.health(self._session())
         except Exception as error:  # a closed client, no nodes, a store that fails: `reason` says it
-            return health.unusable([store.label for store in self._stores], error)
+            return self.__unusable__(error)
+
+    def __unusable__(self, error: Exception) -> Health:
+        """For `health`: why it asked no node."""
+        return health.unusable([store.label for store in self._stores], error)
 
     async def inspect(self, name: str, /) -> LockInfo:
         """The holders of `name` and its waiters, as a majority of the nodes sees them. Waits for at most 1 s for each
@@ -377,11 +396,20 @@ class Redlock:
         if self._unread:
             self._settings = self._settings_of(self._given, strict=True)
             self._unread = False
-        if not self._stores:
+        if not (stores := substitute() or self._stores):
             stores = stores_of(os.environ)
             _check_prefix(stores, self._settings)
             self._use_stores(stores)
-        return Session(self._settings, self._stores, self._observers)
+        return Session(self._settings, stores, self._observers)
+
+    def __substitute__(self, stores: Sequence[Store]) -> Substitute:
+        """For `asynclock.testing.use`, of the ready-made client. From now on each client that begins to be used has
+        these stores, and this client has them in any case. Raises ConfigError."""
+        if not stores:
+            raise ConfigError("name the stores to use, such as use(FakeStore())")
+        begun = Substitute(stores_for(stores))
+        begun.begin(self._sessions)
+        return begun
 
 
 def _check_prefix(stores: Sequence[Store], settings: ClientSettings) -> None:

@@ -1,5 +1,6 @@
 """`python -m benchmarks [P1 P3 ...]`: runs the contests and prints the ratios beside their targets. `python -m
-benchmarks compare REV`: measures HEAD beside another version."""
+benchmarks compare REV`: measures HEAD beside another version. `python -m benchmarks blocking`: the locks
+without asyncio."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from benchmarks import compare, crowd, holding, imports, report, runner, sides, stores, waiting
+from benchmarks import blocking, compare, crowd, holding, imports, report, runner, sides, stores, waiting
 from benchmarks.cases import ASYNCLOCK, CONTESTS, CROWDS, NAMES, REDIS_PY
 from benchmarks.goals import Verdict
 from benchmarks.plot import draw
@@ -126,6 +127,8 @@ def _named(name: str, verdict: Verdict) -> Verdict:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["blocking"]:
+        blocking.app(sys.argv[2:], prog_name="python -m benchmarks blocking")
     if sys.argv[1:2] == ["compare"]:
         compare.app(sys.argv[2:], prog_name="python -m benchmarks compare")
     if sys.argv[1:2] == ["stores"]:

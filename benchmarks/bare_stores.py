@@ -180,6 +180,10 @@ BARE: dict[str, Sequence[BareStore]] = {
 """By the scheme of a url. The fastest one of a round is the one to compare with."""
 
 
+RELAYS: dict[str, Sequence[str]] = {"postgresql": ("postgresql-relay-a", "postgresql-relay-b")}
+"""By the scheme: the sides of benchmarks.contender that hand over by the push of the bare driver."""
+
+
 def bare_of(urls: Sequence[str]) -> Sequence[BareStore]:
     """Those of a store with one url; () if there is none."""
     return BARE.get(urls[0].partition(":")[0].partition("+")[0], ()) if len(urls) == 1 else ()

@@ -101,6 +101,30 @@ async def relay(urls: Sequence[str], me: str) -> AsyncIterator[Take]:
     wire.transport.close()
 
 
+@contextlib.asynccontextmanager
+async def postgresql_relay(urls: Sequence[str], me: str) -> AsyncIterator[Take]:
+    """The same over PostgreSQL and asyncpg: one statement sets the next holder and notifies it when it commits."""
+    other, mine = "b" if me == "a" else "a", asyncio.Event()
+    give = "WITH next AS (UPDATE bare_relay SET owner = $1 RETURNING owner) SELECT pg_notify(owner, '') FROM next"
+    connection = await rival("asyncpg").connect(urls[0])
+    await connection.add_listener(me, lambda *_: mine.set())
+    if me == "a":
+        await connection.execute("CREATE TABLE IF NOT EXISTS bare_relay (owner TEXT NOT NULL)")
+        await connection.execute("DELETE FROM bare_relay")
+        await connection.execute("INSERT INTO bare_relay VALUES ('a')")
+        mine.set()
+
+    @contextlib.asynccontextmanager
+    async def take() -> AsyncIterator[None]:
+        await mine.wait()
+        mine.clear()
+        yield
+        await connection.execute(give, other)
+
+    yield take
+    await connection.close()
+
+
 SIDES: dict[str, Callable[[Sequence[str]], AbstractAsyncContextManager[Take]]] = {
     "ours": ours,
     "fair": lambda urls: ours(urls, fair=True),
@@ -109,6 +133,8 @@ SIDES: dict[str, Callable[[Sequence[str]], AbstractAsyncContextManager[Take]]] =
     "pottery": pottery,
     "relay-a": lambda urls: relay(urls, "a"),
     "relay-b": lambda urls: relay(urls, "b"),
+    "postgresql-relay-a": lambda urls: postgresql_relay(urls, "a"),
+    "postgresql-relay-b": lambda urls: postgresql_relay(urls, "b"),
 }
 
 

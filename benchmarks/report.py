@@ -122,13 +122,20 @@ def beside_bare(title: str, each: Iterable[Store]) -> None:
     greatest, too."""
     rows = [
         (one.name, _time(median(one.bare_alone)), _spread(one.ratios[0]), f"{median(one.bare_crowd):,.0f}",
-         _spread(one.ratios[1]))
+         _spread(one.ratios[1]), *_relay(one))
         for one in each
         if one.bare_alone and not (one.error or one.bare_error)
     ]  # fmt: skip
     if rows:
-        bare = ("bare, 1 task", "rate, of the bare one", "bare, 64 tasks: cycles/s", "rate, of the bare one")
+        bare = ("bare, 1 task", "rate, of the bare one", "bare, 64 tasks: cycles/s", "rate, of the bare one",
+                "bare hand-over", "time, of the bare one")  # fmt: skip
         _print(title, ("store", *bare), rows)
+
+
+def _relay(one: Store) -> tuple[str, str]:
+    if not one.bare_hand_over:
+        return "-", "-"
+    return _time(median(one.bare_hand_over)), _spread(one.slower_hand_over)
 
 
 def _spread(ratios: Sequence[float]) -> str:

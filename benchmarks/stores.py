@@ -23,7 +23,7 @@ import typer
 from asynclock import Redlock
 from asynclock.stores.urls import urls_of
 from benchmarks import report
-from benchmarks.bare_stores import TASKS, bare_of
+from benchmarks.bare_stores import RELAYS, TASKS, bare_of
 from benchmarks.waiting import TENURE, Failed, handed_over, started
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Store:
     longest: float = 0.0  # seconds that one of them waited, at most
     bare_alone: list[float] = field(default_factory=list)  # of the bare driver, as `alone`; empty: there is none
     bare_crowd: list[float] = field(default_factory=list)  # the same, as `crowd`
+    bare_hand_over: list[float] = field(default_factory=list)  # the same, as `hand_over`, where the driver has push
     bare_error: str = ""  # why the bare driver is not measured
     error: str = ""
 
@@ -64,6 +65,11 @@ class Store:
         """Of each round: the rate beside that of the bare driver, with one task and with 64."""
         alone = [bare / ours for ours, bare in zip(self.alone, self.bare_alone, strict=True)]
         return alone, [ours / bare for ours, bare in zip(self.crowd, self.bare_crowd, strict=True)]
+
+    @property
+    def slower_hand_over(self) -> list[float]:
+        """Of each round: the time of a hand-over beside that of the bare driver."""
+        return [ours / bare for ours, bare in zip(self.hand_over, self.bare_hand_over, strict=True)]
 
 
 @app.command()
@@ -93,14 +99,21 @@ def main(
 def _turn(store: Store, seconds: float) -> None:
     try:
         _free(store, seconds)
-        store.hand_over.append(handed_over(_contest(f"ours@{TENURE}", 2, 1, store.urls, seconds)))
-        waits = [wait for each in _contest("ours", PROCESSES, EACH, store.urls, seconds) for wait in each["waits"]]
+        store.hand_over.append(_hand_over(["ours", "ours"], store, seconds))
+        if store.bare_alone and (relay := RELAYS.get(store.urls[0].partition(":")[0])):
+            store.bare_hand_over.append(_hand_over(relay, store, seconds))
+        seen = _contest(["ours"] * PROCESSES, EACH, store.urls, seconds)
+        waits = [wait for each in seen for wait in each["waits"]]
         store.hot.append(len(waits) / seconds)
         store.longest = max(store.longest, *waits)
     except Exception as error:  # a store may fail in any way: report it, and go on with the others
         store.error = f"{type(error).__name__}: {error}".splitlines()[0]
         if isinstance(error, Failed):
             store.error = str(error)
+
+
+def _hand_over(sides: Sequence[str], store: Store, seconds: float) -> float:
+    return handed_over(_contest([f"{side}@{TENURE}" for side in sides], 1, store.urls, seconds))
 
 
 def _free(store: Store, seconds: float) -> None:
@@ -156,11 +169,10 @@ async def _cycles(side: Side, tasks: int, seconds: float) -> tuple[list[float], 
         return times, time.perf_counter() - began
 
 
-def _contest(
-    side: str, processes: int, tasks: int, urls: Sequence[str], seconds: float
-) -> list[dict[str, list[float]]]:
-    command = [sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls]
-    with started([command] * processes) as all_of_them:
+def _contest(sides: Sequence[str], tasks: int, urls: Sequence[str], seconds: float) -> list[dict[str, list[float]]]:
+    """What a process of each side saw."""
+    commands = [[sys.executable, "-m", "benchmarks.contender", side, str(tasks), *urls] for side in sides]
+    with started(commands) as all_of_them:
         for process in all_of_them:
             process.go()
         for process in all_of_them:

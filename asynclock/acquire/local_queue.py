@@ -14,15 +14,12 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from copy import copy
-from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING
 
 from asynclock._options import same_terms
 from asynclock.acquire.backoff import confirm_from
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterable
 
     from asynclock._clock import Timer
@@ -50,48 +47,26 @@ def may_pass(now: float, last_round_trip: float, valid_until: float, lease: floa
     return fences_left > 0 and now - last_round_trip <= PASSING and valid_until - now >= lease / 3
 
 
-class Turn(Enum):
-    """The reply to a local waiter that does not get the hold."""
-
-    ASK = "ask"  # it asks the servers now
-    TIME_UP = "time is up"
-
-
 class LocalWaiter:
-    """An acquisition in the queue."""
+    """An acquisition in the queue. It leaves with a tenure, with its turn to ask, or as its time is up."""
 
-    __slots__ = ("_give_up", "_joined", "_late", "_queue", "_timer", "acquisition", "session", "turn")
+    __slots__ = ("_give_up", "_has_left", "_joined", "_late", "_queue", "_timer", "acquisition", "session")
 
-    def __init__(self, acquisition: Acquisition, queue: LocalQueue, session: Session) -> None:
+    def __init__(self, acquisition: Acquisition, queue: LocalQueue, session: Session, give_up: float) -> None:
         self.acquisition = acquisition
         self._queue = queue
         self.session = session
         self._joined = session.clock.now()
         self._late = acquisition.asked_late  # it waits for the next answer only; see `Acquisition.asked_late`
-        self._give_up = math.inf
-        self._timer: Timer | None = None
-        self.turn: asyncio.Future[Tenure | Turn] = session.loop.create_future()  # the hold, or its turn to ask
-        queue.join(self, late=self._late)
-
-    async def wait(self, give_up: float) -> Tenure | Turn:
-        """Wait for a reply, at most until `give_up`."""
         self._give_up = give_up
+        self._has_left = False
+        self._timer: Timer | None = None
+        queue.join(self, late=self._late)
         if give_up != math.inf:
-            self._timer = self.session.clock.call_at(self.confirm_from, self._confirm)
-        try:
-            given = await self.turn
-            if self.session.closed:
-                self.session.check_open()
-        except BaseException:
-            self.give_back()
-            self._queue.leave(self)
-            raise
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._late:
-                self._queue.end_late(self)
-        return given
+            self._timer = session.clock.call_at(self.confirm_from, self._confirm)
+
+    def __repr__(self) -> str:
+        return f"<LocalWaiter of {self._queue.name!r}>"
 
     @property
     def confirm_from(self) -> float:
@@ -104,20 +79,19 @@ class LocalWaiter:
 
     def _confirm(self) -> None:
         """Its time is up soon. Then a majority must have said lately that another owner holds the name. One question of
-        the asker is for all waiters whose time is up at about the same time. So it asks a little later, if the answer
-        has the time of two round trips still."""
+        the asker is for all waiters whose time is up at about the same time. So it asks a little later, if at
+        least two round trips are left for the answer."""
         queue, begin = self._queue, self.confirm_from
-        self._timer = self.session.clock.call_at(self._give_up, partial(self.notify, Turn.TIME_UP))
+        self._timer = self.session.clock.call_at(self._give_up, self.time_up)
         if queue.asker is not None and queue.outage is None and queue.answered_at < begin:
             left = self._give_up - begin
             queue.asker.confirm(begin + max(0.0, min(left / 4, left - 2 * queue.rtt)))
 
-    def knows_enough(self, *, again: bool) -> bool:
-        """Its time is up, and it leaves the queue. If a majority is out of reach, or has not answered the asker lately,
-        it is unknown whether the name is held: raises QuorumUnavailable. False: the asker asks late, as the loop was
-        blocked. `again`: its round may have more time."""
+    def check_knows_enough(self, *, again: bool) -> bool:
+        """Its time is up, and it has left the queue. If a majority is out of reach, or has not answered the asker
+        lately, it is unknown whether the name is held: raises QuorumUnavailable. False: the asker asks late, as the
+        loop was blocked. `again`: its round may have more time."""
         queue, begin = self._queue, self.confirm_from
-        queue.leave(self)
         if queue.outage is not None:
             raise copy(queue.outage)
         if (asker := queue.asker) is None or queue.answered_at >= begin:
@@ -137,16 +111,8 @@ class LocalWaiter:
 
     @property
     def waits(self) -> bool:
-        """Whether it has no reply yet, and its task was not cancelled."""
-        return not self.turn.done()
-
-    def give_back(self) -> None:
-        """Its task was cancelled. If it was given a tenure before, end it: the hold is passed on or released."""
-        if self.turn.done() and not self.turn.cancelled() and self.turn.exception() is None:
-            given = self.turn.result()
-            if not isinstance(given, Turn) and given.open:
-                given.mark_untaken()
-                given.hold.end(given)
+        """Whether it is in the queue still, and its task was not cancelled."""
+        return not (self._has_left or self.acquisition.future.done())
 
     @property
     def _patience_ends(self) -> float:
@@ -157,18 +123,37 @@ class LocalWaiter:
         """Whether its patience for the outage has ended."""
         return self.session.clock.now() >= self._patience_ends
 
+    def leave(self) -> None:
+        """Harmless for a waiter that has left."""
+        if self._has_left:
+            return
+        self._has_left = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._late:
+            self._queue.end_late(self)
+        self._queue.leave(self)
+
     def take(self, tenure: Tenure) -> None:
         """The hold is passed to it. The caller has checked that it still waits."""
-        self.turn.set_result(tenure)
+        self.leave()
+        self.acquisition.passed(tenure)
 
     def ask(self) -> None:
-        """It is the first now. Its first attempt is sent in this turn of the loop; its task wakes in the next."""
-        self.acquisition.ask_ahead(self._queue.outage, self._patience_ends)
-        self.notify(Turn.ASK)
+        """It is the first now. Its first round is sent in this turn of the loop."""
+        self.leave()
+        self.acquisition.turn_to_ask(self._queue.outage, self._patience_ends)
 
-    def notify(self, turn: Turn) -> None:
-        if not self.turn.done():
-            self.turn.set_result(turn)
+    def fail(self, outage: LockError) -> None:
+        """Its patience for the outage has ended."""
+        self.leave()
+        self.acquisition.fail(copy(outage))
+
+    def time_up(self) -> None:
+        """It gets no lease, or has its answer. One that asked late may join the queue again."""
+        if self.waits:
+            self.leave()
+            self.acquisition.time_up_in_queue(self)
 
 
 class LocalQueue:
@@ -244,7 +229,7 @@ class LocalQueue:
                 return
             told += 1
             del self._late[waiter]
-            waiter.notify(Turn.TIME_UP)
+            waiter.time_up()
 
     def begin_outage(self, error: LockError, began: float) -> None:
         """No majority answered the round that the asker sent at `began`. It tries again, and those that wait here send
@@ -279,10 +264,9 @@ class LocalQueue:
         if self.outage is not None and not self._end_patience(self.outage):
             return
         waiter = self.next_waiter()
-        if waiter is None or self._waiters is None:
+        if waiter is None:
             self._end()
-        else:
-            self._waiters.popitem(last=False)
+        elif not self._queues.closed:
             self.asker = waiter.acquisition
             waiter.ask()
 
@@ -293,7 +277,7 @@ class LocalQueue:
         for _ in range(_ERRORS):
             if waiter is None or not waiter.is_impatient():
                 return True
-            waiter.turn.set_exception(copy(outage))
+            waiter.fail(outage)
             waiter = self.next_waiter()
         if waiter is not None:
             waiter.session.loop.call_soon(self._go_on)
@@ -306,7 +290,7 @@ class LocalQueue:
     def pass_on(self, hold: Hold, tenure: Tenure) -> bool:
         """Give the hold to the first waiter, if it may have it after this tenure."""
         waiter = self.next_waiter() if self.asker is None else None
-        if waiter is None or self._waiters is None:
+        if waiter is None:
             return False
         settings, now = tenure.terms.settings, hold.session.clock.now()
         if tenure.done_for or now >= tenure.until or not same_terms(settings, waiter.acquisition.terms.settings):
@@ -314,9 +298,6 @@ class LocalQueue:
         left = hold.last_fence - hold.next_fence + 1
         if not may_pass(now, hold.last_round_trip, hold.valid_until, settings.lease, left):
             return False
-        self._waiters.popitem(last=False)
-        if not self._waiters:
-            self._end()
         waiter.take(hold.begin(waiter.acquisition.terms))
         return True
 
@@ -328,17 +309,17 @@ class LocalQueue:
 class LocalQueues:
     """The local queues of one session, by name."""
 
-    __slots__ = ("_alone", "_by_name", "_closed", "get")
+    __slots__ = ("_alone", "_by_name", "closed", "get")
 
     def __init__(self) -> None:
         self._by_name: dict[str, LocalQueue] = {}
         self._alone: dict[str, Acquisition] = {}  # those that ask, and have no queue behind them yet
-        self._closed = False
+        self.closed = False
         self.get = self._by_name.get  # called for each acquire
 
     def close(self) -> None:
         """From now on no hold is passed on, and no waiting task is asked to go first."""
-        self._closed = True
+        self.closed = True
 
     def __bool__(self) -> bool:
         return bool(self._by_name)
@@ -372,14 +353,14 @@ class LocalQueues:
 
     def pass_on(self, hold: Hold, tenure: Tenure) -> bool:
         """Give a hold to the next task of this process that waits for it, if it may have it."""
-        if not self._by_name or hold.op.kind.shared or self._closed:
+        if not self._by_name or hold.op.kind.shared or self.closed:
             return False
         queue = self._by_name.get(hold.op.name)
         return queue is not None and queue.pass_on(hold, tenure)
 
     def next_turn(self, names: Iterable[str]) -> None:
         """A hold of these names has ended: the next task of this process asks."""
-        if self._by_name and not self._closed:
+        if self._by_name and not self.closed:
             for name in names:
                 queue = self._by_name.get(name)
                 if queue is not None and queue.asker is None:

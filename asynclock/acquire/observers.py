@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from asynclock._errors import ConfigError
 from asynclock.acquire.journal import write_debug
@@ -24,27 +25,21 @@ class Observers:
     DEBUG: then no event of an acquire or a release is made. The threads of several loops may use it: it is one list,
     whose operations are atomic."""
 
-    __slots__ = ("active",)
+    __slots__ = ("__weakref__", "active")
 
     def __init__(self) -> None:
-        self.active: list[Callable[[Event], object]] = []
+        self.active: list[Callable[[Event], object]] = [*_of_all_clients]
+        _all_observers.add(self)
 
     def add(self, listener: Callable[[Event], object]) -> Callable[[], None]:
         """Tell `listener` each event from now on. Returns a function that ends this. Raises ConfigError."""
-        if not callable(listener):
-            raise ConfigError(f"a listener is a function of one event, not {type(listener).__name__}")
-        if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
-            raise ConfigError(
-                "a listener is called and not awaited: pass a plain function, which may put the event into an "
-                "asyncio.Queue for a task of yours"
-            )
-        guarded = _Guarded(listener)
-        self.active.append(guarded)
+        told = guarded(listener)
+        self.active.append(told)
         self.look_at_level()
 
         def remove() -> None:
             with contextlib.suppress(ValueError):  # a second call has no effect
-                self.active.remove(guarded)
+                self.active.remove(told)
 
         return remove
 
@@ -72,8 +67,41 @@ class Observers:
             listener(event)
 
 
+def observe_all(listener: Callable[[Event], object]) -> Callable[[], None]:
+    """Tell `listener` each event of all clients, also of those that are made later. For `asynclock.testing`. Returns a
+    function that ends this."""
+    _of_all_clients.append(listener)
+    for each in list(_all_observers):
+        each.active.append(listener)
+
+    def remove() -> None:
+        _of_all_clients.remove(listener)
+        for each in list(_all_observers):
+            with contextlib.suppress(ValueError):
+                each.active.remove(listener)
+
+    return remove
+
+
+_of_all_clients: list[Callable[[Event], object]] = []
+
+_all_observers: WeakSet[Observers] = WeakSet()
+
+
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def guarded(listener: Callable[[Event], object]) -> Callable[[Event], object]:
+    """The same listener, whose exceptions are logged once. Raises ConfigError if it cannot be one."""
+    if not callable(listener):
+        raise ConfigError(f"a listener is a function of one event, not {type(listener).__name__}")
+    if inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__):
+        raise ConfigError(
+            "a listener is called and not awaited: pass a plain function, which may put the event into an "
+            "asyncio.Queue for a task of yours"
+        )
+    return _Guarded(listener)
 
 
 class _Guarded:

@@ -19,9 +19,9 @@ import logging
 import secrets
 import threading
 import time
-from contextvars import Context
 from typing import TYPE_CHECKING
 
+from asynclock._loop import start_thread
 from asynclock._options import node_timeout
 from asynclock.acquire.shutdown import all_ended
 from asynclock.acquire.threaded_hold import ThreadedHold
@@ -67,11 +67,7 @@ class RenewalThread:
 
     def start(self) -> None:
         """Raises RuntimeError: the system gives no thread."""
-        try:
-            Context().run(self._thread.start)  # a thread of Python 3.14 may inherit the context of its starter
-        except RuntimeError:
-            self._loop.close()
-            raise
+        start_thread(self._thread, self._loop)
 
     def look_again(self) -> None:
         """The pause between two looks became shorter, or the thread is stopped."""

@@ -13,9 +13,9 @@ from collections import deque
 from contextvars import Context
 from typing import TYPE_CHECKING
 
-from asynclock._clock import SYSTEM
+from asynclock._clock import SYSTEM, wait_ended
 from asynclock._errors import ConfigError, QuorumUnavailable, brief, client_closed
-from asynclock._loop import no_loop, own_task, wait_ended
+from asynclock._loop import no_loop, own_task
 from asynclock._options import BROKEN_BY, RESERVED, LockSettings, node_timeout
 from asynclock.acquire import shutdown
 from asynclock.acquire.backoff import waking_time
@@ -271,7 +271,7 @@ class Session:
         if self._opening is None:
             self._opening = own_task(self._open(), "asynclock open")
         opening = self._opening
-        await wait_ended(opening, limit)
+        await wait_ended(opening, limit, self.clock)
         if opening.done():
             if self._opening is opening:
                 self._opening = None
@@ -389,7 +389,7 @@ class Session:
                 releases.extend([(ballot, owner.terms) for owner in owners])
         self.watchdog.stop()
         for each in list(self.under_way):
-            each.interrupt()
+            each.close()
         await shutdown.drained(self.under_way)
         self.hung_up = True
         closing = [node.aclose() for node in self.quorum.nodes]

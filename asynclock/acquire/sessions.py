@@ -8,17 +8,20 @@ import sys
 import threading
 import warnings
 from contextvars import Context
-from typing import TYPE_CHECKING
-from weakref import WeakSet
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import ReferenceType, WeakSet, ref
 
 from asynclock._errors import client_closed
-from asynclock.acquire.shutdown import let_go
+from asynclock._loop import running_loop
+from asynclock.acquire.shutdown import close_soon, let_go
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
     from asynclock.acquire.session import Session
+    from asynclock.acquire.tenure import Tenure
+    from asynclock.stores.port import Store
 
 
 class Sessions:
@@ -37,13 +40,16 @@ class Sessions:
         if sys.is_finalizing():
             return
         left = [each for each in self.open() if not each.forked]
+        # Before the loops know: another thread may close a session at once. Out of reach, nothing is left there.
+        connected = [each for each in left if any(node.error is None for node in each.quorum.nodes)]
         for session in left:  # all of them before the first warning, which may be an error
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 session.loop.call_soon_threadsafe(let_go, session, context=Context())
-        for session in left:
+        for session in connected:
             nodes = ", ".join(node.label for node in session.quorum.nodes)
             warnings.warn(
-                f"<Redlock {nodes}> was dropped while it was connected: use `async with`, or `await client.aclose()`",
+                f"<Redlock {nodes}> was dropped while it was connected: use `async with`, or `await client.aclose()` "
+                "(in asynclock.blocking: `with`, or `client.close()`)",
                 ResourceWarning,
                 source=self,
                 stacklevel=2,
@@ -60,6 +66,8 @@ class Sessions:
             if loop not in self._by_loop:
                 alive = {each: its for each, its in self._by_loop.items() if not each.is_closed()}
                 self._by_loop = {**alive, loop: new()}
+                if _substitutes:
+                    _substitutes[-1].made.append(Place(ref(self), self._by_loop[loop]))
             return self._by_loop[loop]
 
     def in_use(self) -> bool:
@@ -83,6 +91,17 @@ class Sessions:
         else:
             await session.aclose()
 
+    def take_out(self, which: Collection[Session] | None) -> list[Place]:
+        """Take these sessions out; None: all. `put_back` undoes it."""
+        with self._guard:
+            out = [each for each in self._by_loop.values() if which is None or each in which]
+            self._by_loop = {loop: its for loop, its in self._by_loop.items() if its not in out}
+        return [Place(ref(self), each) for each in out]
+
+    def put_back(self, session: Session) -> None:
+        with self._guard:
+            self._by_loop = {session.loop: session, **self._by_loop}
+
     def clear(self) -> None:
         self._by_loop = {}
         self._unused.clear()
@@ -96,6 +115,58 @@ class Sessions:
         self._by_loop = {}
         self._guard = threading.Lock()
 
+
+def all_tenures() -> list[Tenure]:
+    """The tenures that are held now in this event loop, of all clients. For `asynclock.testing`."""
+    loop = running_loop()
+    sessions = [session for each in list(_all_sessions) if (session := each.of(loop)) is not None]
+    holds = [hold for session in sessions for hold in session.holds.in_slices() if hold is not None]
+    return [tenure for hold in holds for tenure in hold.tenures if tenure.held]
+
+
+class Place(NamedTuple):
+    """A session, and where it belongs."""
+
+    sessions: ReferenceType[Sessions]
+    session: Session
+
+
+class Substitute:
+    """For `asynclock.testing.use`: the sessions that begin between `begin` and `end` have these stores."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.stores = tuple(stores)
+        self.made: list[Place] = []  # the sessions that have begun meanwhile
+        self._out: list[Place] = []  # the sessions that wait for the end
+
+    def begin(self, ready_made: Sessions) -> None:
+        """From now on. The sessions of the ready-made client, and those with substitutes of before, wait meanwhile: a
+        new session begins in their place."""
+        before = [place.session for each in _substitutes for place in each.made]
+        for sessions in list(_all_sessions):
+            self._out += sessions.take_out(None if sessions is ready_made else before)
+        _substitutes.append(self)
+
+    def end(self) -> None:
+        """The sessions that have begun are closed in the background, and the others are back."""
+        _substitutes.remove(self)
+        for place in self.made:
+            if (sessions := place.sessions()) is not None:
+                sessions.take_out([place.session])
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                place.session.loop.call_soon_threadsafe(close_soon, place.session, context=Context())
+        for place in self._out:
+            if (sessions := place.sessions()) is not None:
+                sessions.put_back(place.session)
+
+
+def substitute() -> tuple[Store, ...]:
+    """The stores of a session that begins now, in place of the client's own; (): its own."""
+    return _substitutes[-1].stores if _substitutes else ()
+
+
+_substitutes: list[Substitute] = []
+"""The innermost one is the last."""
 
 _all_sessions: WeakSet[Sessions] = WeakSet()
 _inherited: list[Session] = []

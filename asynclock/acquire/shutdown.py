@@ -41,7 +41,13 @@ def let_go(session: Session) -> None:
     if session.holds or session.under_way:
         session.loop.call_later(_LOOK, let_go, session)
         return
-    _closing.add(own_task(session.aclose(), "asynclock close", _closing.discard))
+    close_soon(session)
+
+
+def close_soon(session: Session) -> None:
+    """Close it in the background. Leases that are still held are lost."""
+    if not session.closed:
+        _closing.add(own_task(session.aclose(), "asynclock close", _closing.discard))
 
 
 async def all_ended(works: Collection[Coroutine[Any, Any, None]], seconds: float) -> None:

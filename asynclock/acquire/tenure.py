@@ -10,14 +10,14 @@ import contextlib
 import logging
 import math
 import warnings
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 from asynclock._clock import wake
 from asynclock._errors import LockNotHeld, brief
-from asynclock._loop import running_task
+from asynclock._loop import owner_of, running_task
 from asynclock.events import Detached, Released
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings
     from asynclock.acquire.hold import Hold
     from asynclock.rules.kind import Kind
+
+_T = TypeVar("_T")
 
 log = logging.getLogger("asynclock")
 
@@ -90,6 +92,10 @@ class Terms:
         """Whether it waits, or did so before its end."""
         return getattr(self, "_waits", False)
 
+    def variable(self, variable: ContextVar[_T], default: _T) -> _T:
+        """The value of a variable in the context of the caller."""
+        return self._context.get(variable, default)
+
     def in_context(self, function: Callable[..., object], *args: object) -> None:
         """Log or tell what is about this caller, in its context, wherever it is found. The caller that finds it itself
         may have changed its context since then, and is in it already."""
@@ -108,11 +114,12 @@ class Tenure:
     """See the module. `Hold.begin` makes it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "__weakref__", "_untaken", "_waiters", "done_for", "fence", "hold", "loss", "on_lost", "own", "since", "state",
-        "task", "terms", "unattended", "until",
+        "__weakref__", "_on_loss", "_untaken", "_waiters", "done_for", "fence", "hold", "loss", "on_lost", "own",
+        "since", "state", "task", "terms", "unattended", "until",
     )  # fmt: skip
 
     _untaken: bool  # without a value, unless its task was cancelled before it had the tenure
+    _on_loss: Callable[[LockLost], None]  # without a value, unless its owner is a thread that wants to be told
 
     def __init__(self, hold: Hold, terms: Terms, fence: int, since: float) -> None:
         self.state = HELD
@@ -146,6 +153,13 @@ class Tenure:
             return False
         now = hold.session.clock.now()
         return now < hold.valid_until and now < self.until
+
+    @property
+    def lost_early(self) -> bool:
+        """Whether its hold is lost, before its task could take it. The end of max_hold is no such loss: it counts from
+        the grant, and may be shorter than a turn of the loop."""
+        lost = self.loss is not None and self.loss is not Loss.MAX_HOLD
+        return lost or self.hold.session.clock.now() >= self.hold.valid_until
 
     @property
     def ends(self) -> float:
@@ -213,6 +227,12 @@ class Tenure:
         """A run of `once` has returned: the name stays taken for `within` seconds after the release."""
         self.done_for = within
 
+    def call_on_loss(self, call: Callable[[LockLost], None]) -> None:
+        """Call it in the event loop when the tenure is lost; now, if it is lost already."""
+        self._on_loss = call
+        if self.state is LOST:
+            call(self.hold.lost_error(self.loss or Loss.EXPIRED))
+
     def end(self, state: TenureState, loss: Loss | None = None) -> None:
         """End it in that state. Tasks in `wait_lost` wake, and a loss interrupts the body."""
         self.state = state
@@ -226,11 +246,13 @@ class Tenure:
             observers.tell(ended(*self.terms.described, self.held_for))
         if loss is not None and self.on_lost is not None:
             self.on_lost(loss)
+        if loss is not None and (call := getattr(self, "_on_loss", None)) is not None:
+            call(self.hold.lost_error(loss))
 
     def rest(self) -> float:
         """Seconds for which the name stays taken after a release now."""
         settings = self.terms.settings
-        if not settings.min_hold:
+        if not settings.min_hold or getattr(self, "_untaken", False):
             return self.done_for
         return max(self.done_for, self.since + settings.min_hold - self.hold.session.clock.now())
 
@@ -240,8 +262,9 @@ class Tenure:
         if not self.unattended and self.on_lost is None and self.task is not None and self.task.done():
             self.unattended = True
             log.info(
-                "asynclock: the task that acquired %s has ended; its lease is renewed until it is released (set "
+                "asynclock: the %s that acquired %s has ended; its lease is renewed until it is released (set "
                 "max_hold to end it)",
+                owner_of(self.task),
                 brief(self.hold.name),
             )
 
@@ -256,7 +279,7 @@ class Tenure:
                 session.loop.call_soon_threadsafe(hold.dropped, self.own, context=Context())
         if last and held:
             warnings.warn(
-                f"the lease of {brief(hold.name)} was dropped while held: release it, or use `async with`; "
+                f"the lease of {brief(hold.name)} was dropped while held: release it, or use a `with` block; "
                 f"it ends by itself in {left:.3g} s",
                 ResourceWarning,
                 source=self,

@@ -1,4 +1,4 @@
-"""The states of an acquisition, and its next step after a refusal or a notice. Pure.
+"""The next step of an acquisition, after a refusal or a notice. Pure.
 
 `planner.py` and `acquisition.py` collect the facts and do the step; `backoff.py` says when.
 """
@@ -7,15 +7,6 @@ from __future__ import annotations
 
 from enum import Enum
 from typing import NamedTuple
-
-
-class State(Enum):
-    """The state of an acquisition."""
-
-    QUEUED_LOCALLY = "queued locally"  # another task of this process asks the servers, or holds the name
-    ASKING = "asking"  # a round is under way
-    WAITING = "waiting"  # the servers keep its ticket, and will notify it
-    BACKING_OFF = "backing off"  # it has no ticket that would be served; it asks again after a pause
 
 
 class Next(Enum):
@@ -93,11 +84,9 @@ def _after_refusal_by_many(facts: Refusal) -> Next:
     return Next.BACK_OFF_AFTER_SPLIT
 
 
-def after_notice(state: State, first: bool, majority: bool, granted: bool, free_now: bool) -> Next:
-    """The next step after a notice. `first`: it is the first one since the last round was sent; `majority`: a majority
-    of the nodes has sent one. A notice that comes while a round is under way is kept for later. Pure."""
-    if state not in (State.WAITING, State.BACKING_OFF):
-        return Next.NOTHING
+def after_notice(first: bool, majority: bool, granted: bool, free_now: bool) -> Next:
+    """The next step of an acquisition that pauses, after a notice. `first`: it is the first one since the last round
+    was sent; `majority`: a majority of the nodes has sent one. Pure."""
     if granted:
         return Next.TAKE_GRANT
     if not free_now:

@@ -2,7 +2,7 @@
 
 Where stdin is a terminal, the command gets it, as a job of a shell does: Ctrl-C reaches the command alone. Ctrl-Z stops
 the command and then asynclock, so that the shell takes over. A stopped asynclock renews nothing, so the lease ends.
-`fg` continues the command only if the lease is still held.
+`fg` continues the command only if the lease is still held. As process 1 of a container it continues the command itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from asynclock.cli.children import Children
+
 _LOOK = 0.02  # seconds between two looks whether the group is empty, which no signal tells
 _SUSPENDED = tuple(getattr(signal, each, None) for each in ("SIGTSTP", "SIGTTIN", "SIGTTOU"))
 
@@ -25,14 +27,13 @@ _SUSPENDED = tuple(getattr(signal, each, None) for each in ("SIGTSTP", "SIGTTIN"
 class Child:
     """The command, from its start to its end. Raises OSError if it cannot be executed."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], *, tied: bool) -> None:
+    def __init__(self, children: Children, command: Sequence[str], env: Mapping[str, str], *, tied: bool) -> None:
         """`tied`: the group ends if this process dies, for any reason."""
-        loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[int] = loop.create_future()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Its return code, as `subprocess` gives it."""
         self._interrupted = False  # by a SIGINT that came through this process
         terminal = self._terminal = _terminal()
-        self._guardian = _Guardian() if tied else None
+        self._guardian = _Guardian(children) if tied else None
         try:
             self._process = subprocess.Popen(
                 list(command),
@@ -48,8 +49,7 @@ class Child:
             raise
         if self._guardian is not None:
             self._guardian.guard(self._process.pid)
-        loop.add_signal_handler(signal.SIGCHLD, self._changed)
-        self._changed()  # it may have ended before the line above
+        children.watch(self._process.pid, self._has_ended)
 
     def send(self, number: int) -> None:
         """To the whole group; harmless once it has ended."""
@@ -84,25 +84,26 @@ class Child:
         asynclock would continue with its next line."""
         if self._guardian is not None:
             self._guardian.dismiss()
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
         self._take_terminal()
         if self._terminal is not None and self._process.returncode == -signal.SIGINT and not self._interrupted:
             os.killpg(os.getpgrp(), signal.SIGINT)
 
-    def _changed(self) -> None:
-        """SIGCHLD: the command has ended, or was stopped."""
-        if self.ended.done():
-            return
+    def _has_ended(self) -> bool:
+        """The command has ended, was stopped, or goes on."""
         pid, status = os.waitpid(self._process.pid, os.WNOHANG | os.WUNTRACED)
         if not pid:
-            return
+            return False
         if os.WIFSTOPPED(status):
-            if os.WSTOPSIG(status) in _SUSPENDED:
+            if os.getpid() == 1:  # The kernel never stops process 1, so no shell would continue the command.
+                if os.WSTOPSIG(status) == signal.SIGTSTP:
+                    self.send(signal.SIGCONT)
+            elif os.WSTOPSIG(status) in _SUSPENDED:
                 self._take_terminal()
                 os.kill(os.getpid(), signal.SIGSTOP)
-            return
+            return False
         self._process.returncode = os.waitstatus_to_exitcode(status)
         self.ended.set_result(self._process.returncode)
+        return True
 
     def _take_terminal(self) -> None:
         if self._terminal is not None:
@@ -117,7 +118,7 @@ class _Guardian:
 
     _PROGRAM = 'read -r group && { read -r dismissed || kill -s KILL -- "-$group"; }'
 
-    def __init__(self) -> None:
+    def __init__(self, children: Children) -> None:
         self._guards = False
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):  # a machine without a shell: the group outlives this process
@@ -129,6 +130,7 @@ class _Guardian:
                 bufsize=0,
                 start_new_session=True,  # a Ctrl-C must not reach it
             )
+            children.watch(self._process.pid, self._has_ended)
 
     def guard(self, group: int) -> None:
         """From now on. It was started before, so that the group is without it for microseconds only."""
@@ -141,6 +143,9 @@ class _Guardian:
             self._write(b"dismissed\n")
         if self._process is not None:
             self._process.communicate()
+
+    def _has_ended(self) -> bool:
+        return self._process is not None and self._process.poll() is not None
 
     def _write(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None:

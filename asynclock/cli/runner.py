@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout
 from asynclock._untrusted import printable
 from asynclock.cli.child import Child
+from asynclock.cli.children import Children
 from asynclock.cli.guard import OnLost, cannot_run, due_in, exit_code, grace, look_again
 from asynclock.cli.options import PREFIX
 from asynclock.cli.output import length, print_json, taken
@@ -101,6 +102,7 @@ class Runner:
         self._began = time.monotonic()
         self._signal = 0  # that came before the command began
         self._task: asyncio.Task[Any] | None = None
+        self._children = Children()
         self._child: Child | None = None
         self._over = False  # the command has ended: its exit code stands
         self._lease: Lease | None = None
@@ -113,6 +115,7 @@ class Runner:
         for number in (*_FORWARDED, signal.SIGTSTP, signal.SIGCONT):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 loop.add_signal_handler(number, self._received, number)
+        self._children.begin()
         messages = _Messages(self._say)
         log.addHandler(messages)
         try:
@@ -253,7 +256,8 @@ class Runner:
         """Run the command under the lease. Returns the exit code."""
         plan = self._plan
         try:
-            child = Child(plan.command, self._environment(lease), tied=plan.on_lost is not OnLost.IGNORE)
+            tied = plan.on_lost is not OnLost.IGNORE
+            child = Child(self._children, plan.command, self._environment(lease), tied=tied)
         except OSError as error:
             self._say("not started", f"{plan.command[0]}: {error.strerror}")
             return cannot_run(error)

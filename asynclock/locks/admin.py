@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from asynclock._clock import now, running_for
+from asynclock._clock import running_for
 from asynclock._errors import ConfigError, brief
 from asynclock._options import RESERVED
 from asynclock._untrusted import printable, said
@@ -242,9 +242,9 @@ async def _views(session: Session, name: str) -> list[NodeView | BaseException]:
     within = max(_LOOK, session.within(session.settings.lock))
 
     async def ask(node: Node) -> NodeView:
-        began = now()
+        began = session.clock.now()
         try:
-            async with running_for(within):
+            async with running_for(within, session.clock):
                 return await node.probe(name)
         except TimeoutError as error:
             if str(error):

@@ -3,7 +3,6 @@ once in a given time), `lead` (the function runs while this process is elected).
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import random
 from contextvars import ContextVar
@@ -11,8 +10,8 @@ from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from asynclock._clock import sleep
 from asynclock._errors import LockLost, LockTimeout, QuorumUnavailable, brief
-from asynclock._loop import running_loop
 from asynclock.acquire.tenure import Tenure
 from asynclock.locks.lease import Lease
 from asynclock.locks.lock import Lock
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_AGAIN = (0.05, 0.5)
+AGAIN = (0.05, 0.5)
 """The shortest and the longest pause between two tries, in seconds, jittered, where no notice says when to try."""
 
 
@@ -103,8 +102,8 @@ class OnceLock(Lock):
     async def begin(self, patience: float) -> Lease | Skipped:
         """The lease of this run, or the reason why it is skipped. Split votes give no reason, so it tries again, for
         `patience` seconds. Raises LockTimeout after that."""
-        loop = running_loop()
-        deadline = loop.time() + patience
+        clock = self._session_of(None).clock
+        deadline = clock.now() + patience
         while True:
             tenure = await self._acquire(0)
             if isinstance(tenure, Tenure):
@@ -113,13 +112,13 @@ class OnceLock(Lock):
             holder = (await self._peek()).holder()
             if holder is not None:
                 return Skipped.DONE if holder.holder == DONE else Skipped.RUNNING
-            if loop.time() >= deadline:
+            if clock.now() >= deadline:
                 raise LockTimeout(
                     f"{brief(self.name)}: votes were split for {patience:g} s, and no caller got the lock: try again",
                     name=self.name,
                     waited=patience,
                 )
-            await asyncio.sleep(_AGAIN[0] * random.random())  # noqa: S311 - jitter
+            await sleep(AGAIN[0] * random.random(), clock)  # noqa: S311 - jitter
 
     def mark_done(self, within: float) -> None:
         """The run has returned: after its release the name stays taken for `within` seconds."""
@@ -136,7 +135,7 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outag
         except QuorumUnavailable:
             if not through_outages:
                 raise
-            await asyncio.sleep(random.uniform(*_AGAIN))  # noqa: S311 - jitter
+            await lock.__pause__(random.uniform(*AGAIN))  # noqa: S311 - jitter
             continue
         raised: BaseException | None = None
         done: list[_R] = []

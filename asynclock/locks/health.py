@@ -35,7 +35,7 @@ async def health(session: Session) -> Health:
             await session.quorum.judge_again()
     nodes = session.quorum.nodes
     left = LIMIT - (session.loop.time() - began)
-    found = await check_votes(nodes, max(left, session.quorum.limits.longest), everyone=True)
+    found = await check_votes(nodes, max(left, session.quorum.limits.longest), session.clock, everyone=True)
     within = session.within(session.settings.lock)
     found = [too_late(node, each, within) for node, each in zip(nodes, found, strict=True)]
     errors = {index: each for index, each in enumerate(found) if isinstance(each, Exception)}

@@ -14,6 +14,7 @@ The rules:
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
@@ -22,6 +23,7 @@ from asynclock._options import lock_settings
 from asynclock.acquire.handover import handle_of
 from asynclock.acquire.tenure import GIVEN, LOST, Loss, Tenure
 from asynclock.locks.cancellation import Block
+from asynclock.locks.tenures import TenuresByTask
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.stores.port import Use, Wish
 
@@ -31,8 +33,13 @@ if TYPE_CHECKING:
 
     from asynclock._options import Seconds
     from asynclock.locks.cancellation import Caller
-    from asynclock.locks.tenures import TenuresByTask
     from asynclock.quorum.ballot import Ballot
+
+    Entered = tuple[ref[Tenure], ref[TenuresByTask], "Entered | None"]
+
+_ENTERED: ContextVar[Entered | None] = ContextVar("asynclock.entered", default=None)
+"""The blocks that this context has entered, the innermost first. The references are weak: a context may live longer
+than a block that the program has dropped. It is never reset, since a block may end in another context; see `guard`."""
 
 
 class Lease:
@@ -141,6 +148,14 @@ class Lease:
         forget(tenure, self._kept())
         return handle_of(hold.op, hold.last_fence)
 
+    def __on_loss__(self, call: Callable[[LockLost], None]) -> None:
+        """For `asynclock.blocking`: call it in the event loop when the lease is lost."""
+        self._tenure.call_on_loss(call)
+
+    def __entered__(self) -> None:
+        """For `asynclock.blocking`: the thread that calls this has entered its block."""
+        note_entered(self._tenure, self._kept)
+
     async def __aenter__(self) -> Self:
         """Guard the body: this task is cancelled if the lease is lost. Raises LockLost, LockNotHeld, ConfigError."""
         tenure = self._tenure
@@ -153,7 +168,7 @@ class Lease:
         if tenure.state is LOST:
             await give_back(tenure, self._kept())
         self.ensure_held()
-        guard(tenure, asyncio.current_task())
+        guard(tenure, self._kept, asyncio.current_task())
         return self
 
     async def __aexit__(
@@ -164,9 +179,34 @@ class Lease:
         await leave(self._tenure, self._kept(), e)
 
 
-def guard(tenure: Tenure, task: asyncio.Task[Any] | None, caller: Caller | None = None) -> None:
+def guard(
+    tenure: Tenure, kept: ref[TenuresByTask], task: asyncio.Task[Any] | None, caller: Caller | None = None
+) -> None:
     """From here to `leave` the task is cancelled if the tenure is lost. `caller`: see Block."""
     tenure.enter(task, Block(task, tenure.terms.settings.cancel_on_lost, caller))
+    note_entered(tenure, kept)
+
+
+def note_entered(tenure: Tenure, kept: ref[TenuresByTask]) -> None:
+    """This context has entered its block: `current_lease`."""
+    _ENTERED.set((tenure.own, kept, _held_ones(_ENTERED.get())))
+
+
+def _held_ones(entered: Entered | None) -> Entered | None:
+    """The same, from the innermost one that is held. So the blocks of a loop leave one entry, and not one each."""
+    while entered is not None and ((tenure := entered[0]()) is None or not tenure.held):
+        entered = entered[2]
+    return entered
+
+
+def current_lease() -> Lease | None:
+    """The lease of the innermost block that this context has entered and that is still held: of `async with`, of a
+    function under `synchronized` or `once`, or of `lead`. None: there is none. A task that was started inside the block
+    has its lease, too, for as long as it is held."""
+    entered = _held_ones(_ENTERED.get())
+    if entered is None or (tenure := entered[0]()) is None:
+        return None
+    return Lease(tenure, entered[1]() or TenuresByTask())
 
 
 async def leave(which: Tenure | Callable[[], Tenure], kept: TenuresByTask | None, e: BaseException | None) -> None:

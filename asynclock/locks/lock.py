@@ -7,9 +7,11 @@ import contextlib
 from functools import partial
 from sys import _getframe as frame_at
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
+from weakref import ref
 
+from asynclock._clock import sleep
 from asynclock._errors import ConfigError, QuorumUnavailable, SelfDeadlock, brief
-from asynclock._loop import coroutine_function, no_loop
+from asynclock._loop import coroutine_function, no_loop, owner_of
 from asynclock._options import seconds
 from asynclock.acquire.acquisition import acquire
 from asynclock.acquire.causes import NoLease, timed_out
@@ -194,7 +196,8 @@ class Lock:
         for part, count in mine.items():
             if count >= part.kind.max_per_task:
                 raise SelfDeadlock(
-                    f"this task holds {brief(part.name)} already and would wait for itself: {self._kind.deadlock_hint}",
+                    f"this {owner_of(terms.task)} holds {brief(part.name)} already and would wait for itself: "
+                    f"{self._kind.deadlock_hint}",
                     name=part.name,
                 )
         return await acquire(session, terms)
@@ -240,7 +243,7 @@ class Lock:
         tenure = await self._acquire(UNSET)
         if not isinstance(tenure, Tenure):
             raise self._timed_out(tenure)
-        guard(tenure, tenure.task, caller)
+        guard(tenure, ref(self._kept), tenure.task, caller)
         return Lease(tenure, self._kept)
 
     async def __lease__(self) -> Lease:
@@ -249,6 +252,10 @@ class Lock:
         if isinstance(tenure, Tenure):
             return Lease(tenure, self._kept)
         raise self._timed_out(tenure)
+
+    async def __pause__(self, seconds: float) -> None:
+        """For `lead`: wait so long, by the clock of the client."""
+        await sleep(seconds, self._session_of(None).clock)
 
     def _timed_out(self, refusal: NoLease) -> LockTimeout:
         """The error for a refusal, with what is known of the holder."""
@@ -306,4 +313,4 @@ def _holder_here(session: Session, names: Iterable[str], id: str) -> Holder | No
 
 def _is_of(tenure: Tenure, terms: Terms) -> bool:
     """Whether the task that asks holds that tenure now."""
-    return tenure.task is terms.task and tenure.held
+    return tenure.task == terms.task and tenure.held  # equal and not the same: the calls of one thread

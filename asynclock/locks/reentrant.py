@@ -7,13 +7,14 @@ parent: it waits, unless both give the same `owner=`.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
+from asynclock._clock import wait_ended
 from asynclock.acquire.causes import NoLease
 from asynclock.locks.lock import Lock
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Hashable
 
     from asynclock._options import LockSettings
@@ -45,7 +46,7 @@ class ReentrantLock(Lock):
         give_up = None if timeout is None else began + timeout
         while (entering := entries.get(self._name, owner)) is not None:  # another task of this owner asks
             left = None if give_up is None else max(0.0, give_up - clock.now())
-            await asyncio.wait({entering}, timeout=left)
+            await wait_ended(entering, left, clock)
             if not entering.done():
                 return NoLease(waited=clock.now() - began)
         held = [each for each in session.holds.tenures(self._name) if each.terms.owner == owner and each.held]

@@ -25,7 +25,7 @@ from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import LockNotHeld, brief
-from asynclock._loop import no_loop
+from asynclock._loop import no_loop, owner_of
 from asynclock.acquire.tenure import GIVEN
 from asynclock.locks.cancellation import Block
 
@@ -114,7 +114,7 @@ class TenuresByTask:
         """The tenure that this task acquired last; else the only open tenure of a task that has ended (a test
         fixture's). Raises LockNotHeld."""
         try:
-            mine = self._of(asyncio.current_task())
+            mine = self._of(task := asyncio.current_task())
         except RuntimeError:
             raise no_loop() from None
         if mine:
@@ -122,7 +122,8 @@ class TenuresByTask:
         gone = [each for each in self._of_all_tasks() if _is_gone(each.terms.task) and each.open]
         if len(gone) == 1:
             return gone[0]
-        raise LockNotHeld(f"this task holds no {brief(name)} through this Lock: release its Lease", name=name)
+        owner = owner_of(task)
+        raise LockNotHeld(f"this {owner} holds no {brief(name)} through this Lock: release its Lease", name=name)
 
     @property
     def only_entered(self) -> Tenure | None:

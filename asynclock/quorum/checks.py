@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from asynclock._clock import now, running_for
+from asynclock._clock import running_for
 from asynclock.stores.distance import Distance, advice, late
 from asynclock.stores.port import Checked, Distant, Explaining
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from asynclock._clock import Clock
     from asynclock.stores.port import Node
 
 
-async def check_votes(nodes: Sequence[Node], within: float, *, everyone: bool) -> list[Checked | Exception | None]:
+async def check_votes(
+    nodes: Sequence[Node], within: float, clock: Clock, *, everyone: bool
+) -> list[Checked | Exception | None]:
     """The result of `Node.check_vote` at each node, after at most `within` seconds. A node that is silent for so long
     gets a TimeoutError. Unless `everyone` is to answer, the check ends as soon as a majority would vote, or cannot; the
     other nodes get None."""
     found: list[Checked | Exception | None] = [None] * len(nodes)
-    began = now()
+    began = clock.now()
     asked = {asyncio.ensure_future(node.check_vote()): index for index, node in enumerate(nodes)}
     pending = set(asked)
     try:
-        async with running_for(within):
+        async with running_for(within, clock):
             while pending and (everyone or not is_decided(found)):
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 _note_answers(asked, found)

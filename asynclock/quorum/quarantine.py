@@ -12,6 +12,7 @@ The rules:
 4. A deployment is new if each server that answers started less than this length ago, has no mark, and is the first
    server that this client found in its place. Then all its servers vote at once, because they have nothing to forget.
    This is decided after every server that can answer has answered, because a late one may have a mark.
+   A server that this client has met, and that does not answer now, may have one since: then no deployment is new.
 """
 
 from __future__ import annotations

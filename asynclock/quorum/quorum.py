@@ -75,23 +75,22 @@ class Quorum:
         for node in self.nodes:
             if isinstance(node.error, SameServer):
                 raise node.error
-        if again:
-            await self._read_marks()
+        current = await self._read_marks() if again else self._reaches_all_known()
         if sum(node.error is None for node in self.nodes) >= majority:
-            await self._judge_restarts()
+            await self._judge_restarts(current)
 
-    async def _judge_restarts(self) -> None:
-        """End the quarantine of all servers if the deployment is new."""
+    async def _judge_restarts(self, current: bool) -> None:
+        """End the quarantine of all servers if the deployment is new. `current`: see `_read_marks`."""
         for pause in (0.02, 0.05, 0.1, 0.2):
             ruling = self._judge()
-            if ruling.new:
+            if ruling.new and current:
                 for node in self._restartable:
                     node.end_quarantine()
             if not ruling.doubtful:
                 return
             # Another client may be setting the marks of a new deployment. It sets them all within a short time.
             await asyncio.sleep(pause)
-            await self._read_marks()
+            current = await self._read_marks()
 
     async def judge_again(self) -> None:
         """End the quarantine of servers that may vote by now: they came up after `open`, and the deployment is new; or
@@ -99,14 +98,23 @@ class Quorum:
         out of reach may have a mark."""
         if self._quarantine is None:
             return
-        await self._read_marks()
+        current = await self._read_marks()
         facts_of_all = all(node.error is None for node in self.nodes) and all(node.facts for node in self._restartable)
-        if facts_of_all and self._judge().new:
+        if facts_of_all and current and self._judge().new:
             for node in self._restartable:
                 node.end_quarantine()
 
-    async def _read_marks(self) -> None:
-        await asyncio.gather(*(node.read_mark() for node in self._restartable), return_exceptions=True)
+    async def _read_marks(self) -> bool:
+        """Whether the marks are known as they are now, of all servers that this client has met. Another client may have
+        used the deployment since, and a server that does not answer may be the only one that still has its mark."""
+        found = await asyncio.gather(*(node.read_mark() for node in self._restartable), return_exceptions=True)
+        return self._reaches_all_known() and not any(isinstance(each, BaseException) for each in found)
+
+    def _reaches_all_known(self) -> bool:
+        """Whether all servers that this client has met are connected."""
+        return all(
+            node.error is None for node in self.nodes if isinstance(node, Restartable) and node.facts is not None
+        )
 
     def _judge(self) -> Ruling:
         facts = [node.facts for node in self._restartable]
@@ -199,7 +207,7 @@ class Quorum:
     async def check(self, within: float) -> ConfigError | QuorumUnavailable | None:
         """Ask each node whether it would vote now, for at most `within` seconds. The error if no majority would; None:
         a majority would. A node that is silent is reported with its error of before, as in `unavailable`."""
-        found = await check_votes(self.nodes, within, everyone=False)
+        found = await check_votes(self.nodes, within, self.clock, everyone=False)
         errors, now = dict[int, BaseException](), self.clock.now()
         for i, each in enumerate(found):
             until, before = self._troubled.get(i, (0.0, None))

@@ -197,7 +197,9 @@ def stores_for(nodes: Sequence[str | Redis | Store]) -> tuple[Store, ...]:
 
 
 def _family(store: Store) -> object:
-    """Stores of one family can vote in one quorum."""
+    """Stores of one family can vote in one quorum: with a clock of their own, only those of one class."""
+    if store.clock is not None:
+        return type(store)
     for kind in type(store).__mro__:
         if kind.__module__.startswith(_MIXED):
             return _MIXED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import ABC, abstractmethod
+import math
 from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -18,25 +18,53 @@ from asynclock.stores.deciding import copy_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
 
-    from asynclock._clock import Clock, Timer
+    from asynclock._clock import Clock
     from asynclock.rules.model import Op
     from asynclock.stores.port import Grant, NodeConfig, Refused, ReplyHandler, Undone
 
 
-class Begun(ABC):
+Left: TypeAlias = "Exception | Callable[[], Coroutine[Any, Any, None]] | None"
+"""What a transaction without a task leaves: nothing, its error, or what builds the rest of it, which needs a task."""
+
+
+class Begun:
     """A transaction that runs already, and needs no task."""
 
-    @abstractmethod
-    def then(self, ended: Callable[[Exception | None], object]) -> None:
-        """Call `ended` once, in a later turn of the loop, when it has ended; with the error if it has failed."""
+    __slots__ = ("_then", "is_over")
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self.is_over = False  # it has ended, or nobody waits for it any more
+        self._then: Callable[[Left], object] | None = None
+
+    def then(self, ended: Callable[[Left], object]) -> None:
+        """Call `ended` once, in a later turn of the loop, when it has ended."""
+        self._then = ended
+
+    def end(self, left: Left) -> None:
+        """It has ended."""
+        if not self.is_over:
+            self.is_over = True
+            if self._then is not None:
+                self._then(left)
+
     def forget(self) -> None:
         """Nobody waits for it any more: `ended` is not called. If nothing was sent yet, nothing is."""
+        self.is_over, self._then = True, None
 
-    @abstractmethod
     def __await__(self) -> Generator[Any, None, None]:
-        """In place of `then`. Raises the error."""
+        """In place of `then`, with the rest. Raises the error."""
+        answer: asyncio.Future[Left] = asyncio.get_running_loop().create_future()
+
+        def ended(left: Left) -> None:
+            if not answer.done():  # it is if the task that waits was cancelled
+                answer.set_result(left)
+
+        self.then(ended)
+        left = yield from answer
+        if isinstance(left, Exception):
+            raise left
+        if left is not None:
+            yield from left().__await__()
 
 
 Running: TypeAlias = "Coroutine[Any, Any, None] | Begun"
@@ -56,7 +84,7 @@ class Owner(Protocol):
 class Job(Asked):
     """An op and its transaction."""
 
-    __slots__ = ("asked", "begun", "is_begun_earlier", "keys", "owner", "timer", "votes")
+    __slots__ = ("asked", "begun", "due", "is_begun_earlier", "keys", "owner", "votes")
 
     def __init__(self, owner: Owner, op: Op, handler: ReplyHandler, keys: Sequence[str]) -> None:
         super().__init__(op, handler)
@@ -64,7 +92,7 @@ class Job(Asked):
         self.asked = op  # as it was when it was sent; its owner may change it while it waits
         self.keys = keys
         self.votes: Sequence[Grant | Refused | Undone] = ()  # the answer, once the transaction has ended
-        self.timer: Timer | None = None  # of its handler's deadline
+        self.due = math.inf  # when its answer is overdue, once it has begun
         self.begun = False  # its task has had its first step
         self.is_begun_earlier = False  # it ends in another turn of the loop than that in which it was sent
 
@@ -153,15 +181,21 @@ class Jobs:
             self._begun[job] = running
             running.then(partial(self._begun_ended, job, self._clock.now()))
         else:
-            name, ended = f"asynclock {self._label}", partial(self._runner_ended, job, running)
-            self._runners.add(own_task(self._run(job, running), name, ended))
+            self._run_in_task(job, running, self._clock.now())
         job.is_begun_earlier = True
 
-    def _begun_ended(self, job: Job, began: float, error: Exception | None) -> None:
+    def _run_in_task(self, job: Job, running: Coroutine[Any, Any, None], began: float) -> None:
+        name, ended = f"asynclock {self._label}", partial(self._runner_ended, job, running)
+        self._runners.add(own_task(self._run(job, running, began), name, ended))
+
+    def _begun_ended(self, job: Job, began: float, left: Left) -> None:
         del self._begun[job]
         if not self._begun and self._all_ended is not None:
             self._all_ended.set()
-        self._ran(job, began, error)
+        if left is None or isinstance(left, Exception):
+            self._ran(job, began, left)
+        else:
+            self._run_in_task(job, left(), began)
 
     def _runner_ended(self, job: Job, running: Coroutine[Any, Any, None], runner: asyncio.Task[None]) -> None:
         self._runners.discard(runner)
@@ -169,8 +203,8 @@ class Jobs:
             running.close()
             self._was_cancelled(job)
 
-    async def _run(self, job: Job, running: Coroutine[Any, Any, None]) -> None:
-        began, error, job.begun = self._clock.now(), None, True
+    async def _run(self, job: Job, running: Coroutine[Any, Any, None], began: float) -> None:
+        error, job.begun = None, True
         try:
             await running
         except Exception as failure:  # any failure of the store; its next transaction may work

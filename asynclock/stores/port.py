@@ -24,6 +24,7 @@ __all__ = [
     "PROBE",
     "UNDONE",
     "Buffered",
+    "Busy",
     "Checked",
     "Deferrable",
     "Distant",
@@ -170,6 +171,10 @@ class Reconnecting(ConnectionError):
     connection that a proxy closed. It is no outage yet. Once an attempt has failed, the node tells NodeDown."""
 
 
+class Busy(ConnectionError):
+    """The program itself uses all connections that this client may have. It says nothing of the node."""
+
+
 class WrongKind(ConfigError):
     """The name is in use as another kind of lock, or as a key that is not a lock."""
 
@@ -252,7 +257,8 @@ class Restartable(Protocol):
         """The deployment is new, so the server may vote from now on."""
 
     async def read_mark(self) -> None:
-        """Read the mark again: another client may have found the deployment new."""
+        """Read the mark again: another client may have found the deployment new. Raises the error of a server that does
+        not answer."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from asynclock._errors import brief
 from asynclock._flood import Flood
 from asynclock._untrusted import said
 from asynclock.events import NodeDown, NodeUp, Quarantined, QuarantineEnded
-from asynclock.stores.port import Reconnecting
+from asynclock.stores.port import Busy, Reconnecting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,25 +24,32 @@ log = logging.getLogger("asynclock")
 class Reports:
     """The reports of one node."""
 
-    __slots__ = ("_flood", "_label", "_listens", "_quarantined", "_tell", "_up")
+    __slots__ = ("_busy", "_flood", "_label", "_listens", "_quarantined", "_tell", "_up")
 
     def __init__(self, label: str, tell: Callable[[Event], object], clock: Clock) -> None:
         self._label = label
         self._tell = tell
         self._flood = Flood(clock, self._more_unreleased)
+        self._busy = False
         self._up: bool | None = None  # None: nothing is known yet
         self._quarantined = False
         self._listens = True
 
     def up(self) -> None:
         """It is connected."""
+        self._busy = False
         if self._up is not True:
             self._up = True
             self._tell(NodeUp(self._label))
 
     def down(self, error: Exception) -> None:
         """It cannot be asked. One that connects again is not down yet: it is if that fails."""
-        if self._up is not False and not isinstance(error, Reconnecting):
+        if isinstance(error, Busy):
+            if not self._busy:
+                self._busy = True
+                fields = {"asynclock_node": self._label, "asynclock_error": str(error)}
+                log.warning("asynclock: no connection is left for locks at %s", said(error), extra=fields)
+        elif self._up is not False and not isinstance(error, Reconnecting):
             self._up = False
             self._tell(NodeDown(self._label, said(error)))
 

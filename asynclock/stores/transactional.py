@@ -37,7 +37,7 @@ from asynclock.stores.reports import Reports
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from asynclock._clock import Clock
+    from asynclock._clock import Clock, Timer
     from asynclock.stores.jobs import Running
     from asynclock.stores.port import Grant, NodeConfig, ReplyHandler, Undone
     from asynclock.stores.undelivered import PendingRelease
@@ -116,6 +116,10 @@ class TransactionalStore(ABC):
         """What a reader must know of the states that were read last; "" if they are those on which ops are decided."""
         return ""
 
+    def remark(self) -> str:
+        """What does not work although locks do, for `health`; "" if nothing."""
+        return ""
+
     def open(self, config: NodeConfig) -> TransactionalNode:
         """Make its node for one event loop."""
         return TransactionalNode(self, config)
@@ -176,6 +180,9 @@ class TransactionalNode:
         self._last_deadline = -math.inf
         self._releasing = 0  # releases under way, of which some may be overdue
         self._closed = False
+        self._under_way: dict[Job, None] = {}  # ops that have begun, and are not overdue
+        self._look_timer: Timer | None = None
+        self._looks_at = math.inf  # when that timer fires
         self._down: asyncio.Event | None = None  # set once the database is up again; None: it is not down
 
     async def open(self) -> None:
@@ -245,8 +252,12 @@ class TransactionalNode:
                     self._down.set()
                     self._down = None
                 return
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            await self._pause(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             pause = min(2 * pause, _REOPEN[1])
+
+    async def _pause(self, seconds: float) -> None:
+        """Before it opens again."""
+        await asyncio.sleep(seconds)
 
     def _open_soon(self, opening: Coroutine[Any, Any, None]) -> None:
         self._opening = own_task(opening, f"asynclock {self.label}")
@@ -277,7 +288,10 @@ class TransactionalNode:
             return None
         elif (running := self._decide(job)) is None:
             return None
-        job.timer = self._clock.call_at(min(job.handler.deadline, job.until), partial(self._overdue, job.handler))
+        job.due = min(job.handler.deadline, job.until)
+        self._under_way[job] = None
+        if job.due < self._looks_at:
+            self._look_at(job.due)
         return running
 
     def _decide(self, job: Job) -> Running | None:
@@ -297,8 +311,7 @@ class TransactionalNode:
 
     def ended(self, job: Job, error: Exception | None) -> None:
         self._releasing -= job.op.verb is Verb.RELEASE
-        if job.timer is not None:
-            job.timer.cancel()
+        self._under_way.pop(job, None)
         if error is None:
             if job.votes and job.is_begun_earlier:
                 job.handler.answer(self._index, job.votes[0])
@@ -350,6 +363,24 @@ class TransactionalNode:
         interrupted = Reconnecting(str(error) or repr(error))
         interrupted.__cause__ = error
         return interrupted
+
+    def _look_at(self, when: float) -> None:
+        """One timer serves all ops: one for each would cost as much as the op."""
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        self._looks_at, self._look_timer = when, self._clock.call_at(when, self._look)
+
+    def _look(self) -> None:
+        """Tell the handlers of ops that are overdue."""
+        self._looks_at, self._look_timer, now = math.inf, None, self._clock.now()
+        try:
+            for job in [each for each in self._under_way if each.due <= now]:
+                if job in self._under_way:
+                    del self._under_way[job]
+                    self._overdue(job.handler)
+        finally:  # a handler may raise an exception: the others are told in the next turn
+            if self._under_way:
+                self._look_at(min(each.due for each in self._under_way))
 
     def _overdue(self, handler: ReplyHandler) -> None:
         within, keys = handler.deadline - handler.sent, keys_of(self._prefix, handler.op)
@@ -436,7 +467,8 @@ class TransactionalNode:
         for verb in (Verb.ACQUIRE, Verb.RELEASE):  # two transactions: the first one writes
             keys = [self._prefix + PROBE]
             await self._in_turn(keys, partial(self._store.transact, keys, partial(step, verb)))
-        return Checked(self._clock.now() - began, self._redelivery.note)
+        notes = filter(None, (self._redelivery.note, self._store.remark()))
+        return Checked(self._clock.now() - began, "; ".join(notes))
 
     def delay(self, since: float, name: str = PROBE) -> str:
         return self._store.delay([self._prefix + name], since)
@@ -468,6 +500,8 @@ class TransactionalNode:
         await self._redelivery.finish(began + AT_MOST)
         self._redelivery.stop()
         await self._jobs.aclose()
+        if self._look_timer is not None and not self._under_way:
+            self._look_timer.cancel()
         self.listens = False
         if (closing := self._store.unlisten(self._listener.tag)) is not None:
             await closing

@@ -92,6 +92,12 @@ def _entry(scheme: str) -> Entry | None:
 
 def store_of_client(client: object) -> Store | None:
     """The store for a client of another library; None: it is not one of `CLIENTS`. Raises ConfigError."""
+    if any(base.__module__.startswith("fakeredis.") for base in type(client).__mro__):
+        raise ConfigError(
+            "fakeredis cannot keep locks: it lacks commands that they need (INFO, WAIT). In unit tests take "
+            "asynclock.testing.FakeStore, whose time a test moves, or the real server of asynclock.testing.plugin "
+            "(docs/testing.md)"
+        )
     for base in type(client).__mro__:
         if entry := CLIENTS.get(f"{base.__module__}.{base.__qualname__}"):
             return _made(entry, client, base.__qualname__)

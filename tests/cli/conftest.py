@@ -20,11 +20,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def begin() -> Iterator[Begin]:
-    """Starts `asynclock ...` beside the test."""
+    """Starts `asynclock ...` beside the test; `under`: by this command."""
     started: list[Running] = []
 
-    def start(*args: str, on: Sequence[Server] | Server = (), **more: str) -> Running:
-        started.append(Running(args, environment(on, **more)))
+    def start(*args: str, on: Sequence[Server] | Server = (), under: Sequence[str] = (), **more: str) -> Running:
+        started.append(Running(args, environment(on, **more), under))
         return started[-1]
 
     yield start

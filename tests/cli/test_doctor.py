@@ -152,6 +152,7 @@ def test_the_node_timeout_of_the_deployment(server: Server) -> None:
 async def test_clients_of_unequal_max_lease(five: list[Server]) -> None:
     """The quarantine of a restarted server would end too early. Clients of the max_lease of the command are no finding,
     whatever it is."""
+    five[0].since(7, 2)  # CLIENT SETINFO
     urls = [server.url for server in five[:3]]
     async with Redlock(*urls, max_lease=120), Redlock(*urls, max_lease=120):
         assert (await asyncio.to_thread(examined, five[:3], "--max-lease", "2m"))[0] == 0

@@ -1,7 +1,8 @@
-"""docker-compose.yml describes five nodes that fail separately and keep their data."""
+"""docker-compose.yml describes five nodes that fail separately and keep their data. tests/compose starts them."""
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ FILE = Path(__file__).parents[2] / "docker-compose.yml"
 
 @pytest.fixture(scope="module")
 def compose() -> dict[str, Any]:
-    """The file, parsed."""
-    parsed: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    """The file, parsed, with the defaults of its variables."""
+    parsed: dict[str, Any] = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text()))
     return parsed
 
 
@@ -33,14 +34,22 @@ def options(node: dict[str, Any]) -> dict[str, str]:
 
 
 def test_five_nodes(nodes: list[dict[str, Any]]) -> None:
-    """A quorum of three, and two may fail."""
+    """A quorum of three, and two may fail. Their image is that of the tests, where one is set."""
     assert len(nodes) == 5
     assert {node["image"] for node in nodes} == {"redis:7-alpine"}
+    assert "image: ${ASYNCLOCK_TEST_IMAGE:-redis:7-alpine}" in FILE.read_text()
 
 
 def test_each_has_a_port_of_its_own_on_this_machine_only(nodes: list[dict[str, Any]]) -> None:
     """7001 to 7005, and none reachable from outside: the nodes ask for no password."""
     assert [node["ports"] for node in nodes] == [[f"127.0.0.1:{port}:6379"] for port in range(7001, 7006)]
+
+
+def test_each_port_can_be_another_one() -> None:
+    """Where another program has it, as the head of the file says."""
+    text = FILE.read_text()
+    assert re.findall(r"\$\{ASYNCLOCK_PORT_(\d):-(\d+)\}", text) == [(str(n), str(7000 + n)) for n in range(1, 6)]
+    assert "ASYNCLOCK_PORT_1=" in text.partition("services:")[0]
 
 
 def test_each_has_a_volume_of_its_own(compose: dict[str, Any], nodes: list[dict[str, Any]]) -> None:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from asynclock.cli import app
 from asynclock.cli.demo.chaos import Step, plan
 from asynclock.cli.demo.ledger import Ledger
-from asynclock.cli.demo.records import Blow, Hold, Run, Struck, Write, verdict
+from asynclock.cli.demo.records import Blow, Hold, Run, Stale, Struck, Write, scene, verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,8 +32,9 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def start(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(wheel: None, folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts `asynclock demo`, and ends it afterwards."""
+    del wheel
     started: list[subprocess.Popen[str]] = []
 
     def demo(*options: str) -> subprocess.Popen[str]:
@@ -84,9 +85,11 @@ def test_demo_proves_it(start: Callable[..., subprocess.Popen[str]], folder: Pat
     process = start("--seconds", "6", "--nodes", "5", "--workers", "4")
     said, _ = process.communicate(timeout=90)
     assert process.returncode == 0, said
-    assert said.count("\n  ok   ") == 8, said
+    assert said.count("\n  ok   ") == 9, said
     assert "FAIL" not in said
     assert "REFUSED" in said
+    assert "\n  SET         accepted: what fence" in said
+    assert "\n  fenced_set  refused, the key keeps what fence" in said
     assert said.rstrip().endswith("verdict: the lock held")
     assert processes(folder) == []
     assert list(folder.iterdir()) == []
@@ -99,7 +102,7 @@ def test_demo_as_json(folder: Path) -> None:
     env = {**os.environ, "TMPDIR": str(folder)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=90, check=False)
     answer = json.loads(done.stdout)
-    assert (done.returncode, answer["ok"], len(answer["checks"])) == (0, True, 8), done.stderr
+    assert (done.returncode, answer["ok"], len(answer["checks"])) == (0, True, 9), done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -207,6 +210,7 @@ def good_run() -> Run:
             Write(5.4, 2, 12, 500, True),
         ],
         confirmed=[100, 400, 500],
+        stale=[Stale(13, 300, before=400, refused=True, kept=400)],
         struck=[
             Struck(Blow.SERVER_KILLED, 0.1, 2, 22),
             Struck(Blow.SERVER_FROZEN, 0.2, 5, 25),
@@ -289,6 +293,18 @@ def stale_write_is_not_tried(run: Run) -> None:
     del run.writes[2]
 
 
+def stale_write_of_the_keys_is_not_tried(run: Run) -> None:
+    run.stale[0] = replace(run.stale[0], fence=100)
+
+
+def nothing_to_overwrite(run: Run) -> None:
+    run.stale[0] = replace(run.stale[0], before=0)
+
+
+def fenced_key_takes_the_stale_write(run: Run) -> None:
+    run.stale[0] = replace(run.stale[0], refused=False, kept=300)
+
+
 def frozen_holder_is_not_notified(run: Run) -> None:
     run.holds[2].lost = ""
 
@@ -352,6 +368,9 @@ def nothing_was_held(run: Run) -> None:
         (worker_got_too_many_replies, "the workers received 4 such replies"),
         (stale_write_is_accepted, "its stale write was accepted"),
         (stale_write_is_not_tried, "its stale write was never tried"),
+        (stale_write_of_the_keys_is_not_tried, "it was never tried"),
+        (nothing_to_overwrite, "no newer value to overwrite"),
+        (fenced_key_takes_the_stale_write, "let fence 300 overwrite newer data"),
         (frozen_holder_is_not_notified, "got no LockLost"),
         (woken_too_early, "woken before its lease had ended"),
         (frozen_when_it_did_not_hold, "did not hold at that time"),
@@ -370,6 +389,20 @@ def test_the_verdict_finds_each_failure(spoil: Callable[[Run], None], complaint:
     run = good_run()
     spoil(run)
     assert any(complaint in text for text in failures(run)), failures(run)
+
+
+def test_the_scene_tells_both_answers() -> None:
+    """In plain words: the plain key took the stale write, and the fenced one did not; and also if it did."""
+    run = good_run()
+    assert [line.split()[:2] for line in scene(run)] == [
+        ["worker", "3"],
+        ["SET", "accepted:"],
+        ["fenced_set", "refused,"],
+    ]
+    fenced_key_takes_the_stale_write(run)
+    assert scene(run)[-1].split() == ["fenced_set", "accepted"]
+    run.stale.clear()
+    assert scene(run) == []
 
 
 def test_a_killed_worker_may_lack_a_reply() -> None:

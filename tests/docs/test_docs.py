@@ -18,8 +18,9 @@ from tests.support.servers import Server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "stores").glob("*.md"))]
-# They have no Python snippets, but their links lead somewhere, too.
+# Their links lead somewhere, too. test_from_pages.py runs the snippets of docs/from/; the others have none.
 OTHERS = [
+    *sorted((ROOT / "docs" / "from").glob("*.md")),
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
     ROOT / "benchmarks" / "README.md",
@@ -36,14 +37,24 @@ SNIPPETS = [
     "snippet",  # test_zookeeper_page.py runs those that need a server
     [each for each in SNIPPETS if "asyncio.run(" in each.values[0] and "zookeeper://" not in each.values[0]],
 )
-def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path) -> None:
+def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """It runs unchanged, in a fresh interpreter, without a warning."""
+    if "embedded:" in snippet:
+        request.getfixturevalue("wheel")
     assert "fencing token" in run_python(snippet, ASYNCLOCK_EMBEDDED_DIR=str(tmp_path))
 
 
 @pytest.mark.parametrize(
     "snippet",
-    [each for each in SNIPPETS if not re.search(r"asyncio\.run\(|FastAPI|uvicorn_worker|lifespan", each.values[0])],
+    [
+        each
+        for each in SNIPPETS
+        if not re.search(
+            r"asyncio\.run\(|async def test_|pytest_plugins|# shop\.py|FastAPI|web\.Application|Order\.objects"
+            r"|uvicorn_worker|lifespan|asynclock\.blocking",
+            each.values[0],
+        )
+    ],
 )
 async def test_a_snippet_in_the_docs_runs(snippet: str, redlock: Redlock, name: str) -> None:
     """Each coroutine function that it shows is called, with a real client, and calls the function that it guards."""

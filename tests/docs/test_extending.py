@@ -129,6 +129,7 @@ def test_a_kind_touches_at_most_five_files_of_the_package() -> None:
     assert not any("latch" in path.read_text().lower() for path in (ROOT / "asynclock").rglob("*.py"))
 
 
+@pytest.mark.usefixtures("wheel")
 def test_the_new_kind_works(extended: Path) -> None:
     """On a server and in memory: closed, opened for all waiters, and not closed while they hold it. ZooKeeper has
     recipes of its own, and refuses it when it is made."""

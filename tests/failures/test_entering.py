@@ -14,6 +14,7 @@ from tests.support.cut_servers import Clocked
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import loops_of, nodes_of, session_of
 from tests.support.servers import Server, Servers
+from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, until, urls_of
 
 
@@ -138,9 +139,10 @@ async def test_d12_servers_that_another_client_found_new_vote(servers: Servers, 
             assert (await client.health()).ok
 
 
-async def test_d12_entering_does_not_take_a_deployment_in_use_for_new(servers: Servers, name: str) -> None:
+@pytest.mark.parametrize("first", ["answers", "killed", "frozen"])
+async def test_d12_entering_does_not_take_a_deployment_in_use_for_new(servers: Servers, name: str, first: str) -> None:
     """While it waits, another client uses the servers, and two of them restart empty: they cast no vote, so there is no
-    second holder."""
+    second holder. Also if the first one, which it met before it had a mark, is out of reach by then."""
     some = [servers.start() for _ in range(3)]
     hidden = [each.path.with_suffix(".link") for each in some[1:]]
     client = Redlock(some[0].url, *(f"unix://{path}" for path in hidden), patience=3)
@@ -148,6 +150,10 @@ async def test_d12_entering_does_not_take_a_deployment_in_use_for_new(servers: S
     await until(lambda: nodes_of(client)[0].error is None and all(node.error for node in nodes_of(client)[1:]))
     async with Redlock(*urls_of(some)) as other:
         lease = await other(name, renew=False).acquire(timeout=None)
+        if first == "killed":
+            some[0].kill()
+        elif first == "frozen":
+            some[0].freeze()
         for each, path in zip(some[1:], hidden, strict=True):
             each.restart()
             path.symlink_to(each.path)
@@ -156,6 +162,8 @@ async def test_d12_entering_does_not_take_a_deployment_in_use_for_new(servers: S
         with pytest.raises(QuorumUnavailable):
             await client(name).acquire(timeout=0)
         assert lease.held
+        if first == "frozen":
+            some[0].thaw()
     await client.aclose()
 
 
@@ -179,12 +187,14 @@ async def test_c20_a_silence_of_the_last_moment_hides_no_reason(servers: Servers
     server = servers.start("--maxmemory", "1")
     async with aclosing(Redlock(Clocked(server.url, clock))) as client:
         await client.health()
-        for within in (LIMIT, 0.05):
-            error = await session_of(client).quorum.check(within)
-            assert "OOM" in str(error)
-            server.freeze()
-        clock.advance(2.0)
-        assert "did not answer" in str(await session_of(client).quorum.check(0.05))
+        assert "OOM" in str(await session_of(client).quorum.check(LIMIT))
+        server.freeze()
+        for seconds, reason in ((0.0, "OOM"), (2.0, "did not answer")):
+            clock.advance(seconds)
+            checking = asyncio.create_task(session_of(client).quorum.check(0.05))
+            await turns()
+            clock.advance(0.1)
+            assert reason in str(await checking)
         server.thaw()
 
 
@@ -202,10 +212,10 @@ async def test_d12_a_server_without_memory_still_gets_releases(server: Server, n
 async def test_b1_entering_that_is_cancelled_leaves_nothing(make: Callable[..., Redlock], name: str) -> None:
     """At whichever await: no task of the client is left, and the same client can be entered again."""
     before = asyncio.all_tasks()
-    for turns in (1, 2, 3, 5, 8, 13, 21, 34, 55):
+    for number in (1, 2, 3, 5, 8, 13, 21, 34, 55):
         client = make()
         entering = asyncio.create_task(client.__aenter__())
-        for _ in range(turns):
+        for _ in range(number):
             await asyncio.sleep(0)
         entering.cancel()
         await asyncio.wait({entering})

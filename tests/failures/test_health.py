@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -22,7 +21,7 @@ from asynclock.stores.redis.checks import Mode, mode_of
 from asynclock.stores.redis.scripts import PROBE_SCRIPT, SCRIPTS
 from tests.support.ports import free_port
 from tests.support.probes import listens
-from tests.support.servers import Server, Servers
+from tests.support.servers import START, Server, Servers, run
 from tests.support.user_store import DictStore, state_of
 from tests.support.waiters import LIMIT, back, until, urls_of
 
@@ -266,8 +265,8 @@ def sentinel(servers: Servers) -> Iterator[str]:
     conf = servers.folder / "sentinel.conf"
     path = servers.folder / "sentinel.sock"
     conf.write_text(f"port {free_port()}\nunixsocket {path}\n")
-    process = subprocess.Popen([valkey.binary(), str(conf), "--sentinel"], stdout=subprocess.DEVNULL)
-    valkey.wait_ready(path, process)
+    process = run(None, str(conf), "--sentinel")
+    valkey.wait_ready(path, process, START)
     yield f"unix://{path}"
     valkey.stop([process])
 

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import sys
 import threading
+from contextvars import Context
+from typing import Any
 
 import pytest
 import redis
@@ -14,6 +16,7 @@ from asynclock import Lease, Redlock
 from tests.support.default_keys import key_of
 from tests.support.probes import session_of
 from tests.support.servers import Server
+from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT, LONG
 
 pytestmark = pytest.mark.both_loops("the loop keeps what it has to call")
@@ -48,17 +51,27 @@ async def test_a_dropped_client_warns_and_disconnects(server: Server, name: str)
     await disconnected(server)
 
 
-async def test_a_client_dropped_in_another_thread_disconnects(server: Server, name: str) -> None:
-    """A garbage collector runs in any thread. It only schedules, so the loop closes the client."""
-    client = [Redlock(server.url)]
+async def test_a_client_dropped_in_another_thread_disconnects(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A garbage collector runs in any thread. It only schedules, so the loop closes the client. The client warns also
+    if the loop has done so before the finalizer goes on."""
+    client, loop, closed = [Redlock(server.url)], asyncio.get_running_loop(), threading.Event()
+    schedule = loop.call_soon_threadsafe
+
+    def schedule_and_wait(*arguments: Any, context: Context | None = None) -> None:
+        schedule(*arguments, context=context)
+        closed.wait(LIMIT)
+
     async with client[0](name):
         pass
     with pytest.warns(ResourceWarning, match="was dropped"):
-        thread = threading.Thread(target=lambda: (client.clear(), gc.collect()))
-        thread.start()
-        while thread.is_alive():
-            await asyncio.sleep(0.01)
-    await disconnected(server)
+        monkeypatch.setattr(loop, "call_soon_threadsafe", schedule_and_wait)
+        dropping = asyncio.create_task(asyncio.to_thread(lambda: (client.clear(), gc.collect())))
+        await disconnected(server)
+        await turns(5)
+        closed.set()
+        await dropping
 
 
 async def test_a_dropped_client_is_closed_in_each_loop_where_warnings_are_errors(

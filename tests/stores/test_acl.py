@@ -53,7 +53,7 @@ def pasted(server: Server, rule: str, prefix: str) -> str:
     words = rule.replace(" ~* ", f" ~{prefix}* ").split()
     assert words[2:4] == ["name", "on"]
     with server.cli() as cli:
-        cli.execute_command(*words[:3], "reset")
+        cli.execute_command(*words[:3], "reset", "resetchannels")  # Redis 6.2 gives a new user all channels
         cli.execute_command(*words)
         cli.config_resetstat()
     return server.url.replace("unix://", "unix://name:password@")

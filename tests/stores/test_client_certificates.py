@@ -3,7 +3,6 @@ ConfigError at once."""
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -15,7 +14,8 @@ import trustme
 
 from asynclock import ConfigError, Redlock
 from tests.support.ports import free_port
-from tests.support.services import needs, program
+from tests.support.servers import run
+from tests.support.services import redis_server
 from tests.support.waiters import LIMIT, PATIENT, works
 
 
@@ -38,7 +38,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(request: pytest.FixtureRequest, files: Path) -> Iterator[str]:
     """Of a server that wants a certificate of the client. With TLS 1.3 a client is connected before the server has seen
     that there is none."""
-    (binary,) = needs("redis-server", program("redis-server", "/usr/bin"))
     port = free_port()
     options = {
         "port": "0",
@@ -52,8 +51,7 @@ def url(request: pytest.FixtureRequest, files: Path) -> Iterator[str]:
         "tls-cert-file": str(files / "server.crt"),
         "tls-key-file": str(files / "server.key"),
     }
-    command = [str(binary), *(word for name, value in options.items() for word in (f"--{name}", value))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = run(redis_server(), *(word for name, value in options.items() for word in (f"--{name}", value)))
     try:
         _wait(files, port)
         yield f"rediss://127.0.0.1:{port}?ssl_ca_certs={files}/ca.pem"

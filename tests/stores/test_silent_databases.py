@@ -4,6 +4,7 @@ processes, since the end of a process is what counts: its threads and sockets ar
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import Redlock
 from asynclock.stores.sql import SQLStore, limits, pool
+from asynclock.stores.sql.drivers import creator_of
 from tests.support.programs import PYTHONPATH
 from tests.support.proxy import TcpProxy
 from tests.support.sql_states import idle_lines_of
@@ -215,3 +217,30 @@ async def test_f2_a_call_that_ignores_its_cancel_is_cut_and_left_behind() -> Non
         with pytest.raises(TimeoutError):
             await limits.limited(call(), 0.01, cut=connection.set)
         await ended.wait()
+
+
+async def test_a3_a_connect_that_is_cancelled_leaves_no_error(postgresql_url: str) -> None:
+    """In whichever turn of the event loop the cancel comes: asyncio logs no exception that was never retrieved."""
+    at, logged = urlsplit(postgresql_url), list[str]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: logged.append(context["message"]))
+    connect = creator_of("asyncpg", LIMIT)
+    assert connect is not None
+    turns, cancelled = 0, True
+    while cancelled:
+        task = asyncio.ensure_future(connect(host=at.hostname, port=at.port, user=at.username, database="postgres"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            await (await task).close()
+        except asyncio.CancelledError:
+            turns += 1
+        else:
+            cancelled = False
+        del task
+        for _ in range(5):  # the transport calls connection_lost in a later turn
+            await asyncio.sleep(0)
+        gc.collect()
+    assert turns > 5
+    assert logged == []

@@ -71,7 +71,7 @@ async def test_a_file_that_cannot_be_opened_names_its_folder(path: str, reason: 
         ("ssl=kilowatt", "mariadb", "the option 'ssl' .*ssl_ca"),
         ("connect_timeout=kilowatt", "mariadb", "asyncmy refuses the option 'connect_timeout'"),
         ("watts=kilowatt", "mariadb", "asyncmy refuses the option 'watts'"),
-        ("charset=kilowatt&local_infile=", "mariadb", "the option 'charset'.* utf8mb4 is the default"),
+        ("ssl_ca=/absent/kilowatt", "mariadb", "the program cannot read the file of the option 'ssl_ca'"),
     ],
 )
 async def test_an_option_that_the_driver_refuses_is_a_config_error(

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from asynclock import ConfigError, Lease, QuorumUnavailable, Redlock
-from asynclock.stores.sql import SQLStore, dialects, engines
+from asynclock import Lease, QuorumUnavailable, Redlock
+from asynclock.stores.sql import SQLStore, engines
 from asynclock.stores.sql.lines import AsyncmyLine, Stopped
 from asynclock.stores.sql.mysql_single import CLOCK, statement
 from asynclock.stores.sql.rows import FLOOR
-from asynclock.stores.sql.single import Single
+from asynclock.stores.sql.sending import Single
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.sql_states import database_of, session
 from tests.support.waiters import LIMIT
@@ -134,18 +134,34 @@ async def test_f6_the_error_of_an_op_is_its_own(server: MariaDB, name: str) -> N
     assert all(isinstance(each, Lease) for each in told)
 
 
-async def test_f6_the_name_that_a_connection_cannot_send_fails_alone(
-    server: MariaDB, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its character set does not have the name of an acquire, as the driver finds out: the ops that are ready at the
-    same time succeed."""
-    monkeypatch.setattr(dialects, "narrowest", lambda backend, names: None)
-    async with Redlock(f"{server.url}?charset=latin1", lease=LIMIT, patience=0) as client:
-        leases = await acquired(client, [f"{name}:{each}" for each in range(MANY)])
-        unfit = [asyncio.create_task(client(f"{name}:\N{SNOWMAN}{each}").acquire()) for each in range(12)]
-        await asyncio.gather(*(each.extend() for each in leases))
-        told = await asyncio.gather(*unfit, return_exceptions=True)
-    assert all(isinstance(each, ConfigError) for each in told)
+async def test_a_trigger_that_writes_rows_takes_no_lock_away(server: MariaDB, name: str) -> None:
+    """As one of an audit does. The server then leaves no fence in the answer to an UPDATE: an op that was carried out
+    is not taken for one that was not."""
+    names = [f"{name}:{each}" for each in range(MANY)]
+    async with Redlock(server.url, lease=LIMIT) as client, session(server.url) as admin:
+        await taken_and_given_back(client, names)
+        await admin.exec_driver_sql("CREATE TABLE audit (id INT AUTO_INCREMENT PRIMARY KEY, name TEXT)")
+        await admin.exec_driver_sql(
+            "CREATE TRIGGER audited AFTER UPDATE ON asynclock FOR EACH ROW "
+            "INSERT INTO audit (name) VALUES (NEW.resource_name)"
+        )
+        try:
+            leases = await acquired(client, names)
+            await asyncio.gather(*(each.extend() for each in leases))
+            await asyncio.gather(*(each.release() for each in leases))
+            async with client(name) as lease:  # alone
+                pass
+            async with client(name, fencing=False):
+                pass
+            fences = [each.fence for each in leases]
+            again = await acquired(client, names)
+            later = [each.fence for each in again]
+            await asyncio.gather(*(each.release() for each in again))
+        finally:
+            await admin.exec_driver_sql("DROP TRIGGER audited")
+            await admin.exec_driver_sql("DROP TABLE audit")
+    assert lease.fence > 0
+    assert all(before < after for before, after in zip(fences, later, strict=True))
 
 
 async def test_a_server_in_the_mode_of_oracle(server: MariaDB, name: str) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from asynclock import Lease, Redlock
-from asynclock.stores.sql import SQLStore, database
+from asynclock.stores.sql import SQLStore, push
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.listening import Listening
 from asynclock.stores.sql.rows import looks_of
@@ -47,8 +47,8 @@ async def test_push_is_tried_again_after_a_slow_start(
     async with Redlock(theirs, lease=LEASE) as other:
         assert database_of(theirs).pushes
         monkeypatch.setattr(Listening, "works", late_once)
-        monkeypatch.setattr(database, "_PAUSES", (0.01, 0.01))
-        monkeypatch.setattr(database, "_LATER", LIMIT)
+        monkeypatch.setattr(push, "_PAUSES", (0.01, 0.01))
+        monkeypatch.setattr(push, "_LATER", LIMIT)
         async with Redlock(store, lease=LEASE, connect_timeout=LIMIT) as client:
             assert not database_of(store).pushes
             assert any(

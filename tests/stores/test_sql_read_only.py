@@ -16,7 +16,7 @@ from asynclock.stores.sql.errors import Demoted
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.mysql_single import statement
 from asynclock.stores.sql.rows import FLOOR
-from asynclock.stores.sql.single import Single
+from asynclock.stores.sql.sending import Single
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.sql_states import database_of, read_rows, session
 from tests.support.waiters import LIMIT, LONG

@@ -3,6 +3,7 @@ that name a socket, or several hosts."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import ConfigError, Redlock
-from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql import SQLStore, table_watch
 from asynclock.stores.sql.engines import url_of
 from tests.support.operators import Operated
 from tests.support.services.mariadb import MariaDB, own_mariadb
@@ -57,7 +58,7 @@ async def test_a_table_of_the_application_is_left_as_it_is(database: str, table:
             await admin.exec_driver_sql(f"DROP TABLE {table}")
 
 
-@pytest.mark.parametrize("word", ["order", "user", "mine"])
+@pytest.mark.parametrize("word", ["order", "user", "mine", "t"])
 def test_a_reserved_word_of_postgresql_is_refused_when_the_store_is_made(word: str) -> None:
     """Some are functions of the server, and some are names in the statements of the store."""
     for make in (
@@ -179,6 +180,28 @@ async def test_a_policy_that_hides_rows_is_a_config_error(with_policies: Any, wh
                 pass
         assert await operated.held() == 1
         await lease.extend()
+
+
+@pytest.mark.parametrize("with_policies", [[]], indirect=True)
+async def test_f24_a_policy_that_comes_while_clients_are_connected_stops_them(
+    with_policies: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hides rows from UPDATE. The client goes on once it is gone."""
+    operated, owner = with_policies
+    async with owner(name), Redlock(operated.url, patience=LIMIT, lease=LONG) as client:
+        async with client(f"{name}:mine"):
+            pass
+        monkeypatch.setattr(table_watch, "PAUSE", 0.1)
+        await operated.run(f"CREATE POLICY hides ON {operated.table} AS RESTRICTIVE FOR UPDATE USING (false)")
+        waiting = asyncio.create_task(client(name).acquire(timeout=None))  # its error lets the client look at once
+        with pytest.raises(ConfigError, match=r"hides rows of .* from UPDATE by its user: CREATE POLICY"):
+            await waiting
+        await operated.run(f"DROP POLICY hides ON {operated.table}")
+        async with asyncio.timeout(LIMIT):
+            while not (await client.health()).ok:
+                await asyncio.sleep(0.05)
+        async with client(f"{name}:mine"):
+            pass
 
 
 @pytest.mark.parametrize("with_policies", [[]], indirect=True)

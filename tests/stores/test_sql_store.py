@@ -21,6 +21,7 @@ from asynclock.stores.sql import SQLStore, inbox
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.rows import FLOOR, Row
 from asynclock.stores.sql.schema import ddl
+from tests.support.operators import alone
 from tests.support.programs import run_python
 from tests.support.services.postgresql import pgbouncer
 from tests.support.sql_states import database_of, read_rows, write_state
@@ -72,7 +73,8 @@ async def test_a_table_that_may_not_be_made_is_a_config_error(postgresql_url: st
     import asyncpg
 
     admin = await asyncpg.connect(postgresql_url)
-    await admin.execute(f"CREATE USER u_{table}; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    async with alone(admin):
+        await admin.execute(f"CREATE USER u_{table}; REVOKE CREATE ON SCHEMA public FROM PUBLIC")
     mine = postgresql_url.replace("postgres@", f"u_{table}@")
     with pytest.raises(ConfigError, match="create_schema"):
         async with Redlock(SQLStore(mine, table)):

@@ -552,3 +552,31 @@ async def test_f24_what_a_role_may_not_read_is_left_out(
     await owner.execute(f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey")
     assert "no primary key" in await refusal(url)
     assert not await owner.fetchval(f"SELECT count(*) FROM {table} WHERE resource_name ILIKE '%key:%'")
+
+
+async def test_a_client_that_closes_while_it_prepares_the_table_leaves_no_connection(
+    postgresql: Operated, postgresql_url: str, name: str
+) -> None:
+    """Another session has locked the table. The preparation ends with the client, and connects no more."""
+    await grants(postgresql.url, name)
+    locking = await asyncpg.connect(postgresql_url)
+    await locking.execute(f"BEGIN; LOCK TABLE {postgresql.table} IN ACCESS EXCLUSIVE MODE")
+    client = Redlock(postgresql.url, **OPTIONS)
+    asking = asyncio.create_task(client(name).acquire())
+    await postgresql.waits()
+    asking.cancel()
+    await asyncio.wait({asking})
+    await client.aclose()
+    await locking.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    async with asyncio.timeout(LIMIT):
+        while await postgresql.connections():
+            await asyncio.sleep(0.02)
+
+
+async def test_f24_a_table_that_cannot_be_made_is_told_in_one_sentence(postgresql: Operated, name: str) -> None:
+    """Who makes it, and how: not which rights on it are missing."""
+    await postgresql.run(f"REVOKE CREATE ON SCHEMA public FROM {postgresql.user}")
+    with pytest.raises(ConfigError, match=r"^\S+ \(table \S+\) has no table .* cannot be made .*docs/stores/sql\.md$"):
+        async with Redlock(postgresql.url, **OPTIONS) as client, client(name):
+            pass

@@ -52,7 +52,7 @@ def test_a_url_names_a_store(url: str, label: str) -> None:
         ("sqlite://var/lib/a.db", "four before an absolute one"),
         ("sqlite:///:memory:", "name a file"),
         ("postgresql://db:port/app", "not the url"),
-        ("mysql://db/app?init_command=SELECT+1", "init_command of the url: the store sets up its sessions itself"),
+        ("mysql://db/app?init_command=SELECT+1", "init_command of the url: leave it out"),
     ],
 )
 def test_a_wrong_url_is_refused(url: str, message: str) -> None:

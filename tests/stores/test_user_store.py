@@ -18,8 +18,9 @@ from asynclock.locks import health
 from asynclock.quorum.checks import check_votes
 from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Op, Queueing, Serve
 from asynclock.rules.mutex import MUTEX
+from asynclock.stores import Clock
 from asynclock.stores.memory import MemoryStore
-from asynclock.stores.port import Checked, Node, Reconnecting, Refused
+from asynclock.stores.port import Node, Reconnecting, Refused
 from asynclock.stores.transactional import Notice, State, Step
 from tests.support.probes import intercept_notices, nodes_of
 from tests.support.still_clock import turns
@@ -285,9 +286,9 @@ async def test_health_gives_the_answers_a_second_after_a_slow_connect(monkeypatc
             passed[0] += 0.9
             super().listen(tag, receive)
 
-    async def asked(nodes: Sequence[Node], within: float, *, everyone: bool) -> list[Checked | Exception | None]:
+    async def asked(nodes: Sequence[Node], within: float, clock: Clock, *, everyone: bool) -> list[Any]:
         limits.append(within)
-        return await check_votes(nodes, within, everyone=everyone)
+        return await check_votes(nodes, within, clock, everyone=everyone)
 
     monkeypatch.setattr(health, "check_votes", asked)
     async with aclosing(Redlock(Slow())) as client:

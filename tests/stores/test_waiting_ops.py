@@ -456,3 +456,25 @@ async def test_f23_releases_that_fail_keep_back_no_others_at_the_close(name: str
     store.down = False
     await closing
     assert [each for each in names if state_of(store, each).holds] == []
+
+
+async def test_f5_each_op_is_told_when_its_own_time_is_over(name: str) -> None:
+    """Also one whose time is shorter than that of those before it."""
+    clock = FakeClock()
+    store = Gated(clock)
+    store.concurrency = 3
+    async with Redlock(store, patience=0, max_lease=100.0) as client:
+        with store.slow():
+            asked = list[asyncio.Task[Any]]()
+            for lease in (50.0, 10.0, 100.0):
+                lock = client(f"{name}:{lease}", lease=lease)
+                asked.append(asyncio.create_task(lock.acquire(timeout=None)))
+                await until(lambda: len(store.begun) == len(asked))
+            ended = list[list[bool]]()
+            for seconds in (1.1, 4.0, 5.0):  # a tenth of each lease
+                clock.advance(seconds)
+                await turns()
+                ended.append([each.done() for each in asked])
+        found = await asyncio.gather(*asked, return_exceptions=True)
+    assert ended == [[False, True, False], [True, True, False], [True, True, True]]
+    assert all(isinstance(each, QuorumUnavailable) for each in found)

@@ -167,7 +167,7 @@ async def test_f5_a_burst_of_acquires_is_served(shared_zookeeper: ZooKeeper, nam
             await asyncio.sleep(0.01)
             longest = max(longest, time.thread_time() - began)
 
-    async with client_of(shared_zookeeper, 6.0, node_timeout=2.0) as client:
+    async with client_of(shared_zookeeper, 12.0, node_timeout=4.0) as client:
         held = [await client(f"{name}:held:{number}").acquire(timeout=None) for number in range(30)]
         turning = asyncio.create_task(turn())
         await asyncio.gather(*(lock_for_a_moment(client, f"{name}:{number}") for number in range(3_000)))

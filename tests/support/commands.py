@@ -91,9 +91,14 @@ def examined(on: Sequence[Server] | Server, *options: str, **env: str) -> tuple[
 class Running:
     """A command that runs beside the test."""
 
-    def __init__(self, args: Sequence[str], env: dict[str, str]) -> None:
+    def __init__(self, args: Sequence[str], env: dict[str, str], under: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
-            [*START, *args], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*under, *START, *args],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def line(self) -> str:

@@ -118,8 +118,9 @@ def gone(pid: int) -> None:
 
 
 @pytest.fixture
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+def box(wheel: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     """Ends with all its processes."""
+    del wheel
     box = Box(tmp_path_factory.mktemp("run"))
     yield box
     box.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -89,17 +90,24 @@ async def operated_postgresql(url: str) -> AsyncIterator[Operated]:
     its = f"u_{uuid4().hex[:8]}"
     admin = await asyncpg.connect(url)
     try:
-        async with _alone(admin):
+
+        async def run(statement: str) -> Any:
+            async with contextlib.AsyncExitStack() as stack:
+                if "SCHEMA public" in statement:
+                    await stack.enter_async_context(alone(admin))
+                return await admin.fetchval(statement)
+
+        async with alone(admin):
             await admin.execute(f"CREATE ROLE {its} LOGIN; GRANT CREATE ON SCHEMA public TO {its}")
-        yield Operated(url.replace("//postgres@", f"//{its}@"), its, its, admin.fetchval)
-        async with _alone(admin):
+        yield Operated(url.replace("//postgres@", f"//{its}@"), its, its, run)
+        async with alone(admin):
             await admin.execute(f"DROP OWNED BY {its}; DROP ROLE {its}")
     finally:
         await admin.close()
 
 
 @asynccontextmanager
-async def _alone(admin: Any) -> AsyncIterator[None]:
+async def alone(admin: Any) -> AsyncIterator[None]:
     """PostgreSQL refuses two changes of the rights on a schema at the same time ("tuple concurrently updated")."""
     await admin.execute("SELECT pg_advisory_lock(1)")
     yield

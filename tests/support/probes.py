@@ -9,18 +9,24 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator,
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+import pytest
 import redis
 from redis.asyncio import ConnectionPool
 
 from asynclock import Lease, Lock, Redlock
+from asynclock.acquire.acquisition import Acquisition
 from asynclock.acquire.handover import Adoption
+from asynclock.acquire.states import Pausing, Queued
 from asynclock.acquire.tenure import Loss, Terms
+from asynclock.locks import lease as lease_module
 from asynclock.rules.kind import Kind
-from asynclock.rules.model import Notice
+from asynclock.rules.model import Notice, State
+from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis import encoding
 from asynclock.stores.redis.cluster.node import ClusterNode
 from asynclock.stores.redis.node import RedisNode
 from asynclock.stores.transactional import TransactionalNode
+from tests.support.default_keys import key_of
 
 Receive: TypeAlias = Callable[[int, Notice], object]
 """Takes a notice, with the number of its node."""
@@ -118,8 +124,7 @@ def waits_for_notice(acquisition: Any) -> bool:
     """Whether it sleeps until a notice or a timer, or waits in the local queue."""
     if isinstance(acquisition, Adoption):
         return False
-    locally = acquisition._waiter is not None and acquisition._waiter.waits
-    return locally or pauses(acquisition)
+    return isinstance(acquisition.state, Queued) or pauses(acquisition)
 
 
 def in_outage(acquisition: Any) -> bool:
@@ -128,7 +133,7 @@ def in_outage(acquisition: Any) -> bool:
 
 def asks_again_at(acquisition: Any) -> float:
     """When its timer is due."""
-    return acquisition._pause.until if acquisition._pause is not None else float("inf")
+    return acquisition.state.until if pauses(acquisition) else float("inf")
 
 
 def sleeps_until(acquisition: Any) -> float:
@@ -160,7 +165,41 @@ def ballot_of(acquisition: Any) -> Any:
 
 def pauses(acquisition: Any) -> bool:
     """Whether it pauses between two rounds."""
-    return acquisition._pause is not None and acquisition._pause.waits
+    if isinstance(acquisition, Adoption):
+        return acquisition._pause.waits
+    return isinstance(acquisition.state, Pausing)
+
+
+def set_fence(store: MemoryStore, name: str, fence: int) -> None:
+    """The counter of a name there, as if others had held it."""
+    store._states[key_of(name)] = State(fence=fence, fence_ends=float("inf"))
+
+
+def after_grant(acquisition: Any, then: Callable[[], object]) -> None:
+    """Call `then` in the turn in which the acquire gets its hold, before its task wakes."""
+    succeed = acquisition._succeed
+
+    def succeeds(tenure: Any) -> None:
+        succeed(tenure)
+        then()
+
+    acquisition._succeed = succeeds
+
+
+def nesting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How deep outcomes of rounds were handled inside each other, at most, in this test."""
+    handled, depths = Acquisition._settled, [0]
+    depth = 0
+
+    def nested(acquisition: Acquisition, ballot: Any) -> None:
+        nonlocal depth
+        depth += 1
+        depths.append(depth)
+        handled(acquisition, ballot)
+        depth -= 1
+
+    monkeypatch.setattr(Acquisition, "_settled", nested)
+    return lambda: max(depths)
 
 
 def local_queues_of(client: Redlock) -> Mapping[str, Any]:
@@ -438,3 +477,11 @@ def undelivered_by(client: Redlock) -> int:
     """The releases that its node, of a transactional store, sends again."""
     (node,) = nodes_of(client)
     return len(node._redelivery)
+
+
+def entered_blocks() -> int:
+    """The number of blocks that this context remembers."""
+    entered, count = lease_module._ENTERED.get(), 0
+    while entered is not None:
+        entered, count = entered[2], count + 1
+    return count

@@ -1,24 +1,55 @@
 """Real servers for the tests: started, frozen, killed and restarted by them.
 
-Their source is the first of these: $ASYNCLOCK_TEST_URLS (shared tests only: the tests must not kill those), the program
-named by $ASYNCLOCK_TEST_SERVER, the embedded wheel's, and a container where an engine answers."""
+Their source is the first of these: $ASYNCLOCK_TEST_URLS (shared tests only: the tests must not kill those), containers
+of $ASYNCLOCK_TEST_IMAGE, the program named by $ASYNCLOCK_TEST_SERVER, the embedded wheel's, and containers of
+redis:7-alpine (containers.py)."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
+from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
+from tests.support.containers import Container, image
+
+Running = subprocess.Popen[bytes] | Container
+"""A server: a process of this machine, or a container."""
+START = 30.0  # seconds in which it answers
+
+
+def run(program: Path | None, *arguments: str, tied: bool = False) -> Running:
+    """That program with these arguments, or a container whose server has them. None: the program that is tried. `tied`:
+    the process ends with the thread that called this (Linux)."""
+    if chosen := image():
+        return Container(chosen, *arguments)
+    return subprocess.Popen(
+        [str(program or os.environ.get("ASYNCLOCK_TEST_SERVER") or valkey.binary()), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=valkey.die_with_parent if tied and sys.platform == "linux" else None,  # noqa: PLW1509 - two system calls
+    )
+
+
+def freeze(server: Running) -> None:
+    """Return once it runs no more."""
+    server.send_signal(signal.SIGSTOP)
+    if not isinstance(server, Container):
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED | os.WNOWAIT)  # it may run on for a moment
 
 
 class Server:
-    """One server process on a unix socket of its own."""
+    """One server on a unix socket of its own."""
 
     def __init__(self, folder: Path, name: str, *options: str) -> None:
         self.path = folder / f"{name}.sock"
@@ -27,11 +58,17 @@ class Server:
 
     def ready(self) -> Server:
         """Return once it answers."""
-        valkey.wait_ready(self.path, self.process)
+        try:
+            valkey.wait_ready(self.path, self.process, START)
+        except (ConfigError, OSError) as error:
+            if isinstance(self.process, Container):
+                error.add_note(self.process.logs())
+            raise
         return self
 
-    def _start(self) -> Any:
-        return valkey.start(self.path, *self.options, program=os.environ.get("ASYNCLOCK_TEST_SERVER"))
+    def _start(self) -> Running:
+        self.path.unlink(missing_ok=True)
+        return run(None, *valkey.arguments(self.path, *self.options), tied=True)
 
     @property
     def url(self) -> str:
@@ -40,6 +77,13 @@ class Server:
     def cli(self, **kwargs: Any) -> redis.Redis:
         """A blocking client for the test's own commands to the server."""
         return redis.Redis(unix_socket_path=str(self.path), **kwargs)
+
+    def since(self, *version: int) -> None:
+        """Skip the test if the server is older."""
+        with self.cli() as cli:
+            has = str(cli.info("server")["redis_version"])  # type: ignore[index]
+        if tuple(map(int, has.split(".")[: len(version)])) < version:
+            pytest.skip(f"it needs Redis {'.'.join(map(str, version))}, and this server is {has}")
 
     def user(self, *rules: str) -> str:
         """The url of a user with all rights, changed by these ACL rules."""
@@ -53,8 +97,7 @@ class Server:
             cli.execute_command("ACL", "SETUSER", "worker", *rules)
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)  # it may run on for a moment
+        freeze(self.process)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -118,12 +161,3 @@ class Several(Sequence[Server]):
 
     def __iter__(self) -> Iterator[Server]:
         return iter(self[:])
-
-
-def container_urls(count: int) -> tuple[list[str], list[Any]]:
-    """The last resort, where neither wheel nor program is: containers. Raises where no engine answers."""
-    from testcontainers.community.redis import RedisContainer  # its import needs docker's client
-
-    containers = [RedisContainer("redis:7-alpine").start() for _ in range(count)]
-    urls = [f"redis://{each.get_container_host_ip()}:{each.get_exposed_port(6379)}" for each in containers]
-    return urls, containers

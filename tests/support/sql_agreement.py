@@ -28,7 +28,8 @@ from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.mysql_single import MySQLClock, MySQLSingles
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.rows import Row, resource_name, row_of, state_of
-from asynclock.stores.sql.single import Singles, statement, statement_of_one
+from asynclock.stores.sql.sending import Asked
+from asynclock.stores.sql.single import Singles
 from tests.support import histories
 from tests.support.histories import Ask, Foreign, Listen, Pass, Permit
 from tests.support.shared_histories import AT, NAMES, World, Write, kind_of, op_of
@@ -43,10 +44,8 @@ class BothStatements(Singles):
         super().__init__(*settings)
         self._turns = itertools.cycle((False, True))
 
-    async def _fetch(self, build: Any, group: str, params: Any) -> dict[str, int]:
-        if next(self._turns) and build is statement_of_one:
-            build, params = statement, {each: [value] for each, value in params.items()}
-        return await super()._fetch(build, group, params)
+    def _statement(self, taken: Sequence[Asked]) -> tuple[str, dict[str, Any]]:
+        return self._of_several(taken) if next(self._turns) else super()._statement(taken)
 
 
 class SQLStage:

@@ -118,3 +118,8 @@ async def write_state(store: SQLStore, key: str, state: State) -> None:
             await line.run("COMMIT")
     finally:
         await pool.aclose()
+
+
+def uses_of(store: SQLStore) -> int:
+    """How many statements are under way without a task."""
+    return len(database_of(store).connected.pool._uses)

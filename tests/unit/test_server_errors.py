@@ -27,6 +27,14 @@ def test_an_error_names_no_script(reply: str) -> None:
     assert is_half_done(error) is ("script" in reply)
 
 
+def test_a_script_that_refuses_is_understood_on_redis_6() -> None:
+    """A name that is in use as something else is a ConfigError there, too, and no outage."""
+    reply = f"ERR Error running script (call to f_{SHA}): @user_script:46: WRONGTYPE Operation against a key"
+    assert fault_of(ServerError(reply)) is Fault.CONFIG
+    said = str(config_error("a:6379", ServerError(reply)))
+    assert said.startswith("a:6379 refuses: WRONGTYPE Operation against a key; the key is in use as something else")
+
+
 def test_a_refused_right_names_no_script() -> None:
     """The rule to paste follows."""
     reply = "ERR ACL failure in script: User w has no permissions to run the 'set' command script: on @user_script:1."

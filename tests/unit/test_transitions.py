@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asynclock.acquire.transitions import Next, Refusal, State, after_notice, after_refusal
+from asynclock.acquire.transitions import Next, Refusal, after_notice, after_refusal
 
 ALONE: list[tuple[dict[str, Any], Next]] = [
     ({"has_ticket": True}, Next.WAIT_FOR_HOLDER),
@@ -55,7 +55,6 @@ def test_after_a_refusal_of_several_nodes(nodes: int, facts: dict[str, Any], exp
     assert after_refusal(Refusal(nodes=nodes, **facts)) is expected
 
 
-@pytest.mark.parametrize("state", [State.WAITING, State.BACKING_OFF])
 @pytest.mark.parametrize(
     ("first", "majority", "granted", "free_now", "expected"),
     [
@@ -69,15 +68,7 @@ def test_after_a_refusal_of_several_nodes(nodes: int, facts: dict[str, Any], exp
     ],
 )
 def test_a_notice_ends_or_moves_a_pause(
-    state: State, first: bool, majority: bool, granted: bool, free_now: bool, expected: Next
+    first: bool, majority: bool, granted: bool, free_now: bool, expected: Next
 ) -> None:
     """A notice that arrives while the acquisition pauses."""
-    assert after_notice(state, first, majority, granted, free_now) is expected
-
-
-@pytest.mark.parametrize("state", [State.ASKING, State.QUEUED_LOCALLY])
-@pytest.mark.parametrize("granted", [True, False])
-@pytest.mark.parametrize("free_now", [True, False])
-def test_a_notice_during_a_round_is_kept_for_after_it(state: State, granted: bool, free_now: bool) -> None:
-    """Nothing is done at once, even by a notice of a majority."""
-    assert after_notice(state, True, True, granted, free_now) is Next.NOTHING
+    assert after_notice(first, majority, granted, free_now) is expected

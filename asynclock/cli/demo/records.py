@@ -50,6 +50,20 @@ class Write:
     accepted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """A write to two keys, one plain and one fenced, by a holder after it lost its lease."""
+
+    pid: int
+    fence: int
+    before: int
+    """The token of the hold whose value the plain key had before it. 0: none."""
+    refused: bool
+    """Whether the fenced key refused it."""
+    kept: int
+    """The token of the hold whose value the fenced key had after it."""
+
+
 class Blow(Enum):
     """A failure that the demo injects into its own servers and workers, or its end."""
 
@@ -84,6 +98,7 @@ class Run:
     writes: list[Write] = field(default_factory=list)
     confirmed: list[int] = field(default_factory=list)
     """The tokens of the writes that were accepted, as the workers received the replies."""
+    stale: list[Stale] = field(default_factory=list)
     struck: list[Struck] = field(default_factory=list)
     accidents: list[str] = field(default_factory=list)
     """Unexpected failures."""
@@ -126,8 +141,23 @@ def verdict(run: Run) -> tuple[Check, ...]:
         _server_struck(run, Blow.SERVER_FROZEN, "SIGSTOP"),
         _holder_killed(run),
         _holder_frozen(run),
+        _stale_write(run),
         _no_accidents(run),
     )
+
+
+def scene(run: Run) -> list[str]:
+    """What became of the write of a holder that was frozen beyond its lease, without fencing and with it."""
+    stale = _write_of_the_woken(run)
+    woken = run.first(Blow.HOLDER_WOKEN)
+    if stale is None or woken is None:
+        return []
+    fenced = f"refused, the key keeps what fence {stale.kept} wrote" if stale.refused else "accepted"
+    return [
+        f"worker {woken.number} (fence {stale.fence}) slept beyond its lease, and wrote without a look at it:",
+        f"  SET         accepted: what fence {stale.before} wrote is gone, older data took its place",
+        f"  fenced_set  {fenced}",
+    ]
 
 
 def figures(run: Run) -> str:
@@ -249,6 +279,22 @@ def _holder_frozen(run: Run) -> Check:
         f"{who} woke {woken.at - hold.until:.2f} s after the end of its lease and got LockLost ({hold.lost}); "
         f"its stale write was refused; writes accepted from others meanwhile: {meanwhile}, after: {later}",
     )
+
+
+def _write_of_the_woken(run: Run) -> Stale | None:
+    woken = run.first(Blow.HOLDER_WOKEN)
+    return next((each for each in run.stale if woken and (each.pid, each.fence) == (woken.pid, woken.fence)), None)
+
+
+def _stale_write(run: Run) -> Check:
+    stale = _write_of_the_woken(run)
+    if stale is None:
+        return Check(False, "one stale write to two keys: it was never tried")
+    if not stale.before:
+        return Check(False, "one stale write to two keys: there was no newer value to overwrite")
+    if not stale.refused or stale.kept <= stale.fence:
+        return Check(False, f"one stale write to two keys: fenced_set let fence {stale.fence} overwrite newer data")
+    return Check(True, "one stale write to two keys: SET overwrote newer data, asynclock.fencing refused it")
 
 
 def _no_accidents(run: Run) -> Check:

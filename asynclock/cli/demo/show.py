@@ -15,7 +15,7 @@ from asynclock._errors import ConfigError
 from asynclock.cli.demo.chaos import Chaos
 from asynclock.cli.demo.ledger import LedgerServer
 from asynclock.cli.demo.picture import Picture, print_line
-from asynclock.cli.demo.records import figures, verdict
+from asynclock.cli.demo.records import figures, scene, verdict
 from asynclock.cli.demo.stage import LEASE, Stage, State
 from asynclock.cli.output import print_json
 from asynclock.stores.embedded import server as valkey
@@ -41,6 +41,9 @@ def perform(nodes: int, workers: int, seconds: float, lively: bool, as_json: boo
             return 128 + interrupted
         checks = verdict(run)
         good = all(check.ok for check in checks)
+        print_line("", lively)
+        for line in scene(run):
+            print_line(line, lively, "bold")
         print_line("\nchecks on the records of this run:", lively)
         for check in checks:
             print_line(f"  {'ok  ' if check.ok else 'FAIL'} {check.text}", lively, "green" if check.ok else "bold red")

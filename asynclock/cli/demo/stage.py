@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from asynclock._clock import now
 from asynclock._errors import ConfigError
 from asynclock.cli.demo.ledger import Ledger
-from asynclock.cli.demo.records import Blow, Hold, Run, Struck, Write
+from asynclock.cli.demo.records import Blow, Hold, Run, Stale, Struck, Write
 from asynclock.stores.embedded import server as valkey
 
 if TYPE_CHECKING:
@@ -186,6 +186,8 @@ class Worker(Actor):
                 self.hold.lost = said["reason"]
                 self.become(State.LOST)
                 self._stage.note(f"{self.name} got LockLost: {said['reason']}", 2)
+            case "stale":
+                self._wrote_stale(said)
             case "write":
                 self._wrote(said)
             case "confirmed" if said["accepted"]:
@@ -213,6 +215,13 @@ class Worker(Actor):
             self._stage.note(
                 f"{self.name} wrote {said['total']}: REFUSED, fence {write.fence} is behind {said['highest']}", 2
             )
+
+    def _wrote_stale(self, said: dict[str, Any]) -> None:
+        stale = Stale(self.pid, said["fence"], said["before"], said["refused"], said["kept"])
+        self._stage.run.stale.append(stale)
+        self._stage.note(f"{self.name} set a plain key: accepted, the write of fence {stale.before} is lost", 2)
+        answer = "REFUSED (StaleToken)" if stale.refused else "accepted"
+        self._stage.note(f"{self.name} set a fenced key: {answer}", 2)
 
 
 class _Line:

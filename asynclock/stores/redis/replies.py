@@ -104,9 +104,9 @@ _HINTS = {
     "MOVED": _ONE_NODE,
     "ASK": _ONE_NODE,
 }
-_INSIDE = re.compile(
-    r"-([A-Z]{3,})\b"
-)  # Redis 6 puts the error of a command inside the error of the script, which begins with @user_script after a pcall
+_INSIDE = re.compile(r"(?:-|@user_script:\d+: )([A-Z]{3,})\b")
+"""Redis 6 puts an error inside that of the script, which begins with @user_script after a pcall: the error of a command
+after a dash, an error of the script itself without one."""
 
 
 _ALL = ", ".join(each.partition("|")[0].upper() for each in ACL_COMMANDS)

@@ -1,4 +1,4 @@
-"""Which text a database can write: its encoding, and the character set of a connection. Pure.
+"""Which text a PostgreSQL can write: its encoding, and that of a connection. Pure.
 
 A name with other characters is found here, before it is sent: at the server one of them fails the statement that it
 shares with others. What is not in this table is left to the server, and to the driver.
@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-_UTF8MB3 = "utf8mb3"
-"""Of MariaDB and MySQL: no character beyond U+FFFF."""
 
 
 class Charset(NamedTuple):
@@ -26,8 +23,6 @@ class Charset(NamedTuple):
         return next((found for each in texts if not each.isascii() and (found := self._lacks(each))), "")
 
     def _lacks(self, text: str) -> str:
-        if self.codec == _UTF8MB3:
-            return next((each for each in text if each > "\uffff"), "")
         try:
             text.encode(self.codec)
         except UnicodeEncodeError as error:
@@ -43,24 +38,7 @@ _OF_POSTGRESQL = {
     "KOI8U": "koi8_u",
 }
 
-_OF_MYSQL = {
-    **{f"cp{page}": f"cp{page}" for page in (850, 852, 866, 1250, 1251, 1256, 1257)},
-    "ascii": "ascii",
-    "greek": "iso8859_7",
-    "hebrew": "iso8859_8",
-    "koi8r": "koi8_r",
-    "koi8u": "koi8_u",
-    "latin1": "cp1252",
-    "latin2": "iso8859_2",
-    "latin5": "iso8859_9",
-    "latin7": "iso8859_13",
-    "tis620": "tis_620",
-    "utf8": _UTF8MB3,
-    "utf8mb3": _UTF8MB3,
-}
 
-
-def narrowest(backend: str, names: Sequence[str]) -> Charset | None:
+def narrowest(names: Sequence[str]) -> Charset | None:
     """The first of these character sets that has not all of Unicode, as far as that is known here."""
-    known = _OF_POSTGRESQL if backend == "postgresql" else _OF_MYSQL
-    return next((Charset(name, known[name]) for name in names if name in known), None)
+    return next((Charset(name, _OF_POSTGRESQL[name]) for name in names if name in _OF_POSTGRESQL), None)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asynclock._errors import ConfigError
 from asynclock.rules.model import Entry, State, Verb
 from asynclock.stores.lookups import lookup_under_way
-from asynclock.stores.port import OLD, Reconnecting
+from asynclock.stores.port import OLD, Busy, Reconnecting
 from asynclock.stores.sql.cleaning import Cleaning
 from asynclock.stores.sql.delays import CONNECT, Delays
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource, is_of_mariadb
 from asynclock.stores.sql.errors import (
     Meaning,
+    Queued,
     ReadOnly,
+    UsedUp,
     explained,
     is_of_table,
     meaning,
@@ -32,20 +32,20 @@ from asynclock.stores.sql.file_batches import FileBatches
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import FileReplaced, inode_of
 from asynclock.stores.sql.inbox import Inbox, put
-from asynclock.stores.sql.limits import CLOSING, forget_closed_loops, in_background, limited, rest
-from asynclock.stores.sql.listening import Listening, channel, message_of
+from asynclock.stores.sql.limits import CLOSING, LIMIT, forget_closed_loops, in_background, rest
+from asynclock.stores.sql.lines import AsyncpgLine
+from asynclock.stores.sql.listening import channel, message_of
 from asynclock.stores.sql.machine_clock import boot, boottime, clock_with, read_clock
 from asynclock.stores.sql.mysql_single import MySQLSingles
-from asynclock.stores.sql.pool import LIMIT, Pool
+from asynclock.stores.sql.pool import Pool
+from asynclock.stores.sql.push import FEW, Push
 from asynclock.stores.sql.rows import resource_name
-from asynclock.stores.sql.single import Singles, single_of
+from asynclock.stores.sql.single import Singles
 from asynclock.stores.sql.table_watch import TableWatch
 from asynclock.stores.sql.transactions import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
-
-    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from asynclock.rules.model import Notice, Op
     from asynclock.stores.deciding import Change
@@ -59,15 +59,6 @@ log = logging.getLogger("asynclock")
 
 _Result = TypeVar("_Result")
 
-_PUSH = 0.25
-"""Seconds within which a push message must arrive when it is tried out, at most."""
-
-_PAUSES = (5.0, 300.0)
-"""Seconds until it is tried out again, at first and at most; doubled each time."""
-
-_LATER = 1.0
-"""Seconds within which a message must arrive then. Nothing waits for that."""
-
 
 class Database:
     """See the module. Several clients of one loop may use it."""
@@ -77,7 +68,6 @@ class Database:
         self.dialect: Dialect = settings.dialect()
         # A file that is locked repeats many ops, often; and it is never the table.
         self.delays = Delays() if settings.backend == "sqlite" else Delays(self.failed)
-        self.pushes = False  # notices come by LISTEN
         self.transactions: Transactions | None = None  # None: not connected yet
         self.cleaning: Cleaning | None = None  # None: no op of this loop has written yet
         self.singles: Singles | MySQLSingles | None = None  # None: each op is a transaction
@@ -86,18 +76,16 @@ class Database:
         self._watch: TableWatch | None = None
         self._doubts_table = False  # it is gone, or cannot exclude: it must be prepared before the next op
         self._inbox: Inbox | None = None
-        self._pools: list[Pool] = []  # the one of `transactions`, and one that may be closing
+        self._pool: Pool | None = None  # also while it is tried out
         self._timeout = connect_timeout
         self._receivers: dict[str, Callable[[Notice], object]] = {}  # by the tag of the client
         self._lost: dict[str, Callable[[Exception], object]] = {}  # by the same
-        self._opening = asyncio.Lock()
+        self.push = Push(settings.label, connect_timeout, self._received, self._lose, self._push_changed)
         self._is_prepared = False  # for ops that write
         self._preparing: asyncio.Task[object] | None = None
+        self._closing: set[asyncio.Task[object]] = set()  # of the connections of a first connect that has failed
         self.is_replica = False  # of PostgreSQL: a standby has answered the last look
         self._was_standby = False  # it was one at the first connect
-        self._listening: Listening | None = None
-        self._is_direct = False  # a push message did not arrive, although there is no pooler
-        self._trying: asyncio.Task[None] | None = None  # push again, then
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -105,12 +93,11 @@ class Database:
         """Connect, if that is not done, and receive the notices of a client. `lost` is called when they cannot come any
         more. Raises ConfigError, or the error of the database."""
         self._receivers[tag], self._lost[tag] = receive, lost
-        async with self._opening:
+        async with self.push.opening:
             try:
                 await self._open()
-                if self._listening is not None:
-                    await self._listening.add(tag)
-                elif self._inbox is not None:
+                await self.push.add(tag)
+                if self._inbox is not None:
                     self._inbox.add(tag)
             except ConfigError:
                 raise
@@ -123,26 +110,26 @@ class Database:
             return refusal(label, error)
         if meaning(error) is Meaning.READ_ONLY:
             return read_only(label, error)
-        if isinstance(error, TimeoutError):
+        if isinstance(error, UsedUp):
+            return Busy(f"{label}: {remedied(error)}")
+        if isinstance(error, TimeoutError) and not isinstance(error, Queued):
             lookup = lookup_under_way(self.settings.url.host)
             return TimeoutError(f"{label} did not answer within {self._timeout:g} s{lookup}")
         return OSError(f"{label}: {remedied(error)}")
 
     async def _open(self) -> None:
-        if self._listening is not None and not await self._listening.answers():
-            self._listening = None
         if self.transactions is None:
             await self._connect()
             return
-        if self.pushes and self._listening is None:
-            await self._listen_again(self.transactions.pool)
+        pool = self.transactions.pool
+        if self.pushes and isinstance(pool.source, EngineSource):
+            await self.push.ensure(pool.source, pool)
         elif isinstance(self.dialect, SQLite):  # it may be another file
-            self.transactions.pool.drop_idle()
+            pool.drop_idle()
             if self._is_prepared:
                 await self._prepare(self.transactions)
-        elif not self.pushes:
-            async with self.transactions.pool.line() as line:
-                await line.run("SELECT 1")
+        else:
+            await pool.used(lambda line: line.run("SELECT 1"))
         if self._doubts_table:
             await self._prepare(self.transactions)
 
@@ -153,41 +140,26 @@ class Database:
         size = 1 if settings.backend == "sqlite" else CONNECTIONS
         listens = settings.driver == "asyncpg"
         source = settings.new_source(timeout, pooler=listens)
-        pool, listening = Pool(source, size=size, pooler=listens), None
-        self._pools = [pool]
+        pool = Pool(source, size=size, pooler=listens)
+        self._pool = pool
         try:
-            if listens and isinstance(source, EngineSource):
-                listening = await self._first_listening(source.engine, pool)
-            if listening is not None:  # no pooler: statements may be prepared for more than one transaction
-                in_background(pool.aclose())
-                pool = Pool(settings.new_source(timeout, pooler=False), size=size, pooler=False)
-                self._pools.append(pool)
+            if listens and isinstance(source, EngineSource) and await self._tries_push(source, pool):
+                await self._set_up_sessions(source, pool)
             elif settings.path is None:  # a file is opened by its first op, which waits while another session locks it
-                async with pool.line() as line:
-                    await line.run("SELECT 1")
+                await pool.used(lambda line: line.run("SELECT 1"))
             transactions = Transactions(settings.label, self.dialect, pool, self._send, self.delays)
         except BaseException:  # not awaited: other clients wait for the lock of this
-            for each in (listening, pool):
-                if each is not None:
-                    in_background(each.aclose())
+            self._closing = {in_background(each.aclose()) for each in (self.push, pool)}
             raise
-        self._listening, self.pushes = listening, listening is not None
-        if listening is None:
-            self._inbox = Inbox(self.dialect, pool, self._received)
-        if listening is None and self._is_direct:
-            log.warning(
-                "asynclock: a push message of %s did not arrive within %g s: waiters look for their notices, and push "
-                "is tried again",
-                settings.label,
-                _PUSH,
-            )
-            self._try_push_soon(pool, _PAUSES[0])
         self.transactions = transactions
+        self._push_changed()
+        if isinstance(source, EngineSource):
+            self.push.go_on(source, pool)
 
-    async def _first_listening(self, engine: AsyncEngine, pool: Pool) -> Listening | None:
-        """As `_new_listening`. None also for a standby, which sends no messages, and can be read."""
+    async def _tries_push(self, source: EngineSource, pool: Pool) -> bool:
+        """Whether push messages come. False also for a standby, which sends none, and can be read."""
         try:
-            return await self._new_listening(engine, pool)
+            return await self.push.begin(source, pool)
         except Exception as error:
             if meaning(error) is not Meaning.READ_ONLY:
                 raise
@@ -198,7 +170,42 @@ class Database:
             self.settings.label,
             extra={"asynclock_node": self.settings.label, "asynclock_reason": OLD},
         )
-        return None
+        return False
+
+    async def _set_up_sessions(self, source: EngineSource, pool: Pool) -> None:
+        """Push messages come, so no pooler shares them. Those that are in use now are set up when they are taken out of
+        the engine again."""
+
+        async def set_up(line: Line) -> None:
+            if isinstance(line, AsyncpgLine):
+                await line.set_up()
+
+        source.settings, pool.pooler = True, False
+        await pool.used(set_up)
+
+    @property
+    def remark(self) -> str:
+        """See `TransactionalStore.remark`."""
+        return FEW if self.push.has_few else ""
+
+    @property
+    def pushes(self) -> bool:
+        """Whether notices come by LISTEN."""
+        return self.push.comes
+
+    def _push_changed(self) -> None:
+        """Push messages come now, or clients look for their notices."""
+        if self.transactions is None:
+            return
+        pool = self.transactions.pool
+        if not self.pushes and self._inbox is None:
+            self._inbox = Inbox(self.dialect, pool, self._received)
+            for tag in self._receivers:
+                self._inbox.add(tag)
+        if self.pushes and isinstance(pool.source, EngineSource) and not pool.source.settings:
+            in_background(self._set_up_sessions(pool.source, pool))
+            if self.cleaning is not None:
+                self.singles = self._singles_over(pool)
 
     # -- the first op that writes --------------------------------------------------------------------------------
 
@@ -219,85 +226,28 @@ class Database:
         self.singles = self._singles_over(pool)
         if isinstance(pool.source, FileSource) and isinstance(self.dialect, SQLite):
             self.batches = FileBatches(self.settings.label, self, transactions, self.dialect)
-        if self._was_standby:
-            self._try_push_soon(pool, 0.0)
+        if self._was_standby and isinstance(pool.source, EngineSource):
+            self.push.try_soon(pool.source, pool, 0.0)
 
     def _singles_over(self, pool: Pool) -> Singles | MySQLSingles | None:
         """The single statements of this database and its driver; None: each op is a transaction. PostgreSQL has them
-        where push messages arrive, which shows that there is no pooler."""
+        where push messages have arrived, which shows that its sessions are its own."""
         settings = self.settings
-        if self.pushes:
+        if self.push.has_come:
             return Singles(settings.label, settings.table, self.dialect.now, pool)
         if is_of_mariadb(pool.source) and settings.driver == "asyncmy" and settings.engine is None:
             return MySQLSingles(settings.label, settings.table, pool)
         return None
 
-    async def _new_listening(self, engine: AsyncEngine, pool: Pool, within: float = _PUSH) -> Listening | None:
-        """A connection that listens; None: no messages arrive."""
-        connecting = Listening.connect(engine, self._received, self._silent)
-        listening = await limited(connecting, self._timeout, late=lambda late: in_background(late.aclose()))
-        within = min(within, self._timeout / 2)
-        try:
-            async with pool.line() as line:
-                if await listening.works(line, within):
-                    return listening
-                self._is_direct = await listening.is_direct()
-        except BaseException:
-            in_background(listening.aclose())
-            raise
-        in_background(listening.aclose())
-        return None
-
-    def _try_push_soon(self, pool: Pool, pause: float) -> None:
-        trying = self._try_push(pool, pause)
-        self._trying = asyncio.get_running_loop().create_task(trying, name="asynclock tries push")
-
-    async def _try_push(self, pool: Pool, pause: float) -> None:
-        """Try again: the server, or this program, may have been slow at the start. From then on new tickets get push
-        messages; for those that were sent before, the inbox still looks."""
-        least, most = _PAUSES
-        while not self.pushes:
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-            pause = min(max(least, 2 * pause), most)
-            with contextlib.suppress(Exception):  # the next op finds it out, and reports it
-                if isinstance(pool.source, EngineSource):
-                    await self._use(await self._new_listening(pool.source.engine, pool, _LATER), pool)
-
-    async def _use(self, listening: Listening | None, pool: Pool) -> None:
-        if listening is None:
-            return
-        async with self._opening:
-            try:
-                for tag in self._receivers:
-                    await listening.add(tag)
-            except BaseException:
-                in_background(listening.aclose())
-                raise
-            self._listening, self.pushes = listening, True
-            if isinstance(pool.source, EngineSource):  # there is no pooler
-                pool.source.settings = True
-                pool.drop_idle()
-            if self.cleaning is not None:
-                self.singles = self._singles_over(pool)
-        log.info("asynclock: push messages of %s arrive now", self.settings.label)
-
-    async def _listen_again(self, pool: Pool) -> None:
-        if isinstance(pool.source, EngineSource):
-            self._listening = await self._new_listening(pool.source.engine, pool)
-        if self._listening is None:
-            raise OSError("its push messages do not arrive any more")
-        for tag in self._receivers:
-            await self._listening.add(tag)
-
     async def _prepare(self, transactions: Transactions) -> None:
         """Make the table if it is absent, and check it. Raises ConfigError."""
         makes = self.settings.makes
         await self.settings.check_session(transactions.pool)
-        # The question waits while another session has locked the table, and notes that.
-        if not ((makes or self._has_file) and await transactions.has_table()) and not makes:
+        exists = (makes or self._has_file) and await transactions.has_table(self.settings.exists)
+        if not (exists or makes):
             raise self.settings.absent()
         async with asyncio.timeout(LIMIT), transactions.pool.line() as line:
-            while (obstacle := await self.settings.obstacle(line)) is not None:
+            while (obstacle := await self.settings.obstacle(line, exists=exists)) is not None:
                 self.delays.repeated(CONNECT, obstacle)
                 await asyncio.sleep(0.01)
             self._charset = await self.dialect.charset(line)
@@ -312,8 +262,11 @@ class Database:
             async def read(line: Line) -> float:
                 return await read_clock(dialect, line, boot(), boottime(), time.time())
 
-            dialect.offset = await transactions.repeated(read, checked=False, keys=CONNECT)
-            dialect.clock = clock_with(dialect.offset)
+            offset = await transactions.repeated(read, checked=False, keys=CONNECT)
+            # In this order: a transaction that runs meanwhile in its thread must not be checked against the new offset,
+            # and take the time of the old clock.
+            dialect.clock = clock_with(offset)
+            dialect.offset = offset
         self._doubts_table = False
 
     async def look_at_table(self) -> None:
@@ -334,6 +287,10 @@ class Database:
 
     def _doubt_table(self, error: Exception) -> None:
         self._doubts_table = True
+        self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        """No client may go on as it does."""
         for lost in list(self._lost.values()):
             lost(error)
 
@@ -349,33 +306,34 @@ class Database:
         closed."""
         self._receivers.pop(tag, None)
         self._lost.pop(tag, None)
+        self.push.forget(tag)
         if self._inbox is not None:
             self._inbox.remove(tag)
         return not self._receivers
 
     async def unlisten(self, tag: str) -> None:
         """A client has closed, and was not the last one."""
-        if self._listening is not None:
-            await self._listening.remove(tag)
+        await self.push.remove(tag)
 
     async def aclose(self) -> None:
         """Ends within a second or two, whatever the server does."""
-        if self._trying is not None:
-            self._trying.cancel()
-            await asyncio.wait({self._trying}, timeout=CLOSING)
-        for each in (self._watch, self.cleaning, self._inbox, self.singles, self.batches):
-            if each is not None:
-                await each.aclose()
+        if self._preparing is not None:
+            self._preparing.cancel()
+        background = (self._watch, self.cleaning, self._inbox, self.singles, self.batches)
+        await asyncio.gather(*(each.aclose() for each in background if each is not None))
+        if self._preparing is not None:  # else it would connect again
+            await asyncio.wait({self._preparing}, timeout=CLOSING)
+        if self._closing:  # each has limits of its own
+            await asyncio.wait(self._closing, timeout=3 * CLOSING)
         pool = self.transactions.pool if self.transactions is not None else None
-        await asyncio.gather(*(each.aclose() for each in (self._listening, pool) if each is not None))
+        await asyncio.gather(*(each.aclose() for each in (self.push, pool) if each is not None))
         await rest(CLOSING)
 
     def desert(self) -> None:
         """Its event loop was closed before the clients: end the connections without it."""
-        if self._listening is not None:
-            self._listening.desert()
-        for pool in self._pools:
-            pool.desert()
+        self.push.desert()
+        if self._pool is not None:
+            self._pool.desert()
         forget_closed_loops()
 
     # -- ops and notices -----------------------------------------------------------------------------------------
@@ -435,8 +393,7 @@ class Database:
 
     def replaced(self, error: FileReplaced) -> None:
         """The file is not the one at its path any more."""
-        for lost in list(self._lost.values()):
-            lost(error)
+        self._lose(error)
 
     def committed(self, keys: Sequence[str], change: Change, now: float, looking: Collection[str]) -> None:
         """A transaction has left these states, at `now` of the server."""
@@ -456,20 +413,20 @@ class Database:
         if self._charset is not None and (lacks := self._charset.lacks([*map(resource_name, keys), op.id])):
             raise unsaid(self.settings.label, f"{self._charset.name} has no {lacks!r}")
 
-    async def ask_single(self, key: str, op: Op) -> int | None:
-        """Carry an op out by one statement: the fence. None: it needs a transaction."""
-        if self.singles is None or (single := single_of(key, op)) is None:
-            return None
-        try:
-            with explained(self.settings.label):
-                fence = await self.singles.ask(*single)
-        except Exception as error:
-            self.failed(error)
-            raise
-        if fence is not None and self._inbox is not None:
+    def committed_single(self, key: str, op: Op) -> None:
+        """A statement has carried out an op."""
+        if self._inbox is not None:
             holds = () if op.verb is Verb.RELEASE else (Entry(op.id, op.lease),)
             self._inbox.seen(key, State(holds), 0.0, self.looking)
-        return fence
+
+    def failed_single(self, error: Exception) -> Exception:
+        """A statement has failed: the error to tell."""
+        try:
+            with explained(self.settings.label):
+                raise error
+        except Exception as told:
+            self.failed(told)
+            return told
 
     @property
     def connected(self) -> Transactions:
@@ -497,9 +454,3 @@ class Database:
     def _received(self, notice: Notice) -> None:
         if receive := self._receivers.get(notice.tag):
             receive(notice)
-
-    def _silent(self) -> None:
-        """The connection that listens is gone."""
-        self._listening = None
-        for lost in list(self._lost.values()):
-            lost(Reconnecting(f"{self.settings.label} closed the connection"))

@@ -14,8 +14,8 @@ from asynclock._errors import ConfigError
 from asynclock.stores.sql.charsets import narrowest
 from asynclock.stores.sql.errors import Conflict, Demoted, Meaning, is_duplicate, meaning
 from asynclock.stores.sql.files import FileReplaced
+from asynclock.stores.sql.limits import LIMIT
 from asynclock.stores.sql.lines import READ_ONLY, committed, is_read_only
-from asynclock.stores.sql.pool import LIMIT
 from asynclock.stores.sql.rows import CLOCK, COLUMNS, FLOOR, Row
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ class Dialect:
     begin_waiting = begin_with(WAITING)  # the same once its lock was not free
     mixes = True  # some clients may get push messages, and others look for theirs
     returns = True  # INSERT ... RETURNING
-    charsets = "current_setting('server_encoding'), current_setting('client_encoding')"
 
     def __init__(self, table: str) -> None:
         self.table = table
@@ -140,8 +139,8 @@ class Dialect:
 
     async def charset(self, line: Line) -> Charset | None:
         """That of the text which this connection can write, if it is not all of Unicode."""
-        (found,) = await line.fetch(f"SELECT {self.charsets}")
-        return narrowest(self.name, [str(each) for each in found])
+        (found,) = await line.fetch("SELECT current_setting('server_encoding'), current_setting('client_encoding')")
+        return narrowest([str(each) for each in found])
 
     async def check(self, line: Line) -> None:
         """Whether what this transaction grants is where all others look. Raises FileReplaced."""
@@ -187,7 +186,6 @@ class MySQL(Dialect):
     )
     begin = begin_waiting = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION"
     returns = False
-    charsets = "@@character_set_client, @@character_set_connection"
 
     async def read(self, line: Line, names: Sequence[str], *, brief: bool = False) -> Read:
         # A statement for each name: with several, the server might scan the table, and wait for the locks of others.
@@ -223,6 +221,10 @@ class MySQL(Dialect):
     def _reading(self, number: int) -> str:
         del number
         return f"SELECT {self.now}, {READ_ONLY}, {_COLUMNS} FROM {self.table} WHERE resource_name = :k0 FOR UPDATE"  # noqa: S608
+
+    async def charset(self, line: Line) -> Charset | None:
+        del line  # its session has utf8mb4
+        return None
 
     async def insert(self, line: Line, row: Row, now: float) -> None:
         try:

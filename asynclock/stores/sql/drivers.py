@@ -25,7 +25,28 @@ def creator_of(driver: str, limit: float) -> Callable[..., Awaitable[Any]] | Non
 async def _asyncpg(limit: float, *args: Any, **options: Any) -> Any:
     import asyncpg  # type: ignore[import-untyped]
 
-    return await asyncpg.connect(*args, loop=DialingLoop(asyncio.get_running_loop(), limit), **options)
+    return await asyncpg.connect(*args, loop=_AsyncpgLoop(asyncio.get_running_loop(), limit), **options)
+
+
+class _AsyncpgLoop(DialingLoop):
+    """asyncpg first asks whether the server speaks TLS, with a protocol that has a future for the answer. If the
+    connect is cancelled before asyncpg awaits this future, the end of the connection sets an error there, which asyncio
+    logs as never retrieved. So the future is cancelled as well."""
+
+    async def create_connection(self, factory: Callable[[], asyncio.BaseProtocol], *args: Any, **options: Any) -> Any:
+        made: list[asyncio.BaseProtocol] = []
+
+        def make() -> asyncio.BaseProtocol:
+            made.append(factory())
+            return made[-1]
+
+        try:
+            return await super().create_connection(make, *args, **options)
+        except asyncio.CancelledError:
+            for answer in (getattr(each, "on_data", None) for each in made):
+                if isinstance(answer, asyncio.Future):
+                    answer.cancel()
+            raise
 
 
 async def _asyncmy(limit: float, *args: Any, **options: Any) -> Any:

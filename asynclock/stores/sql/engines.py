@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import uuid
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
 
 from asynclock._errors import ConfigError, brief
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.drivers import creator_of
-from asynclock.stores.sql.errors import UNKNOWN_CHARSET, UsedUp, all_said, is_of_options
+from asynclock.stores.sql.errors import Queued, UsedUp, all_said, is_of_files, is_of_options, is_unprepared
 from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of
-from asynclock.stores.sql.limits import CLOSING, cut, in_background, keep_socket, limited, rest
-from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine, CoreLine, closed
-from asynclock.stores.sql.set_up import SQL_MODE
+from asynclock.stores.sql.limits import CLOSING, cut, in_background, keep_socket, limited, rest, threads_ended
+from asynclock.stores.sql.lines import SERVED, AsyncmyLine, AsyncpgLine, CoreLine, closed
+from asynclock.stores.sql.set_up import CHARSET, SQL_MODE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from asynclock.stores.forks import Kept
     from asynclock.stores.sql.lines import Line
 
+_Result = TypeVar("_Result")
+
 _LOGGER = "asynclock"
 """The end of the name of the logger of our pools. SQLAlchemy logs each connection whose close was interrupted, with a
 traceback: the store itself interrupts those that a silent server would hold up."""
 
-logging.getLogger(f"sqlalchemy.pool.impl.AsyncAdaptedQueuePool.{_LOGGER}").setLevel(logging.CRITICAL)
+logging.getLogger(f"sqlalchemy.pool.impl.NullPool.{_LOGGER}").setLevel(logging.CRITICAL)
 
 DRIVERS = {
     "postgresql": "postgresql+asyncpg",
@@ -101,12 +106,15 @@ def _check_options(url: URL, backend: str, text: str) -> None:
         raise ConfigError(
             f"the wrong option {wrong}: {whose} has one option, once and with a value, ?{TABLE_OPTION}=locks"
         )
-    if backend in ("mysql", "mariadb") and (ours := sorted(_SESSION & url.query.keys())):
-        raise ConfigError(f"the option {ours[0]} of the url: the store sets up its sessions itself: leave it out")
+    ours = _SESSION & url.query.keys() - ({"charset"} if url.query.get("charset") == CHARSET else set())
+    if backend in ("mysql", "mariadb") and ours:
+        raise ConfigError(
+            f"the option {min(ours)} of the url: leave it out, the store sets up its sessions itself (with {CHARSET})"
+        )
 
 
-_SESSION = {"init_command", "sql_mode"}
-"""Options of MySQL and MariaDB that a url cannot have."""
+_SESSION = {"charset", "init_command", "sql_mode"}
+"""Options of MySQL and MariaDB that a url cannot have; but for the charset that it has anyway."""
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -158,10 +166,9 @@ def engine_of(url: URL, connect_timeout: float, *, pooler: bool) -> AsyncEngine:
     """An engine of our own. `pooler`: no prepared statement may outlive its transaction, because the next transaction
     may run on another connection of the server."""
     backend, driver = url.get_backend_name(), url.get_driver_name()
-    # A server closes connections that are idle for long, and all when it restarts: the pool looks before it gives one.
-    options: dict[str, Any] = {"pool_size": CONNECTIONS, "max_overflow": 1, "pool_pre_ping": backend != "sqlite"}
     # No transaction is open when a connection comes back, so the pool sends no ROLLBACK.
-    options |= {"isolation_level": "AUTOCOMMIT", "pool_reset_on_return": None, "pool_logging_name": _LOGGER}
+    options: dict[str, Any] = {"pool_reset_on_return": None, "pool_logging_name": _LOGGER, "poolclass": NullPool}
+    options |= {"isolation_level": "AUTOCOMMIT"}
     arguments: dict[str, Any] = {}
     if driver == "asyncpg":
         arguments = {"timeout": connect_timeout, "prepared_statement_cache_size": 0}
@@ -192,8 +199,6 @@ HINTS = {
 }
 """About the options of a url, by driver."""
 
-_CHARSET = "leave it out, since utf8mb4 is the default"
-
 
 @contextmanager
 def _options_checked(url: URL) -> Iterator[None]:
@@ -201,21 +206,37 @@ def _options_checked(url: URL) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if unread := _unread_file(url, error):
+            hint = f"the program cannot read the file of the option {brief(unread)}"
+            raise ConfigError(f"{label_of(url, 'asynclock')}: {hint}") from error
         if not is_of_options(error):
             raise
         which = refused_option(url, error)
     else:
         return
     label, driver = label_of(url, "asynclock"), url.get_driver_name()
-    hint = _CHARSET if "'charset'" in which else HINTS.get(driver, "they are the arguments of its connect()")
+    hint = HINTS.get(driver, "they are the arguments of its connect()")
     raise ConfigError(f"{label}: {driver} refuses {which}, or its value: {hint} (docs/stores/sql.md)")
+
+
+_FILES = ("ssl_ca", "ssl_cert", "ssl_key", "sslrootcert", "sslcert", "sslkey")
+"""Options of a url that name a file."""
+
+
+def _unread_file(url: URL, error: BaseException) -> str:
+    """The option whose file is the reason for an error: it is absent, or may not be read; "" if none is."""
+    text, options = all_said(error), url.normalized_query
+    is_of_file = is_of_files(error)
+    for name in _FILES:
+        for path in options.get(name, ()):
+            if (is_of_file or path in text) and not os.access(path, os.R_OK):
+                return name
+    return ""
 
 
 def refused_option(url: URL, error: BaseException) -> str:
     """The option that a driver refuses, by what its error names: the option, or its value. Pure."""
     text, options = all_said(error), url.normalized_query
-    if UNKNOWN_CHARSET in text:
-        return "the option 'charset'"
     named = [name for name in options if re.search(rf"(?<!\w){re.escape(name)}", text)]
     named = named or [name for name, values in options.items() if any(repr(each) in text for each in values)]
     if not (named := named or list(options)):
@@ -223,9 +244,20 @@ def refused_option(url: URL, error: BaseException) -> str:
     return f"the option {_listed(named)} of the url" if len(named) == 1 else f"one of the options {_listed(named)}"
 
 
+_CONNECTS = 3
+"""How often a connect is repeated. SQLAlchemy asks a new server for its version by a prepared statement, which fails
+where a pooler carries it out in another session than that which has prepared it."""
+
+
 async def connection_of(engine: AsyncEngine) -> AsyncConnection:
     """A connection of its pool. Raises ConfigError, or the error of the database."""
     with _options_checked(engine.url):
+        for _ in range(_CONNECTS):
+            try:
+                return await engine.connect()
+            except Exception as error:
+                if not is_unprepared(error):
+                    raise
         return await engine.connect()
 
 
@@ -265,7 +297,14 @@ def used_up(engine: AsyncEngine) -> str:
         full = pool._max_overflow >= 0 and pool.checkedout() >= most  # noqa: SLF001 - the same
     except AttributeError:  # a pool without a limit
         return ""
-    return f"all {most} connections of the engine are in use, mostly by the program" if full else ""
+    return _USED_UP.replace("all", f"all {most}") if full else ""
+
+
+_USED_UP = "all connections of the engine are in use, mostly by the program"
+
+
+_LOGGED_IN: ContextVar[list[Any]] = ContextVar("asynclock_logged_in")
+"""Of a connect that is under way: the connection of the driver, once the server has accepted the login."""
 
 
 class EngineSource:
@@ -283,7 +322,7 @@ class EngineSource:
     ) -> None:
         self.engine = engine
         self._timeout = connect_timeout
-        self._own = own
+        self.own = own
         self._path = path
         self.settings = settings  # of connections that are taken from now on
         if path is not None:
@@ -291,25 +330,47 @@ class EngineSource:
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # the connections of the driver
         self._sockets: set[Kept] = set()  # of these connections
         if own:
-            event.listen(engine.sync_engine, "connect", self._note)
+            event.listen(engine.sync_engine, "connect", self._note, insert=True)  # before the first statement
 
     def _note(self, connection: Any, record: object) -> None:
         del record
+        _LOGGED_IN.get([]).append(connection.driver_connection)
         with contextlib.suppress(AttributeError, TypeError):  # a driver without weak references
             self._made.add(connection.driver_connection)
         if (kept := keep_socket(connection.driver_connection)) is not None:
             self._sockets = {each for each in self._sockets if each.is_open} | {kept}
 
-    async def connect(self) -> Line:
-        """A connection of its pool. Raises its error, or TimeoutError."""
-        used = "" if self._own else used_up(self.engine)  # before this one counts
+    async def connect(self, *, further: bool = False) -> Line:
+        """A connection of its pool. Raises its error, UsedUp, Queued or TimeoutError."""
+        return await self.limited(self._connect(), lambda line: line.abandon(), further=further)
+
+    async def limited(
+        self, connecting: Coroutine[Any, Any, _Result], late: Callable[[_Result], object], *, further: bool = False
+    ) -> _Result:
+        """Await a connect; see `limits.limited`. `further`: others are open, so it has half of the time. Raises UsedUp,
+        Queued, TimeoutError, or the error of the connect."""
+        seconds, logged_in = self._timeout / 2 if further else self._timeout, list[Any]()
+        used = "" if self.own else used_up(self.engine)  # before this one counts
+
+        async def noted() -> _Result:
+            _LOGGED_IN.set(logged_in)
+            return await connecting
+
+        def give_up() -> None:
+            for each in logged_in:  # else it would keep its place in the queue of a pooler
+                cut(each)
+
         try:
-            return await limited(self._connect(), self._timeout, late=lambda line: line.abandon())
-        except (TimeoutError, PoolTimeout) as error:
+            return await limited(noted(), seconds, cut=give_up, late=late)
+        except PoolTimeout as error:
+            raise UsedUp(used or _USED_UP) from error
+        except TimeoutError as error:
+            label, lookup = label_of(self.engine.url, "asynclock"), lookup_under_way(self.engine.url.host)
             if used:
                 raise UsedUp(used) from error
-            label, lookup = label_of(self.engine.url, "asynclock"), lookup_under_way(self.engine.url.host)
-            raise TimeoutError(f"{label} did not answer a connect within {self._timeout:g} s{lookup}") from error
+            if logged_in:
+                raise Queued(seconds) from error
+            raise TimeoutError(f"{label} did not answer a connect within {seconds:g} s{lookup}") from error
 
     async def _connect(self) -> Line:
         if self._path is None:
@@ -327,29 +388,46 @@ class EngineSource:
         raise FileReplaced("the file is replaced again and again")
 
     async def _prepared(self, connection: AsyncConnection, file: OpenFile | None = None) -> Line:
+        line = await self._line(connection, file)
+        line.own = self.own
+        return line
+
+    async def _line(self, connection: AsyncConnection, file: OpenFile | None) -> CoreLine | AsyncpgLine | AsyncmyLine:
         try:
-            if not self._own:
+            if not self.own:
                 await connection.execution_options(isolation_level="AUTOCOMMIT")
             driver = (await connection.get_raw_connection()).driver_connection
             if self.engine.dialect.driver == "asyncpg":
                 lent = AsyncpgLine(connection, driver)
-                if self.settings:
-                    await lent.set_planner(keeps=not self._own)
+                lent.own = self.own
+                await (lent.set_up() if self.settings else lent.run(SERVED))
                 return lent
-            if self.engine.dialect.driver == "asyncmy" and self._own:
+            if self.engine.dialect.driver == "asyncmy" and self.own:
                 line = AsyncmyLine(connection, driver)
                 await line.fetch("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
                 return line
+            core = CoreLine(connection, driver, file)
+            if self.engine.dialect.name == "postgresql":
+                await core.run(SERVED)
         except BaseException:  # it may be in the middle of a statement, so it does not go back to its pool
             in_background(closed(connection))
             raise
-        return CoreLine(connection, driver, file)
+        return core
+
+    async def answers(self, line: Line) -> bool:
+        try:
+            await limited(line.run(SERVED), self._timeout / 2, cut=line.abandon)
+        except Exception:
+            return False
+        return True
 
     async def aclose(self) -> None:
-        if self._own:
+        if self.own:
             with contextlib.suppress(Exception):  # of connections that are broken
-                await limited(self.engine.dispose(), CLOSING, cut=self._cut)
+                await limited(self.engine.dispose(), CLOSING)
+            self._cut()
             await rest(CLOSING)
+        await threads_ended()
 
     def desert(self) -> None:
         for each in self._sockets:

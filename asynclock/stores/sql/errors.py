@@ -56,7 +56,7 @@ _REFUSED = {"28000", "28P01", "3D000", "42501", "3F000", 1044, 1045, 1049, 1129,
 _READ_ONLY = {"25006", 1290, 1792, 1836}
 _ABSENT = {"42P01", 1146}
 _UNSAID = {"22P05", "22021", 1300, 1366, 3854}
-_LOCK_WAITS = {"55P03", 1205}
+_LOCK_WAITS = {"55P03", 1205, 3572}
 _OF_VALUES = {"22", "23", "44", "54", "P0"}  # classes of SQLSTATE
 _BROKEN = ("InterfaceError", "InternalClientError", "ConnectionDoesNotExistError")
 """Of asyncpg: the connection is closed, or closes just now."""
@@ -71,8 +71,9 @@ _CODES = (
 )
 """SQLSTATE of PostgreSQL, and the numbers of MySQL and MariaDB."""
 
-_UNPREPARED = {1243, 1295, 1461}
-"""Of MariaDB: the session does not know the statement, the statement cannot be prepared, the server keeps no more."""
+_UNPREPARED = {1243, 1295, 1461, "26000"}
+"""Of MariaDB: the session does not know the statement, the statement cannot be prepared, the server keeps no more. Of
+PostgreSQL: the session does not know it."""
 
 _CROWDED = {"53300", 1040, 1203, 1226}
 """A server, or a limit of its user, allows no more connections. 1226 names other limits as well."""
@@ -114,10 +115,6 @@ _NO_TRANSACTIONS = "statement pooling mode"
 _SYNTAX = {"42601", 1064}
 
 
-UNKNOWN_CHARSET = "'NoneType' object has no attribute 'encoding'"
-"""What the drivers of MySQL say of a charset that they do not know, such as utf8mb3 (asyncmy)."""
-
-
 class Delayed(Exception):
     """The database answers, but has not carried out an op in time: another session has a lock, or a standby is gone. It
     is not down."""
@@ -129,6 +126,13 @@ class Unserved(Exception):
 
 class UsedUp(Exception):
     """All connections of an engine are in use by its program. The database knows nothing of it."""
+
+
+class Queued(TimeoutError):
+    """A pooler has accepted the login, and has no connection of the server for it."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"it has accepted the login, and carries out no statement within {seconds:g} s")
 
 
 class ReadOnly(Exception):
@@ -180,12 +184,12 @@ def ends_connection(error: BaseException) -> bool:
     """Whether the connection of a failed transaction is of no use any more. One of SQLite whose -wal was deleted fails
     with an I/O error until it is closed."""
     found = meaning(error)
-    return found in (Meaning.LOST, Meaning.READ_ONLY) or any("disk I/O error" in str(each) for each in _chain(error))
+    return found in (Meaning.LOST, Meaning.READ_ONLY) or "disk I/O error" in all_said(error)
 
 
 def is_crowded(error: BaseException) -> bool:
-    """Whether the database allows no further connection, although the open ones work."""
-    return any(isinstance(each, UsedUp) or not _CROWDED.isdisjoint(_codes(each)) for each in _chain(error))
+    """Whether the database, or a pooler, allows no further connection, although the open ones work."""
+    return any(isinstance(each, UsedUp | Queued) or not _CROWDED.isdisjoint(_codes(each)) for each in _chain(error))
 
 
 def _code(error: BaseException) -> tuple[object, object]:
@@ -239,26 +243,26 @@ def is_duplicate(error: BaseException) -> bool:
 
 def is_syntax(error: BaseException) -> bool:
     """Whether the statement cannot be read, as with a table whose name is a reserved word."""
-    return any(not _SYNTAX.isdisjoint(_codes(each)) or "syntax error" in str(each) for each in _chain(error))
+    return any(not _SYNTAX.isdisjoint(_codes(each)) for each in _chain(error)) or "syntax error" in all_said(error)
 
 
 def all_said(error: BaseException) -> str:
-    """The texts of an error, of what SQLAlchemy keeps in it, and of their causes."""
-    return " ".join(map(str, _chain(error)))
+    """The texts of an error and of its causes. Without the statement that SQLAlchemy adds: a lock may have any name."""
+    return " ".join(str(getattr(each, "orig", None) or each) for each in _chain(error))
 
 
 def is_of_table(error: BaseException) -> bool:
-    """Whether the table may be the reason: it may have been changed."""
+    """Whether the table may be the reason: it may have been changed, or hide rows."""
     for each in _chain(error):
-        if not _OF_TABLE.isdisjoint(_codes(each)) or _STALE.search(str(each)):
+        if isinstance(each, Conflict) or not _OF_TABLE.isdisjoint(_codes(each)):
             return True
         if isinstance(each, sqlite3.Error) and any(words in str(each) for words in _OF_TABLE_IN_SQLITE):
             return True
-    return False
+    return bool(_STALE.search(all_said(error)))
 
 
 def is_unprepared(error: BaseException) -> bool:
-    """Whether a statement of MariaDB was not prepared in this session, or cannot be."""
+    """Whether a statement was not prepared in this session, or cannot be."""
     return any(not _UNPREPARED.isdisjoint(_codes(each)) for each in _chain(error))
 
 
@@ -267,14 +271,20 @@ def is_of_options(error: BaseException) -> bool:
     chain = list(_chain(error))
     if any(isinstance(each, OSError) for each in chain):  # a certificate that is refused is a ValueError, too
         return False
-    if any(isinstance(each, TypeError | ValueError | ArgumentError) or UNKNOWN_CHARSET in str(each) for each in chain):
+    if any(isinstance(each, TypeError | ValueError | ArgumentError) for each in chain):
         return True
     return any(type(each).__name__ == "ProgrammingError" and getattr(each, "sqlstate", "") is None for each in chain)
 
 
+def is_of_files(error: BaseException) -> bool:
+    """Whether the program could not open a file, or a socket of this machine."""
+    return any(isinstance(each, FileNotFoundError | PermissionError) for each in _chain(error))
+
+
 def was_not_sent(error: BaseException) -> bool:
     """Whether the connection was closed before the statement was sent."""
-    return any("cannot switch to state" in str(each) or "connection is closed" in str(each) for each in _chain(error))
+    texts = all_said(error)
+    return "cannot switch to state" in texts or "connection is closed" in texts
 
 
 def refusal(label: str, error: BaseException) -> ConfigError:
@@ -295,9 +305,12 @@ def refusal(label: str, error: BaseException) -> ConfigError:
 
 @contextmanager
 def explained(label: str) -> Iterator[None]:
-    """For an op: raise ConfigError, or ReadOnly, where the error of the database means that."""
+    """For an op: raise ConfigError, or ReadOnly, where the error of the database means that. A ConfigError stays as it
+    is: it says what to do already, and may contain the name of a lock, which may look like the error of a database."""
     try:
         yield
+    except ConfigError:
+        raise
     except Exception as error:
         found = meaning(error)
         if found is Meaning.REFUSED:
@@ -312,10 +325,13 @@ def explained(label: str) -> Iterator[None]:
 
 
 def read_only(label: str, error: BaseException) -> ReadOnly:
-    user = ", or its user has default_transaction_read_only" if getattr(error, "sqlstate", None) == "25006" else ""
+    set_so, unset = "", "make this server writable"
+    if getattr(error, "sqlstate", None) == "25006":
+        set_so = ", or default_transaction_read_only is set"
+        unset = "set default_transaction_read_only = off (ALTER ROLE, ALTER DATABASE or ALTER SYSTEM)"
     return ReadOnly(
-        f"{label} is read-only ({reason(error)}): it is a standby, or a primary that was demoted{user}; let the url "
-        "name the primary, or make this server writable"
+        f"{label} is read-only ({reason(error)}): it is a standby, or a primary that was demoted{set_so}; let the url "
+        f"name the primary, or {unset}"
     )
 
 

@@ -24,12 +24,11 @@ from asynclock.stores.sql.errors import Delayed, Meaning, ends_connection, expla
 from asynclock.stores.sql.file_lines import FileLine, driven
 from asynclock.stores.sql.file_single import FileSingles
 from asynclock.stores.sql.files import FileReplaced
-from asynclock.stores.sql.limits import CLOSING
-from asynclock.stores.sql.pool import LIMIT
+from asynclock.stores.sql.limits import CLOSING, LIMIT
 from asynclock.stores.sql.single import single_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Sequence
 
     from asynclock.rules.model import Op
     from asynclock.stores.deciding import Change
@@ -77,13 +76,11 @@ class FileOp(Begun):
     """An op, and what became of it."""
 
     __slots__ = (
-        "_then",
         "change",
         "doubt",
         "error",
         "fence",
         "first",
-        "is_over",
         "keys",
         "now",
         "op",
@@ -100,14 +97,13 @@ class FileOp(Begun):
         votes: list[Grant | Refused | Undone],
         doubt: Callable[[Op], object],
     ) -> None:
+        super().__init__()
         self.op = op
         self.keys = keys
         self.step = step
         self.votes = votes  # the answer, once it is carried out
         self.doubt = doubt  # called if it has failed and may be carried out
         self.single = single_of(keys[0], op)
-        self.is_over = False  # it has ended, or its client has closed
-        self._then: Callable[[Exception | None], object] | None = None
         self.first = 0.0  # when it was first tried, on the clock of the loop
         self.clear()
 
@@ -117,29 +113,6 @@ class FileOp(Begun):
         self.change: Change | None = None
         self.now = 0.0
         self.error: Exception | None = None  # its own
-
-    def then(self, ended: Callable[[Exception | None], object]) -> None:
-        self._then = ended
-
-    def forget(self) -> None:
-        self.is_over, self._then = True, None
-
-    def end(self, error: Exception | None) -> None:
-        if not self.is_over:
-            self.is_over = True
-            if self._then is not None:
-                self._then(error)
-
-    def __await__(self) -> Generator[Any, None, None]:
-        answer: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
-
-        def ended(error: Exception | None) -> None:
-            if not answer.done():  # it is if the task that waits was cancelled
-                answer.set_result(error)
-
-        self.then(ended)
-        if (error := (yield from answer)) is not None:
-            raise error
 
     @property
     def checked(self) -> bool:

@@ -45,6 +45,7 @@ class FileLine:
     """One connection. Only its thread uses it."""
 
     is_closed = False
+    needs_no_task = False
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -121,6 +122,7 @@ class Inline:
     """The connection, inside its thread: nothing waits."""
 
     is_closed = False
+    needs_no_task = False
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -254,11 +256,18 @@ def driven(coroutine: Awaitable[_Result]) -> _Result:
 class FileSource:
     """Connections to a file."""
 
+    own = False
+
     def __init__(self, path: str) -> None:
         self._path = path
 
-    async def connect(self) -> FileLine:
+    async def connect(self, *, further: bool = False) -> FileLine:
+        del further  # there is one
         return await FileLine(self._path).open()
+
+    async def answers(self, line: Line) -> bool:
+        del line
+        return True
 
     async def aclose(self) -> None: ...
 

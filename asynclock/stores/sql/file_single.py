@@ -16,7 +16,7 @@ from asynclock.stores.sql.rows import FLOOR
 if TYPE_CHECKING:
     import sqlite3
 
-    from asynclock.stores.sql.single import Single
+    from asynclock.stores.sql.sending import Single
 
 
 _Found: TypeAlias = tuple[int, str | None, str, float | None, int, float]
@@ -86,7 +86,10 @@ class FileSingles:
         now = self._now
         if row is not None and row[0] and (row[3] is None or row[3] > now):  # None: it is held without an end
             return None
-        first = max(self._least(), clamped(number, now)) + span - 1
+        first = clamped(number, now)
+        if row is None or row[4] <= 0:  # that of another row is not below the floor
+            first = max(first, self._least())
+        first += span - 1
         if row is None:
             self._execute(self._texts.make, (owner, info, first, now + lease, now + memory, now, now, name))
             return first

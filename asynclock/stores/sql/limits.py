@@ -10,15 +10,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asynclock._loop import own_task
 from asynclock.stores.forks import Kept, descriptor_of, keep_from_children
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Coroutine
 
 _Result = TypeVar("_Result")
+
+LIMIT = 5.0
+"""Seconds for one use of a connection: behind a network that drops packets, no answer would ever come."""
 
 STOPPING = 1.0
 """Seconds for which the client waits for the answer of a server that it has asked to end a statement."""
@@ -34,6 +40,9 @@ _TIMES = 12
 
 _left: set[asyncio.Task[Any]] = set()
 """Strong references to the abandoned tasks, and to those in the background."""
+
+_threads: weakref.WeakKeyDictionary[threading.Thread, asyncio.AbstractEventLoop] = weakref.WeakKeyDictionary()
+"""Those of aiosqlite that were told to close their file, with the event loop to which each reports."""
 
 
 async def limited(
@@ -65,8 +74,9 @@ def abandon_task(
 ) -> None:
     """Cut the connection of a task, and cancel the task until it ends. No other task waits for it.
 
-    With `late` it is a connect: asyncpg leaves a future with an error if it is cancelled in the turn in which the
-    connection comes up, and asyncio logs that. So a connect gets a moment to end well, and is ended afterwards."""
+    With `late` it is a connect. In an engine of the user asyncpg leaves a future with an error if it is cancelled in
+    the turn in which the connection comes up, and asyncio logs that. So a connect gets a moment to end well, and is
+    ended afterwards."""
 
     def ended(task: asyncio.Task[_Result]) -> None:
         _left.discard(task)
@@ -118,6 +128,20 @@ async def rest(seconds: float) -> None:
             return
 
 
+async def threads_ended() -> None:
+    """Wait until the threads of aiosqlite that serve this event loop have closed their files, for LIMIT at most. A
+    thread that reports to a closed event loop prints a traceback, and a disk may be slow."""
+    loop = asyncio.get_running_loop()
+    if threads := [thread for thread, its in list(_threads.items()) if its is loop and thread.is_alive()]:
+        until = time.monotonic() + LIMIT
+
+        def join() -> None:
+            for thread in threads:
+                thread.join(max(0.0, until - time.monotonic()))
+
+        await asyncio.to_thread(join)
+
+
 def cut(driver: Any) -> None:
     """Close the connection of a driver at once, and send nothing to the server. Tasks that wait for an answer get an
     error. Never raises."""
@@ -134,7 +158,14 @@ def cut(driver: Any) -> None:
                     sock.shutdown(socket.SHUT_RDWR)
                 finally:
                     sock.detach()  # it belongs to the driver
-        elif hasattr(driver, "stop"):  # aiosqlite, whose thread closes the file
+        elif hasattr(driver, "stop"):  # aiosqlite
+            # Its thread closes the file, in its turn. If SQLAlchemy calls close() before that, it fails, and aiosqlite
+            # forgets the file. The file would stay locked for as long as anything refers to it.
+            with contextlib.suppress(AttributeError):
+                for end in (driver._connection.rollback, driver._connection.close):  # noqa: SLF001 - no other name
+                    driver._tx.put_nowait((None, end))  # noqa: SLF001 - as SQLAlchemy does
+            with contextlib.suppress(AttributeError, RuntimeError):  # no event loop runs here: the collector cuts
+                _threads[driver._thread] = asyncio.get_running_loop()  # noqa: SLF001 - as SQLAlchemy does
             driver.stop()
 
 

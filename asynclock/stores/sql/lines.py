@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from sqlalchemy import text
 
 from asynclock.stores.sql.errors import Demoted, Unconfirmed, ends_connection, is_answer, is_unprepared
-from asynclock.stores.sql.limits import CLOSING, STOPPING, cut, in_background, is_cut, limited
+from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, cut, in_background, is_cut, limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,16 +29,29 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.files import OpenFile
 
 _WAYS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "enable_material", "jit")
+"""Each statement looks up a few rows by the index. A server that plans it while the table is small would read all of
+the table, and go on with that while the table grows. To compile it would take longer than to run it."""
 
-_PLANNER = "; ".join(f"SET {each} = off" for each in _WAYS)
-"""For a session of PostgreSQL. Each statement looks up a few rows by the index. A server that plans it while the table
-is small would read all of the table, and go on with that while the table grows. To compile it would take longer than
-to run it."""
+_STATEMENT = LIMIT + 1
+"""Seconds for which a statement runs on whose client cannot tell the server that it is overdue."""
 
-_PLANNER_NOW = "SELECT " + ", ".join(f"current_setting('{each}')" for each in _WAYS)
+SET_UP = dict.fromkeys(_WAYS, "off") | {
+    "default_transaction_isolation": "read committed",
+    "statement_timeout": f"{_STATEMENT:g}s",
+}
+"""For a session of PostgreSQL, which hold for a statement that is a transaction of its own. Other transactions say so
+themselves."""
+
+_SET_UP_NOW = "SELECT " + ", ".join(f"current_setting('{name}')" for name in SET_UP)
+
+_STATEMENTS = 100
+"""Prepared statements of a session, at most."""
 
 _PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
 _NOTHING: dict[str, Any] = {}
+
+SERVED = "SELECT 1"
+"""A pooler accepts a login before it has a connection of the server for it: then only a statement shows that it has."""
 
 READ_ONLY = "@@global.read_only"
 """Of MariaDB and MySQL; also set where super_read_only is. Its values are 0 and 1; of a newer MariaDB OFF, ON and
@@ -46,6 +59,9 @@ others."""
 
 _CONFIRMING = -1
 """In place of the index of a change: the statement behind the COMMIT."""
+
+HIDDEN = -1
+"""In place of what LAST_INSERT_ID(value) has left: rows were found, and a trigger of the table has hidden the value."""
 
 
 Change: TypeAlias = "tuple[str, Mapping[str, Any]]"
@@ -78,6 +94,10 @@ class Line(Protocol):
         """Of SQLite."""
 
     @property
+    def needs_no_task(self) -> bool:
+        """Whether its coroutines await plain futures only (`driven.py`)."""
+
+    @property
     def is_closed(self) -> bool:
         """Whether it is known to be closed."""
 
@@ -86,7 +106,8 @@ class Line(Protocol):
         driver cannot ask. Ends within STOPPING, and never raises. The line is to be abandoned then."""
 
     async def give_back(self) -> None:
-        """To the pool of SQLAlchemy. No transaction is open. Raises the error of a connection that is broken."""
+        """To the pool of its engine; our own engines have none, so it is closed. No transaction is open. Raises the
+        error of a connection that is broken."""
 
     def abandon(self) -> None:
         """Close it at once: its state is unknown. Waits for nothing, and never raises."""
@@ -99,6 +120,8 @@ class _EngineLine:
     """A connection of SQLAlchemy, and the connection of the driver in it."""
 
     is_closed = False  # not known
+    needs_no_task = False
+    own = False  # of an engine of our own
 
     def __init__(self, connection: AsyncConnection, driver: Any, file: OpenFile | None = None) -> None:
         self._connection = connection
@@ -112,7 +135,11 @@ class _EngineLine:
         return None
 
     async def give_back(self) -> None:
-        await limited(self._give_back(), CLOSING, cut=self._cut)
+        if self.own:
+            await closed(self._connection)
+            self._cut()  # aiomysql leaves one open that the server has closed
+        else:
+            await limited(self._give_back(), CLOSING, cut=self._cut)
 
     async def _give_back(self) -> None:
         await self.run("SELECT 1")  # SQLAlchemy logs an error for each broken connection that it gets back
@@ -155,6 +182,10 @@ class AsyncmyLine(_EngineLine):
     def is_closed(self) -> bool:  # type: ignore[override]
         return is_cut(self.driver)
 
+    @property
+    def needs_no_task(self) -> bool:  # type: ignore[override]
+        return not getattr(self.driver, "_read_timeout", None)  # else it waits as a task does
+
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
         compiled, names = _formatted(sql)
         async with self.driver.cursor() as cursor:
@@ -162,12 +193,12 @@ class AsyncmyLine(_EngineLine):
             return [] if cursor.description is None else await cursor.fetchall()
 
     async def change(self, sql: str, params: Mapping[str, Any]) -> int:
-        """What LAST_INSERT_ID(value) has left in the answer to a statement; 0: nothing. The server keeps the statement
-        for the next time."""
+        """What LAST_INSERT_ID(value) has left in the answer to a statement; 0: nothing; or HIDDEN. The server keeps the
+        statement for the next time."""
         if self._prepares and (name := self._prepared.get(sql)) is not None:
             try:
                 await self.driver.query(self._execute(name, _formatted(sql)[1], params))
-                return int(self.driver.insert_id() or 0)
+                return self._left()
             except Exception as error:
                 if not is_unprepared(error):
                     raise
@@ -197,7 +228,7 @@ class AsyncmyLine(_EngineLine):
                 if isinstance(place, str):
                     self._prepared[place] = _name(len(self._prepared))
                 elif place is not None and place != _CONFIRMING:
-                    found[place] = int(self.driver.insert_id() or 0)
+                    found[place] = self._left()
         except Exception as error:
             place = packet[index][1]
             if place == _CONFIRMING:
@@ -213,6 +244,9 @@ class AsyncmyLine(_EngineLine):
         self._prepares = False  # the server has no room for more, or a proxy between has another session now
         await self.driver.query("ROLLBACK")
         return await self._changed(changes)
+
+    def _left(self) -> int:
+        return int(self.driver.insert_id() or 0) or (HIDDEN if self.driver.affected_rows() else 0)
 
     def _packet(self, changes: Sequence[Change]) -> list[tuple[str, int | str | None]]:
         """The statements for these. Each with the index of its change, or with the text that it prepares. After a
@@ -260,16 +294,27 @@ class AsyncpgLine(_EngineLine):
         super().__init__(connection, driver)
         self._settings = ""  # to send when it goes back
 
-    async def set_planner(self, *, keeps: bool) -> None:
-        """Set up the session. `keeps`: it has its own settings again when it goes back."""
-        if keeps:
-            (found,) = await self.fetch(_PLANNER_NOW)
-            self._settings = "; ".join(f"SET {each} = '{value}'" for each, value in zip(_WAYS, found, strict=True))
-        await self.run(_PLANNER)
+    async def set_up(self) -> None:
+        """Set up the session, which no pooler shares. That of a user's engine has its own settings again when it goes
+        back."""
+        if self.own:
+            self._keep_statements()
+        else:
+            (found,) = await self.fetch(_SET_UP_NOW)
+            self._settings = _set(dict(zip(SET_UP, found, strict=True)))
+        await self.run(_set(SET_UP))
+
+    def _keep_statements(self) -> None:
+        """The driver connected without a cache for prepared statements, for there might have been a pooler."""
+        with contextlib.suppress(AttributeError):  # else statements take longer
+            self.driver._stmt_cache.set_max_size(_STATEMENTS)  # noqa: SLF001 - asyncpg has no other name for it
+            self.driver._stmt_cache_enabled = True  # noqa: SLF001 - the same
 
     @property
     def is_closed(self) -> bool:  # type: ignore[override]
         return bool(self.driver.is_closed())
+
+    needs_no_task = True
 
     async def fetch(self, sql: str, params: Mapping[str, Any] = _NOTHING) -> Sequence[Any]:
         compiled, names = _numbered(sql)
@@ -292,6 +337,10 @@ class AsyncpgLine(_EngineLine):
         except Exception as error:
             return is_answer(error)
         return True
+
+
+def _set(settings: Mapping[str, str]) -> str:
+    return "; ".join(f"SET {name} = '{value}'" for name, value in settings.items())
 
 
 @contextmanager

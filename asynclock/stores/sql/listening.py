@@ -18,7 +18,7 @@ from asynclock._loop import own_task
 from asynclock.rules.model import Notice
 from asynclock.stores.sql.engines import connection_of
 from asynclock.stores.sql.limits import CLOSING, in_background, keep_socket, limited
-from asynclock.stores.sql.lines import closed
+from asynclock.stores.sql.lines import SERVED, closed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -95,7 +95,8 @@ class Listening:
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             raw = await connection.get_raw_connection()
-            driver = raw.driver_connection
+            driver: Any = raw.driver_connection
+            await driver.execute(SERVED)
             await connection.run_sync(lambda each: each.detach())
         except BaseException:
             in_background(closed(connection))

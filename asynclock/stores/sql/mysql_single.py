@@ -1,9 +1,11 @@
 """One statement for an op, on MariaDB, as `single.py` has for PostgreSQL.
 
 MariaDB has no RETURNING for such statements. LAST_INSERT_ID(fence) leaves the fence in the answer to the statement; 0
-says that the row is not plain, or not free. An acquire of a name that has a row, as far as is known, is an UPDATE,
-which costs the server half of what an INSERT does. A session prepares each statement once: to parse it takes longer
-than to carry it out.
+says that the row is not plain, or not free. A trigger of the table may hide the fence. Then an acquire and an extend
+are decided in a transaction, which finds the hold as its own.
+
+An acquire of a name that has a row, as far as is known, is an UPDATE, which costs the server half of what an INSERT
+does. A session prepares each statement once: to parse it takes longer than to carry it out.
 
 Ops that are ready at the same time leave in one packet, as one transaction, which the server commits once. Each has a
 statement of its own. If the server stops at one of them, the transaction is rolled back. That op goes its own way, and
@@ -17,23 +19,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock._loop import own_task
 from asynclock.rules.model import CLOCK_SKEW
 from asynclock.stores.sql.dialects import WRITABLE
 from asynclock.stores.sql.errors import Meaning, ends_connection, is_answer, meaning
-from asynclock.stores.sql.limits import CLOSING
-from asynclock.stores.sql.lines import AsyncmyLine, Stopped
-from asynclock.stores.sql.pool import LIMIT, Overdue
+from asynclock.stores.sql.limits import LIMIT
+from asynclock.stores.sql.lines import HIDDEN, AsyncmyLine, Stopped
+from asynclock.stores.sql.pool import Overdue
 from asynclock.stores.sql.rows import FLOOR
+from asynclock.stores.sql.sending import Asked, Known, Sending, Single, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from asynclock.stores.jobs import Left
     from asynclock.stores.sql.lines import Change, Line
     from asynclock.stores.sql.pool import Pool
-    from asynclock.stores.sql.single import Single
 
 
 class MySQLClock(NamedTuple):
@@ -62,14 +65,8 @@ CLOCK = MySQLClock(
 TOGETHER = 64
 """Ops of one packet, at most."""
 
-_PACKETS = 2
-"""Packets under way at the same time. The other connections are left for transactions."""
-
 _TRIES = 4
 """How often a packet is sent, without the ops that stopped it before."""
-
-_KNOWN = 4096
-"""Names that are remembered, at most."""
 
 _AT_ONCE = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
 """A statement fails at once where a transaction has locked its row. It would keep its connection for that time, and a
@@ -97,7 +94,7 @@ def statement(table: str, group: str, clock: MySQLClock = CLOCK) -> str:
                 fence = IF({free}, LAST_INSERT_ID(greatest(fence + {int(span)}, VALUES(fence))),
                     fence + 0 * LAST_INSERT_ID(0)),
                 {changes}, count = IF({free}, 1, count)"""  # noqa: S608
-    if verb == "retake":
+    if verb == "reacquire":
         return _retake(table, int(span), clock)
     changes = {
         "release": "keep_until = IF(fence < :number, {now} + :memory, keep_until), owner = '', node_info = '', "
@@ -129,108 +126,96 @@ def _first(now: str) -> str:
     return f"least(greatest(:number, {least}), {most})"
 
 
-class _Asked(NamedTuple):
+class _Asked(Asked):
     """An op that waits for its statement."""
 
-    change: Change
-    again: bool  # it may be carried out twice
-    answer: asyncio.Future[int]  # the fence, or 0
+    __slots__ = ("again", "change", "outcome")
+
+    def __init__(
+        self, group: str, values: Single, told: Callable[[int | None, Exception | None], Left], text: str
+    ) -> None:
+        super().__init__(group, values, told)
+        self.change: Change = (text, {**values._asdict(), "floor": FLOOR})
+        # It may be carried out twice. A release would not find its hold, and an acquire may arrive after its undo.
+        self.again = group == "extend"
+        self.outcome: int | Exception | None = None  # the fence, 0, HIDDEN, or its error
 
 
-class MySQLSingles:
+class MySQLSingles(Sending[_Asked]):
     """The statements of one event loop, over connections of asyncmy."""
 
     def __init__(self, label: str, table: str, pool: Pool, clock: MySQLClock = CLOCK) -> None:
-        self._label = label
+        super().__init__(label, pool)
         self._table = table
-        self._pool = pool
         self._clock = clock
         self._texts: dict[str, str] = {}  # by group
-        self._known: dict[str, None] = {}  # names that have a row, as far as is known
+        self._known = Known()
         self._waiting: deque[_Asked] = deque()
-        self._workers: set[asyncio.Task[None]] = set()
-        self._active = 0
 
-    async def ask(self, group: str, values: Single) -> int | None:
-        """The fence. None: the row is not plain, or not free, or locked by a transaction; nothing was done. Raises the
-        error of the database."""
-        verb, _, span = group.partition(" ")
-        if verb == "acquire" and values.name in self._known:
-            del self._known[values.name]  # until this one succeeds: the row may be gone
-            group = f"retake {span}"
-        text = self._texts.get(group) or self._texts.setdefault(group, statement(self._table, group, self._clock))
-        fence = await self._answer((text, {**values._asdict(), "floor": FLOOR}), again=verb == "extend")
-        if not fence:
-            return None
-        self._known[values.name] = None
-        if len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]
-        return fence
+    def add(self, group: str, values: Single, told: Callable[[int | None, Exception | None], Left]) -> Asked:
+        group = self._known.group(group, values.name)
+        if (text := self._texts.get(group)) is None:
+            text = self._texts[group] = statement(self._table, group, self._clock)
 
-    async def _answer(self, change: Change, *, again: bool) -> int:
-        """The fence, or 0. `again`: it may be carried out twice. A release would not find its hold, and an acquire may
-        arrive after its undo."""
-        asked = _Asked(change, again, asyncio.get_running_loop().create_future())
-        if self._waiting or self._active >= _PACKETS:
-            self._waiting.append(asked)
-        else:  # in this task: another one would take longer
-            self._active += 1
-            try:
-                await self._send([asked])
-            except GeneratorExit:  # the event loop is closed: nothing runs there any more
-                self._waiting.clear()
-                raise
-            finally:
-                self._go_on()
-        return await asked.answer
+        def answered(fence: int | None, error: Exception | None) -> Left:
+            if fence == HIDDEN and group == "release":  # a transaction would not find it; nobody needs the fence
+                fence = max(values.number, 1)
+            if fence is None or fence <= 0:
+                return told(None, error)
+            self._known.add(values.name)
+            return told(fence, None)
 
-    def _go_on(self) -> None:
-        """A packet has its answer. Those that wait leave next."""
-        if self._waiting:
-            self._workers.add(own_task(self._work(), "asynclock sends statements", self._workers.discard))
-        else:
-            self._active -= 1
+        asked = _Asked(group, values, answered, text)
+        self.begin(asked)
+        return asked
 
-    async def _work(self) -> None:
-        try:
-            while self._waiting:
-                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), TOGETHER))]
-                try:
-                    await self._send(taken)
-                except BaseException:
-                    _fail(taken, ConnectionError("closed"))
-                    raise
-        finally:
-            self._active -= 1
+    def put(self, asked: _Asked) -> None:
+        self._waiting.append(asked)
 
-    async def _send(self, asked: Sequence[_Asked]) -> None:
-        """Each gets its answer, unless this task is cancelled."""
+    def take(self) -> Sequence[_Asked]:
+        taken = list[_Asked]()
+        while self._waiting and len(taken) < TOGETHER:
+            if not (asked := self._waiting.popleft()).is_over:  # else its caller has gone
+                taken.append(asked)
+        return taken
+
+    async def send(self, taken: Sequence[_Asked], line: Line) -> Callable[[], object]:
+        await _sent(line, taken)
+        return partial(self._sent, taken)
+
+    def _sent(self, taken: Sequence[_Asked]) -> None:
+        if left := [each for each in taken if each.outcome is None]:  # the server stopped at one of them
+            self.send_again(left)
+        _tell(taken)
+
+    async def send_in_task(self, taken: Sequence[_Asked], error: Exception | None) -> None:
         until, stale = asyncio.get_running_loop().time() + LIMIT, True
         for _ in range(_TRIES):
-            if not (asked := [each for each in asked if not each.answer.done()]):
-                return
+            asked = [each for each in taken if each.outcome is None and not each.is_over]
             try:
+                if error is not None:
+                    failed, error = error, None
+                    raise failed
+                if not asked:
+                    break
                 async with self._pool.line(until) as line:
                     await _sent(line, asked)
-            except Overdue as error:
-                _fail(asked, TimeoutError(f"{self._label} did not end a statement within {LIMIT:g} s"), error)
-            except Exception as error:
-                resent = stale and meaning(error) is Meaning.LOST
-                _fail([each for each in asked if not (resent and each.again)], error)
+            except Overdue as failed:
+                overdue = TimeoutError(f"{self._label} did not end a statement within {LIMIT:g} s")
+                overdue.__cause__ = failed
+                _fail(asked, overdue)
+            except Exception as failed:
+                resent = stale and meaning(failed) is Meaning.LOST
+                _fail([each for each in asked if not (resent and each.again)], failed)
                 stale = False
                 if resent:
                     self._pool.drop_idle()
-        _settle(asked, [0] * len(asked))  # each is decided in a transaction of its own
-
-    async def aclose(self) -> None:
-        for worker in self._workers:
-            worker.cancel()
-        if self._workers:
-            await asyncio.wait(set(self._workers), timeout=CLOSING)
+        _settle(taken, [0] * len(taken))  # each that is left is decided in a transaction of its own
+        _tell(taken)
 
 
 async def _sent(line: Line, asked: Sequence[_Asked]) -> None:
-    """Some may be left without an answer: they were not carried out. Raises an error that concerns all of them."""
+    """Some may be left without an outcome: they were not carried out. Raises an error that concerns all of them."""
     if not isinstance(line, AsyncmyLine):
         raise TypeError(f"{type(line).__name__} is no connection of asyncmy")
     if len(asked) == 1:
@@ -241,11 +226,7 @@ async def _sent(line: Line, asked: Sequence[_Asked]) -> None:
     except Stopped as stopped:
         concerned = asked if stopped.at is None else asked[stopped.at : stopped.at + 1]
         if not stopped.begun:
-            # One of them may be the reason: a name that the character set of the connection does not have, which the
-            # driver finds before it sends anything. So each is decided in a transaction of its own.
-            _settle(asked, [0] * len(asked))
-            if meaning(stopped.error) is Meaning.UNSAID:
-                return
+            _settle(asked, [0] * len(asked))  # one of them may be the reason: each is a transaction of its own
             raise stopped.error from None
         if meaning(stopped.error) is Meaning.AGAIN:
             _settle(concerned, [0] * len(concerned))
@@ -259,9 +240,8 @@ async def _sent_alone(line: AsyncmyLine, asked: Sequence[_Asked]) -> None:
     try:
         fence = await line.change(*asked[0].change)
     except Exception as error:
-        found = meaning(error)
-        if found is not Meaning.AGAIN:
-            if ends_connection(error) or not (is_answer(error) or found is Meaning.UNSAID):
+        if meaning(error) is not Meaning.AGAIN:
+            if ends_connection(error) or not is_answer(error):
                 raise
             _fail(asked, error)
             return
@@ -271,12 +251,20 @@ async def _sent_alone(line: AsyncmyLine, asked: Sequence[_Asked]) -> None:
 
 def _settle(asked: Sequence[_Asked], fences: Sequence[int]) -> None:
     for each, fence in zip(asked, fences, strict=True):
-        if not each.answer.done():
-            each.answer.set_result(fence)
+        if each.outcome is None:
+            each.outcome = fence
 
 
-def _fail(asked: Sequence[_Asked], error: Exception, cause: Exception | None = None) -> None:
-    error.__cause__ = cause or error.__cause__
+def _fail(asked: Sequence[_Asked], error: Exception) -> None:
     for each in asked:
-        if not each.answer.done():
-            each.answer.set_exception(error)
+        if each.outcome is None:
+            each.outcome = error
+
+
+def _tell(asked: Sequence[_Asked]) -> None:
+    """Give those their answers that have one."""
+    tell(
+        (each, None, each.outcome) if isinstance(each.outcome, Exception) else (each, each.outcome, None)
+        for each in asked
+        if each.outcome is not None
+    )

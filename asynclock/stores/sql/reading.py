@@ -84,7 +84,8 @@ class _PlainReader(Reader):
 class MySQLReader(_PlainReader):
     """MySQL and MariaDB."""
 
-    begin = begin_waiting = "START TRANSACTION READ ONLY"
+    # With SERIALIZABLE a SELECT would lock the rows that it reads.
+    begin = begin_waiting = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION READ ONLY"
 
 
 class FileReader(_PlainReader):

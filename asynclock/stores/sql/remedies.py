@@ -23,6 +23,14 @@ _REMEDIES = (
         r"connections of the engine are in use",
         "raise its pool_size or max_overflow, or give the store an engine of its own",
     ),
+    (
+        r"has accepted the login, and carries out no statement",
+        (
+            "the pool of a pooler before it may be used up (PgBouncer: default_pool_size, with pool_mode = session): "
+            "each client, which is each event loop of each process, needs one of its connections, and a second one for "
+            "push messages"
+        ),
+    ),
     (r"too many connections for role", f"raise its limit (ALTER ROLE name CONNECTION LIMIT n), {_FEWER}"),
     (r"too many connections for database", f"raise its limit (ALTER DATABASE name CONNECTION LIMIT n), {_FEWER}"),
     (

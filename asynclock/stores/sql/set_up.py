@@ -1,5 +1,5 @@
-"""What a database must allow before its locks can work, checked once for each connect. A mistake that would show later,
-as an outage or as a row that nobody finds, is a ConfigError at once."""
+"""What a database must allow before its locks can work. A mistake that would show later, as an outage or as a row that
+nobody finds, is a ConfigError. Sessions are checked once for each connect, policies with the table."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 SQL_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 """Of our sessions on MySQL and MariaDB: a value that does not fit is an error."""
 
+CHARSET = "utf8mb4"
+"""Of all sessions there: SQLAlchemy sets that of the driver. With another one the server would give `?` for a character
+that it lacks, and a client that writes back what it has read would take the lock of its owner away."""
+
+_WAYS = ("client", "connection", "results")
+"""Of a text, between a client and the server."""
+
 _TRIED = f"{RESERVED}tried:"
 """The begin of the name of a row that is never committed."""
 
@@ -26,7 +33,13 @@ _TRIED = f"{RESERVED}tried:"
 async def check_session(line: Line, label: str) -> None:
     """The session of an engine of the user, on MySQL and MariaDB. Those of our own engines are set up. Raises
     ConfigError."""
-    ((mode, completion),) = await line.fetch("SELECT @@sql_mode, @@completion_type")
+    sql = f"SELECT @@sql_mode, @@completion_type, {', '.join(f'@@character_set_{each}' for each in _WAYS)}"
+    ((mode, completion, *charsets),) = await line.fetch(sql)
+    if narrow := [str(each) for each in charsets if str(each) != CHARSET]:
+        raise ConfigError(
+            f"{label}: the character set of the sessions of the engine is {narrow[0]}, in which an owner of a lock may "
+            f"be read as ?: connect with charset={CHARSET}, or give the url in place of the engine"
+        )
     wrong = []
     if "EMPTY_STRING_IS_NULL" in str(mode):
         wrong.append("sql_mode has EMPTY_STRING_IS_NULL, and a free name has the owner ''")
@@ -40,12 +53,12 @@ async def check_session(line: Line, label: str) -> None:
         )
 
 
-async def check_policies(line: Line, dialect: Dialect, label: str) -> None:
-    """On PostgreSQL: no policy (row level security) hides rows from this user. A row that is hidden from UPDATE or
-    DELETE is no error of the server: nobody could take or release its name. Proves it by a transaction that is rolled
-    back. What the server refuses with an error, the ops tell. Raises ConfigError."""
+async def hiding_policy(line: Line, dialect: Dialect, label: str) -> ConfigError | None:
+    """On PostgreSQL: the error for a policy (row level security) that hides rows from this user; None: there is none. A
+    row that is hidden from UPDATE or DELETE is no error of the server: nobody could take or release its name. Proves it
+    by a transaction that is rolled back. What the server refuses with an error, the ops tell."""
     if not (await line.fetch(f"SELECT row_security_active('{dialect.table}')"))[0][0]:
-        return
+        return None
     hidden = ""
     await line.run(dialect.begin)
     try:
@@ -56,13 +69,14 @@ async def check_policies(line: Line, dialect: Dialect, label: str) -> None:
     finally:
         with contextlib.suppress(Exception):  # the connection is gone: another error says so
             await line.run("ROLLBACK")
-    if hidden:
-        table = dialect.table
-        raise ConfigError(
-            f"{label}: a policy (row level security) hides rows of {table} from {hidden} by its user: CREATE POLICY "
-            f"asynclock ON {table} TO the user USING (true) WITH CHECK (true), or ALTER TABLE {table} DISABLE ROW "
-            "LEVEL SECURITY"
-        )
+    if not hidden:
+        return None
+    table = dialect.table
+    return ConfigError(
+        f"{label}: a policy (row level security) hides rows of {table} from {hidden} by its user: CREATE POLICY "
+        f"asynclock ON {table} TO the user USING (true) WITH CHECK (true), or ALTER TABLE {table} DISABLE ROW "
+        "LEVEL SECURITY"
+    )
 
 
 async def _hidden(line: Line, dialect: Dialect, row: Row) -> str:

@@ -15,8 +15,9 @@ from asynclock.stores.sql.engines import TABLE_OPTION, EngineSource, engine_of, 
 from asynclock.stores.sql.errors import Meaning, is_syntax, meaning, reason
 from asynclock.stores.sql.file_lines import FileSource
 from asynclock.stores.sql.files import absolute, check_file, path_of
+from asynclock.stores.sql.remedies import remedy
 from asynclock.stores.sql.schema import ddl, lock_table
-from asynclock.stores.sql.set_up import check_policies, check_session
+from asynclock.stores.sql.set_up import check_session, hiding_policy
 from asynclock.stores.sql.table_check import explain, faults
 from asynclock.stores.sql.table_facts import table_facts
 
@@ -34,7 +35,7 @@ log = logging.getLogger("asynclock")
 _TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(?:\.[a-z_][a-z0-9_]{0,62})?")
 
 
-_OURS = {"c", "m", "mine", "made", "q", "taken"}
+_OURS = {"c", "m", "mine", "made", "q", "t", "taken"}
 """What a statement for PostgreSQL calls its own parts (`single.py`). They would hide a table of that name."""
 
 
@@ -105,11 +106,11 @@ class Settings:
         engine = engine_of(self.url, connect_timeout, pooler=pooler)
         return EngineSource(engine, connect_timeout, own=True, path=self.path, settings=not pooler)
 
-    async def obstacle(self, line: Line) -> Exception | None:
-        """Prepare it. Returns the error if another client is just doing something that excludes this one. Raises
+    async def obstacle(self, line: Line, *, exists: bool) -> Exception | None:
+        """Prepare the table. Returns the error if another client is just doing something that excludes this one. Raises
         ConfigError."""
         try:
-            await self.prepare(line)
+            await self.prepare(line, exists=exists)
         except Exception as error:
             if meaning(error) is Meaning.AGAIN:
                 return error
@@ -122,20 +123,18 @@ class Settings:
             async with pool.line() as line:
                 await check_session(line, self.label)
 
-    async def prepare(self, line: Line) -> None:
-        """Make the table if it is absent. Raises ConfigError if that is not permitted."""
+    async def prepare(self, line: Line, *, exists: bool) -> None:
+        """Make the table unless it exists. Raises ConfigError if that is not permitted."""
         if self.is_plain_file:
             await line.run("PRAGMA journal_mode = WAL")
-        if await self.exists(line):
-            if self.backend == "postgresql":
-                await check_policies(line, self.dialect(), self.label)
+        if exists:
             return
         try:
             await self.create(line)
         except Exception as error:
             if await self.exists(line):  # another client was first
                 return
-            if meaning(error) not in (Meaning.REFUSED, Meaning.FAILED):
+            if meaning(error) not in (Meaning.REFUSED, Meaning.FAILED) or remedy(reason(error)):
                 raise
             raise self.absent(f", and it cannot be made ({reason(error)})") from error
 
@@ -166,7 +165,7 @@ class Settings:
             what, mend = explain(self._compiler, self.table, found)
             return ConfigError(f"{self.label}: {what}; {mend}")
         self._tell(facts)
-        return None
+        return await hiding_policy(line, self.dialect(), self.label) if self.backend == "postgresql" else None
 
     def _tell(self, facts: TableFacts) -> None:
         """Log what is not known, and what makes waiters slow, once."""

@@ -9,38 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from asynclock._loop import own_task
 from asynclock.rules.model import ACQUIRE, CLOCK_SKEW, EXTEND, RELEASE
 from asynclock.stores.sql.dialects import LOCKED, latest
 from asynclock.stores.sql.errors import Delayed, Meaning, ends_connection, is_answer, is_of_one, meaning, was_not_sent
-from asynclock.stores.sql.limits import CLOSING
-from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
+from asynclock.stores.sql.limits import LIMIT
+from asynclock.stores.sql.pool import Overdue
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
+from asynclock.stores.sql.sending import Asked, Known, Sending, Single, fail, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from asynclock.rules.model import Op
+    from asynclock.stores.jobs import Left
     from asynclock.stores.sql.lines import Line
+    from asynclock.stores.sql.pool import Pool
 
 TOGETHER = 64
 """Ops of one statement, at most."""
-
-_STATEMENTS = 2
-"""Statements under way at the same time."""
-
-
-class Single(NamedTuple):
-    """The values of an op."""
-
-    name: str  # the resource_name
-    owner: str
-    info: str
-    number: int  # acquire: the client's clock in us; else the token
-    lease: float
-    memory: float
 
 
 def single_of(key: str, op: Op) -> tuple[str, Single] | None:
@@ -80,7 +69,7 @@ def statement(table: str, now: str, group: str) -> str:
                 FOR UPDATE SKIP LOCKED) AS t ON true)"""  # noqa: S608
     if verb == "acquire":
         return f"{mine}, {_acquire(table, int(span))}"
-    return f"{mine} {_change(table, verb)}"
+    return f"{mine} {_change(table, group)}"
 
 
 def statement_of_one(table: str, now: str, group: str) -> str:
@@ -92,30 +81,39 @@ def statement_of_one(table: str, now: str, group: str) -> str:
             mine AS MATERIALIZED (SELECT c.*, t.*, {_first(table, int(span))} AS first FROM c LEFT JOIN t ON true),
             {_acquire(table, int(span))}"""  # noqa: S608
     mine = f"{latest(table, ':name', f'{now} AS now, {_VALUES}, {_FOUND}')} FOR UPDATE SKIP LOCKED"
-    return f"WITH mine AS ({mine}) {_change(table, verb)}"
+    return f"WITH mine AS ({mine}) {_change(table, group)}"
 
 
-def _change(table: str, verb: str) -> str:
-    """The UPDATE of a hold, by its only holder."""
-    return f"""UPDATE {table} AS l SET {_CHANGES[verb]} FROM mine AS m
-        WHERE l.ctid = m.at AND l.tableoid = m.part AND m.state IS NULL AND m.count = 1 AND m.holder = m.owner
-            AND m.ends > m.now
+def _change(table: str, group: str) -> str:
+    """The UPDATE of a row that is there: of a hold by its only holder, or of a free name by the next one. The fence of
+    such a row is not below the floor, so a grant need not read that."""
+    verb, _, span = group.partition(" ")
+    if verb == "reacquire":
+        changes = _TAKEN.format(fence=f"greatest(l.fence + {int(span)}, {_clocked('m.now', 'm.number')} + {span} - 1)")
+        plain = "l.fence > 0 AND (m.count = 0 OR m.ends <= m.now)"
+    else:
+        changes, plain = _CHANGES[verb], "m.count = 1 AND m.holder = m.owner AND m.ends > m.now"
+    return f"""UPDATE {table} AS l SET {changes} FROM mine AS m
+        WHERE l.ctid = m.at AND l.tableoid = m.part AND m.state IS NULL AND {plain}
         RETURNING l.resource_name, l.fence"""  # noqa: S608
 
 
 def _first(table: str, span: int) -> str:
-    """The least fence of a grant."""
-    least, most = (f"CAST(trunc((now {sign} {CLOCK_SKEW}) * 1000000) AS bigint)" for sign in "-+")
+    """The least fence of a grant of a name that may have no row."""
     floor = f"(SELECT fence FROM {table} WHERE resource_name = :floor)"  # noqa: S608
-    return f"greatest(coalesce({floor}, 0) + 1, least(greatest(number, {least}), {most})) + {span} - 1"
+    return f"greatest(coalesce({floor}, 0) + 1, {_clocked('now', 'number')}) + {span} - 1"
+
+
+def _clocked(now: str, number: str) -> str:
+    """The client's clock in us, as far as that of the server agrees."""
+    least, most = (f"CAST(trunc(({now} {sign} {CLOCK_SKEW}) * 1000000) AS bigint)" for sign in "-+")
+    return f"least(greatest({number}, {least}), {most})"
 
 
 def _acquire(table: str, span: int) -> str:
     """Rows that are free are taken, and those that are absent are made: they are not found without a lock either."""
     return f"""taken AS (
-            UPDATE {table} AS l SET owner = m.owner, node_info = m.info, count = 1,
-                fence = greatest(l.fence + {span}, m.first), expires_at = m.now + m.lease,
-                keep_until = m.now + m.memory, update_time = m.now FROM mine AS m
+            UPDATE {table} AS l SET {_TAKEN.format(fence=f"greatest(l.fence + {span}, m.first)")} FROM mine AS m
             WHERE l.ctid = m.at AND l.tableoid = m.part AND m.state IS NULL AND (m.count = 0 OR m.ends <= m.now)
             RETURNING l.resource_name, l.fence),
         made AS (
@@ -145,6 +143,11 @@ _FOUND = "tableoid AS part, ctid AS at, owner AS holder, count, expires_at AS en
 _LOCK_TIMEOUT = f"set_config('lock_timeout', '{int(LOCKED * 1000)}', true)"
 """As SET LOCAL, which would be a statement of its own."""
 
+_TAKEN = (
+    "owner = m.owner, node_info = m.info, count = 1, fence = {fence}, expires_at = m.now + m.lease, "
+    "keep_until = m.now + m.memory, update_time = m.now"
+)
+
 _CHANGES = {
     "release": "owner = '', node_info = '', count = 0, expires_at = 0, fence = greatest(l.fence, m.number), "
     "keep_until = CASE WHEN l.fence < m.number THEN m.now + m.memory ELSE l.keep_until END, update_time = m.now",
@@ -154,114 +157,121 @@ _CHANGES = {
 }
 
 
-class Singles:
+class Singles(Sending[Asked]):
     """The statements of one event loop."""
 
     def __init__(self, label: str, table: str, now: str, pool: Pool) -> None:
-        self._label = label
+        super().__init__(label, pool)
         self._table = table
         self._now = now
-        self._pool = pool
-        self._waiting: dict[str, deque[tuple[Single, asyncio.Future[int | None]]]] = {}
-        self._workers: set[asyncio.Task[None]] = set()
-        self._active = 0
+        self._known = Known()
+        self._waiting: dict[str, deque[Asked]] = {}  # by group
         self._texts: dict[tuple[object, str], str] = {}  # by what builds them, and group
 
-    async def ask(self, group: str, values: Single) -> int | None:
-        """The fence; None: the row is not plain, or not free. Raises the error of the database."""
-        answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(group, deque()).append((values, answer))
-        if self._active < _STATEMENTS:
-            self._active += 1
-            self._workers.add(own_task(self._work(), "asynclock sends statements", self._workers.discard))
-        return await answer
+    def add(self, group: str, values: Single, told: Callable[[int | None, Exception | None], Left]) -> Asked:
+        def answered(fence: int | None, error: Exception | None) -> Left:
+            if fence is not None:
+                self._known.add(values.name)
+            return told(fence, error)
 
-    async def _work(self) -> None:
-        try:
-            while self._waiting:
-                group = next(iter(self._waiting))
-                if taken := self._take(group):
-                    await self._send(group, taken)
-        finally:
-            self._active -= 1
+        asked = Asked(self._known.group(group, values.name), values, answered)
+        self.begin(asked)
+        return asked
 
-    def _take(self, group: str) -> dict[str, tuple[Single, asyncio.Future[int | None]]]:
-        """The next ops of a group, at most one for each name."""
-        waiting, taken, left = self._waiting.pop(group), dict[str, Any](), deque[Any]()
-        while waiting and len(taken) < TOGETHER:
-            each = waiting.popleft()
-            if each[1].done():  # its caller was cancelled
-                continue
-            if each[0].name in taken:
-                left.append(each)
-            else:
-                taken[each[0].name] = each
-        left.extend(waiting)
-        if left:
-            self._waiting[group] = left  # at the end: other groups come first
-        return taken
+    def put(self, asked: Asked) -> None:
+        self._waiting.setdefault(asked.group, deque()).append(asked)
 
-    async def _send(self, group: str, taken: dict[str, tuple[Single, asyncio.Future[int | None]]]) -> None:
-        values = [each for each, _ in sorted(taken.values(), key=lambda each: each[0].name.encode())]
-        try:
-            if len(values) == 1:
-                fences = await self._fetch(statement_of_one, group, values[0]._asdict())
-            else:
-                columns = dict(zip(Single._fields, map(list, zip(*values, strict=True)), strict=True))
-                fences = await self._fetch(statement, group, columns)
-        except BaseException as error:
-            if len(taken) > 1 and isinstance(error, Exception) and is_of_one(error):
-                for name, asked in taken.items():  # nothing was carried out
-                    if not asked[1].done():
-                        await self._send(group, {name: asked})
-                return
-            said = error if isinstance(error, Exception) else ConnectionError("closed")
-            for _, answer in taken.values():
-                if not answer.done():
-                    answer.set_exception(said)
-            if not isinstance(error, Exception):
-                raise
+    def take(self) -> Sequence[Asked]:
+        """Ops of a group, at most one for each name."""
+        while self._waiting:
+            group = next(iter(self._waiting))
+            waiting, taken, left = self._waiting.pop(group), dict[str, Asked](), deque[Asked]()
+            while waiting and len(taken) < TOGETHER:
+                asked = waiting.popleft()
+                if asked.is_over:  # its caller has gone
+                    continue
+                if taken.setdefault(asked.values.name, asked) is not asked:
+                    left.append(asked)
+            left.extend(waiting)
+            if left:
+                self._waiting[group] = left  # at the end: other groups come first
+            if taken:
+                return list(taken.values())
+        return ()
+
+    async def send(self, taken: Sequence[Asked], line: Line) -> Callable[[], object]:
+        found = await _answered(line, *self._statement(taken))
+        if isinstance(found, Exception):
+            if meaning(found) is not Meaning.AGAIN:
+                return partial(self._refused, taken, found)
+            found = {}
+        return partial(tell, [(each, found.get(each.values.name), None) for each in taken])
+
+    def _refused(self, taken: Sequence[Asked], error: Exception) -> None:
+        """The server has carried out nothing. What one op writes may be the reason: then each is sent alone."""
+        if len(taken) == 1 or not is_of_one(error):
+            fail(taken, error)
             return
-        for name, (_, answer) in taken.items():
-            if not answer.done():
-                answer.set_result(fences.get(name))
+        self.send_again(taken, error)
 
-    async def _fetch(
-        self, build: Callable[[str, str, str], str], group: str, params: Mapping[str, Any]
-    ) -> dict[str, int]:
-        """The fences, by name. Empty if a lock was not free: then each op goes its own way. Raises the error of the
-        database."""
-        text = self._texts.get((build, group)) or self._texts.setdefault(
-            (build, group), build(self._table, self._now, group)
-        )
+    async def send_in_task(self, taken: Sequence[Asked], error: Exception | None) -> None:
+        try:
+            found = await self._fetch(taken, error)
+        except Exception as failed:
+            if len(taken) > 1 and is_of_one(failed):
+                for each in taken:
+                    if not each.is_over:
+                        await self.send_in_task([each], None)
+                return
+            fail(taken, failed)
+        else:
+            tell((each, found.get(each.values.name), None) for each in taken)
+
+    def _statement(self, taken: Sequence[Asked]) -> tuple[str, dict[str, Any]]:
+        """The text, and its parameters."""
+        if len(taken) > 1:
+            return self._of_several(taken)
+        (asked,) = taken
+        return self._text(statement_of_one, asked.group), {**asked.values._asdict(), "floor": FLOOR}
+
+    def _of_several(self, taken: Sequence[Asked]) -> tuple[str, dict[str, Any]]:
+        values = sorted((each.values for each in taken), key=lambda each: each.name.encode())
+        columns = zip(Single._fields, map(list, zip(*values, strict=True)), strict=True)
+        return self._text(statement, taken[0].group), {**dict(columns), "floor": FLOOR}
+
+    def _text(self, build: Callable[[str, str, str], str], group: str) -> str:
+        if (text := self._texts.get((build, group))) is None:
+            text = self._texts[build, group] = build(self._table, self._now, group)
+        return text
+
+    async def _fetch(self, taken: Sequence[Asked], error: Exception | None) -> dict[str, int]:
+        """The fences, by name. Empty if a lock was not free: then each op goes its own way. `error`: that of an attempt
+        before. Raises the error of the database."""
         until, stale = asyncio.get_running_loop().time() + LIMIT, True
         while True:
             try:
+                if error is not None:
+                    failed, error = error, None
+                    raise failed
                 async with self._pool.line(until) as line:
-                    found = await _answered(line, text, {**params, "floor": FLOOR})
+                    found = await _answered(line, *self._statement(taken))
                 if not isinstance(found, Exception):
                     return found
                 raise found
-            except Overdue as error:
+            except Overdue as failed:
                 said = f"{self._label} did not end a statement within {LIMIT:g} s"
-                raise (Delayed(said) if error.ended else TimeoutError(said)) from error
-            except Exception as error:
-                means = meaning(error)
+                raise (Delayed(said) if failed.ended else TimeoutError(said)) from failed
+            except Exception as failed:
+                means = meaning(failed)
                 if means is Meaning.AGAIN:
                     return {}
                 # A release that is repeated would not find its hold. An acquire may arrive twice, the second time after
                 # its undo. Only an extend does no harm.
-                again = group == "extend" or was_not_sent(error)
+                again = taken[0].group == "extend" or was_not_sent(failed)
                 if means is not Meaning.LOST or not stale or not again:
                     raise
                 stale = False
                 self._pool.drop_idle()
-
-    async def aclose(self) -> None:
-        for worker in self._workers:
-            worker.cancel()
-        if self._workers:
-            await asyncio.wait(set(self._workers), timeout=CLOSING)
 
 
 async def _answered(line: Line, text: str, params: Mapping[str, Any]) -> dict[str, int] | Exception:

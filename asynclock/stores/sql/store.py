@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.pool import NullPool
@@ -19,6 +20,7 @@ from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.file_batches import FileOp
 from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.settings import Settings
+from asynclock.stores.sql.single import single_of
 from asynclock.stores.transactional import TransactionalNode, TransactionalStore
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from asynclock.rules.model import Notice, Op
-    from asynclock.stores.jobs import Running
+    from asynclock.stores.jobs import Left, Running
     from asynclock.stores.port import Grant, NodeConfig, Refused, Undone
     from asynclock.stores.transactional import Step
     from asynclock.stores.undelivered import PendingRelease
@@ -128,7 +130,11 @@ class SQLStore(TransactionalStore):
             return database.read(keys_of(prefix, asked), step), votes
         if database.batches is not None:
             return database.batches.add(FileOp(asked, keys_of(prefix, asked), step, votes, self._doubt)), votes
-        return self._carry_out(database, asked, keys_of(prefix, asked), step, votes), votes
+        keys = keys_of(prefix, asked)
+        database.check_text(keys, asked)
+        if database.singles is not None and (single := single_of(keys[0], asked)) is not None:
+            return database.singles.add(*single, partial(self._told, database, asked, keys, step, votes)), votes
+        return self._transact(database, asked, keys, step), votes
 
     def deliver(
         self, prefix: str, release: PendingRelease, answer: Callable[[Grant | Refused | Undone], object]
@@ -137,20 +143,30 @@ class SQLStore(TransactionalStore):
         step, votes = self.step_of([release])
         return self._database.transact(keys_of(prefix, release), step, brief=True), votes
 
-    async def _carry_out(
+    def _told(
         self,
         database: Database,
         op: Op,
         keys: Sequence[str],
         step: Step,
         votes: list[Grant | Refused | Undone],
-    ) -> None:
-        """One statement if that is enough, else a transaction."""
-        database.check_text(keys, op)
+        fence: int | None,
+        error: Exception | None,
+    ) -> Left:
+        """The answer to the statement of an op. Where that was not enough, the op is a transaction."""
+        if error is not None:
+            told = database.failed_single(error)
+            if not isinstance(told, Unfit):
+                self._doubt(op)
+            return told
+        if fence is None:
+            return partial(self._transact, database, op, keys, step)
+        database.committed_single(keys[0], op)
+        votes[:] = [(fence, False)]
+        return None
+
+    async def _transact(self, database: Database, op: Op, keys: Sequence[str], step: Step) -> None:
         try:
-            if (fence := await database.ask_single(keys[0], op)) is not None:
-                votes[:] = [(fence, False)]
-                return
             await database.transact(keys, step, checked=op.verb is not RELEASE)
         except Unfit:
             raise
@@ -183,6 +199,10 @@ class SQLStore(TransactionalStore):
     def view(self) -> str:
         database = self._databases.get(asyncio.get_running_loop())
         return "of a standby, which may be behind its primary" if database is not None and database.is_replica else ""
+
+    def remark(self) -> str:
+        database = self._databases.get(asyncio.get_running_loop())
+        return "" if database is None else database.remark
 
     def is_down(self, error: Exception) -> bool:
         return meaning(error) in (Meaning.LOST, Meaning.ABSENT)  # the table is made again

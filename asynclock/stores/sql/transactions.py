@@ -15,11 +15,11 @@ from asynclock.stores.sql.errors import (
     Unconfirmed,
     ends_connection,
     is_lock_wait,
-    is_syntax,
     meaning,
 )
 from asynclock.stores.sql.file_lines import FileLine
-from asynclock.stores.sql.pool import LIMIT, Overdue, Pool
+from asynclock.stores.sql.limits import LIMIT
+from asynclock.stores.sql.pool import Overdue, Pool
 from asynclock.stores.sql.reading import reader_of
 from asynclock.stores.sql.rows import (
     common_begin,
@@ -268,20 +268,9 @@ class Transactions:
         keys = [key for row in found if (key := key_of(row)) is not None and key.startswith(begin)]
         return (found[-1].resource_name if found and len(found) == PAGE else ""), keys
 
-    async def has_table(self) -> bool:
-        """Whether the table exists. Waits while another session has locked it."""
-
-        async def run(line: Line) -> None:
-            await line.fetch(f"SELECT 1 FROM {self._dialect.table} WHERE 1 = 0")  # noqa: S608
-
-        try:
-            await self._read(run, CONNECT)
-        except Exception as error:
-            if meaning(error) is Meaning.ABSENT:
-                return False
-            if not is_syntax(error):  # of a reserved word, which `Settings.exists` reports
-                raise
-        return True
+    async def has_table(self, exists: Callable[[Line], Awaitable[bool]]) -> bool:
+        """Whether the table exists. Waits while another session has locked it, and notes that."""
+        return bool(await self._read(exists, CONNECT))
 
     async def _read(self, run: Callable[[Line], Awaitable[Any]], keys: Sequence[str]) -> Any:
         try:

@@ -12,6 +12,8 @@ from shutil import which
 
 import pytest
 
+from tests.support.containers import image
+
 INSTALL = "make services"
 
 
@@ -23,6 +25,11 @@ def program(name: str, *folders: str) -> Path | None:
         for path in sorted(Path("/").glob(folder.lstrip("/") + "/" + name), reverse=True):
             return path
     return None
+
+
+def redis_server() -> Path:
+    """Debian's Redis, for deployments of several servers; in containers, the program of their image."""
+    return Path("redis-server") if image() else needs("Redis", program("redis-server"))[0]
 
 
 def needs(service: str, *programs: Path | None) -> Sequence[Path]:

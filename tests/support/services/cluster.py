@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,9 +14,10 @@ from typing import Any
 
 import redis
 
-from asynclock.stores.embedded import server as valkey
+from tests.support.containers import at_least
 from tests.support.ports import free_ports
-from tests.support.services import needs, program
+from tests.support.servers import Running, freeze, run
+from tests.support.services import redis_server
 
 SLOTS = 16384
 _LIMIT = 20.0  # seconds until a cluster serves, on a busy machine
@@ -45,19 +45,20 @@ class Member:
         self.port, self.bus = free_ports(2)
         self.folder = folder / str(number)
         self.folder.mkdir()
-        self._command = [
-            *(str(binary), "--port", str(self.port), "--cluster-port", str(self.bus), "--bind", "127.0.0.1"),
+        self._binary = binary
+        self._arguments = [
+            *("--port", str(self.port), "--cluster-port", str(self.bus), "--bind", "127.0.0.1"),
             *("--dir", str(self.folder), "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
             *("--save", "", "--repl-diskless-sync-delay", "0", "--logfile", "log", *options),
         ]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Running | None = None
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = run(self._binary, *self._arguments)
 
     def cli(self, *command: Any) -> Any:
         """The answer to one command, as it is. Raises ResponseError."""
@@ -84,8 +85,7 @@ class Member:
 
     def freeze(self) -> None:
         assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        freeze(self.process)
 
     def thaw(self) -> None:
         assert self.process is not None
@@ -100,10 +100,9 @@ class Member:
 class Cluster:
     """Masters that share the slots, each with so many replicas."""
 
-    def __init__(self, masters: int = 3, replicas: int = 1, *options: str, valkey_server: bool = False) -> None:
-        found = Path(valkey.binary()) if valkey_server else program("redis-server", "/usr/bin")
-        (self._binary,) = needs("redis-server", found)
-        self._shards = valkey_server
+    def __init__(self, masters: int = 3, replicas: int = 1, *options: str) -> None:
+        at_least(7, 0)  # --cluster-port
+        self._binary = redis_server()
         self._folder = tempfile.TemporaryDirectory(prefix="asynclock-cluster-")
         self._options = ("--cluster-node-timeout", "400", "--cluster-replica-validity-factor", "0", *options)
         self.members: list[Member] = []
@@ -129,8 +128,7 @@ class Cluster:
             (me.folder / "nodes.conf").write_text(text)
 
     def _line(self, number: int, each: Member, masters: int, *, mine: bool) -> str:
-        shard = f",,shard-id={self.members[number % masters].id}" if self._shards else ""  # Redis 7.0 knows none
-        head = f"{each.id} 127.0.0.1:{each.port}@{each.bus}{shard} {'myself,' if mine else ''}"
+        head = f"{each.id} 127.0.0.1:{each.port}@{each.bus} {'myself,' if mine else ''}"
         if number >= masters:
             return f"{head}slave {self.members[number % masters].id} 0 0 {number % masters + 1} connected"
         first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1

@@ -1,8 +1,9 @@
 #!/bin/sh
 # Installs the services that the tests start by themselves, from the packages of Debian or Ubuntu. None is left running.
+# Where a container engine answers, it makes an image for the tests of containers (image.sh).
 set -eu
 packages="redis-server postgresql pgbouncer mariadb-server zookeeper default-jdk-headless libcurator-recipes-java
-iproute2 util-linux"
+iproute2 iptables util-linux busybox-static"
 sudo=
 test "$(id -u)" = 0 || sudo=sudo
 export DEBIAN_FRONTEND=noninteractive
@@ -15,3 +16,4 @@ if ! test -e /usr/sbin/policy-rc.d; then
 fi
 # shellcheck disable=SC2086
 $sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
+"$(dirname "$0")/image.sh"

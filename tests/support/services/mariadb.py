@@ -15,6 +15,7 @@ from tests.support.ports import free_port
 from tests.support.services import needs, program
 from tests.support.services.postgresql import answers, as_user, let_run, own, stop_process, until
 from tests.support.services.shared import shared
+from tests.support.services.templates import copy_of_template
 
 _USER = "CREATE DATABASE locks;\nCREATE USER asynclock@'%';\nGRANT ALL ON *.* TO asynclock@'%' WITH GRANT OPTION;\n"
 
@@ -22,6 +23,20 @@ _USER = "CREATE DATABASE locks;\nCREATE USER asynclock@'%';\nGRANT ALL ON *.* TO
 def _programs() -> Sequence[Path]:
     where = "/usr/sbin", "/usr/bin"
     return needs("MariaDB", program("mariadb-install-db", *where), program("mariadbd", *where))
+
+
+def _make(folder: Path) -> None:
+    install, _ = _programs()
+    own(folder, "mysql")
+    (folder / "init.sql").write_text(_USER)
+    options = [
+        "--no-defaults",
+        f"--datadir={folder}/data",
+        f"--tmpdir={folder}",  # a server that starts deletes the temporary tables that it finds there
+        "--skip-test-db",
+        "--auth-root-authentication-method=normal",
+    ]
+    subprocess.run([install, *options], check=True, capture_output=True, cwd=folder, **as_user("mysql"))
 
 
 class MariaDB:
@@ -38,17 +53,7 @@ class MariaDB:
         return f"mariadb://asynclock@127.0.0.1:{self.port}/locks"
 
     def make(self) -> None:
-        install, _ = _programs()
-        own(self.folder, "mysql")
-        (self.folder / "init.sql").write_text(_USER)
-        options = [
-            "--no-defaults",
-            f"--datadir={self.folder}/data",
-            f"--tmpdir={self.folder}",  # a server that starts deletes the temporary tables that it finds there
-            "--skip-test-db",
-            "--auth-root-authentication-method=normal",
-        ]
-        subprocess.run([install, *options], check=True, capture_output=True, cwd=self.folder, **as_user("mysql"))
+        copy_of_template("mariadb", _make, self.folder)
 
     def start(self, *, first: bool = False) -> MariaDB:
         _, mariadbd = _programs()

@@ -18,6 +18,7 @@ from typing import Any
 from tests.support.ports import free_port
 from tests.support.services import needs, program
 from tests.support.services.shared import shared
+from tests.support.services.templates import copy_of_template
 
 _WHERE = "/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin"
 _FAST = {"fsync": "off", "full_page_writes": "off", "max_connections": "300"}
@@ -58,6 +59,13 @@ _ENDS = 15.0
 """Seconds that a server has to end after a signal."""
 
 
+def _make(folder: Path) -> None:
+    initdb, _ = _programs()
+    own(folder, "postgres")
+    options = ["-D", str(folder / "data"), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C"]
+    subprocess.run([initdb, *options], check=True, capture_output=True, cwd=folder, **as_user("postgres"))
+
+
 class PostgreSQL:
     """One server. The user postgres needs no password; others can be made with `sql`."""
 
@@ -72,19 +80,15 @@ class PostgreSQL:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def make(self) -> None:
-        initdb, _ = _programs()
-        own(self.folder, "postgres")
-        options = ["-D", str(self.folder / "data"), "-U", "postgres", "-A", "trust", "--no-sync", "-E", "UTF8"]
-        options += ["--locale=C"]
-        subprocess.run([initdb, *options], check=True, capture_output=True, cwd=self.folder, **as_user("postgres"))
+        copy_of_template("postgresql", _make, self.folder)
 
     def start(self) -> PostgreSQL:
         _, postgres = _programs()
         settings = {
             **_FAST,
+            "listen_addresses": "127.0.0.1",
             **self.settings,
             "unix_socket_directories": str(self.folder),
-            "listen_addresses": "127.0.0.1",
         }
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         with open(self.folder / "log", "ab") as log:
@@ -208,8 +212,8 @@ def stop_process(pid: int, how: signal.Signals) -> None:
 
 
 @contextmanager
-def pgbouncer(server: str, mode: str = "transaction", pool: int = 2) -> Iterator[str]:
-    """The url of a PgBouncer before the server with that url. Its pool has so many connections."""
+def pgbouncer(server: str, mode: str = "transaction", pool: int = 2, user: str = "postgres") -> Iterator[str]:
+    """The url of a PgBouncer before the server with that url. Its pool has so many connections, of that user."""
     (found,) = needs("PgBouncer", program("pgbouncer", "/usr/sbin"))
     folder = Path(tempfile.mkdtemp(prefix="asynclock-pgbouncer-"))
     folder.chmod(0o755)
@@ -218,7 +222,7 @@ def pgbouncer(server: str, mode: str = "transaction", pool: int = 2) -> Iterator
     port = free_port()
     (folder / "users.txt").write_text('"postgres" ""\n')
     (folder / "pgbouncer.ini").write_text(
-        f"[databases]\npostgres = host=127.0.0.1 port={behind} dbname=postgres user=postgres\n"
+        f"[databases]\npostgres = host=127.0.0.1 port={behind} dbname=postgres user={user}\n"
         f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = trust\n"
         f"auth_file = {folder}/users.txt\npool_mode = {mode}\ndefault_pool_size = {pool}\nmax_client_conn = 200\n"
     )

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from asynclock.stores.embedded.server import die_with_parent, stop
+from asynclock.stores.embedded.server import stop
+from tests.support.containers import at_least
 from tests.support.ports import free_port
-from tests.support.services import needs, program
+from tests.support.servers import Running, freeze, run
+from tests.support.services import redis_server
 
 NAME = "mymaster"
 _LIMIT = 20.0  # seconds
@@ -34,22 +33,17 @@ busy machine, it does nothing for 30 s."""
 class Part:
     """One process of a deployment."""
 
-    def __init__(self, host: str, port: int, password: str, command: list[str], ca: Path | None = None) -> None:
+    def __init__(self, host: str, port: int, password: str, arguments: list[str], ca: Path | None = None) -> None:
+        self._program = redis_server()
         self._ca = ca
         self.host = host
         self.port = port
         self.password = password
-        self._command = command
+        self._arguments = arguments
         self.process = self._start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - two system calls
-        )
+    def _start(self) -> Running:
+        return run(self._program, *self._arguments, tied=True)
 
     def cli(self) -> redis.Redis:
         tls: dict[str, Any] = {} if self._ca is None else {"ssl": True, "ssl_ca_certs": str(self._ca)}
@@ -59,8 +53,7 @@ class Part:
         stop([self.process])
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+        freeze(self.process)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -94,8 +87,7 @@ def wait(check: Callable[[], object], what: str, limit: float = _LIMIT) -> None:
 
 def start_server(port: int) -> Part:
     """A single server."""
-    (path,) = needs("Redis", program("redis-server"))
-    return Part("127.0.0.1", port, "", [str(path), "--port", str(port), "--save", "", "--bind", "127.0.0.1"])
+    return Part("127.0.0.1", port, "", ["--port", str(port), "--save", "", "--bind", "127.0.0.1"])
 
 
 class Deployment:
@@ -113,7 +105,7 @@ class Deployment:
         tls: Path | None = None,
     ) -> None:
         """`tls`: a folder with ca.pem and server.pem (certificate and key); then nothing listens without TLS."""
-        (self._program,) = needs("Redis", program("redis-server"))
+        at_least(7, 0)  # SENTINEL DEBUG
         self._host = host
         self._count = sentinels
         self._tls = tls
@@ -163,7 +155,7 @@ class Deployment:
             port,
             self._password,
             [
-                *(str(self._program), *self._ports(port), "--bind", self._host, "--dir", self._folder.name),
+                *(*self._ports(port), "--bind", self._host, "--dir", self._folder.name),
                 *("--save", "", "--appendonly", "no", "--daemonize", "no", "--dbfilename", f"{port}.rdb"),
                 *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"),
                 *("--enable-debug-command", "yes", *secret, *options),
@@ -197,7 +189,7 @@ class Deployment:
             + (f"requirepass {self._sentinel_password}\n" if self._sentinel_password else "")
             + (f"sentinel sentinel-pass {self._sentinel_password}\n" if self._sentinel_password else "")
         )
-        part = Part(self._host, port, self._sentinel_password, [str(self._program), str(path), "--sentinel"], self._ca)
+        part = Part(self._host, port, self._sentinel_password, [str(path), "--sentinel"], self._ca)
         self.sentinels.append(part)
 
     def _is_complete(self, sentinel: Part, replicas: int) -> bool:

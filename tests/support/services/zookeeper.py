@@ -47,7 +47,9 @@ class ZooKeeper:
         ttl: bool = True,
         durable: bool = False,
         read_only: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
+        self.host = host
         self.port = port
         self._options = (
             *_JAVA,
@@ -60,7 +62,7 @@ class ZooKeeper:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "zoo.cfg").write_text(
             f"tickTime=100\ninitLimit=100\nsyncLimit=20\ndataDir={folder}/data\nclientPort={port}\n"
-            f"clientPortAddress=127.0.0.1\n4lw.commands.whitelist=*\nmaxClientCnxns=0\n"
+            f"clientPortAddress={host}\n4lw.commands.whitelist=*\nmaxClientCnxns=0\n"
             f"minSessionTimeout=200\nmaxSessionTimeout={int(longest * 1000)}\n{peers}"
         )
         (folder / "data").mkdir(exist_ok=True)
@@ -69,7 +71,7 @@ class ZooKeeper:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def url(self, path: str = "/locks", **options: object) -> str:
         """The url of this server."""
@@ -108,7 +110,7 @@ class ZooKeeper:
     def ask(self, word: str) -> str:
         """The answer to a four letter word; "" if it does not answer."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as sock:
+            with socket.create_connection((self.host, self.port), timeout=1.0) as sock:
                 sock.settimeout(1.0)
                 sock.sendall(word.encode())
                 parts = []

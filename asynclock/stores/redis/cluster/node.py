@@ -309,7 +309,9 @@ class ClusterNode:
             shard.end_quarantine()
 
     async def read_mark(self) -> None:
-        await asyncio.gather(*(shard.read_mark() for shard in self._masters.all), return_exceptions=True)
+        found = await asyncio.gather(*(shard.read_mark() for shard in self._masters.all), return_exceptions=True)
+        if errors := [each for each in found if isinstance(each, BaseException)]:
+            raise errors[0]
 
     # -- operators -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,231 @@
+"""Call: a coroutine that runs in the background loop while the thread that wants its result waits.
+
+It is a task in the sense of https://docs.python.org/3/library/asyncio-extending.html, and not an asyncio.Task, for
+three reasons. Its owner is the thread: a Call equals each other Call of its thread, and it is done when the thread has
+ended. So a lock knows the thread again that holds it. It begins in the turn of the loop in which it arrives, where a
+Task needs one more turn. And a thread that stops to wait (KeyboardInterrupt, a signal handler that raises) leaves a
+Call behind that ends by itself, and gives back what it still gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from asyncio.tasks import _enter_task, _leave_task
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from asynclock._errors import ConfigError
+from asynclock._loop import own_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from asynclock.blocking.loop_thread import LoopThread
+    from asynclock.events import Event
+
+    Undo = Callable[["_T"], Coroutine[Any, Any, object]]
+
+log = logging.getLogger("asynclock")
+
+_T = TypeVar("_T")
+
+_SLICE = 1.0
+"""Seconds. A thread that waits looks up so often. Exceptions that another thread raises in it (the time limits of
+task queues) arrive then; on Windows Ctrl-C, too."""
+
+_giving_back: set[asyncio.Task[object]] = set()
+
+
+class Call(Generic[_T]):
+    """See the module. `undo` gives back a result that nobody takes any more. With `completes`, the coroutine runs to
+    its end even if nobody waits for it."""
+
+    __slots__ = (
+        "__weakref__", "_abandoned", "_cancels", "_completes", "_coroutine", "_error", "_fut_waiter",
+        "_home", "_loop", "_must_cancel", "_result", "_thread", "_told", "_undo", "_waiter", "context",
+    )  # fmt: skip
+
+    owner_is = "thread"
+    """What messages call the owner of a lease."""
+
+    def __init__(
+        self,
+        home: LoopThread,
+        coroutine: Coroutine[Any, Any, _T],
+        undo: Undo[_T] | None,
+        completes: bool,
+    ) -> None:
+        self._home = home
+        self._loop = home.loop
+        self._coroutine: Coroutine[Any, Any, _T] | None = coroutine
+        self._undo = undo
+        self._completes = completes
+        self.context = copy_context()  # the steps run in it
+        self._thread = threading.current_thread()
+        self._waiter = threading.Lock()
+        self._waiter.acquire()
+        self._told: list[tuple[Context, Callable[[Event], object], Event]] | None = None
+        self._result: _T | None = None
+        self._error: BaseException | None = None
+        self._abandoned = False
+        self._cancels = 0
+        self._must_cancel = False
+        self._fut_waiter: asyncio.Future[Any] | None = None  # anyio reads this name and the one above
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and other._thread is self._thread
+
+    def __hash__(self) -> int:
+        return hash(self._thread)
+
+    def __repr__(self) -> str:
+        return f"<Call of {self._thread.name!r}>"
+
+    # -- in the thread that waits --------------------------------------------------------------------------------
+
+    def run(self) -> _T:
+        """Run it in the loop, and wait for its result. Events that happen in it are told here, before the return."""
+        try:
+            self._home.begin(self)
+            while not self._waiter.acquire(timeout=_SLICE):
+                if not (self._home.is_alive() or self._home.exits):
+                    raise ConfigError("the background thread of asynclock has ended: the interpreter exits")
+            if self._told is not None:
+                for context, listener, event in self._told:
+                    context.run(listener, event)
+        except BaseException:
+            self._abandon()
+            raise
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # its traceback refers to this frame
+        return cast("_T", self._result)
+
+    def _abandon(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._end_alone, context=self.context)
+        except RuntimeError:  # the loop is closed: its sessions are, too
+            log.debug("asynclock: a call was left behind in a loop that is closed")
+
+    # -- in the loop ---------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The first step. `context` is entered."""
+        self._step()
+
+    def tell(self, listener: Callable[[Event], object], event: Event) -> None:
+        """Tell that event in the thread that waits, in the context in which it happens."""
+        if self._told is None:
+            self._told = []
+        self._told.append((copy_context(), listener, event))
+
+    def _end_alone(self) -> None:
+        """The thread does not wait any more."""
+        self._abandoned = True
+        if self._coroutine is None:
+            self._ended()
+        elif not self._completes:
+            self.cancel()
+
+    def _ended(self) -> None:
+        """It has ended after its thread stopped to wait."""
+        told, self._told = self._told, None
+        for context, listener, event in told or ():
+            self._home.listeners.put(context, listener, event)
+        if self._undo is not None and self._error is None and self._result is not None:
+            task = own_task(quietly(self._undo(self._result)), "asynclock give back", _giving_back.discard)
+            _giving_back.add(task)
+        self._result = self._error = None
+
+    def _step(self, error: BaseException | None = None) -> None:
+        coroutine, self._fut_waiter = self._coroutine, None
+        if coroutine is None:
+            return
+        if self._must_cancel:
+            self._must_cancel = False
+            error = error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
+        _enter_task(self._loop, self)  # type: ignore[arg-type]  # a task in the sense of the module
+        try:
+            awaited = coroutine.send(None) if error is None else coroutine.throw(error)
+        except StopIteration as stop:
+            self._finish(stop.value, None)
+        except BaseException as raised:  # also a KeyboardInterrupt of a listener: the caller gets it
+            self._finish(None, raised)
+        else:
+            self._wait_for(awaited)
+        finally:
+            _leave_task(self._loop, self)  # type: ignore[arg-type]
+            error = None
+
+    def _wait_for(self, awaited: Any) -> None:
+        if awaited is None:  # asyncio.sleep(0)
+            self._loop.call_soon(self._step, context=self.context)
+            return
+        awaited._asyncio_future_blocking = False  # noqa: SLF001 - a task does this, also one of third parties
+        awaited.add_done_callback(self._wake, context=self.context)
+        self._fut_waiter = awaited
+        if self._must_cancel and awaited.cancel():
+            self._must_cancel = False
+
+    def _wake(self, awaited: asyncio.Future[Any]) -> None:
+        try:
+            awaited.result()
+        except BaseException as error:
+            self._step(error)
+        else:
+            self._step()
+
+    def _finish(self, result: _T | None, error: BaseException | None) -> None:
+        """Let its thread go on. At the exit of the interpreter that is a daemon, which ends where it waits: the error
+        of a client that was closed would be printed, for nobody."""
+        self._coroutine = None
+        self._result, self._error = result, error
+        if self._abandoned:
+            self._ended()
+        if not self._home.exits:
+            self._home.ended.append(self._waiter)
+
+    # -- what asyncio and anyio ask of a task --------------------------------------------------------------------
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def get_coro(self) -> Coroutine[Any, Any, _T] | None:
+        return self._coroutine
+
+    def get_name(self) -> str:
+        return self._thread.name
+
+    def done(self) -> bool:
+        """Whether the thread has ended, which is the owner."""
+        return not self._thread.is_alive()
+
+    def cancel(self, msg: object = None) -> bool:
+        del msg
+        if self._coroutine is None:
+            return False
+        self._cancels += 1
+        if self._fut_waiter is None or not self._fut_waiter.cancel():
+            self._must_cancel = True
+        return True
+
+    def cancelling(self) -> int:
+        return self._cancels
+
+    def uncancel(self) -> int:
+        self._cancels = max(0, self._cancels - 1)
+        if not self._cancels:
+            self._must_cancel = False
+        return self._cancels
+
+
+async def quietly(work: Coroutine[Any, Any, object]) -> object:
+    try:
+        return await work
+    except Exception as error:  # a lease that is lost meanwhile; nobody waits to be told
+        log.debug("asynclock: what a thread left behind could not be given back", exc_info=error)
+        return None

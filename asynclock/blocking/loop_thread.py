@@ -1,0 +1,297 @@
+"""LoopThread: the background thread of this process, with the event loop of all clients of `asynclock.blocking`.
+
+It starts with the first call. A forked child starts its own: no thread survives a fork, and the loop is the parent's.
+
+At the exit of the interpreter the clients are closed, so that their holds are released. This is a function of `atexit`:
+it runs when all threads have ended that are no daemons, those of `concurrent.futures` among them, and until then they
+may use their locks. The thread is a daemon, since the interpreter would wait for any other one before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import selectors
+import sys
+import threading
+from asyncio import _get_running_loop
+from collections import deque
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
+
+from asynclock._errors import ConfigError
+from asynclock._loop import own_task, start_thread
+from asynclock.blocking.callbacks import Callbacks
+from asynclock.blocking.calls import Call, quietly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from typing import ParamSpec
+
+    from asynclock.blocking.calls import Undo
+    from asynclock.client import Redlock
+    from asynclock.events import Event
+
+    _P = ParamSpec("_P")
+
+log = logging.getLogger("asynclock")
+
+_T = TypeVar("_T")
+
+_CLOSING = 5.0
+"""Seconds for which the exit of the interpreter waits for the clients. A close has shorter limits of its own."""
+
+_LEFT_OUT = 3
+"""So many polls in a row."""
+
+_JOINING = 1.0
+"""Seconds for which it waits for the thread after that."""
+
+
+class LoopThread:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.ended: deque[threading.Lock] = deque()  # the waiters of calls that have ended, to be released
+        self.loop = asyncio.SelectorEventLoop(_Selector(self.ended))  # whatever the policy: uvloop has no selector
+        self.exits = False  # the interpreter exits
+        self._begun: deque[Call[Any]] = deque()
+        self._bell = -1
+        if hasattr(os, "eventfd"):  # Linux. A third of the time that call_soon_threadsafe needs (docs/decisions.md)
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            self.loop.add_reader(self._bell, self._rung)
+        self.listeners = Callbacks("asynclock listeners", 1)
+        self.losses = Callbacks("asynclock on_lost", 8)
+        self._thread = threading.Thread(target=self._run, name="asynclock loop", daemon=True)
+
+    def start(self) -> None:
+        """Raises RuntimeError: the system gives no thread."""
+        start_thread(self._thread, self.loop)
+
+    def begin(self, call: Call[Any]) -> None:
+        """Run the first step of a call in the loop. Any thread calls it."""
+        if self._bell < 0:
+            self.loop.call_soon_threadsafe(call.begin, context=call.context)
+        else:
+            self._begun.append(call)
+            os.eventfd_write(self._bell, 1)
+
+    def _rung(self) -> None:
+        os.eventfd_read(self._bell)
+        while self._begun:
+            call = self._begun.popleft()
+            call.context.run(call.begin)
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def is_here(self) -> bool:
+        """Whether it is the thread of this process. In a forked child that of the parent is not, and none is one once
+        the interpreter exits."""
+        return self is _current
+
+    def tell(self, listener: Callable[[Event], object], event: Event) -> None:
+        """Tell an event in a thread of the library. The loop calls it."""
+        self.listeners.put(copy_context(), listener, event)
+
+    def close(self) -> None:
+        """Close all clients, and end the thread. For the exit of the process."""
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            asyncio.run_coroutine_threadsafe(_close_clients(), self.loop).result(_CLOSING)
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(_JOINING)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            with contextlib.suppress(Exception):
+                left = asyncio.all_tasks(self.loop)
+                for task in left:
+                    task.cancel()
+                self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+                self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+                self.loop.close()
+            while self.ended:
+                self.ended.popleft().release()
+
+
+class _Selector(selectors.DefaultSelector):
+    """Fewer calls of the system, each of which gives the GIL away and has to get it back.
+
+    It lets the threads go on whose calls have ended when the loop has nothing else to do. A thread that wakes earlier
+    waits for the GIL, and sleeps a second time. And of the polls that would not wait, since callbacks are ready, it
+    makes one in four: a call has two of them.
+    """
+
+    def __init__(self, ended: deque[threading.Lock]) -> None:
+        super().__init__()
+        self._ended = ended
+        self._left_out = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0 and self._left_out < _LEFT_OUT:
+            self._left_out += 1
+            return []
+        self._left_out = 0
+        while self._ended:
+            self._ended.popleft().release()
+        return super().select(timeout)
+
+
+async def _close_clients() -> None:
+    results = await asyncio.gather(*[client.aclose() for client in list(_clients)], return_exceptions=True)
+    for error in results:
+        if isinstance(error, Exception):
+            log.error("asynclock: a client did not close", exc_info=error)
+
+
+_clients: WeakSet[Redlock] = WeakSet()
+_background: set[asyncio.Task[object]] = set()
+_guard = threading.Lock()
+_current: LoopThread | None = None
+_inherited: list[LoopThread] = []
+"""Of a forked child: loops of its parent. They are kept, since closing them would change the parent's selector."""
+_exited = False
+
+
+def has_exited() -> bool:
+    """Whether the interpreter exits, and all clients are closed."""
+    return _exited
+
+
+def register(client: Redlock) -> None:
+    """Close that client at the exit of the interpreter, if it was not closed before."""
+    _clients.add(client)
+
+
+def loop_thread() -> LoopThread:
+    """The thread of this process; started if there is none. Raises ConfigError."""
+    return _current or _started()
+
+
+def _started() -> LoopThread:
+    global _current  # noqa: PLW0603 - one process, one thread
+    _check_threads()
+    with _guard:
+        if _exited:
+            raise ConfigError("the interpreter exits, and asynclock has closed its clients: use locks before that")
+        if _current is None:
+            thread = LoopThread()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise ConfigError(f"asynclock cannot start its background thread: {error}") from error
+            _current = thread
+            _end_with_child()
+        return _current
+
+
+def call(function: Callable[_P, Coroutine[Any, Any, _T]], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Run a coroutine function in the loop, and wait for its result. If the wait ends by an exception, such as a
+    KeyboardInterrupt, the coroutine is cancelled. Raises ConfigError in a thread that runs an event loop."""
+    check_thread()
+    return Call(loop_thread(), function(*args, **kwargs), None, False).run()
+
+
+def call_and_undo(
+    function: Callable[_P, Coroutine[Any, Any, _T]], undo: Undo[_T], /, *args: _P.args, **kwargs: _P.kwargs
+) -> _T:
+    """As `call`. If the thread waits no more when the result comes, `undo` gets it."""
+    check_thread()
+    return Call(loop_thread(), function(*args, **kwargs), undo, False).run()
+
+
+def call_to_its_end(function: Callable[_P, Coroutine[Any, Any, _T]], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """As `call`, but the coroutine runs to its end, whether or not the thread waits: it releases something."""
+    check_thread()
+    return Call(loop_thread(), function(*args, **kwargs), None, True).run()
+
+
+def check_thread() -> None:
+    """Raise ConfigError in a thread that runs an event loop: a wait would block it."""
+    if _get_running_loop() is None:
+        return
+    if _current is not None and asyncio.get_running_loop() is _current.loop:
+        raise ConfigError("this is the background thread of asynclock, which must not wait for itself")
+    raise ConfigError(
+        "this thread runs an event loop, which a wait would block: use the async API there, asynclock.Redlock with "
+        "`async with` and `await`; or call this function in a thread, with asyncio.to_thread"
+    )
+
+
+def is_collected_here() -> bool:
+    """Whether this is a thread that must not wait: then a garbage collector ends a generator here."""
+    return _get_running_loop() is not None
+
+
+def run_in_background(
+    thread: LoopThread, function: Callable[_P, Coroutine[Any, Any, object]], /, *args: _P.args, **kwargs: _P.kwargs
+) -> None:
+    """Run a coroutine function in the loop, some time, and wait for nothing."""
+    if not thread.is_here():
+        return
+
+    def begin() -> None:
+        _background.add(own_task(quietly(function(*args, **kwargs)), "asynclock give back", _background.discard))
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        thread.loop.call_soon_threadsafe(begin, context=Context())
+
+
+def _check_threads() -> None:
+    """Raise ConfigError where threads are greenlets: the loop would block them all."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        patched = "gevent"
+    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+        patched = "eventlet"
+    else:
+        return
+    raise ConfigError(
+        f"asynclock.blocking needs threads of the system, and {patched} has replaced them by greenlets: use another "
+        "kind of worker (threads or processes), or do not patch threads"
+    )
+
+
+def _end_with_child() -> None:
+    """A child of multiprocessing may end without `atexit`."""
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _close, exitpriority=0)
+
+
+def _close() -> None:
+    """Of the process: close its clients. The next use starts again."""
+    global _current
+    thread, _current = _current, None
+    if thread is not None and thread.is_alive():
+        thread.exits = _exited
+        thread.close()
+
+
+def _exit() -> None:
+    global _exited  # noqa: PLW0603
+    _exited = True
+    _close()
+
+
+def _after_fork() -> None:
+    global _current, _guard  # noqa: PLW0603
+    _guard = threading.Lock()
+    if _current is not None:
+        _inherited.append(_current)
+        _current = None
+
+
+atexit.register(_exit)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,170 @@
+"""Fencing where the data is: a write that a later holder of the lock has overtaken is refused.
+
+    async with redlock("order:42") as lease:
+        await fenced(session, update(Order).where(Order.id == 42).values(paid=True), Order.fence)
+
+The data keeps the greatest fencing token that has written it: a row in a column, a key of Redis in a key beside it.
+Each call is one atomic step of the database or of the server, which refuses only smaller tokens. So several writes
+under one lease pass, and a write by a holder that was frozen beyond its lease does not. The lease is not asked whether
+it is held. Without one, the innermost block that encloses the call gives the token (`asynclock.current_lease`).
+
+Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.html
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Protocol
+
+from asynclock._errors import ConfigError, LockError
+from asynclock.locks.lease import Lease, current_lease
+
+if TYPE_CHECKING:
+    from django.db.models import Q, QuerySet
+    from redis.asyncio import Redis
+    from sqlalchemy import ColumnElement, Connection, CursorResult, Select, Update
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.orm import InstrumentedAttribute, Session
+
+__all__ = ["StaleToken", "afenced_update", "fenced", "fenced_set", "fenced_sync", "fenced_update"]
+
+
+class _HasToken(Protocol):
+    """A Lease, or one of `asynclock.blocking`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def fence(self) -> int: ...
+
+
+class StaleToken(LockError):
+    """The data was written under a greater fencing token: another owner held the lock after this one, and this write
+    was refused. Do not try again with the same lease."""
+
+
+async def fenced(
+    session: AsyncSession | AsyncConnection,
+    statement: Update,
+    column: ColumnElement[int] | InstrumentedAttribute[int],
+    lease: Lease | None = None,
+    /,
+) -> CursorResult[Any]:
+    """Execute an UPDATE that sets `column` to the token, in the rows where the column is NULL or not greater.
+
+    `lease`: default is `current_lease()`. Raises StaleToken if it changed no row, and a row of its WHERE clause has a
+    greater token. No row at all: the result has rowcount 0. Raises ConfigError where there is no lease, and for an
+    UPDATE with RETURNING; Unsupported with fencing=False, and the errors of SQLAlchemy. The caller commits.
+    """
+    held = _lease(lease)
+    result: Any = await session.execute(_update(statement, column, held.fence))
+    if not result.rowcount and (await session.execute(_greater(statement, column, held.fence))).first():
+        raise _stale(held, column)
+    return result  # type: ignore[no-any-return] # of an UPDATE it is a CursorResult
+
+
+def fenced_sync(
+    session: Session | Connection,
+    statement: Update,
+    column: ColumnElement[int] | InstrumentedAttribute[int],
+    lease: _HasToken | None = None,
+    /,
+) -> CursorResult[Any]:
+    """As `fenced`, for a Session or a Connection that is not async."""
+    held = _lease(lease)
+    result: Any = session.execute(_update(statement, column, held.fence))
+    if not result.rowcount and session.execute(_greater(statement, column, held.fence)).first():
+        raise _stale(held, column)
+    return result  # type: ignore[no-any-return] # of an UPDATE it is a CursorResult
+
+
+def fenced_update(queryset: QuerySet[Any], field: str, lease: _HasToken | None = None, /, **values: Any) -> int:
+    """`queryset.update(**values)` of Django, for the rows whose `field` is NULL or not greater than the token; sets it
+    to the token. Returns the number of rows. Raises as `fenced`."""
+    from django.db import transaction
+
+    held = _lease(lease)
+    rows: int = queryset.filter(_not_greater(field, held.fence)).update(**{**values, field: held.fence})
+    if rows:
+        return rows
+    later = queryset.filter(**{f"{field}__gt": held.fence})
+    if transaction.get_connection(queryset.db).in_atomic_block:
+        later = later.select_for_update()  # else a snapshot of the transaction may show an older token
+    if later.values_list("pk").first() is not None:
+        raise _stale(held, field)
+    return 0
+
+
+async def afenced_update(queryset: QuerySet[Any], field: str, lease: Lease | None = None, /, **values: Any) -> int:
+    """As `fenced_update`, in an async view."""
+    held = _lease(lease)
+    rows: int = await queryset.filter(_not_greater(field, held.fence)).aupdate(**{**values, field: held.fence})
+    if not rows and await queryset.filter(**{f"{field}__gt": held.fence}).aexists():
+        raise _stale(held, field)
+    return rows
+
+
+async def fenced_set(client: Redis, key: str, value: bytes | str, lease: Lease | None = None, /) -> None:
+    """SET the key, unless it was set under a greater token. The token is kept in a key beside it, `{KEY}:fence` with
+    the braces, in the same slot of a cluster and without an expiry. (No such key exists for a KEY with a closing brace
+    and without a hash tag: a cluster refuses that one.) Raises StaleToken, ConfigError, Unsupported, and the errors of
+    redis-py."""
+    held = _lease(lease)
+    beside = f"{key}:fence" if _TAGGED.match(key) else f"{{{key}}}:fence"
+    if await client.eval(_SET, 2, key, beside, value, str(held.fence)):
+        raise _stale(held, key)
+
+
+_TAGGED = re.compile(r"[^{]*\{[^}]+\}")
+"""A key with a hash tag: the same tag in the other key puts it into the same slot."""
+
+# Tokens are compared as text, by length and then by digits: a number of Lua is exact only up to 2^53.
+_SET = """
+local seen, token = redis.call('GET', KEYS[2]), ARGV[2]
+if seen and (#seen > #token or (#seen == #token and seen > token)) then return 1 end
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], token)
+return 0
+"""
+
+
+def _lease(lease: _HasToken | None) -> _HasToken:
+    found: _HasToken | None = lease or current_lease()
+    if found is None:
+        raise ConfigError(
+            "there is no lease whose token could be compared: call this inside the block of a lock, or give it "
+            "the lease"
+        )
+    return found
+
+
+def _update(statement: Update, column: Any, token: int) -> Update:
+    if statement.returning_column_descriptions:  # its result has no rowcount in a Session, and 0 in SQLite's driver
+        raise ConfigError(
+            "an UPDATE with RETURNING does not always tell how many rows it changed: leave RETURNING out, and read the "
+            "row in the same transaction"
+        )
+    return statement.where(column.is_(None) | (column <= token)).values({column: token})
+
+
+def _greater(statement: Update, column: Any, token: int) -> Select[Any]:
+    """A row that the UPDATE left as it is because of its token. It locks the row: a plain SELECT of a transaction that
+    sees a snapshot may show an older token than the UPDATE saw."""
+    from sqlalchemy import select
+
+    asked = select(column).where(column > token).limit(1).with_for_update(read=True)
+    return asked if statement.whereclause is None else asked.where(statement.whereclause)
+
+
+def _not_greater(field: str, token: int) -> Q:
+    from django.db.models import Q
+
+    return Q(**{f"{field}__isnull": True}) | Q(**{f"{field}__lte": token})
+
+
+def _stale(lease: _HasToken, where: object) -> StaleToken:
+    return StaleToken(
+        f"the fencing token {lease.fence} of {lease.name!r} is older than the one in {where}: another owner has held "
+        f"the lock since, and this write was refused",
+        name=lease.name,
+    )

@@ -1,0 +1,75 @@
+"""The pages about other lock libraries are true: their programs run beside the real libraries, on real servers."""
+
+from __future__ import annotations
+
+import gc
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.peers import PEERS
+from tests.support.services.zookeeper import ZooKeeper
+
+FOLDER = Path(__file__).parents[2] / "docs" / "from"
+PROGRAMS = [
+    pytest.param(page.stem, program, id=f"{page.stem}-{number}")
+    for page in sorted(FOLDER.glob("*.md"))
+    for number, program in enumerate(re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL))
+]
+INDEX = (FOLDER / "README.md").read_text("utf-8")
+
+
+@pytest.mark.filterwarnings("ignore:distutils Version classes:DeprecationWarning")  # aioredlock
+@pytest.mark.parametrize(("page", "program"), PROGRAMS)
+async def test_a_program_of_a_page_runs(
+    page: str,
+    program: str,
+    shared_urls: list[str],
+    name: str,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Unchanged but for the servers and the name of the lock; its assertions hold, and it gets the lock."""
+    for module in re.findall(r"^from (\w+) import|^import (\w+)$", program, re.MULTILINE):
+        pytest.importorskip("".join(module))
+    url = shared_urls[0]
+    if "zk1" in program:
+        zookeeper: ZooKeeper = request.getfixturevalue("shared_zookeeper")
+        program = program.replace("zk1:2181,zk2:2181,zk3:2181", zookeeper.address)
+    program = program.replace(
+        'get_coordinator("redis://localhost"', f'get_coordinator("{url.replace("unix", "redis")}"'
+    )
+    program = program.replace("redis://localhost", url).replace("order:42", name)
+    assert program.endswith("\nasyncio.run(main())\n")
+    world: dict[str, Any] = {"__name__": page}
+    exec(compile(program.removesuffix("asyncio.run(main())\n"), page, "exec"), world)
+    await world["main"]()
+    world.clear()
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()  # the sockets that tooz and aioredis do not close would be reported by a later test
+    assert "fencing token" in capsys.readouterr().out
+
+
+def test_the_pages_have_programs() -> None:
+    """Each but Redisson's, whose client is for the JVM; a page that is written differently would pass."""
+    assert {each.values[0] for each in PROGRAMS} == {page.stem for page in FOLDER.glob("*.md")} - {"redisson"}
+
+
+def test_each_page_begins_with_the_key() -> None:
+    """The default prefix is what a user must know first."""
+    for page in FOLDER.glob("*.md"):
+        if page.name != "README.md":
+            first = page.read_text("utf-8").split("\n\n")[1]
+            assert re.match(r"\*\*The (prefix|path|key) first\.\*\*", first), page
+
+
+def test_the_index_has_the_prefixes_that_the_tests_use() -> None:
+    """In the row of each library: those of tests/stores/test_mixed_fleets.py, which runs both."""
+    for peer, (_, _, prefix, pattern) in PEERS.items():
+        (row,) = (line for line in INDEX.splitlines() if line.startswith(f"| [{peer.partition(',')[0]}]("))
+        assert re.search(r"prefix=\"(.*)\"|Redlock\(url\)", row)[1] in (prefix, None), row  # type: ignore[index]
+        assert "prefix=" in row or prefix == "lock:"
+        assert row.endswith(f"| `{pattern.format('order:42')}` |")

@@ -1,0 +1,207 @@
+"""`assert_exclusive`: which functions exclude themselves, and what it says of those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import anyio
+import pytest
+
+from asynclock import ConfigError, Redlock, redlock
+from asynclock.testing import FakeStore, assert_exclusive, use
+from tests.support.servers import Server
+
+both_loops = pytest.mark.both_loops("it makes the tasks of the loop")
+faked = pytest.mark.usefixtures("store")
+numbers = itertools.count()
+
+
+@pytest.fixture
+def store() -> Iterator[FakeStore]:
+    with use(found := FakeStore()):
+        yield found
+
+
+async def work() -> None:
+    await asyncio.sleep(0)
+
+
+async def held() -> None:
+    async with redlock("a"):
+        await work()
+
+
+@redlock.synchronized("a")
+async def decorated() -> None:
+    await anyio.sleep(0.001)
+
+
+@redlock.once("nightly", within=60)
+async def once() -> None:
+    await work()
+
+
+async def without_an_await() -> None:
+    async with redlock("a"):
+        pass
+
+
+async def several() -> None:
+    async with redlock.multi("a", "b"), redlock("c", reentrant=True), redlock("c", reentrant=True):
+        await work()
+
+
+async def one_try() -> None:
+    if (lease := await redlock("a").acquire(timeout=0)) is not None:
+        async with lease:
+            await work()
+
+
+@contextlib.asynccontextmanager
+async def locked() -> AsyncIterator[None]:
+    async with redlock.write("a"):
+        yield
+
+
+async def in_a_context_manager() -> None:
+    async with locked():
+        await work()
+
+
+async def in_child_tasks() -> None:
+    await asyncio.wait_for(held(), 60)
+    await asyncio.gather(held())
+    await asyncio.create_task(held())
+    async with asyncio.TaskGroup() as group:
+        group.create_task(held())
+
+
+async def another_client() -> None:
+    async with Redlock("redis://nowhere.invalid:1") as client, client("a"):
+        await work()
+
+
+@both_loops
+@faked
+@pytest.mark.parametrize(
+    "call",
+    [held, decorated, once, without_an_await, several, one_try, in_a_context_manager, in_child_tasks, another_client],
+)
+async def test_a_function_that_excludes_itself(call: Callable[[], Awaitable[object]]) -> None:
+    """However it takes the lock."""
+    await assert_exclusive(call)
+
+
+async def no_lock() -> None:
+    await work()
+
+
+async def no_lock_and_no_await() -> None:
+    pass
+
+
+async def released_too_early() -> None:
+    await held()
+    await work()
+
+
+async def taken_too_late() -> None:
+    await work()
+    await held()
+
+
+async def around_something_else() -> None:
+    task = asyncio.create_task(held())
+    await work()
+    await task
+
+
+async def a_name_for_each_call() -> None:
+    async with redlock(f"order:{next(numbers)}"):
+        await work()
+
+
+async def a_name_for_each_call_and_no_await() -> None:
+    async with redlock(f"order:{next(numbers)}"):
+        pass
+
+
+async def readers() -> None:
+    async with redlock.read("a"):
+        await work()
+
+
+async def two_permits() -> None:
+    async with redlock.semaphore("a", 2):
+        await work()
+
+
+async def one_lock_after_the_other() -> None:
+    async with redlock("a"):
+        await work()
+    async with redlock("b"):
+        await work()
+
+
+@faked
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (no_lock, r"calls 1, 2 held no lock: .* awaited at test_exclusive.py:\d+ in work"),
+        (no_lock_and_no_await, "held no lock"),
+        (released_too_early, r"awaited at test_exclusive.py:\d+ in work without a lock, and held 'a' elsewhere"),
+        (taken_too_late, r"awaited at test_exclusive.py:\d+ in work without a lock, and held 'a' elsewhere"),
+        (around_something_else, "in work without a lock"),
+        (a_name_for_each_call, "call 1 was at .* and call 2 at .*, at the same time"),
+        (a_name_for_each_call_and_no_await, r"different locks: call 1 held 'order:\d+'; call 2 held 'order:\d+'"),
+        (readers, "held no lock, but a read lock of 'a', which others can hold beside it"),
+        (two_permits, "held no lock, but a semaphore of 'a'"),
+        (one_lock_after_the_other, r"held no lock all the time: 'a' at .* in work; 'b' at"),
+    ],
+)
+async def test_a_function_that_does_not(call: Callable[[], Awaitable[object]], says: str) -> None:
+    """The error says what was seen, and where."""
+    with pytest.raises(AssertionError, match=r"^the calls do not exclude each other:\n") as caught:
+        await assert_exclusive(call, tasks=2)
+    assert pytest.RaisesExc(AssertionError, match=f"(?s){says}").matches(caught.value), caught.value
+
+
+async def test_a_call_that_never_got_in(store: FakeStore) -> None:
+    """It says nothing about the function."""
+    store.busy("a")
+    with pytest.raises(AssertionError, match="no call held a lock: all of them were refused"):
+        await assert_exclusive(one_try)
+
+
+@faked
+async def test_an_error_of_a_call() -> None:
+    """It is raised as it is, and the loop has its own tasks again."""
+
+    async def fails() -> None:
+        async with redlock("a"):
+            raise KeyError("order")
+
+    before = asyncio.get_running_loop().get_task_factory()
+    with pytest.raises(KeyError, match="order"):
+        await assert_exclusive(fails)
+    assert asyncio.get_running_loop().get_task_factory() is before
+    with pytest.raises(ConfigError):
+        await assert_exclusive(held, tasks=1)
+
+
+async def test_over_a_real_server(server: Server, name: str) -> None:
+    """And it tells two clients of one server from two of different stores."""
+    async with Redlock(server.url) as one, Redlock(server.url) as two, Redlock(FakeStore()) as elsewhere:
+        turns = itertools.cycle([one, two])
+
+        async def call() -> None:
+            async with next(turns)(name):
+                await work()
+
+        await assert_exclusive(call)
+        turns = itertools.cycle([one, elsewhere])
+        with pytest.raises(AssertionError):
+            await assert_exclusive(call)

@@ -1,0 +1,355 @@
+"""A call of an open client waits once, for one future. So a cancel can arrive at one place only, and what it finds
+there is either under way or done (`acquire/acquisition.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import Awaitable, Generator
+from types import coroutine
+from typing import Any, TypeVar
+
+import pytest
+
+from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
+from asynclock.acquire.attempt import Attempt
+from asynclock.acquire.tenure import Loss
+from asynclock.rules.model import Verb
+from tests.support.probes import acquisitions_of, after_grant, hold_of, left_over, nesting, session_of, set_fence
+from tests.support.still_clock import Still, idle, turns
+from tests.support.waiters import LIMIT, until
+
+_Result = TypeVar("_Result")
+
+both = pytest.mark.parametrize("nodes", [1, 5])
+
+
+@coroutine
+def counted(call: Awaitable[_Result], waits: list[object]) -> Generator[Any, Any, _Result]:
+    """The result of a call; notes what it waits for."""
+    steps = call.__await__()
+    try:
+        waits.append(next(steps))
+        while True:
+            yield waits[-1]
+            waits.append(steps.send(None))
+    except StopIteration as ended:
+        return ended.value  # type: ignore[no-any-return]
+
+
+async def on_its_own(call: Any) -> Any:
+    """A task needs a coroutine."""
+    return await call
+
+
+@both
+async def test_calls_without_contention_wait_once(name: str, nodes: int) -> None:
+    """For each call of an open client, and makes no task for it."""
+    still = Still(nodes, name)
+    async with still.client() as client:
+        tasks = asyncio.all_tasks()
+        waits: list[object] = []
+        lease = await counted(client(name).acquire(timeout=5), waits)
+        assert lease is not None
+        assert (len(waits), asyncio.all_tasks()) == (1, tasks)
+        for call in (lease.extend(), client(name).locked(), lease.release()):
+            waits.clear()
+            await counted(call, waits)
+            assert (len(waits), asyncio.all_tasks()) == (1, tasks)
+
+
+@both
+async def test_an_acquire_that_is_refused_and_notified_waits_once(name: str, nodes: int) -> None:
+    """However many rounds it needs: here a refusal, renewals of its ticket, a notice, and the round that wins."""
+    still = Still(nodes, name)
+    async with still.held() as (_, lease), still.client() as other:
+        waits: list[object] = []
+        waiting = asyncio.create_task(on_its_own(counted(other(name).acquire(timeout=None), waits)))
+        await until(lambda: idle(other))
+        await still.until(still.clock.now() + 25.0)
+        assert len([verb for verb, _ in still.asked() if verb is Verb.WAIT or verb is Verb.ACQUIRE]) > 2
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        assert len(waits) == 1
+        await got.release()
+
+
+@both
+async def test_tasks_of_one_process_wait_once(name: str, nodes: int) -> None:
+    """In the local queue, whether a hold is passed on, or each asks; and where the time is up."""
+    still = Still(nodes, name)
+    seen: list[list[object]] = []
+
+    async def enters(timeout: float | None) -> bool:
+        seen.append([])
+        lease = await counted(client(name).acquire(timeout=timeout), seen[-1])
+        if lease is not None:
+            await lease.release()
+        return lease is not None
+
+    async with still.held() as (_, lease), still.client() as client:
+        tasks = [asyncio.create_task(enters(5.0 if each % 2 else None)) for each in range(10)]
+        await until(lambda: idle(client))
+        await still.until(still.clock.now() + 6.0)
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            assert await asyncio.gather(*tasks) == [True, False] * 5
+    assert [len(waits) for waits in seen] == [1] * 10
+
+
+@both
+async def test_an_error_while_a_task_gives_up_lets_the_next_one_ask(
+    name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of the local queue is cancelled, and its cleaning up fails. The second gets the lock."""
+    still, leave = Still(nodes, name), Attempt.leave
+
+    def leave_and_fail(attempt: Attempt) -> None:
+        leave(attempt)
+        raise MemoryError
+
+    async with still.held() as (_, lease), still.client() as other:
+        first, second = (asyncio.create_task(other(name).acquire(timeout=None)) for _ in range(2))
+        await until(lambda: idle(other))
+        with monkeypatch.context() as failing:
+            failing.setattr(Attempt, "leave", leave_and_fail)
+            first.cancel()
+            with pytest.raises(MemoryError):
+                await first
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            await (await second).release()
+
+
+@both
+async def test_a_grant_in_the_turn_of_a_cancel_is_given_back(name: str, nodes: int) -> None:
+    """The grant comes first, and the task is cancelled before it wakes; or the other way round. Nothing is left."""
+    for grant_first in (True, False):
+        still = Still(nodes, name)
+        async with still.held() as (_, lease), still.client() as other:
+            waiting = asyncio.create_task(other(name).acquire(timeout=None))
+            await until(lambda: idle(other))
+            (acquires,) = acquisitions_of(other)
+            if grant_first:
+                after_grant(acquires, waiting.cancel)
+                await lease.release()
+            else:
+                releasing = asyncio.create_task(lease.release())
+                while not acquires.unanswered_round and idle(other):
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                await releasing
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await turns()
+            assert left_over(other) == {}
+            async with other(name, timeout=0):
+                pass
+
+
+async def test_a_hold_that_is_lost_before_its_task_wakes_is_not_returned(name: str) -> None:
+    """The acquire asks again, in the time that is left."""
+    still = Still(1, name)
+    async with still.held() as (_, lease), still.client() as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=20))
+        await until(lambda: idle(other))
+        (acquires,) = acquisitions_of(other)
+        lost: list[Any] = []
+
+        def lose() -> None:
+            lost.extend(session_of(other).holds.of(name))
+            lost[0].lose(Loss.TAKEN)
+
+        after_grant(acquires, lose)
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        assert got is not None
+        assert got.held
+        assert hold_of(got) is not lost[0]
+        await got.release()
+
+
+async def test_a_lease_that_max_hold_ends_at_once_is_returned(name: str) -> None:
+    """Its time counts from the grant, so a new try would not be longer."""
+    still = Still(1, name)
+    async with still.client() as client:
+        lease = await client(name, max_hold=1e-9).acquire(timeout=5)
+        assert lease is not None
+        still.clock.advance(1e-6)
+        with pytest.raises(LockLost, match="max_hold"):
+            await lease.release()
+
+
+async def test_a_hold_that_comes_as_the_client_closes_is_given_back(name: str) -> None:
+    """The client begins to close between the grant and the turn in which the task wakes."""
+    still = Still(1, name)
+    async with still.held() as (_, lease):
+        other = still.client()
+        await other.__aenter__()
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await until(lambda: idle(other))
+        (acquires,) = acquisitions_of(other)
+        closing: list[asyncio.Task[None]] = []
+
+        def close() -> None:
+            closing.append(asyncio.create_task(other.aclose()))
+            session_of(other).closed = True  # as in the first step of that task
+
+        after_grant(acquires, close)
+        await lease.release()
+        with pytest.raises(ConfigError, match="closed"):
+            await waiting
+        await asyncio.gather(*closing)
+        assert left_over(other) == {}
+    async with still.client() as third, third(name, timeout=0):
+        pass
+
+
+async def test_a_failure_at_once_is_an_event_of_the_next_turn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that fails inside the call, as one that is known to be down: no event is delivered inside another one. So
+    the end of one acquire does not run through all waiters of its queue in one stack."""
+    deepest = nesting(monkeypatch)
+    dead = [f"unix:///nowhere/{each}" for each in range(3)]
+    client = Redlock(*dead, patience=0.1, connect_timeout=0.1)
+    try:
+        tasks = [asyncio.create_task(client(name).acquire(timeout=None)) for _ in range(200)]
+        done, _ = await asyncio.wait(tasks, timeout=LIMIT)
+        assert len(done) == 200
+        assert {type(each.exception()).__name__ for each in done} == {"QuorumUnavailable"}
+        assert deepest() == 1
+    finally:
+        await client.aclose()
+
+
+# -- ends that meet each other -----------------------------------------------------------------------------------------
+
+
+@both
+async def test_a_hold_that_nobody_took_does_not_rest(name: str, nodes: int) -> None:
+    """min_hold is for the work of a holder. A caller that was cancelled before it had the lease has done none."""
+    still = Still(nodes, name)
+    async with still.held() as (_, lease), still.client() as other:
+        waiting = asyncio.create_task(other(name, min_hold=20).acquire(timeout=None))
+        await until(lambda: idle(other))
+        (acquires,) = acquisitions_of(other)
+        after_grant(acquires, waiting.cancel)
+        await lease.release()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await turns()
+        async with other(name, timeout=0):
+            pass
+
+
+async def test_an_error_in_the_turn_of_a_cancel_is_no_error_that_nobody_saw(name: str) -> None:
+    """asyncio reports an exception of a future that nobody reads."""
+    still, reported = Still(1, name), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    async with still.held(), still.client() as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await until(lambda: idle(other))
+        (acquires,) = acquisitions_of(other)
+        acquires.fail(QuorumUnavailable("gone"))
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        del acquires, waiting
+        gc.collect()
+        assert reported == []
+
+
+async def test_f4_the_end_of_a_coroutine_only_schedules(name: str) -> None:
+    """The collector may destroy a coroutine that waits, between any two steps of another acquire. It is given up in a
+    turn of its own."""
+    still = Still(1, name)
+    async with still.held(), still.client() as other:
+        waiting = other(name).acquire(timeout=None)
+        for _ in range(3):  # the rounds of the store need turns of the loop
+            with contextlib.suppress(StopIteration):
+                if not acquisitions_of(other):
+                    waiting.send(None)
+            await turns()
+        assert idle(other)
+        waiting.close()
+        assert acquisitions_of(other)
+        await turns()
+        assert left_over(other) == {}
+
+
+async def test_no_waiter_asks_while_its_client_closes(name: str) -> None:
+    """The asker gives up, and the next one of its queue would send a round that is undone at once."""
+    still = Still(1, name)
+    async with still.held(), still.client() as other:
+        tasks = [asyncio.create_task(other(name).acquire(timeout=None)) for _ in range(3)]
+        await until(lambda: idle(other))
+        still.asked()
+        await other.aclose()
+        for each in tasks:
+            with pytest.raises(ConfigError, match="closed"):
+                await each
+        assert {verb for verb, _ in still.asked()} <= {Verb.RELEASE}
+
+
+async def test_many_waiters_whose_turns_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets its error, and the next one its turn, however many there are: not all in one stack."""
+    still = Still(1, name)
+    async with still.held() as (_, lease), still.client() as other:
+        tasks = [asyncio.create_task(other(name).acquire(timeout=None)) for _ in range(2000)]
+        await until(lambda: idle(other))
+        monkeypatch.setattr(Attempt, "send", failing)
+        tasks[0].cancel()
+        done, _ = await asyncio.wait(tasks[1:], timeout=LIMIT)
+        assert {type(each.exception()) for each in done} == {ArithmeticError}
+        assert len(done) == 1999
+        monkeypatch.undo()
+        await lease.release()
+
+
+def failing(*_: object, **__: object) -> None:
+    raise ArithmeticError
+
+
+async def test_a_loss_in_a_blocked_loop_is_no_outage(name: str) -> None:
+    """The hold is lost before its task wakes, and the time of the caller is over: it asks once more, and waits for the
+    answer."""
+    still = Still(1, name)
+    async with still.held() as (_, lease), still.client() as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=20))
+        await until(lambda: idle(other))
+        (acquires,) = acquisitions_of(other)
+
+        def block() -> None:
+            still.clock.block(40.0)  # longer than the lease
+            asyncio.get_running_loop().call_soon(timers)
+
+        def timers() -> None:
+            if not waiting.done():
+                still.clock.advance(0.0)
+                asyncio.get_running_loop().call_soon(timers)
+
+        after_grant(acquires, block)
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        assert got is not None
+        await got.release()
+
+
+async def test_a_late_vote_with_a_greater_counter(name: str) -> None:
+    """Three of five nodes have granted, with different counters, and the token is raised there. The votes of the others
+    come meanwhile, from greater counters: the token stays, and the hold counts."""
+    still = Still(5, name)
+    for store, counter in zip(still.stores, (1, 2, 3, 4, 5), strict=True):
+        set_fence(store, name, 10**17 + counter)
+    async with still.client() as client:
+        lease = await client(name).acquire(timeout=0)
+        assert lease is not None
+        assert lease.fence == 10**17 + 4
+        await lease.release()
+        again = await client(name).acquire(timeout=0)
+        assert again is not None
+        assert again.fence > lease.fence
+        await again.release()

@@ -1,0 +1,202 @@
+"""asynclock.fastapi under uvicorn, on a socket: clients that hang up, and when the lock is free."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.middleware.base import BaseHTTPMiddleware
+
+from asynclock import Lease, Redlock
+from asynclock.fastapi import Locked, install
+
+BODY = b'{"id": 7}'
+
+
+class Order(BaseModel):
+    id: int
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():  # the test's own limit ends it
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def serving(app: FastAPI) -> AsyncIterator[int]:
+    """The port of a uvicorn that serves the app."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+        listener.close()
+
+
+@asynccontextmanager
+async def hanging_up(port: int, path: str) -> AsyncIterator[None]:
+    """A request whose client hangs up at the end of the block."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: shop\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
+    )
+    writer.write(head.encode() + BODY)
+    try:
+        yield
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+@pytest.fixture
+async def application(shared_urls: list[str]) -> FastAPI:
+    app = FastAPI()
+    install(app, Redlock(shared_urls[0]))
+    return app
+
+
+async def pass_through(request: Request, call_next: Callable[..., Awaitable[object]]) -> object:
+    return await call_next(request)
+
+
+@pytest.mark.parametrize("middleware", [False, True], ids=["plain", "BaseHTTPMiddleware"])
+async def test_f13_a_hang_up_ends_the_wait(application: FastAPI, other: Redlock, name: str, middleware: bool) -> None:
+    """A client that hangs up while its request waits leaves the queue, and its endpoint does not run; with a body that
+    FastAPI has read, and with one that nobody has read."""
+    called = list[str]()
+    if middleware:
+        application.add_middleware(BaseHTTPMiddleware, dispatch=pass_through)
+
+    @application.post("/model")
+    async def model(order: Order, lease: Annotated[Lease, Locked(name)]) -> None:
+        called.append("model")
+
+    @application.post("/raw")
+    async def raw(lease: Annotated[Lease, Locked(name)]) -> None:
+        called.append("raw")
+
+    async def waiting() -> bool:
+        return bool((await other.inspect(name)).waiters)
+
+    async def nobody() -> bool:
+        return not await waiting()
+
+    async with serving(application) as port, other(name):
+        for path in ("/model", "/raw"):
+            async with hanging_up(port, path):
+                await until(waiting)
+            await until(nobody)
+    assert called == []
+
+
+@pytest.mark.parametrize("middleware", [False, True], ids=["plain", "BaseHTTPMiddleware"])
+async def test_the_body_is_replayed(application: FastAPI, other: Redlock, name: str, middleware: bool) -> None:
+    """An endpoint that reads the body itself gets all of it after a wait, during which it was read."""
+    if middleware:
+        application.add_middleware(BaseHTTPMiddleware, dispatch=pass_through)
+
+    @application.post("/")
+    async def read(request: Request, lease: Annotated[Lease, Locked(name)]) -> int:
+        return len([byte async for chunk in request.stream() for byte in chunk])
+
+    async def waiting() -> bool:
+        return bool((await other.inspect(name)).waiters)
+
+    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
+        for size in (0, 10, 3_000_000):
+            async with other(name):
+                answer = asyncio.create_task(web.post("/", content=b"x" * size))
+                await until(waiting)
+            assert (await answer).json() == size
+
+
+async def test_f13_a_hang_up_does_not_end_the_body(application: FastAPI, other: Redlock, name: str) -> None:
+    """Once the lock is held, the endpoint runs to its end under the lock, although its client has hung up."""
+    begun, gone, done = asyncio.Event(), asyncio.Event(), list[bool]()
+
+    @application.post("/")
+    async def pay(request: Request, lease: Annotated[Lease, Locked(name)]) -> None:
+        begun.set()
+        await gone.wait()
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.01)
+        done.append(lease.held)
+
+    async def finished() -> bool:
+        return bool(done)
+
+    async with serving(application) as port:
+        async with hanging_up(port, "/"):
+            await begun.wait()
+        gone.set()
+        await until(finished)
+    assert done == [True]
+
+
+async def test_cancel_body(application: FastAPI, other: Redlock, name: str) -> None:
+    """With cancel_body=True the endpoint is cancelled when its client hangs up, and the lock is free."""
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    @application.post("/")
+    async def look(lease: Annotated[Lease, Locked(name, cancel_body=True)]) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with serving(application) as port:
+        async with hanging_up(port, "/"):
+            await begun.wait()
+        await cancelled.wait()
+        async with other(name, timeout=30):
+            pass
+
+
+async def test_cancel_body_leaves_the_body_to_the_endpoint(application: FastAPI, name: str) -> None:
+    """While a hang-up is watched for, an endpoint reads the body itself."""
+
+    @application.post("/")
+    async def read(request: Request, lease: Annotated[Lease, Locked(name, cancel_body=True)]) -> int:
+        return len(await request.body())
+
+    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
+        for size in (0, 10, 3_000_000):
+            assert (await web.post("/", content=b"x" * size)).json() == size
+
+
+async def test_the_lock_is_free_before_the_response_is_sent(application: FastAPI, other: Redlock, name: str) -> None:
+    """A middleware that sees the response begin finds the lock free."""
+    seen = list[bool]()
+
+    class Look:
+        def __init__(self, app: FastAPI) -> None:
+            self.app = app
+
+        async def __call__(self, scope: dict, receive: Callable, send: Callable) -> None:
+            async def sending(message: dict) -> None:
+                if message["type"] == "http.response.start":
+                    seen.append(await other(name).locked())
+                await send(message)
+
+            await self.app(scope, receive, sending if scope["type"] == "http" else send)
+
+    application.add_middleware(Look)
+
+    @application.post("/")
+    async def charge(lease: Annotated[Lease, Locked(name)]) -> bool:
+        return await other(name).locked()
+
+    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
+        assert (await web.post("/")).json() is True
+    assert seen == [False]
