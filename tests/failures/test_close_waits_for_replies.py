@@ -12,6 +12,7 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.rules.model import Op, Verb
+from asynclock.stores.redis import connection as _connection
 from asynclock.stores.redis import delivery as _delivery
 from asynclock.stores.redis import node as _node
 from tests.support.closing_probes import hang_up, is_cut, timer_of
@@ -169,6 +170,32 @@ async def test_a_hang_up_that_is_cancelled_cuts_the_connection(servers: Servers)
             assert is_cut(connection)
         finally:
             server.thaw()
+
+
+async def test_a_hang_up_is_quiet_once_a_slow_server_has_read_all(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transport ends when its buffer is empty, and tells the connection while it does. To abort it then would end
+    it twice, which asyncio reports as an error."""
+    monkeypatch.setattr(_connection, "_HANGING_UP", LIMIT)
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    server = servers.start()
+    async with Redlock(server.url) as client:
+        await client.health()
+        connection = connection_of(nodes_of(client)[0])
+        server.freeze()
+        try:
+            connection.transport.write(b"*1\r\n$4\r\nPING\r\n" * 200_000)
+            leaving = asyncio.create_task(hang_up(connection))
+            await turns(3)
+            assert not leaving.done()
+        finally:
+            server.thaw()
+        await leaving
+        await turns(3)
+        assert is_cut(connection)
+    assert not reported
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

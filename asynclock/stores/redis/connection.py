@@ -235,4 +235,5 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         self._out.clear()
-        self.transport.abort()
+        if not self._gone.is_set():  # asyncio reports an abort in connection_lost after a slow close as an error
+            self.transport.abort()
