@@ -27,24 +27,27 @@ async def filled(client: Redlock, name: str, permits: int) -> list[Lease]:
 async def test_e12_never_more_than_permits(make: Callable[..., Redlock], name: str) -> None:
     """Many tasks in many clients; and all the permits are used."""
     clients = [make() for _ in range(3)]
-    inside = most = 0
+    inside = 0
+    all_used = asyncio.Event()
     fences: list[int] = []
 
     async def work(client: Redlock) -> None:
-        nonlocal inside, most
+        nonlocal inside
         for _ in range(5):
             given = max(fences, default=0)
             async with client.semaphore(name, 3) as lease:
                 assert lease.fence > given  # of all that were given before it began
                 inside += 1
-                most = max(most, inside)
                 assert inside <= 3
                 fences.append(lease.fence)
-                await asyncio.sleep(0.005)
+                if inside == 3:
+                    all_used.set()
+                await all_used.wait()
+                await asyncio.sleep(0.005)  # the others ask meanwhile
                 inside -= 1
 
-    await asyncio.gather(*(work(clients[number % 3]) for number in range(12)))
-    assert most == 3
+    async with asyncio.timeout(LIMIT):
+        await asyncio.gather(*(work(clients[number % 3]) for number in range(12)))
     assert len(fences) == 60
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import sys
+import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from asynclock import Redlock
 from asynclock.stores.sql import SQLStore, limits, pool
 from asynclock.stores.sql.drivers import creator_of
-from tests.support.programs import PYTHONPATH
+from tests.support.programs import DATABASES, PYTHONPATH, Program
 from tests.support.proxy import TcpProxy
 from tests.support.sql_states import idle_lines_of
 from tests.support.waiters import LIMIT, until
@@ -92,16 +92,14 @@ def silence(network: TcpProxy) -> None:
     network.drop_replies = network.drop_requests = True
 
 
-async def program(text: str, *args: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        text,
-        *args,
+def program(text: str, *args: str) -> Program:
+    return Program(
+        ["-c", text, *args],
+        DATABASES,
         env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin"},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -113,19 +111,18 @@ async def test_f2_a_program_ends_over_a_silent_database(url: str, network: TcpPr
     address, how = through(network, url), "thread" if renew == "thread" else "True"
     if renew == "of an engine":
         address = of_driver(address)
-    process = await program(
+    process = program(
         HOLDER.replace("renew=renew", f"renew={how!r}" if how == "thread" else "renew=True"), address, closes, how
     )
     try:
+        assert process.stdout is not None
         async with asyncio.timeout(LIMIT):
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"holds\n"
-            silence(network)
-            out, err = await process.communicate(b"\n")
+            assert await asyncio.to_thread(process.stdout.readline) == b"holds\n"
+        silence(network)
+        out, err = await asyncio.to_thread(process.communicate, b"\n", LIMIT)
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        process.kill()
+        process.communicate()
     assert process.returncode == 0, err.decode()
     assert b"Traceback" not in err
     assert b"never retrieved" not in err
@@ -170,9 +167,12 @@ def is_closed(driver: Any) -> bool:
 
 async def test_a3_short_programs_with_a_thread_print_nothing(postgresql_url: str, name: str) -> None:
     """The thread of each is told to stop while it connects."""
-    running = [await program(SHORT, postgresql_url, f"{name}:{number}") for number in range(4)]
-    async with asyncio.timeout(2 * LIMIT):
-        said = [await each.communicate() for each in running]
+    running = [program(SHORT, postgresql_url, f"{name}:{number}") for number in range(4)]
+    try:
+        said = [await asyncio.to_thread(each.communicate, timeout=2 * LIMIT) for each in running]
+    finally:
+        for each in running:
+            each.kill()
     assert said == [(b"", b"")] * 4
 
 

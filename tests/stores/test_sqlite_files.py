@@ -6,7 +6,6 @@ import asyncio
 import os
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from asynclock.stores.sql import SQLStore
 from asynclock.stores.sql.file_lines import _FORKS, Inline, _driven
 from asynclock.stores.sql.files import is_network, type_of
 from asynclock.stores.sql.lines import Line
-from tests.support.programs import run_python
+from tests.support.programs import COMMANDS, DATABASES, Program, run, run_python
 from tests.support.sql_states import read_rows
 from tests.support.waiters import LIMIT, until
 
@@ -48,10 +47,7 @@ asyncio.run(main(*sys.argv[1:]))
 async def test_processes_share_a_file_and_may_be_killed(file: str, name: str, tmp_path: Path) -> None:
     """4 processes take turns; each is killed in turn, at any moment. No two are inside, and the fences rise."""
     shared = tmp_path / "shared"
-    started = [
-        subprocess.Popen([sys.executable, "-c", WORKER, file, name, str(shared)], stderr=subprocess.PIPE)
-        for _ in range(4)
-    ]
+    started = [Program(["-c", WORKER, file, name, str(shared)], DATABASES, stderr=subprocess.PIPE) for _ in range(4)]
     try:
         await until(lambda: shared.exists() and len(shared.read_text().splitlines()) > 20)
         for process in started:
@@ -249,16 +245,11 @@ async def test_the_command_line(file: str, name: str) -> None:
     """run, ls, inspect and break work, and doctor ends without a traceback."""
 
     async def command(*words: str) -> tuple[int | None, str]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-m", "asynclock", *words),
-            env={**os.environ, "ASYNCLOCK_URLS": file},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        told = (await process.communicate())[0].decode()
+        env = {**os.environ, "ASYNCLOCK_URLS": file}
+        done = await asyncio.to_thread(run, ["-m", "asynclock", *words], (*COMMANDS, *DATABASES), env=env)
+        told = done.stdout + done.stderr
         assert "Traceback" not in told
-        return process.returncode, told
+        return done.returncode, told
 
     assert (await command("run", name, "--", "true"))[0] == 0
     async with Redlock(file) as client:

@@ -8,7 +8,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
@@ -20,6 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
 from asynclock.stores.sql import SQLStore
+from tests.support.programs import DATABASES, Program, run
 from tests.support.waiters import LIMIT
 
 LEASE = 60.0
@@ -50,7 +50,8 @@ def granted(path: Path, name: str) -> bool:
         "        if lease: await lease.release()\n"
         "asyncio.run(main())"
     )
-    done = subprocess.run([sys.executable, "-c", program, path, name], capture_output=True, text=True, check=True)
+    done = run(["-c", program, str(path), name], DATABASES)
+    done.check_returncode()
     return done.stdout.strip() == "granted"
 
 
@@ -65,8 +66,8 @@ def held_by_another_process(path: Path, name: str) -> Iterator[None]:
         "        sys.stdin.read()\n"
         "asyncio.run(main())"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, path, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    with Program(
+        ["-c", program, str(path), name], DATABASES, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from asynclock.cli import app
-from tests.support.programs import PATIENT, PYTHONPATH
+from tests.support.programs import COMMANDS, PATIENT, PYTHONPATH, Program, run
 from tests.support.servers import Server
 
 START = [sys.executable, "-m", "asynclock"]
@@ -57,15 +57,7 @@ def answered(*args: str, on: Sequence[Server] | Server = (), **more: str) -> sub
 
 def asynclock(*args: str, on: Sequence[Server] | Server = (), **more: str) -> subprocess.CompletedProcess[str]:
     """Run it to its end, as a process. stdin is no terminal."""
-    return subprocess.run(
-        [*START, *args],
-        env=environment(on, **more),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    return run(["-m", "asynclock", *args], COMMANDS, env=environment(on, **more), stdin=subprocess.DEVNULL)
 
 
 def json_of(done: subprocess.CompletedProcess[str]) -> Any:
@@ -92,13 +84,11 @@ class Running:
     """A command that runs beside the test."""
 
     def __init__(self, args: Sequence[str], env: dict[str, str], under: Sequence[str] = ()) -> None:
-        self.process = subprocess.Popen(
-            [*under, *START, *args],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.process: subprocess.Popen[str] = (
+            subprocess.Popen([*under, *START, *args], env=env, text=True, **pipes)
+            if under
+            else Program(["-m", "asynclock", *args], COMMANDS, env=env, text=True, **pipes)
         )
 
     def line(self) -> str:

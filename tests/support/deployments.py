@@ -79,8 +79,6 @@ _NOT_OVER_ZOOKEEPER = {
     *("test_other_holders_of_the_name_are_not_disturbed", "test_the_permits_stay_as_many"),
     *("test_a_writer_waits_for_an_adopted_reader", "test_entered_again_while_it_is_detached"),
     *("test_entered_and_left_while_it_is_detached", "test_a_local_waiter_is_served_after_a_detach"),
-    # all permits are used within a millisecond; test_zookeeper_kinds.py waits for that
-    "test_e12_never_more_than_permits",
 }
 
 

@@ -12,11 +12,11 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
-from tests.support.programs import PYTHONPATH, QUIET
+from tests.support.programs import LIBRARY, PYTHONPATH, QUIET, STRICT, Program
 
 HOLD = """
     import asyncio, sys
@@ -61,15 +61,13 @@ class Box:
     def start(
         self, text: str, *args: str, program: str = sys.executable, path: str = PYTHONPATH
     ) -> subprocess.Popen[str]:
+        words = ["-c", QUIET + textwrap.dedent(text), *args]
+        more: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        more["env"] = {"PYTHONPATH": path, "PATH": os.defpath, "ASYNCLOCK_EMBEDDED_DIR": str(self.runtime)}
         self._programs.append(
-            subprocess.Popen(
-                [program, "-X", "dev", "-W", "error", "-c", QUIET + textwrap.dedent(text), *args],
-                env={"PYTHONPATH": path, "PATH": os.defpath, "ASYNCLOCK_EMBEDDED_DIR": str(self.runtime)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            Program(words, LIBRARY, STRICT, text=True, **more)
+            if (program, path) == (sys.executable, PYTHONPATH)
+            else subprocess.Popen([program, *STRICT, *words], text=True, **more)
         )
         return self._programs[-1]
 
