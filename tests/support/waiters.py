@@ -9,17 +9,18 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
 
 from asynclock import Redlock
 from asynclock.stores.embedded import server as valkey
+from tests.support import programs
 from tests.support.default_keys import key_of, keys_of
 from tests.support.probes import nodes_of
 from tests.support.servers import Server
@@ -89,6 +90,8 @@ def say(**words: Any) -> None:
 
 
 def main() -> None:
+    if sys.platform == "linux":
+        valkey.die_with_parent()
     factory = uvloop.new_event_loop if json.loads(sys.argv[1]) else asyncio.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(_program(json.loads(sys.argv[2])))
@@ -112,7 +115,7 @@ class Served(NamedTuple):
 class Process:
     """One such process; it runs on the same kind of loop as the test."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: programs.Program) -> None:
         self.served: list[Served] = []
         self.failed: list[str] = []
         self.up = asyncio.Event()
@@ -121,8 +124,15 @@ class Process:
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            self._on_event(**json.loads(line))
+        reader = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout
+        )
+        try:
+            async for line in reader:
+                self._on_event(**json.loads(line))
+        finally:
+            pipe.close()
 
     def _on_event(self, event: str, who: str = "", fence: int = 0, at: float = 0.0, error: str = "") -> None:
         match event:
@@ -140,6 +150,7 @@ class Process:
         assert self._process.stdin is not None
         terms = {"name": name, "who": who, "count": count, "fair": fair, "rounds": rounds, "ever": ever}
         self._process.stdin.write(json.dumps(terms).encode() + b"\n")
+        self._process.stdin.flush()
 
     def freeze(self) -> None:
         """It keeps its connections, and does nothing."""
@@ -148,11 +159,12 @@ class Process:
 
     async def kill(self) -> None:
         """kill -9, frozen or not."""
-        if self._process.returncode is None:
-            self._process.kill()
+        self._process.kill()
         await self._reading
-        await self._process.wait()
-        self._process._transport.close()  # type: ignore[attr-defined]  # asyncio leaves that to the collector
+        self._process.wait()
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
 
 
 @asynccontextmanager
@@ -165,12 +177,12 @@ async def processes(
     started: list[Process] = []
     try:
         for _ in range(number):
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.support.waiters", fast, spec),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                cwd=Path(__file__).parents[2],
-                preexec_fn=valkey.die_with_parent if sys.platform == "linux" else None,
+            process = programs.Program(
+                ["-c", "from tests.support.waiters import main; main()", fast, spec],
+                (*programs.LIBRARY, "tests.support.waiters"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                cwd=programs.REPO,
             )
             started.append(Process(process))
         async with asyncio.timeout(LIMIT):
@@ -264,7 +276,3 @@ def calls(server: Server) -> int:
     with server.cli() as cli:
         stats: Any = cli.info("commandstats")
     return sum(int(its["calls"]) for name, its in stats.items() if name in {"cmdstat_evalsha", "cmdstat_eval"})
-
-
-if __name__ == "__main__":
-    main()
