@@ -131,12 +131,20 @@ def test_a_kind_touches_at_most_five_files_of_the_package() -> None:
 
 @pytest.mark.usefixtures("wheel")
 def test_the_new_kind_works(extended: Path) -> None:
-    """On a server and in memory: closed, opened for all waiters, and not closed while they hold it. ZooKeeper has
-    recipes of its own, and refuses it when it is made."""
-    done = run(CLIENT, extended, "embedded:", "memory:")
+    """On a server, in memory and in a file: closed, opened for all waiters, and not closed while they hold it.
+    ZooKeeper has recipes of its own, and refuses it when it is made."""
+    done = run(CLIENT, extended, "embedded:", "memory:", f"sqlite:///{extended}/latch.db")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["opened once", "opened once"]
+    assert done.stdout.split("\n")[:3] == ["opened once"] * 3
     assert "cannot keep this (latch of 'schema'): its layouts" in done.stdout
+
+
+def test_the_new_kind_works_in_databases(extended: Path, postgresql_url: str, mariadb_url: str) -> None:
+    """The same over PostgreSQL and MariaDB."""
+    urls = [f"{url}?asynclock_table=latch" for url in (postgresql_url, mariadb_url)]
+    done = run(CLIENT, extended, *urls)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["opened once"] * 2
 
 
 @pytest.mark.timeout(120)
