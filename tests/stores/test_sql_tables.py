@@ -24,9 +24,12 @@ from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
 from asynclock.stores import lock_table
 from asynclock.stores.sql import SQLStore, table_watch
 from asynclock.stores.sql.engines import url_of
+from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.schema import ddl
+from asynclock.stores.sql.settings import Settings
 from tests.support.commands import examined
 from tests.support.operators import Operated
+from tests.support.sql_states import database_of
 from tests.support.waiters import LIMIT
 
 OPTIONS: dict[str, Any] = {"patience": LIMIT, "lease": 60.0}
@@ -517,6 +520,28 @@ async def test_f24_a_file_that_is_deleted_is_made_again(scheme: str, tmp_path: P
         for each in tmp_path.glob("locks.db*"):
             each.unlink()
         await granted_soon(client, name)
+
+
+async def test_f24_a_key_that_is_dropped_while_the_table_is_checked(
+    mariadb: Operated, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right behind the question for it. A look of the same moment finds that, and the check that ends afterwards does
+    not hide it until the next look, a minute later."""
+    store, fault = SQLStore(mariadb.url), Settings.fault
+
+    async def before_the_change(self: Settings, line: Line) -> ConfigError | None:
+        found = await fault(self, line)
+        monkeypatch.undo()
+        await mariadb.run(without_key(mariadb))
+        await database_of(store).look_at_table()
+        return found
+
+    async with Redlock(store, **OPTIONS) as client:
+        async with client(name):
+            pass
+        monkeypatch.setattr(Settings, "fault", before_the_change)
+        await mariadb.run(f"DROP TABLE {mariadb.table}")
+        assert "no primary key" in await told(client, name)
 
 
 # -- what a role may not read ------------------------------------------------------------------------------------------
