@@ -194,6 +194,21 @@ async def test_f26_an_engine_that_is_used_up_at_the_start(
     await engine.dispose()
 
 
+async def test_f26_an_engine_that_is_used_up_while_a_client_uses_it(
+    postgresql: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller whose time is over before that of a connect learns the reason, too."""
+    monkeypatch.setattr(pool, "_KEPT", 0.1)
+    engine = create_async_engine(url_of(postgresql.url.partition("?")[0]), pool_size=2, max_overflow=0)
+    async with telling(Redlock(SQLStore(engine, postgresql.table), **{**OPTIONS, "connect_timeout": LIMIT})) as client:
+        async with client("a"):
+            pass
+        async with engine.connect(), engine.connect():
+            with pytest.raises(QuorumUnavailable, match="has not answered yet: all 2 connections of the engine are in"):
+                await client("a").acquire(timeout=0.2)
+    await engine.dispose()
+
+
 async def test_statements_are_prepared_once_where_no_pooler_shares_the_session(postgresql: Operated) -> None:
     """The driver connects as if there were one."""
     store = SQLStore(postgresql.url.partition("?")[0], postgresql.table)

@@ -188,6 +188,11 @@ class Database:
         """See `TransactionalStore.remark`."""
         return FEW if self.push.has_few else ""
 
+    def why(self, keys: Sequence[str], since: float) -> str:
+        """Why ops of these keys that were sent at `since` have no answer; "": unknown."""
+        shortage = self._pool.shortage if self._pool is not None else ""
+        return self.delays.why([*keys, *CONNECT], since) or shortage
+
     @property
     def pushes(self) -> bool:
         """Whether notices come by LISTEN."""

@@ -366,6 +366,12 @@ class EngineSource:
         if (kept := keep_socket(connection.driver_connection)) is not None:
             self._sockets = {each for each in self._sockets if each.is_open} | {kept}
 
+    @property
+    def shortage(self) -> UsedUp | None:
+        """See `Source`. Of an engine of the user."""
+        used = "" if self.own else used_up(self.engine)
+        return UsedUp(used) if used else None
+
     async def connect(self, *, further: bool = False) -> Line:
         """A connection of its pool. Raises its error, UsedUp, Queued or TimeoutError."""
         return await self.limited(self._connect(), lambda line: line.abandon(), further=further)
@@ -376,7 +382,7 @@ class EngineSource:
         """Await a connect; see `limits.limited`. `further`: others are open, so it has half of the time. Raises UsedUp,
         Queued, TimeoutError, or the error of the connect."""
         seconds, logged_in = self._timeout / 2 if further else self._timeout, list[Any]()
-        used = "" if self.own else used_up(self.engine)  # before this one counts
+        shortage = self.shortage  # before this one counts
 
         async def noted() -> _Result:
             _LOGGED_IN.set(logged_in)
@@ -389,11 +395,11 @@ class EngineSource:
         try:
             return await limited(noted(), seconds, cut=give_up, late=late)
         except PoolTimeout as error:
-            raise UsedUp(used or _USED_UP) from error
+            raise (shortage or UsedUp(_USED_UP)) from error
         except TimeoutError as error:
             label, lookup = label_of(self.engine.url, "asynclock"), lookup_under_way(self.engine.url.host)
-            if used:
-                raise UsedUp(used) from error
+            if shortage is not None:
+                raise shortage from error
             if logged_in:
                 raise Queued(seconds) from error
             raise TimeoutError(f"{label} did not answer a connect within {seconds:g} s{lookup}") from error
