@@ -64,7 +64,7 @@ def mending(said: str) -> list[str]:
     return found[1].split("; ")
 
 
-async def grants(url: str, name: str) -> None:
+async def grants(url: str | SQLStore, name: str) -> None:
     async with Redlock(url, **OPTIONS) as client, client(name):
         pass
 
@@ -569,9 +569,11 @@ async def blind(postgresql: Operated, postgresql_url: str) -> Any:
 async def test_f24_what_a_role_may_not_read_is_left_out(
     blind: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With one line in the log. But two inserts show that there is no key."""
+    """With one line in the log, however often it is checked. But two inserts show that there is no key."""
     url, table, owner = blind
-    await grants(url, name)
+    store = SQLStore(url)
+    for _ in range(2):
+        await grants(store, name)
     (line,) = [each.getMessage() for each in caplog.records if "does not show" in each.getMessage()]
     assert "columns, indexes" in line
     await owner.execute(f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey")
