@@ -16,7 +16,16 @@ from asynclock.quorum.checks import check_votes
 from asynclock.quorum.limits import Limits
 from asynclock.quorum.quarantine import NO_QUARANTINE, Quarantine
 from asynclock.rules.model import QUIET, RELEASE, Op, Serve
-from asynclock.stores.port import Buffered, KeepsTickets, NodeConfig, Restartable, SameServer, WrongKind, is_standalone
+from asynclock.stores.port import (
+    Buffered,
+    Explaining,
+    KeepsTickets,
+    NodeConfig,
+    Restartable,
+    SameServer,
+    WrongKind,
+    is_standalone,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -194,7 +203,7 @@ class Quorum:
         errors |= {i: before[i] for i in silent if i in before}
         if len(errors) < len(self.nodes) - len(self.nodes) // 2:
             unknown = (i for i in silent if i not in before)
-            errors |= {i: TimeoutError(f"{self.nodes[i].label} has not answered yet") for i in unknown}
+            errors |= {i: _silent(self.nodes[i], name) for i in unknown}
         if not errors:  # the answers came when the time was up, and before its task woke
             errors = {i: TimeoutError(f"{node.label} answered too late") for i, node in enumerate(self.nodes)}
         return self._outage({self.nodes[i].label: errors[i] for i in sorted(errors)}, name)
@@ -253,6 +262,12 @@ def quorum_over(
         for i, store in enumerate(stores)
     ]
     return Quorum(nodes, clock, quarantine, limits)
+
+
+def _silent(node: Node, name: str) -> TimeoutError:
+    """For a node whose time is not over, where that of the caller is."""
+    why = node.delay(math.inf, name) if isinstance(node, Explaining) else ""
+    return TimeoutError(f"{node.label} has not answered yet" + (f": {why}" if why else ""))
 
 
 def _nothing() -> None: ...

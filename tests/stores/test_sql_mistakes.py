@@ -72,6 +72,7 @@ async def test_a_file_that_cannot_be_opened_names_its_folder(path: str, reason: 
         ("connect_timeout=kilowatt", "mariadb", "asyncmy refuses the option 'connect_timeout'"),
         ("watts=kilowatt", "mariadb", "asyncmy refuses the option 'watts'"),
         ("ssl_ca=/absent/kilowatt", "mariadb", "the program cannot read the file of the option 'ssl_ca'"),
+        (f"ssl_ca={__file__}", "mariadb", "the file of the option 'ssl_ca' has no certificate"),
     ],
 )
 async def test_an_option_that_the_driver_refuses_is_a_config_error(
@@ -85,6 +86,20 @@ async def test_an_option_that_the_driver_refuses_is_a_config_error(
             pass
     assert "kilowatt" not in f"{caught.value} {caught.value.__cause__!r} {caught.value.__context__!r}"
     assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    ("file", "fault"), [("/absent/root.crt", "cannot read the file of"), (__file__, "has no certificate")]
+)
+async def test_a_file_that_the_environment_names_is_a_config_error(
+    file: str, fault: str, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncpg has no option for it. It says only that there is no such file, and not which."""
+    monkeypatch.setenv("PGSSLROOTCERT", file)
+    with pytest.raises(ConfigError, match=fault) as caught:
+        async with Redlock(f"{postgresql_url}?ssl=verify-full", patience=LIMIT):
+            pass
+    assert "$PGSSLROOTCERT" in str(caught.value)
 
 
 @pytest.fixture

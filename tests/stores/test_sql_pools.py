@@ -79,7 +79,7 @@ async def test_f26_four_clients_share_a_pool_of_four(
         async with asyncio.timeout(2 * LIMIT), AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(telling(Redlock(first, **OPTIONS)))]
             assert database_of(first).pushes
-            working = asyncio.create_task(busy(clients[0], name))
+            working = asyncio.create_task(busy(clients[0].multi, name))  # transactions, over all of its connections
             clients += [await stack.enter_async_context(Redlock(its(url, name), **OPTIONS)) for _ in range(3)]
             await asyncio.gather(*(work(each, name, number) for each in clients[1:] for number in range(2)))
             working.cancel()
@@ -191,6 +191,25 @@ async def test_f26_an_engine_that_is_used_up_at_the_start(
     assert not [each for each in events if type(each).__name__ == "NodeDown"]
     assert sum("no connection is left for locks" in each for each in caplog.messages) == 1
     await client.aclose()
+    await engine.dispose()
+
+
+async def test_f26_an_engine_that_is_used_up_while_a_client_uses_it(
+    postgresql: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is not down. A caller whose time is over before that of a connect learns the reason, too."""
+    monkeypatch.setattr(pool, "_KEPT", 0.1)
+    engine = create_async_engine(url_of(postgresql.url.partition("?")[0]), pool_size=2, max_overflow=0)
+    options = {**OPTIONS, "connect_timeout": 0.6, "patience": 0.1}
+    async with telling(Redlock(SQLStore(engine, postgresql.table), **options)) as client:
+        async with client("a"):
+            pass
+        async with engine.connect(), engine.connect():
+            for timeout in (0.1, None):
+                with pytest.raises(
+                    QuorumUnavailable, match="all 2 connections of the engine are in use"
+                ):
+                    await client("a").acquire(timeout=timeout)
     await engine.dispose()
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
+from typing import Any
 
 import pytest
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import Lease, Redlock
 from asynclock.stores.sql import SQLStore, push
+from asynclock.stores.sql.engines import url_of
 from asynclock.stores.sql.lines import Line
 from asynclock.stores.sql.listening import Listening
 from asynclock.stores.sql.rows import looks_of
+from tests.support.operators import Operated
 from tests.support.services.postgresql import pgbouncer
-from tests.support.sql_states import database_of, read_rows
+from tests.support.sql_states import administered, database_of, listening_pid, read_rows
 from tests.support.waiters import LIMIT, until
 
 SOON = 10.0
@@ -83,3 +88,90 @@ async def test_behind_a_pooler_push_is_not_tried_again(
             async with client(name):
                 pass
     assert not any("push" in each for each in caplog.messages)
+
+
+async def test_f26_a_client_that_loses_its_listening_connection_to_another_program_tries_once(
+    postgresql_url: str, name: str
+) -> None:
+    """The pool of the pooler is used up then. One task tries to listen again, and the one that looked whether others
+    need the connection has ended."""
+    with pgbouncer(postgresql_url, "session", 2) as url:
+        store, engine = SQLStore(url, name.replace(":", "_")), create_async_engine(url_of(url))
+        async with (
+            Redlock(store, lease=LEASE, connect_timeout=1.0) as client,
+            administered(postgresql_url) as admin,
+            asyncio.TaskGroup() as tasks,
+        ):
+            theirs = tasks.create_task(engine.connect().start())  # it waits in the queue of the pooler
+            while database_of(store).pushes:
+                if (pid := await listening_pid(store)) is not None:
+                    await admin.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")
+                await asyncio.sleep(0.05)
+            names = [each.get_name() for each in asyncio.all_tasks()]
+            assert "asynclock looks for room" not in names
+            assert names.count("asynclock tries push") == 1
+            async with client(name):
+                pass
+            await (await theirs).close()
+        await engine.dispose()
+
+
+async def test_a_client_that_closes_as_it_begins_to_listen_leaves_no_connection(
+    postgresql: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection that could listen waits for another client of the event loop, which connects just then. It is no
+    connection of the pool of the program's engine any more."""
+    works, is_direct = Listening.works, Listening.is_direct
+    tries, again, tried = list[Listening](), asyncio.Event(), asyncio.Event()
+
+    async def late_once(self: Listening, line: Line, within: float) -> bool:
+        tries.append(self)
+        if len(tries) > 1:
+            await again.wait()
+        return await works(self, line, within) and len(tries) > 1
+
+    async def noted(self: Listening) -> bool:
+        found = await is_direct(self)
+        if again.is_set():
+            tried.set()
+        return found
+
+    monkeypatch.setattr(Listening, "works", late_once)
+    monkeypatch.setattr(Listening, "is_direct", noted)
+    monkeypatch.setattr(push, "_PAUSES", (0.01, 0.01))
+    monkeypatch.setattr(push, "_LATER", LIMIT)
+    engine = create_async_engine(url_of(postgresql.url.partition("?")[0]))
+    store = SQLStore(engine, postgresql.table)
+    async with aclosing(Redlock(store, connect_timeout=LIMIT)) as client, asyncio.timeout(2 * LIMIT):
+        assert (await client.health()).ok
+        async with database_of(store).push.opening:
+            again.set()
+            await tried.wait()
+            await client.aclose()
+        await engine.dispose()
+        while await postgresql.run(f"SELECT count(*) FROM pg_stat_activity WHERE usename = '{postgresql.user}'"):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_client_that_closes_while_the_others_of_its_event_loop_listen_again(
+    postgresql_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has ended the connection that listens. The others notice nothing."""
+    store, events = SQLStore(postgresql_url, name.replace(":", "_")), list[Any]()
+    add, adding, closed = Listening.add, asyncio.Event(), asyncio.Event()
+
+    async def slowly(self: Listening, tag: str) -> None:
+        adding.set()
+        await closed.wait()
+        await add(self, tag)
+
+    async with Redlock(store) as client, Redlock(store) as other, administered(postgresql_url) as admin:
+        client.subscribe(events.append)
+        monkeypatch.setattr(Listening, "add", slowly)
+        await admin.exec_driver_sql(f"SELECT pg_terminate_backend({await listening_pid(store)})")
+        await adding.wait()
+        await other.aclose()
+        closed.set()
+        async with client(name, timeout=LIMIT):
+            pass
+    assert [each for each in events if type(each).__name__ == "NodeDown"] == []

@@ -53,6 +53,9 @@ def test_a_url_names_a_store(url: str, label: str) -> None:
         ("sqlite:///:memory:", "name a file"),
         ("postgresql://db:port/app", "not the url"),
         ("mysql://db/app?init_command=SELECT+1", "init_command of the url: leave it out"),
+        ("mysql://db/app?use_unicode=0", "use_unicode of the url: leave it out"),  # the names of columns would be bytes
+        ("mysql+aiomysql://db/app?ssl_ca=/a.pem", "ssl_ca .* with aiomysql: TLS"),  # no TLS, where the server has none
+        ("mysql+aiomysql://db/app?read_default_file=/a", "read_default_file .* with aiomysql"),  # with another charset
     ],
 )
 def test_a_wrong_url_is_refused(url: str, message: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import asyncpg
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from asynclock.rules.model import State
@@ -82,6 +83,15 @@ def database_of(store: SQLStore) -> Any:
     """The database, as the only event loop of the store uses it."""
     (database,) = store._databases.values()
     return database
+
+
+async def listening_pid(store: SQLStore) -> int | None:
+    """The process of the server behind the connection that listens, in its only event loop; None: it has none now."""
+    listening = database_of(store).push._listening
+    try:
+        return None if listening is None else int(await listening.driver.fetchval("SELECT pg_backend_pid()"))
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        return None
 
 
 def idle_lines_of(store: SQLStore) -> list[Any]:

@@ -74,7 +74,7 @@ class Database:
         self.batches: FileBatches | None = None  # of a file: transactions that ops share
         self._charset: Charset | None = None  # of names and labels; None: it has all of Unicode
         self._watch: TableWatch | None = None
-        self._doubts_table = False  # it is gone, or cannot exclude: it must be prepared before the next op
+        self._doubt: Exception | None = None  # of the table: it must be prepared before the next op
         self._inbox: Inbox | None = None
         self._pool: Pool | None = None  # also while it is tried out
         self._timeout = connect_timeout
@@ -130,7 +130,7 @@ class Database:
                 await self._prepare(self.transactions)
         else:
             await pool.used(lambda line: line.run("SELECT 1"))
-        if self._doubts_table:
+        while self._doubt is not None:
             await self._prepare(self.transactions)
 
     async def _connect(self) -> None:
@@ -188,6 +188,11 @@ class Database:
         """See `TransactionalStore.remark`."""
         return FEW if self.push.has_few else ""
 
+    def why(self, keys: Sequence[str], since: float) -> str:
+        """Why ops of these keys that were sent at `since` have no answer; "": unknown."""
+        shortage = self._pool.shortage if self._pool is not None else ""
+        return self.delays.why([*keys, *CONNECT], since) or shortage
+
     @property
     def pushes(self) -> bool:
         """Whether notices come by LISTEN."""
@@ -241,7 +246,7 @@ class Database:
 
     async def _prepare(self, transactions: Transactions) -> None:
         """Make the table if it is absent, and check it. Raises ConfigError."""
-        makes = self.settings.makes
+        makes, doubt = self.settings.makes, self._doubt
         await self.settings.check_session(transactions.pool)
         exists = (makes or self._has_file) and await transactions.has_table(self.settings.exists)
         if not (exists or makes):
@@ -254,7 +259,7 @@ class Database:
             fault = await self.settings.fault(line)
         self.delays.ended(CONNECT)
         if fault is not None:
-            self._doubts_table = True
+            self._doubt = fault
             raise fault
         if isinstance(self.dialect, SQLite):
             dialect = self.dialect
@@ -267,7 +272,8 @@ class Database:
             # and take the time of the old clock.
             dialect.clock = clock_with(offset)
             dialect.offset = offset
-        self._doubts_table = False
+        if self._doubt is doubt:  # else somebody has changed the table since it was checked
+            self._doubt = None
 
     async def look_at_table(self) -> None:
         """Whether the table is there, and still excludes. If not, no client is granted or keeps a lock until it has
@@ -286,7 +292,7 @@ class Database:
         return Reconnecting(f"{self.settings.label} has no table {self.settings.table} any more")
 
     def _doubt_table(self, error: Exception) -> None:
-        self._doubts_table = True
+        self._doubt = error
         self._lose(error)
 
     def _lose(self, error: Exception) -> None:

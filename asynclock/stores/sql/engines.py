@@ -23,7 +23,15 @@ from asynclock._errors import ConfigError, brief
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.dialects import DIALECTS, IDLE
 from asynclock.stores.sql.drivers import creator_of
-from asynclock.stores.sql.errors import Queued, UsedUp, all_said, is_of_files, is_of_options, is_unprepared
+from asynclock.stores.sql.errors import (
+    Queued,
+    UsedUp,
+    all_said,
+    is_of_certificates,
+    is_of_files,
+    is_of_options,
+    is_unprepared,
+)
 from asynclock.stores.sql.files import OPENS_ALL, FileReplaced, OpenFile, inode_of
 from asynclock.stores.sql.limits import CLOSING, cut, in_background, keep_socket, limited, rest, threads_ended
 from asynclock.stores.sql.lines import SERVED, AsyncmyLine, AsyncpgLine, CoreLine, closed
@@ -106,15 +114,27 @@ def _check_options(url: URL, backend: str, text: str) -> None:
         raise ConfigError(
             f"the wrong option {wrong}: {whose} has one option, once and with a value, ?{TABLE_OPTION}=locks"
         )
-    ours = _SESSION & url.query.keys() - ({"charset"} if url.query.get("charset") == CHARSET else set())
-    if backend in ("mysql", "mariadb") and ours:
-        raise ConfigError(
-            f"the option {min(ours)} of the url: leave it out, the store sets up its sessions itself (with {CHARSET})"
-        )
+    if backend in ("mysql", "mariadb"):
+        _check_sessions(url)
 
 
-_SESSION = {"charset", "init_command", "sql_mode"}
-"""Options of MySQL and MariaDB that a url cannot have; but for the charset that it has anyway."""
+def _check_sessions(url: URL) -> None:
+    """Raise ConfigError for an option of MySQL or MariaDB that would change the sessions of the store."""
+    for name, value in url.query.items():
+        if name in _SESSION and value != _SESSION[name]:
+            raise ConfigError(
+                f"the option {name} of the url: leave it out, the store sets up its sessions itself (with {CHARSET})"
+            )
+        if url.get_driver_name() == "aiomysql" and name.startswith(_NOT_OF_AIOMYSQL):
+            raise ConfigError(f"the option {name} of the url, with aiomysql: {HINTS['aiomysql']} (docs/stores/sql.md)")
+
+
+_SESSION = {"charset": CHARSET, "use_unicode": "1", "init_command": None, "sql_mode": None}
+"""Options that a url cannot have, but with the value that it has anyway."""
+
+_NOT_OF_AIOMYSQL = ("ssl", "read_default_")
+"""The begins of options that aiomysql takes in a dangerous way: it asks a server for TLS that has none, and goes on
+without it; and a character set in that file replaces the one of the store."""
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -195,7 +215,7 @@ HINTS = {
     "asyncpg": "TLS is ?ssl=require, or ssl=verify-full with $PGSSLROOTCERT, not sslmode",
     "psycopg": "its options are those of libpq",
     "asyncmy": "TLS is ?ssl_ca=/path/ca.pem, not ssl",
-    "aiomysql": "TLS needs an engine of your own, with connect_args={'ssl': context}",
+    "aiomysql": "TLS, and a file of defaults, need an engine of your own, with connect_args={'ssl': context}",
 }
 """About the options of a url, by driver."""
 
@@ -206,9 +226,8 @@ def _options_checked(url: URL) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if unread := _unread_file(url, error):
-            hint = f"the program cannot read the file of the option {brief(unread)}"
-            raise ConfigError(f"{label_of(url, 'asynclock')}: {hint}") from error
+        if wrong := _wrong_files(url, error):
+            raise ConfigError(f"{label_of(url, 'asynclock')}: {wrong}") from error
         if not is_of_options(error):
             raise
         which = refused_option(url, error)
@@ -222,15 +241,22 @@ def _options_checked(url: URL) -> Iterator[None]:
 _FILES = ("ssl_ca", "ssl_cert", "ssl_key", "sslrootcert", "sslcert", "sslkey")
 """Options of a url that name a file."""
 
+_VARIABLES = ("PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY")
+"""The same, for asyncpg, in the environment."""
 
-def _unread_file(url: URL, error: BaseException) -> str:
-    """The option whose file is the reason for an error: it is absent, or may not be read; "" if none is."""
+
+def _wrong_files(url: URL, error: BaseException) -> str:
+    """What to say if the files of options are the reason for an error; "" if they are not."""
     text, options = all_said(error), url.normalized_query
+    named = [(f"the option {brief(name)}", path) for name in _FILES for path in options.get(name, ())]
+    if "ssl" in options:
+        named += [(f"${name}", os.environ[name]) for name in _VARIABLES if os.environ.get(name)]
     is_of_file = is_of_files(error)
-    for name in _FILES:
-        for path in options.get(name, ()):
-            if (is_of_file or path in text) and not os.access(path, os.R_OK):
-                return name
+    for name, path in named:
+        if (is_of_file or path in text) and not os.access(path, os.R_OK):
+            return f"the program cannot read the file of {name}"
+    if named and is_of_certificates(error):
+        return f"the file of {' or of '.join(name for name, _ in named)} has no certificate, or no key for it"
     return ""
 
 
@@ -340,6 +366,12 @@ class EngineSource:
         if (kept := keep_socket(connection.driver_connection)) is not None:
             self._sockets = {each for each in self._sockets if each.is_open} | {kept}
 
+    @property
+    def shortage(self) -> UsedUp | None:
+        """See `Source`. Of an engine of the user."""
+        used = "" if self.own else used_up(self.engine)
+        return UsedUp(used) if used else None
+
     async def connect(self, *, further: bool = False) -> Line:
         """A connection of its pool. Raises its error, UsedUp, Queued or TimeoutError."""
         return await self.limited(self._connect(), lambda line: line.abandon(), further=further)
@@ -350,7 +382,7 @@ class EngineSource:
         """Await a connect; see `limits.limited`. `further`: others are open, so it has half of the time. Raises UsedUp,
         Queued, TimeoutError, or the error of the connect."""
         seconds, logged_in = self._timeout / 2 if further else self._timeout, list[Any]()
-        used = "" if self.own else used_up(self.engine)  # before this one counts
+        shortage = self.shortage  # before this one counts
 
         async def noted() -> _Result:
             _LOGGED_IN.set(logged_in)
@@ -363,11 +395,11 @@ class EngineSource:
         try:
             return await limited(noted(), seconds, cut=give_up, late=late)
         except PoolTimeout as error:
-            raise UsedUp(used or _USED_UP) from error
+            raise (shortage or UsedUp(_USED_UP)) from error
         except TimeoutError as error:
             label, lookup = label_of(self.engine.url, "asynclock"), lookup_under_way(self.engine.url.host)
-            if used:
-                raise UsedUp(used) from error
+            if shortage is not None:
+                raise shortage from error
             if logged_in:
                 raise Queued(seconds) from error
             raise TimeoutError(f"{label} did not answer a connect within {seconds:g} s{lookup}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import ssl
 from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -279,6 +280,12 @@ def is_of_options(error: BaseException) -> bool:
 def is_of_files(error: BaseException) -> bool:
     """Whether the program could not open a file, or a socket of this machine."""
     return any(isinstance(each, FileNotFoundError | PermissionError) for each in _chain(error))
+
+
+def is_of_certificates(error: BaseException) -> bool:
+    """Whether a file is not the certificate, or the key, that it should be. No server has a part in that."""
+    found = [each for each in _chain(error) if isinstance(each, ssl.SSLError)]
+    return any(each.library in ("X509", "PEM") or "PEM lib" in str(each) for each in found)
 
 
 def was_not_sent(error: BaseException) -> bool:

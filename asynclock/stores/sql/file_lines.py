@@ -257,6 +257,7 @@ class FileSource:
     """Connections to a file."""
 
     own = False
+    shortage = None
 
     def __init__(self, path: str) -> None:
         self._path = path

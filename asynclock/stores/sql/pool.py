@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from asynclock._loop import own_task
 from asynclock.stores.sql.driven import Driven
-from asynclock.stores.sql.errors import Meaning, is_crowded, meaning
+from asynclock.stores.sql.errors import Meaning, is_crowded, meaning, remedied
 from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, in_background, rest
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ class Source(Protocol):
 
     async def answers(self, line: Line) -> bool:
         """Whether a line that was idle for long still works. Never raises."""
+
+    @property
+    def shortage(self) -> Exception | None:
+        """Why there is no further one now; None: unknown."""
 
     async def aclose(self) -> None:
         """All connections were given back. Ends within a second, whatever the server does; within LIMIT, if a file is
@@ -328,6 +332,11 @@ class Pool:
             room = min(room, 1)
         while self._retry is None and len(self._attempts) < min(waiting, room):
             self._begin_attempt(further=True)
+
+    @property
+    def shortage(self) -> str:
+        """Why those that wait get no line; "": unknown, or nobody waits."""
+        return remedied(shortage) if self._waiting and (shortage := self.source.shortage) is not None else ""
 
     def _begin_attempt(self, *, further: bool) -> None:
         connecting = self.source.connect(further=further)

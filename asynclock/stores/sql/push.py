@@ -10,15 +10,17 @@ import asyncio
 import contextlib
 import logging
 import random
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+from asynclock._loop import own_task
 from asynclock.stores.port import Reconnecting
 from asynclock.stores.sql.errors import is_crowded
 from asynclock.stores.sql.limits import CLOSING, in_background
 from asynclock.stores.sql.listening import Listening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
     from asynclock.rules.model import Notice
     from asynclock.stores.sql.engines import EngineSource
@@ -67,7 +69,7 @@ class Push:
         self._listening: Listening | None = None
         self._is_direct = False  # no pooler is between
         self._pause = _PAUSES[0]
-        self._task: asyncio.Task[None] | None = None  # tries again, or looks whether there is room
+        self._task: asyncio.Task[None] | None = None  # the one that tries again, or looks whether there is room
 
     async def begin(self, source: EngineSource, pool: Pool) -> bool:
         """Try it out. Whether messages come. Raises the error of the database."""
@@ -120,20 +122,17 @@ class Push:
             return
         listening = await self._new_listening(source, pool, _PUSH)
         if listening is not None:
-            self._listening = await self._with_tags(listening)
+            with _closed_after_error(listening):
+                await self._add_tags(listening)
+            self._listening = listening
         elif self.has_few:
             self._ceases(source, pool)
         else:
             raise OSError("its push messages do not arrive any more")
 
-    async def _with_tags(self, listening: Listening) -> Listening:
-        try:
-            for tag in self._tags:
-                await listening.add(tag)
-        except BaseException:
-            in_background(listening.aclose())
-            raise
-        return listening
+    async def _add_tags(self, listening: Listening) -> None:
+        for tag in tuple(self._tags):  # a client may close meanwhile
+            await listening.add(tag)
 
     async def _new_listening(self, source: EngineSource, pool: Pool, within: float) -> Listening | None:
         """A connection that listens; None: no messages arrive, or there is no such connection."""
@@ -146,12 +145,9 @@ class Push:
             self.has_few = True
             return None
         self.has_few, within = False, min(within, self._timeout / 2)
-        try:
+        with _closed_after_error(listening):
             works = await pool.used(lambda line: listening.works(line, within))
             self._is_direct = await listening.is_direct()
-        except BaseException:
-            in_background(listening.aclose())
-            raise
         if works:
             return listening
         in_background(listening.aclose())
@@ -164,8 +160,11 @@ class Push:
         From then on new tickets get push messages; for those that were sent before, the inbox still looks."""
         self._run(self._try(source, pool, self._pause if pause is None else pause), "asynclock tries push")
 
-    def _run(self, work: Coroutine[None, None, None], name: str) -> None:
-        self._task = asyncio.get_running_loop().create_task(work, name=name)
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """In place of the task of before, which may be the caller, at its end."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        self._task = own_task(work, name)
 
     async def _try(self, source: EngineSource, pool: Pool, pause: float) -> None:
         least, most = _PAUSES
@@ -173,16 +172,17 @@ class Push:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             pause = self._pause = min(max(least, 2 * pause), most)
             with contextlib.suppress(Exception):  # the next op finds it out, and reports it
-                await self._use(await self._new_listening(source, pool, _LATER))
+                if (listening := await self._new_listening(source, pool, _LATER)) is not None:
+                    await self._use(listening)
         self._watch_room(source, pool)
 
-    async def _use(self, listening: Listening | None) -> None:
-        if listening is None:
-            return
-        async with self.opening:
-            self._listening = await self._with_tags(listening)
-            self.comes = self.has_come = True
-            self._changed()
+    async def _use(self, listening: Listening) -> None:
+        with _closed_after_error(listening):  # or if the last client closes while it waits here
+            async with self.opening:
+                await self._add_tags(listening)
+                self._listening = listening
+                self.comes = self.has_come = True
+                self._changed()
         log.info("asynclock: push messages of %s arrive now", self._label)
 
     def _watch_room(self, source: EngineSource, pool: Pool) -> None:
@@ -226,3 +226,13 @@ class Push:
         """The event loop is closed: end the connection without it."""
         if self._listening is not None:
             self._listening.desert()
+
+
+@contextmanager
+def _closed_after_error(listening: Listening) -> Iterator[None]:
+    """Close the connection if the block raises: nobody else knows it yet."""
+    try:
+        yield
+    except BaseException:
+        in_background(listening.aclose())
+        raise

@@ -15,7 +15,6 @@ from asynclock.rules.model import ACQUIRE, PEEK, RELEASE
 from asynclock.stores.deciding import copy_of, keys_of
 from asynclock.stores.port import Unfit
 from asynclock.stores.sql.database import Database
-from asynclock.stores.sql.delays import CONNECT
 from asynclock.stores.sql.errors import Meaning, meaning
 from asynclock.stores.sql.file_batches import FileOp
 from asynclock.stores.sql.pool import Pool
@@ -194,7 +193,7 @@ class SQLStore(TransactionalStore):
 
     def delay(self, keys: Sequence[str], since: float) -> str:
         database = self._databases.get(asyncio.get_running_loop())
-        return "" if database is None else database.delays.why([*keys, *CONNECT], since)
+        return "" if database is None else database.why(keys, since)
 
     def view(self) -> str:
         database = self._databases.get(asyncio.get_running_loop())
