@@ -80,7 +80,14 @@ def version(of: str) -> tuple[int, ...]:
 
     with contextlib.closing(docker.from_env()) as engine:
         labels = {LABEL: Run.get().label}
-        said = engine.containers.run(of, ["--version"], entrypoint="redis-server", remove=True, labels=labels)
+        said = engine.containers.run(
+            of,
+            ["--version"],
+            entrypoint="redis-server",
+            remove=True,
+            tmpfs={"/data": ""},  # else the image makes a volume, which would stay
+            labels=labels,
+        )
     found = re.search(rb"v=(\d+)\.(\d+)", said)
     assert found, said
     return tuple(map(int, found.groups()))
