@@ -33,6 +33,7 @@ from tests.support.chaos.faults import KILLED, LOSSY, NODES, Fault, schedule
 from tests.support.chaos.network import DROP, Impossible, Network, inside
 from tests.support.chaos.servers import Node, make
 from tests.support.chaos.verdict import (
+    SETTLES,
     Line,
     Past,
     as_hosts_had_them,
@@ -261,7 +262,7 @@ def _report(lines: list[Line], past: list[Past], given: argparse.Namespace, node
     print(f"           from the return of a majority to the first entry of that host: {spread(waited)}")
     print(f"           lost again before an entry: {len(again)} times, after {spread(again)}")
     pause = longest_pause(past, lines, given.hosts, nodes)
-    print(f"pauses     the longest time without an entry of a host that has such a majority: {pause:.2f} s")
+    print(f"pauses     at most {pause:.2f} s without an entry of a host that has had such a majority for {SETTLES:g} s")
 
 
 def _counts(counted: Counter[str]) -> str:

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 from tests.support.chaos.faults import KILLED, LOSSY
 
+SETTLES = 2.0
+"""Seconds in which a client uses a node again after its fault."""
+
 Line = dict[str, Any]
 """One that a client wrote; `host` is the number of its host."""
 
@@ -160,12 +163,13 @@ def first_entries(found: Iterable[Outage], lines: Iterable[Line]) -> tuple[list[
 
 
 def longest_pause(faults: Sequence[Past], lines: Sequence[Line], hosts: int, nodes: int) -> float:
-    """The longest time without an entry of a host while a majority that may vote is without any fault for it. It
-    counts from the first entry in such a time: first_entries() has what comes before."""
+    """The longest time without an entry of a host while a majority that may vote has no fault for it, and had none for
+    SETTLES. first_entries() has what comes before."""
     longest = 0.0
+    later = [each._replace(votes=each.votes + SETTLES) for each in faults]
     for host in range(hosts):
         entered = sorted(each["began"] for each in lines if "ended" in each and each["host"] == host)
-        for begins, ends in _majorities(_changes(faults, host), nodes):
+        for begins, ends in _majorities(_changes(later, host), nodes):
             inside = [at for at in entered if begins <= at <= ends] + [ends] * (ends < math.inf)
             longest = max([longest, *(after - before for before, after in pairwise(inside))])
     return longest
