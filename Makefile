@@ -6,7 +6,7 @@
 # make calm      the whole suite ten times in a row, three times beside two busy loops: is it ever red by chance?
 # make drivers   each kind of lock over psycopg and aiomysql, which users may name in a url
 # make failovers a PostgreSQL primary fails under load, in eight ways: double holders, tokens, how long nobody enters
-# make chaos     links between single clients and nodes fail, nodes freeze and die: no two holders (SECONDS=60, root)
+# make chaos     links between single clients and nodes fail, nodes freeze and die: no two holders (SECONDS=60)
 # make compose   the five nodes of docker-compose.yml: killed, paused and cut off under load; needs an engine
 # make services  install the other servers that the tests start, from Debian's packages
 # make test-all  the short suite on each interpreter of this machine, from 3.11 on
@@ -64,7 +64,7 @@ failovers: $(TEST)
 		$(BIN)/python -m tests.support.failovers $$replication $$how $(ARGS); done; done
 
 # ARGS="--seed 7" repeats a schedule; --durable, --store postgresql and --store zookeeper are other runs.
-# ARGS=--if-possible is no error where there is no root, or no network namespaces.
+# A user who is not root gets a container. ARGS=--if-possible is no error where there is none, or no network namespaces.
 SECONDS := 60
 chaos: $(TEST)
 	$(BIN)/python -m tests.support.chaos --seconds $(SECONDS) $(ARGS)

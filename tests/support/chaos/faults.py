@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 LINKS = ("request lost", "reply lost", "cut", "reset", "30 % lost")
@@ -11,7 +11,8 @@ LINKS = ("request lost", "reply lost", "cut", "reset", "30 % lost")
 lost": none of the node reaches the client, so requests are carried out. "cut": both. "reset": the node's host answers
 each packet with a reset."""
 
-NODES = ("frozen", "killed")
+KILLED = "killed"
+NODES = ("frozen", KILLED)
 LOSSY = LINKS[-1]
 
 _LINK_FAULTS = 0.25  # per second, of each link
@@ -33,12 +34,24 @@ class Fault(NamedTuple):
 
 
 def schedule(seed: int, seconds: float, hosts: int, nodes: int) -> list[Fault]:
-    """The faults of a run, in order. The last one ends with it."""
+    """The faults of a run, in order: each kind at least once. The last one ends with it."""
     chance = random.Random(seed)
+    first = [*_one_of_each(chance, seconds, hosts, nodes)]
     drawn = [*_of_links(chance, seconds, hosts, nodes), *_of_nodes(chance, seconds, nodes)]
     if nodes > 1:
         drawn += _outages(chance, seconds, hosts, nodes)
-    return _one_at_a_time(sorted(each._replace(until=min(each.until, seconds)) for each in drawn))
+    return sorted(_one_at_a_time(each._replace(until=min(each.until, seconds)) for each in first + sorted(drawn)))
+
+
+def _one_of_each(chance: random.Random, seconds: float, hosts: int, nodes: int) -> Iterator[Fault]:
+    """Those of a node have a part of the run each, since a node has one at a time."""
+    for kind in LINKS:
+        at = chance.uniform(0.0, seconds)
+        yield Fault(at, at + _duration(chance), kind, chance.randrange(hosts), chance.randrange(nodes))
+    part = seconds / len(NODES)
+    for number, kind in enumerate(NODES):
+        at = part * (number + chance.uniform(0.0, 0.9))
+        yield Fault(at, min(at + _duration(chance), part * (number + 0.99)), kind, -1, chance.randrange(nodes))
 
 
 def _of_links(chance: random.Random, seconds: float, hosts: int, nodes: int) -> Iterator[Fault]:
@@ -77,13 +90,12 @@ def _duration(chance: random.Random) -> float:
     return chance.uniform(_LONGEST, _VERY_LONG) if chance.random() < 1 / 8 else chance.uniform(_SHORTEST, _LONGEST)
 
 
-def _one_at_a_time(faults: list[Fault]) -> list[Fault]:
-    """Without those of a node that begin while it has another one. Faults of a link may overlap."""
-    kept, ends = [], dict[int, float]()
+def _one_at_a_time(faults: Iterable[Fault]) -> Iterator[Fault]:
+    """Without those of a node that overlap an earlier one in this list. Faults of a link may overlap."""
+    kept: list[Fault] = []
     for each in faults:
         if each.host < 0:
-            if each.at <= ends.get(each.node, -1.0):
+            if any(other.node == each.node and other.at <= each.until and each.at <= other.until for other in kept):
                 continue
-            ends[each.node] = each.until
-        kept.append(each)
-    return kept
+            kept.append(each)
+        yield each

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from tests.support.chaos.network import Network, inside
+from tests.support.chaos.network import Impossible, Network, inside
+from tests.support.containers import image
 from tests.support.servers import Server
 from tests.support.services.postgresql import PostgreSQL, until
 from tests.support.services.zookeeper import ZooKeeper
@@ -30,10 +31,18 @@ class Node(Protocol):
         """What it keeps, as another program sees it; [] where only its own clients know how to read it."""
 
 
+def ensure_processes() -> None:
+    """Raise Impossible where the Redis servers of the tests are containers."""
+    if tried := image():
+        raise Impossible(f"a server of {tried} is a container, which cannot enter a network namespace")
+
+
 class RedisNode:
     """In memory only, unless `durable`: then each write is on its disk before the answer."""
 
     def __init__(self, network: Network, host: str, *, durable: bool) -> None:
+        """Raises Impossible where the servers of the tests are containers."""
+        ensure_processes()
         self._space, self._address = network.namespace(host), network.address(host)
         folder = network.folder / host
         folder.mkdir()

@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tests.support.chaos.faults import LOSSY
+from tests.support.chaos.faults import KILLED, LOSSY
+
+SETTLES = 2.0
+"""Seconds in which a client uses a node again after its fault."""
 
 Line = dict[str, Any]
 """One that a client wrote; `host` is the number of its host."""
 
 
 class Past(NamedTuple):
-    """A fault as it was. `votes`: when the node may vote again, which is after its end if it has a quarantine."""
+    """A fault as it was. `votes`: when the node may vote again, which is after its end if it has a quarantine. `host`:
+    -1 for all."""
 
     began: float
     votes: float
@@ -89,17 +94,35 @@ def errors(lines: Iterable[Line]) -> Counter[str]:
     return counted
 
 
+def as_hosts_had_them(faults: Iterable[Past], lines: Sequence[Line], hosts: int) -> Iterator[Past]:
+    """The same faults; those of killed nodes once for each host. Its client counts the quarantine from the moment at
+    which it finds the new server, and that is late where the host was cut off."""
+    found = [each for each in lines if "quarantined" in each]
+    for each in faults:
+        if each.kind != KILLED:
+            yield each
+            continue
+        for host in range(hosts):
+            own = (line for line in found if (line["host"], line["quarantined"]) == (host, each.node))
+            votes = (line["at"] + line["seconds"] for line in own if line["at"] > each.began)
+            yield each._replace(host=host, votes=max(each.votes, next(votes, 0.0)))
+
+
+def _changes(faults: Iterable[Past], host: int) -> list[tuple[float, int, int, bool]]:
+    """The faults that this host has: when each begins (1) and ends (-1), the node, whether it loses packets."""
+    return sorted(
+        (at, begins, each.node, each.kind == LOSSY)
+        for each in faults
+        if each.host in (host, -1)
+        for at, begins in ((each.began, 1), (each.votes, -1))
+    )
+
+
 def outages(faults: Sequence[Past], hosts: int, nodes: int) -> list[Outage]:
     """Of all hosts. A link that loses 30 % may still carry votes: it neither makes an outage, nor ends it."""
     found = []
     for host in range(hosts):
-        changes = sorted(
-            (at, begins, each.node, each.kind == LOSSY)
-            for each in faults
-            if each.host in (host, -1)
-            for at, begins in ((each.began, 1), (each.votes, -1))
-        )
-        found += _outages_of(host, changes, nodes)
+        found += _outages_of(host, _changes(faults, host), nodes)
     return found
 
 
@@ -137,6 +160,33 @@ def first_entries(found: Iterable[Outage], lines: Iterable[Line]) -> tuple[list[
         elif outage.next < math.inf:  # a host without any later entry is told of as not served
             again.append(outage.next - outage.returned)
     return waited, again
+
+
+def longest_pause(faults: Sequence[Past], lines: Sequence[Line], hosts: int, nodes: int) -> float:
+    """The longest time without an entry of a host while a majority that may vote has no fault for it, and had none for
+    SETTLES. first_entries() has what comes before."""
+    longest = 0.0
+    later = [each._replace(votes=each.votes + SETTLES) for each in faults]
+    for host in range(hosts):
+        entered = sorted(each["began"] for each in lines if "ended" in each and each["host"] == host)
+        for begins, ends in _majorities(_changes(later, host), nodes):
+            inside = [at for at in entered if begins <= at <= ends] + [ends] * (ends < math.inf)
+            longest = max([longest, *(after - before for before, after in pairwise(inside))])
+    return longest
+
+
+def _majorities(changes: Iterable[tuple[float, int, int, bool]], nodes: int) -> Iterator[tuple[float, float]]:
+    """The times in which no more than a minority has a fault. The last one has no end."""
+    faulty, since = Counter[int](), None
+    for at, begins, node, _ in changes:
+        faulty[node] += begins
+        if (minority := len(+faulty) <= (nodes - 1) // 2) and since is None:
+            since = at
+        elif not minority and since is not None:
+            yield since, at
+            since = None
+    if since is not None:
+        yield since, math.inf
 
 
 def spread(seconds: Sequence[float]) -> str:
