@@ -7,8 +7,8 @@
             ...
 
 With `web.run_app(app, handler_cancellation=True)`, aiohttp cancels the handler of a client that hangs up. That ends a
-wait for a lock. A handler that holds a lock runs to its end all the same: a payment that is cancelled half-way may be
-carried out, and the next request pays again. docs/aiohttp.md has the answers.
+wait for a lock. A handler that has held a lock runs to its end all the same: a payment that is cancelled half-way may
+be carried out, and the next request pays again. docs/aiohttp.md has the answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiohttp import web
 from asynclock import _problems
 from asynclock._errors import ConfigError, LockError
 from asynclock.client import Redlock, redlock
-from asynclock.locks.lease import current_lease
+from asynclock.locks.lease import last_entry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,9 +49,9 @@ def setup(
 ) -> None:
     """Let the handlers of `app` and of its sub-applications use `client`. It is connected before the other contexts of
     `cleanup_ctx` begin, and closed after they have ended. Errors of locks that no handler and no other middleware
-    catches are answered: LockTimeout with `busy_status`, QuorumUnavailable and LockLost with 503. With `ready`, a
-    readiness route is added at that path. A handler that aiohttp cancels, because its client has hung up, runs to its
-    end if it is in a block of a lock (`async with`). Raises ConfigError."""
+    catches are answered: LockTimeout with `busy_status`; QuorumUnavailable, LockLost and StaleToken with 503. With
+    `ready`, a readiness route is added at that path. A handler that aiohttp cancels, because its client has hung up,
+    runs to its end if it has entered a block of a lock (`async with`). Raises ConfigError."""
     if not isinstance(app, web.Application) or not isinstance(client, Redlock):
         raise ConfigError(f"setup(app, client) takes a web.Application and a Redlock, not {app!r} and {client!r}")
     if app.frozen:
@@ -77,8 +77,10 @@ async def _connected(app: web.Application) -> AsyncIterator[None]:
 
 @web.middleware
 async def _outliving(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Run the handler in a task of its own, which is not cancelled while it holds a lock."""
+    """Run the handler in a task of its own, which is not cancelled once it has held a lock: after the release, it may
+    still have to commit."""
     context, handlers = copy_context(), request.config_dict[_HANDLERS]
+    before = last_entry(context)
     task: asyncio.Task[web.StreamResponse] = asyncio.create_task(_run(handler, request), context=context)
     handlers.add(task)
     task.add_done_callback(handlers.discard)
@@ -86,7 +88,7 @@ async def _outliving(request: web.Request, handler: Handler) -> web.StreamRespon
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.add_done_callback(_report)
-        if context.run(current_lease) is None:
+        if last_entry(context) is before:
             task.cancel()
         raise
 

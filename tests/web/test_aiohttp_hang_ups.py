@@ -64,31 +64,45 @@ async def test_f13_a_hang_up_does_not_end_the_body(
     app_of: Callable[[Any], web.Application], other: Redlock, name: str
 ) -> None:
     """Once the lock is held, the handler runs to its end under the lock, although its client has hung up."""
-    begun, gone, done = asyncio.Event(), asyncio.Event(), list[bool]()
+    begun, gone, ended, done = asyncio.Event(), asyncio.Event(), asyncio.Event(), list[bool]()
 
     async def pay(request: web.Request) -> web.Response:
         async with request.config_dict[CLIENT](name) as lease:
             begun.set()
-            await gone.wait()
-            await asyncio.sleep(0)  # a cancel would come here
+            await until(closed(request))
+            await gone.wait()  # a cancel would come here
             done.append(lease.held)
+        await asyncio.sleep(0)
+        done.append(lease.held)
+        ended.set()
         return web.Response()
 
-    lost = asyncio.Event()
-
-    async def pay_and_see(request: web.Request) -> web.Response:
-        task = asyncio.create_task(until(closed(request)))
-        task.add_done_callback(lambda _: lost.set())
-        return await pay(request)
-
-    async with serving(app_of(pay_and_see)) as port:
+    async with serving(app_of(pay)) as port:
         async with hanging_up(port, "/"):
             await begun.wait()
-        await lost.wait()
         assert await other(name).locked()
         gone.set()
-        async with other(name, timeout=30):
-            assert done == [True]
+        await ended.wait()
+    assert done == [True, False]
+
+
+async def test_f13_a_hang_up_after_the_lock_was_released(app_of: Callable[[Any], web.Application], name: str) -> None:
+    """A handler that commits when it has released the lock is not cancelled before."""
+    freed, committed = asyncio.Event(), asyncio.Event()
+
+    async def pay(request: web.Request) -> web.Response:
+        async with request.config_dict[CLIENT](name):
+            pass
+        freed.set()
+        await until(closed(request))
+        await asyncio.sleep(0)
+        committed.set()
+        return web.Response()
+
+    async with serving(app_of(pay)) as port:
+        async with hanging_up(port, "/"):
+            await freed.wait()
+        await committed.wait()
 
 
 def closed(request: web.Request) -> Any:

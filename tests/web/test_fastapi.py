@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, current_lease
 from asynclock.fastapi import Locked, install
+from asynclock.fencing import StaleToken
 
 
 class Order(BaseModel):
@@ -105,8 +106,8 @@ async def test_a_request_that_fails_validation_takes_no_lock(client: Redlock, ot
 
 
 async def test_answers(client: Redlock, other: Redlock, name: str) -> None:
-    """LockTimeout is 409, QuorumUnavailable and LockLost are 503, each a problem with Retry-After; no name of a lock
-    and no address goes to the client."""
+    """LockTimeout is 409, QuorumUnavailable, LockLost and StaleToken are 503, each a problem with Retry-After; no name
+    of a lock and no address goes to the client."""
     app = FastAPI()
     install(app, client)
 
@@ -122,12 +123,16 @@ async def test_answers(client: Redlock, other: Redlock, name: str) -> None:
         assert await other.break_lock(name)
         await asyncio.Event().wait()
 
+    @app.post("/stale")
+    async def stale(lease: Annotated[Lease, Locked(name)]) -> None:
+        raise StaleToken(f"secret {name}", name=name)
+
     async with http(app) as web:
         async with other(name, metadata="secret"):
             answers = [await web.post("/busy"), await web.post("/down")]
-        answers.append(await web.post("/lost"))
-    assert [each.status_code for each in answers] == [409, 503, 503]
-    assert [each.json()["code"] for each in answers] == ["busy", "unavailable", "lost"]
+        answers += [await web.post("/lost"), await web.post("/stale")]
+    assert [each.status_code for each in answers] == [409, 503, 503, 503]
+    assert [each.json()["code"] for each in answers] == ["busy", "unavailable", "lost", "lost"]
     for each in answers:
         assert each.headers["Content-Type"] == "application/problem+json"
         assert int(each.headers["Retry-After"]) > 0
