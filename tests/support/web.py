@@ -22,7 +22,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 async def serving(app: Any) -> AsyncIterator[int]:
     """The port of a uvicorn that serves the app (ASGI)."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[1]
