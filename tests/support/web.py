@@ -33,13 +33,13 @@ async def serving(app: Any) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def hanging_up(port: int, path: str) -> AsyncIterator[None]:
+async def hanging_up(port: int, path: str, body: bytes = BODY) -> AsyncIterator[None]:
     """A request whose client hangs up at the end of the block."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: shop\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: shop\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    writer.write(head.encode() + BODY)
+    writer.write(head.encode() + body)
     try:
         yield
     finally:

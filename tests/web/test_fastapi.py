@@ -8,7 +8,18 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, BackgroundTasks, Body, Depends, FastAPI, HTTPException, Query, WebSocket
+from fastapi import (
+    APIRouter,
+    BackgroundTasks,
+    Body,
+    Depends,
+    FastAPI,
+    Form,
+    HTTPException,
+    Query,
+    UploadFile,
+    WebSocket,
+)
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
@@ -46,7 +57,8 @@ async def test_equal_values_have_one_lock(client: Redlock, name: str) -> None:
 
 
 async def test_names_from_query_body_and_functions(client: Redlock, name: str) -> None:
-    """A field may be a parameter of the query, of a body that is a model, or of several; a callable is a dependency."""
+    """A field may be a parameter of the query, of a form with a file, of a body that is a model, or of several; a
+    callable is a dependency."""
     app = FastAPI()
     install(app, client)
 
@@ -67,6 +79,12 @@ async def test_names_from_query_body_and_functions(client: Redlock, name: str) -
     ) -> str:
         return lease.name
 
+    @app.post("/form")
+    async def form(
+        shop: Annotated[int, Form()], file: UploadFile, lease: Annotated[Lease, Locked(name + ":{shop}")]
+    ) -> tuple[str, int]:
+        return lease.name, len(await file.read())
+
     @app.post("/function")
     async def function(lease: Annotated[Lease, Locked(named)]) -> str:
         return lease.name
@@ -75,6 +93,8 @@ async def test_names_from_query_body_and_functions(client: Redlock, name: str) -
         assert (await web.post("/query?s=07")).json() == f"{name}:7"
         assert (await web.post("/body", json={"id": "07"})).json() == f"{name}:7"
         assert (await web.post("/embedded", json={"order": {"id": 7}, "count": "2"})).json() == f"{name}:7:2"
+        answer = await web.post("/form", data={"shop": "07"}, files={"file": b"x" * 9})
+        assert answer.json() == [f"{name}:7", 9]
         assert (await web.post("/function?s=b")).json() == f"{name}:b"
 
 

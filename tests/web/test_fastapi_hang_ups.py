@@ -12,7 +12,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 
 from asynclock import Lease, Redlock
 from asynclock.fastapi import Locked, install
-from tests.support.web import hanging_up, serving, until
+from tests.support.web import BODY, hanging_up, serving, until
 
 
 class Order(BaseModel):
@@ -32,8 +32,8 @@ async def pass_through(request: Request, call_next: Callable[..., Awaitable[obje
 
 @pytest.mark.parametrize("middleware", [False, True], ids=["plain", "BaseHTTPMiddleware"])
 async def test_f13_a_hang_up_ends_the_wait(application: FastAPI, other: Redlock, name: str, middleware: bool) -> None:
-    """A client that hangs up while its request waits leaves the queue, and its endpoint does not run; with a body that
-    FastAPI has read, and with one that nobody has read."""
+    """A client that hangs up while its request waits leaves the queue, and its endpoint does not run: with a body that
+    FastAPI has read, with one that nobody has read, without a body, and where the endpoint is a `def`."""
     called = list[str]()
     if middleware:
         application.add_middleware(BaseHTTPMiddleware, dispatch=pass_through)
@@ -46,6 +46,10 @@ async def test_f13_a_hang_up_ends_the_wait(application: FastAPI, other: Redlock,
     async def raw(lease: Annotated[Lease, Locked(name)]) -> None:
         called.append("raw")
 
+    @application.post("/def")
+    def in_thread(lease: Annotated[Lease, Locked(name)]) -> None:
+        called.append("def")
+
     async def waiting() -> bool:
         return bool((await other.inspect(name)).waiters)
 
@@ -53,8 +57,8 @@ async def test_f13_a_hang_up_ends_the_wait(application: FastAPI, other: Redlock,
         return not await waiting()
 
     async with serving(application) as port, other(name):
-        for path in ("/model", "/raw"):
-            async with hanging_up(port, path):
+        for path, body in (("/model", BODY), ("/raw", BODY), ("/raw", b""), ("/def", b"")):
+            async with hanging_up(port, path, body):
                 await until(waiting)
             await until(nobody)
     assert called == []
