@@ -90,7 +90,7 @@ package: $(RELEASE)
 # The lowest versions may have no wheels for the newest interpreters.
 OLDEST = $(shell for python in python3.11 python3.12 python3.13 $(PYTHON); do \
 	$$python -c 'import venv, ssl' 2>/dev/null && echo $$python && break; done)
-EXTRAS := embedded cli otel examples sqlite postgresql mysql zookeeper
+EXTRAS := embedded cli otel fastapi aiohttp examples sqlite postgresql mysql zookeeper
 smoke: package $(TEST)
 	$(BIN)/python tests/support/lowest.py $(EXTRAS) > build/lowest.txt
 	set -e; for versions in lowest newest; do \

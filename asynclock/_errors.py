@@ -107,6 +107,11 @@ class Unsupported(LockError):
     """This store, or this option, does not support the call."""
 
 
+class StaleToken(LockError):
+    """The data was written under a greater fencing token: another owner held the lock after this one, and this write
+    was refused. Do not try again with the same lease."""
+
+
 class ConfigError(LockError, ValueError):
     """A url, a name or an option is wrong, or a server refuses a command. The message says what to do."""
 

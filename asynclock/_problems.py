@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout, QuorumUnavailable
+from asynclock._errors import ConfigError, LockError, LockLost, LockTimeout, QuorumUnavailable, StaleToken
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asynclock.info import Health
 
-ANSWERED: tuple[type[LockError], ...] = (LockTimeout, QuorumUnavailable, LockLost)
+ANSWERED: tuple[type[LockError], ...] = (LockTimeout, QuorumUnavailable, LockLost, StaleToken)
 """The errors that `answer_to` answers. The others are faults of the program, for a 500."""
 
 BUSY_STATUS = 409
@@ -54,14 +54,14 @@ class Answer:
 
 
 def answer_to(error: LockError, busy_status: int = BUSY_STATUS) -> Answer | None:
-    """The answer to an error that a request ended with: LockTimeout `busy_status`, QuorumUnavailable and LockLost 503.
-    None: another error, which is a fault of the program."""
+    """The answer to an error that a request ended with: LockTimeout `busy_status`, QuorumUnavailable, LockLost and
+    StaleToken 503. None: another error, which is a fault of the program."""
     match error:
         case LockTimeout():
             return _problem(busy_status, *_BUSY)
         case QuorumUnavailable():
             return _problem(503, *_UNAVAILABLE)
-        case LockLost():
+        case LockLost() | StaleToken():
             return _problem(503, *_LOST)
     return None
 

@@ -6,11 +6,15 @@
         async with request.config_dict[CLIENT](f"order:{request.match_info['order_id']}", timeout=5) as lease:
             ...
 
-docs/aiohttp.md has the answers, and what becomes of a handler whose client hangs up.
+With `web.run_app(app, handler_cancellation=True)`, aiohttp cancels the handler of a client that hangs up. That ends a
+wait for a lock. A handler that has held a lock runs to its end all the same: a payment that is cancelled half-way may
+be carried out, and the next request pays again. docs/aiohttp.md has the answers.
 """
 
 from __future__ import annotations
 
+import asyncio
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -18,6 +22,7 @@ from aiohttp import web
 from asynclock import _problems
 from asynclock._errors import ConfigError, LockError
 from asynclock.client import Redlock, redlock
+from asynclock.locks.lease import last_entry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,6 +34,7 @@ __all__ = ["CLIENT", "setup"]
 CLIENT: web.AppKey[Redlock] = web.AppKey("asynclock", Redlock)
 """The client of an application: `request.config_dict[CLIENT]`, in the handlers of its sub-applications, too."""
 
+_HANDLERS = web.AppKey("asynclock_handlers", set[asyncio.Task[web.StreamResponse]])
 _BEGUN: Any = getattr(web, "RequestKey", lambda name, _: name)("asynclock_response_begun", bool)
 """A key of a request: the headers of its response may have been sent, so there can be no other answer."""
 
@@ -43,8 +49,9 @@ def setup(
 ) -> None:
     """Let the handlers of `app` and of its sub-applications use `client`. It is connected before the other contexts of
     `cleanup_ctx` begin, and closed after they have ended. Errors of locks that no handler and no other middleware
-    catches are answered: LockTimeout with `busy_status`, QuorumUnavailable and LockLost with 503. With `ready`, a
-    readiness route is added at that path. Raises ConfigError."""
+    catches are answered: LockTimeout with `busy_status`; QuorumUnavailable, LockLost and StaleToken with 503. With
+    `ready`, a readiness route is added at that path. A handler that aiohttp cancels, because its client has hung up,
+    runs to its end if it has entered a block of a lock (`async with`). Raises ConfigError."""
     if not isinstance(app, web.Application) or not isinstance(client, Redlock):
         raise ConfigError(f"setup(app, client) takes a web.Application and a Redlock, not {app!r} and {client!r}")
     if app.frozen:
@@ -54,8 +61,10 @@ def setup(
     answering = _answering(_problems.check_busy_status(busy_status))
     ready = _problems.check_ready(ready)
     app[CLIENT] = client
+    app[_HANDLERS] = set[asyncio.Task[web.StreamResponse]]()
     app.cleanup_ctx.insert(0, _connected)
-    app.middlewares.insert(0, answering)
+    app.on_cleanup.insert(0, _end_handlers)  # before the contexts, which the handlers use
+    app.middlewares[:0] = [_outliving, answering]
     app.on_response_prepare.append(_begun)
     if ready is not None:
         app.router.add_get(ready, _ready)
@@ -64,6 +73,44 @@ def setup(
 async def _connected(app: web.Application) -> AsyncIterator[None]:
     async with app[CLIENT]:
         yield
+
+
+@web.middleware
+async def _outliving(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Run the handler in a task of its own, which is not cancelled once it has held a lock: after the release, it may
+    still have to commit."""
+    context, handlers = copy_context(), request.config_dict[_HANDLERS]
+    before = last_entry(context)
+    task: asyncio.Task[web.StreamResponse] = asyncio.create_task(_run(handler, request), context=context)
+    handlers.add(task)
+    task.add_done_callback(handlers.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_report)
+        if last_entry(context) is before:
+            task.cancel()
+        raise
+
+
+async def _run(handler: Handler, request: web.Request) -> web.StreamResponse:
+    return await handler(request)
+
+
+def _report(task: asyncio.Task[web.StreamResponse]) -> None:
+    """Tell of an error that nobody awaits, since the client has hung up."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, web.HTTPException):
+        message = "The handler of a client that has hung up failed"
+        task.get_loop().call_exception_handler({"message": message, "exception": error, "task": task})
+
+
+async def _end_handlers(app: web.Application) -> None:
+    """Cancel the handlers that still run when the server has ended: each releases its lock."""
+    handlers = app[_HANDLERS].copy()
+    for task in handlers:
+        task.cancel()
+    await asyncio.gather(*handlers, return_exceptions=True)
 
 
 async def _begun(request: web.Request, _: web.StreamResponse) -> None:

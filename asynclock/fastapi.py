@@ -65,10 +65,10 @@ def install(
     app: FastAPI, client: Redlock = redlock, /, *, busy_status: int = _problems.BUSY_STATUS, ready: str | None = None
 ) -> None:
     """Let the routes of `app` use `Locked`: `client` is connected before the app's own lifespan begins, and closed
-    after it has ended; errors of locks are answered (LockTimeout with `busy_status`, QuorumUnavailable and LockLost
-    with 503); the answers stand in the OpenAPI schema of the routes that lock. With `ready`, the path of a readiness
-    route is added. A handler of the app for one of these errors takes precedence. Raises ConfigError, also for a
-    template that does not fit its route."""
+    after it has ended; errors of locks are answered (LockTimeout with `busy_status`; QuorumUnavailable, LockLost and
+    StaleToken with 503); the answers stand in the OpenAPI schema of the routes that lock. With `ready`, the path of a
+    readiness route is added. A handler of the app for one of these errors takes precedence. Raises ConfigError, also
+    for a template that does not fit its route."""
     if not isinstance(app, FastAPI) or not isinstance(client, Redlock):
         raise ConfigError(f"install(app, client) takes a FastAPI and a Redlock, not {app!r} and {client!r}")
     if app in _installed:

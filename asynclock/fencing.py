@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asynclock._errors import ConfigError, LockError
+from asynclock._errors import ConfigError, StaleToken
 from asynclock.locks.lease import Lease, current_lease
 
 if TYPE_CHECKING:
@@ -36,11 +36,6 @@ class _HasToken(Protocol):
     def name(self) -> str: ...
     @property
     def fence(self) -> int: ...
-
-
-class StaleToken(LockError):
-    """The data was written under a greater fencing token: another owner held the lock after this one, and this write
-    was refused. Do not try again with the same lease."""
 
 
 async def fenced(

@@ -7,47 +7,29 @@ Start it, as many times as you like (each on a port of its own), and charge an o
 """
 
 import argparse
-import asyncio
 from collections.abc import AsyncIterator
 
 from aiohttp import web
 from shop import Shop
 
-from asynclock import Lease, redlock
+from asynclock import redlock
 from asynclock.aiohttp import setup
 
 SHOP = web.AppKey("shop", Shop)
-CHARGES = web.AppKey("charges", set[asyncio.Task[None]])
 
 
 async def charge(request: web.Request) -> web.Response:
     """Charge the order. The response has the fencing token of the charge."""
     order_id = int(request.match_info["order_id"])
-    lease = await redlock(f"order:{order_id}").acquire()  # if the client disconnects, this wait is cancelled
-    if lease is None:  # another request charged this order for the whole timeout: the client may try again
-        return web.json_response({"detail": f"order {order_id} is being charged"}, status=409)
-    # The charge has a task of its own: if the client disconnects, it runs to its end all the same.
-    charges, task = request.app[CHARGES], asyncio.create_task(charge_under(lease, order_id, request.app[SHOP]))
-    charges.add(task)
-    task.add_done_callback(charges.discard)
-    await asyncio.shield(task)
+    async with redlock(f"order:{order_id}") as lease:
+        await request.app[SHOP].charge(order_id, fence=lease.fence)
     return web.json_response({"order": order_id, "fence": lease.fence})
 
 
-async def charge_under(lease: Lease, order_id: int, shop: Shop) -> None:
-    """Charge the order, then release the lock."""
-    async with lease:
-        await shop.charge(order_id, fence=lease.fence)
-
-
 async def lifespan(app: web.Application) -> AsyncIterator[None]:
-    """Open the shop. After the last request, cancel the charges that are left: each releases its lock."""
-    charges = app[CHARGES] = set()
+    """Open the shop."""
     with Shop() as app[SHOP]:
         yield
-        for task in charges:
-            task.cancel()
-        await asyncio.gather(*charges, return_exceptions=True)
 
 
 def make_app() -> web.Application:
@@ -66,6 +48,6 @@ if __name__ == "__main__":
     parser.add_argument("--grace", type=float, default=10, help="seconds for running requests to end after SIGTERM")
     args = parser.parse_args()
     redlock.configure(timeout=args.wait)
-    # handler_cancellation: when a client disconnects, its handler is cancelled and waits no longer.
+    # handler_cancellation: a client that hangs up waits no longer. A charge that has begun runs to its end.
     # shutdown_timeout: after SIGTERM a request has so long to end; then its charge is cancelled. 0 is without limit.
     web.run_app(make_app(), host="127.0.0.1", port=args.port, handler_cancellation=True, shutdown_timeout=args.grace)

@@ -14,7 +14,7 @@ The rules:
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any, Self
 from weakref import ref
 
@@ -207,6 +207,11 @@ def current_lease() -> Lease | None:
     if entered is None or (tenure := entered[0]()) is None:
         return None
     return Lease(tenure, entered[1]() or TenuresByTask())
+
+
+def last_entry(context: Context) -> object:
+    """An object that stands for the block that the context has entered last, also after that block has ended."""
+    return context.get(_ENTERED)
 
 
 async def leave(which: Tenure | Callable[[], Tenure], kept: TenuresByTask | None, e: BaseException | None) -> None:

@@ -51,7 +51,7 @@ def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path, request: pytes
         for each in SNIPPETS
         if not re.search(
             r"asyncio\.run\(|async def test_|pytest_plugins|# shop\.py|FastAPI|web\.Application|Order\.objects"
-            r"|uvicorn_worker|lifespan|asynclock\.blocking",
+            r"|uvicorn_worker|lifespan|Quart\(|asynclock\.blocking",
             each.values[0],
         )
     ],

@@ -147,7 +147,7 @@ def test_the_client_names_each_scheme() -> None:
 def test_all_errors_are_public() -> None:
     """Every error that can be raised can be caught by name."""
     tree = {name for name, value in vars(_errors).items() if inspect.isclass(value) and issubclass(value, LockError)}
-    assert tree <= set(asynclock.__all__)
+    assert tree <= {*asynclock.__all__, *fencing.__all__}
 
 
 @pytest.mark.parametrize("name", asynclock.__all__)

@@ -2,9 +2,9 @@
 file of SQLite, and on the servers of $SMOKE_URLS.
 
 `make smoke` runs it in environments of their own, with the lowest and with the newest version of each dependency. So it
-imports nothing but the package, the standard library and `lowest.py`. Its arguments are the
-extras that are installed. Without one the locks are in memory, and what is missing must be reported with the line that
-installs it."""
+imports nothing but the package, the standard library, `lowest.py` and, with all extras, `smoke_web.py`. Its arguments
+are the extras that are installed. Without one the locks are in memory, and what is missing must be reported with the
+line that installs it."""
 
 from __future__ import annotations
 
@@ -120,6 +120,14 @@ async def metrics(url: str) -> None:
         stop()
 
 
+def web_frameworks(url: str) -> None:
+    """A lock of a route, the answers, and clients that hang up."""
+    import smoke_web  # beside this program; needs an extra
+
+    asyncio.run(asyncio.wait_for(smoke_web.fastapi(url), LIMIT))
+    asyncio.run(asyncio.wait_for(smoke_web.aiohttp(url), LIMIT))
+
+
 def examples() -> None:
     """Each example that ends by itself runs; the web apps can be imported."""
     folder = REPO / "examples"
@@ -128,7 +136,7 @@ def examples() -> None:
             [sys.executable, *program], cwd=folder, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done
-    for app in "fastapi_app", "aiohttp_app":
+    for app in "fastapi_app", "aiohttp_app", "fastapi_shop", "aiohttp_shop":
         subprocess.run([sys.executable, "-c", f"import {app}"], cwd=folder, timeout=60, check=True)
 
 
@@ -164,6 +172,7 @@ def main(extras: list[str]) -> None:
             for url in os.environ.get("SMOKE_URLS", "").split():
                 asyncio.run((each_kind if url.startswith("zookeeper:") else each_kind_and_the_rest)(url))
             asyncio.run(metrics("embedded:"))
+            web_frameworks("embedded:")
             command_line()
             examples()
     known = {each.metadata["Name"].lower(): each.version for each in distributions()}

@@ -12,6 +12,9 @@ from aiohttp.test_utils import TestClient, TestServer
 import asynclock
 from asynclock import ConfigError, LockLost, LockNotHeld, QuorumUnavailable, Redlock
 from asynclock.aiohttp import CLIENT, setup
+from asynclock.fencing import StaleToken
+from tests.support.servers import Server
+from tests.support.web import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "aiohttp.md"
 
@@ -85,21 +88,30 @@ def other_url(client: Redlock) -> str:
     return re.findall(r"<Redlock (\S+)>", repr(client))[0]
 
 
-async def test_servers_that_are_out_of_reach(name: str) -> None:
-    """The application starts only with a client that is connected, so the servers go later: 503, also when ready."""
-    client = Redlock(f"unix:///nowhere/{name}", patience=0.1)
+async def test_an_outage(server: Server, name: str) -> None:
+    """503 while the server is down, of the readiness route, too; no answer names it. Then requests are served again."""
 
     async def handler(request: web.Request) -> web.Response:
-        async with request.config_dict[CLIENT](name, timeout=1):
+        async with request.config_dict[CLIENT](name, timeout=0.5):
             return web.Response()
 
-    app = app_over(client, handler, ready="/ready")
-    app.cleanup_ctx.pop(0)  # it would refuse to start
-    async with served(app) as http:
+    async def serves() -> bool:
+        return (await http.post("/")).status == 200
+
+    async with served(app_over(Redlock(server.url), handler, ready="/ready")) as http:
+        assert await serves()
+        server.kill()
         answer = await http.post("/")
-        assert (answer.status, (await answer.json())["code"]) == (503, "unavailable")
-        assert (await http.get("/ready")).status == 503
-    await client.aclose()
+        assert (answer.status, answer.content_type) == (503, "application/problem+json")
+        assert answer.headers["Retry-After"] == "1"
+        body = await answer.json()
+        assert body["code"] == "unavailable"
+        assert server.url not in str(body)
+        answer = await http.get("/ready")
+        assert (answer.status, (await answer.json())["ready"]) == (503, False)
+        server.restart()
+        await until(serves)
+        assert (await http.get("/ready")).status == 200
 
 
 async def test_an_application_does_not_start_without_its_servers(name: str) -> None:
@@ -111,15 +123,16 @@ async def test_an_application_does_not_start_without_its_servers(name: str) -> N
 
 
 async def test_a_lost_lock_and_errors_of_the_program(client: Redlock) -> None:
-    """LockLost is 503. Other errors of locks are faults of the program: 500, with nothing of the error in it."""
-    errors: list[Exception] = [LockLost("a", reason="taken", errors={}), LockNotHeld("secret")]
+    """LockLost and StaleToken are 503. Other errors of locks are faults of the program: 500, which tells nothing."""
+    errors: list[Exception] = [LockLost("a", reason="taken", errors={}), StaleToken("a"), LockNotHeld("secret")]
 
     async def handler(request: web.Request) -> web.Response:
         raise errors.pop(0)
 
     async with served(app_over(client, handler)) as http:
-        answer = await http.post("/")
-        assert (answer.status, (await answer.json())["code"]) == (503, "lost")
+        for _ in range(2):
+            answer = await http.post("/")
+            assert (answer.status, (await answer.json())["code"]) == (503, "lost")
         answer = await http.post("/")
         assert answer.status == 500
         assert "secret" not in await answer.text()

@@ -8,12 +8,24 @@ from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, BackgroundTasks, Body, Depends, FastAPI, HTTPException, Query, WebSocket
+from fastapi import (
+    APIRouter,
+    BackgroundTasks,
+    Body,
+    Depends,
+    FastAPI,
+    Form,
+    HTTPException,
+    Query,
+    UploadFile,
+    WebSocket,
+)
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, current_lease
 from asynclock.fastapi import Locked, install
+from asynclock.fencing import StaleToken
 
 
 class Order(BaseModel):
@@ -45,7 +57,8 @@ async def test_equal_values_have_one_lock(client: Redlock, name: str) -> None:
 
 
 async def test_names_from_query_body_and_functions(client: Redlock, name: str) -> None:
-    """A field may be a parameter of the query, of a body that is a model, or of several; a callable is a dependency."""
+    """A field may be a parameter of the query, of a form with a file, of a body that is a model, or of several; a
+    callable is a dependency."""
     app = FastAPI()
     install(app, client)
 
@@ -66,6 +79,12 @@ async def test_names_from_query_body_and_functions(client: Redlock, name: str) -
     ) -> str:
         return lease.name
 
+    @app.post("/form")
+    async def form(
+        shop: Annotated[int, Form()], file: UploadFile, lease: Annotated[Lease, Locked(name + ":{shop}")]
+    ) -> tuple[str, int]:
+        return lease.name, len(await file.read())
+
     @app.post("/function")
     async def function(lease: Annotated[Lease, Locked(named)]) -> str:
         return lease.name
@@ -74,6 +93,8 @@ async def test_names_from_query_body_and_functions(client: Redlock, name: str) -
         assert (await web.post("/query?s=07")).json() == f"{name}:7"
         assert (await web.post("/body", json={"id": "07"})).json() == f"{name}:7"
         assert (await web.post("/embedded", json={"order": {"id": 7}, "count": "2"})).json() == f"{name}:7:2"
+        answer = await web.post("/form", data={"shop": "07"}, files={"file": b"x" * 9})
+        assert answer.json() == [f"{name}:7", 9]
         assert (await web.post("/function?s=b")).json() == f"{name}:b"
 
 
@@ -105,8 +126,8 @@ async def test_a_request_that_fails_validation_takes_no_lock(client: Redlock, ot
 
 
 async def test_answers(client: Redlock, other: Redlock, name: str) -> None:
-    """LockTimeout is 409, QuorumUnavailable and LockLost are 503, each a problem with Retry-After; no name of a lock
-    and no address goes to the client."""
+    """LockTimeout is 409, QuorumUnavailable, LockLost and StaleToken are 503, each a problem with Retry-After; no name
+    of a lock and no address goes to the client."""
     app = FastAPI()
     install(app, client)
 
@@ -122,12 +143,16 @@ async def test_answers(client: Redlock, other: Redlock, name: str) -> None:
         assert await other.break_lock(name)
         await asyncio.Event().wait()
 
+    @app.post("/stale")
+    async def stale(lease: Annotated[Lease, Locked(name)]) -> None:
+        raise StaleToken(f"secret {name}", name=name)
+
     async with http(app) as web:
         async with other(name, metadata="secret"):
             answers = [await web.post("/busy"), await web.post("/down")]
-        answers.append(await web.post("/lost"))
-    assert [each.status_code for each in answers] == [409, 503, 503]
-    assert [each.json()["code"] for each in answers] == ["busy", "unavailable", "lost"]
+        answers += [await web.post("/lost"), await web.post("/stale")]
+    assert [each.status_code for each in answers] == [409, 503, 503, 503]
+    assert [each.json()["code"] for each in answers] == ["busy", "unavailable", "lost", "lost"]
     for each in answers:
         assert each.headers["Content-Type"] == "application/problem+json"
         assert int(each.headers["Retry-After"]) > 0

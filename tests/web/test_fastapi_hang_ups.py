@@ -1,60 +1,22 @@
 """asynclock.fastapi under uvicorn, on a socket: clients that hang up, and when the lock is free."""
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from asynclock import Lease, Redlock
 from asynclock.fastapi import Locked, install
-
-BODY = b'{"id": 7}'
+from tests.support.web import BODY, hanging_up, serving, until
 
 
 class Order(BaseModel):
     id: int
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    while not await condition():  # the test's own limit ends it
-        await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def serving(app: FastAPI) -> AsyncIterator[int]:
-    """The port of a uvicorn that serves the app."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
-
-
-@asynccontextmanager
-async def hanging_up(port: int, path: str) -> AsyncIterator[None]:
-    """A request whose client hangs up at the end of the block."""
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: shop\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
-    )
-    writer.write(head.encode() + BODY)
-    try:
-        yield
-    finally:
-        writer.close()
-        await writer.wait_closed()
 
 
 @pytest.fixture
@@ -70,8 +32,8 @@ async def pass_through(request: Request, call_next: Callable[..., Awaitable[obje
 
 @pytest.mark.parametrize("middleware", [False, True], ids=["plain", "BaseHTTPMiddleware"])
 async def test_f13_a_hang_up_ends_the_wait(application: FastAPI, other: Redlock, name: str, middleware: bool) -> None:
-    """A client that hangs up while its request waits leaves the queue, and its endpoint does not run; with a body that
-    FastAPI has read, and with one that nobody has read."""
+    """A client that hangs up while its request waits leaves the queue, and its endpoint does not run: with a body that
+    FastAPI has read, with one that nobody has read, without a body, and where the endpoint is a `def`."""
     called = list[str]()
     if middleware:
         application.add_middleware(BaseHTTPMiddleware, dispatch=pass_through)
@@ -84,6 +46,10 @@ async def test_f13_a_hang_up_ends_the_wait(application: FastAPI, other: Redlock,
     async def raw(lease: Annotated[Lease, Locked(name)]) -> None:
         called.append("raw")
 
+    @application.post("/def")
+    def in_thread(lease: Annotated[Lease, Locked(name)]) -> None:
+        called.append("def")
+
     async def waiting() -> bool:
         return bool((await other.inspect(name)).waiters)
 
@@ -91,8 +57,8 @@ async def test_f13_a_hang_up_ends_the_wait(application: FastAPI, other: Redlock,
         return not await waiting()
 
     async with serving(application) as port, other(name):
-        for path in ("/model", "/raw"):
-            async with hanging_up(port, path):
+        for path, body in (("/model", BODY), ("/raw", BODY), ("/raw", b""), ("/def", b"")):
+            async with hanging_up(port, path, body):
                 await until(waiting)
             await until(nobody)
     assert called == []

@@ -1,0 +1,93 @@
+"""The orders of a shop in PostgreSQL, and its payment provider: each order is paid once, and recorded once.
+
+Three things work together, and none of them is enough alone:
+
+- The lock. While one request pays an order, no other request asks the provider about that order.
+- The idempotency key. If a process dies after it has asked, the next one asks with the same key: the provider answers
+  what it did then, and takes no more money.
+- The fencing token. A process that was frozen beyond its lease cannot record anything under its old token.
+
+Make the tables and some orders:
+
+    DATABASE_URL=postgresql+asyncpg://postgres@127.0.0.1/shop python examples/orders.py
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from sqlalchemy import BigInteger, Column, ForeignKey, Integer, MetaData, String, Table, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from asynclock.fencing import fenced
+
+DATABASE = os.environ.get("DATABASE_URL", "postgresql+asyncpg://postgres@127.0.0.1/shop")
+PROVIDER = os.environ.get("PROVIDER_URL", "http://127.0.0.1:9000")
+
+tables = MetaData()
+orders = Table(
+    "orders",
+    tables,
+    Column("id", Integer, primary_key=True),
+    Column("amount", Integer, nullable=False),
+    Column("fence", BigInteger),  # the token that wrote last
+)
+payments = Table(
+    "payments",
+    tables,
+    Column("order_id", ForeignKey(orders.c.id), primary_key=True),
+    Column("receipt", String, nullable=False),
+)
+
+
+class Orders:
+    """Pays orders. Call `pay` under the lock of its order."""
+
+    def __init__(self, database: AsyncEngine, provider: httpx.AsyncClient) -> None:
+        self._database, self._provider = database, provider
+
+    async def pay(self, order_id: int) -> str | None:
+        """The receipt of the order, which is paid if it was not yet. None: there is no such order. Raises
+        httpx.HTTPError: the provider did not answer, so the order may be paid. The next call asks again."""
+        async with self._database.connect() as database:
+            found = select(orders.c.amount, payments.c.receipt).outerjoin_from(orders, payments)
+            order = (await database.execute(found.where(orders.c.id == order_id))).first()
+        if order is None or order.receipt is not None:
+            return order and order.receipt
+        # No transaction is open while the provider works.
+        answer = await self._provider.post(
+            "/payments",
+            json={"order": order_id, "amount": order.amount},
+            headers={"Idempotency-Key": f"order-{order_id}"},  # the same in each attempt
+        )
+        receipt: str = answer.raise_for_status().json()["receipt"]
+        async with self._database.begin() as database:
+            await fenced(database, update(orders).where(orders.c.id == order_id), orders.c.fence)
+            await database.execute(insert(payments).values(order_id=order_id, receipt=receipt))
+        return receipt
+
+
+@asynccontextmanager
+async def open_orders() -> AsyncIterator[Orders]:
+    """Connects with the database and the provider."""
+    engine = create_async_engine(DATABASE)
+    try:
+        async with httpx.AsyncClient(base_url=PROVIDER, timeout=10.0) as provider:
+            yield Orders(engine, provider)
+    finally:
+        await engine.dispose()
+
+
+async def main() -> None:
+    """Make the tables, and five orders."""
+    engine = create_async_engine(DATABASE)
+    async with engine.begin() as database:
+        await database.run_sync(tables.create_all)
+        await database.execute(insert(orders), [{"id": number, "amount": number * 100} for number in range(1, 6)])
+    await engine.dispose()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
