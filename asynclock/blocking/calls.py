@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
+from asynclock.blocking.thread_wait import thread_wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -44,7 +45,7 @@ class Call(Generic[_T]):
 
     __slots__ = (
         "__weakref__", "_abandoned", "_cancels", "_completes", "_coroutine", "_error", "_fut_waiter",
-        "_home", "_loop", "_must_cancel", "_result", "_thread", "_told", "_undo", "_waiter", "context",
+        "_home", "_loop", "_must_cancel", "_over", "_result", "_thread", "_told", "_undo", "_wait", "context",
     )  # fmt: skip
 
     owner_is = "thread"
@@ -64,8 +65,8 @@ class Call(Generic[_T]):
         self._completes = completes
         self.context = copy_context()  # the steps run in it
         self._thread = threading.current_thread()
-        self._waiter = threading.Lock()
-        self._waiter.acquire()
+        self._wait = thread_wait()
+        self._over = False  # its thread may go on
         self._told: list[tuple[Context, Callable[[Event], object], Event]] | None = None
         self._result: _T | None = None
         self._error: BaseException | None = None
@@ -89,8 +90,9 @@ class Call(Generic[_T]):
         """Run it in the loop, and wait for its result. Events that happen in it are told here, before the return."""
         try:
             self._home.begin(self)
-            while not self._waiter.acquire(timeout=_SLICE):
-                if not (self._home.is_alive() or self._home.exits):
+            while not self._over:
+                self._wait.wait(_SLICE)
+                if not (self._over or self._home.is_alive() or self._home.exits):
                     raise ConfigError("the background thread of asynclock has ended: the interpreter exits")
             if self._told is not None:
                 for context, listener, event in self._told:
@@ -98,12 +100,14 @@ class Call(Generic[_T]):
         except BaseException:
             self._abandon()
             raise
+        self._wait.reuse()
         if self._error is not None:
             try:
                 raise self._error
             finally:
                 self._error = None  # its traceback refers to this frame
-        return cast("_T", self._result)
+        result, self._result = self._result, None  # the loop may refer to this object for a moment
+        return cast("_T", result)
 
     def _abandon(self) -> None:
         try:
@@ -114,8 +118,12 @@ class Call(Generic[_T]):
     # -- in the loop ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The first step. `context` is entered."""
-        self._step()
+        """The first step. `context` is entered. It raises nothing: that would end the loop."""
+        try:
+            self._step()
+        except BaseException as error:
+            self._error = error
+            self._finish()
 
     def tell(self, listener: Callable[[Event], object], event: Event) -> None:
         """Tell that event in the thread that waits, in the context in which it happens."""
@@ -133,6 +141,7 @@ class Call(Generic[_T]):
 
     def _ended(self) -> None:
         """It has ended after its thread stopped to wait."""
+        self._wait.reuse()
         told, self._told = self._told, None
         for context, listener, event in told or ():
             self._home.listeners.put(context, listener, event)
@@ -148,18 +157,21 @@ class Call(Generic[_T]):
         if self._must_cancel:
             self._must_cancel = False
             error = error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError()
+        ended = False
         _enter_task(self._loop, self)  # type: ignore[arg-type]  # a task in the sense of the module
         try:
             awaited = coroutine.send(None) if error is None else coroutine.throw(error)
         except StopIteration as stop:
-            self._finish(stop.value, None)
+            self._result, ended = stop.value, True
         except BaseException as raised:  # also a KeyboardInterrupt of a listener: the caller gets it
-            self._finish(None, raised)
+            self._error, ended = raised, True
         else:
             self._wait_for(awaited)
         finally:
             _leave_task(self._loop, self)  # type: ignore[arg-type]
             error = None
+        if ended:  # nothing here refers to the result any more when the thread goes on: it may drop it
+            self._finish()
 
     def _wait_for(self, awaited: Any) -> None:
         if awaited is None:  # asyncio.sleep(0)
@@ -179,15 +191,15 @@ class Call(Generic[_T]):
         else:
             self._step()
 
-    def _finish(self, result: _T | None, error: BaseException | None) -> None:
+    def _finish(self) -> None:
         """Let its thread go on. At the exit of the interpreter that is a daemon, which ends where it waits: the error
         of a client that was closed would be printed, for nobody."""
         self._coroutine = None
-        self._result, self._error = result, error
         if self._abandoned:
             self._ended()
-        if not self._home.exits:
-            self._home.ended.append(self._waiter)
+        elif not self._home.exits:
+            self._over = True
+            self._wait.wake()
 
     # -- what asyncio and anyio ask of a task --------------------------------------------------------------------
 

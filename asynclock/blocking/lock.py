@@ -96,7 +96,10 @@ class Lock:
     def __enter__(self) -> Lease:
         """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
         `acquire`."""
-        found = call_and_undo(_enter, _leave, self._lock, self._on_lost)
+        if self._on_lost is None:
+            found = call_and_undo(self._lock.__aenter__, _leave)
+        else:
+            found = call_and_undo(_enter, _leave, self._lock, self._on_lost)
         lease = Lease(found)
         found.__entered__()
         frame = frame_at(1)
@@ -113,6 +116,9 @@ class Lock:
         threads that runs, such as a generator that a framework resumes in another thread. An exit stack has another
         frame for each: then it is the block that this thread entered last. Raises LockNotHeld."""
         thread, blocks = current_thread(), list(reversed(self._blocks))
+        if blocks and blocks[0].caller == caller and blocks[0].thread is thread:  # most blocks
+            self._blocks.remove(blocks[0])
+            return blocks[0].lease
         of_frame = [each for each in blocks if each.caller == caller]
         of_thread = [each for each in blocks if each.thread is thread]
         found = [each for each in of_frame if each.thread is thread] or of_frame or of_thread
@@ -123,11 +129,9 @@ class Lock:
         return found[0].lease
 
 
-async def _enter(lock: locks_lock.Lock, on_lost: OnLost | None) -> locks_lease.Lease:
-    lease = await lock.__lease__()
-    if on_lost is not None:
-        watch(lease, on_lost)
-    await lease.__aenter__()
+async def _enter(lock: locks_lock.Lock, on_lost: OnLost) -> locks_lease.Lease:
+    lease = await lock.__aenter__()
+    watch(lease, on_lost)
     return lease
 
 

@@ -14,11 +14,9 @@ import atexit
 import contextlib
 import logging
 import os
-import selectors
 import sys
 import threading
 from asyncio import _get_running_loop
-from collections import deque
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
@@ -27,6 +25,8 @@ from asynclock._errors import ConfigError
 from asynclock._loop import own_task, start_thread
 from asynclock.blocking.callbacks import Callbacks
 from asynclock.blocking.calls import Call, quietly
+from asynclock.blocking.selector import EventSelector
+from asynclock.blocking.thread_wait import HAS_EVENTFD, close_inherited
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -45,9 +45,6 @@ _T = TypeVar("_T")
 _CLOSING = 5.0
 """Seconds for which the exit of the interpreter waits for the clients. A close has shorter limits of its own."""
 
-_LEFT_OUT = 3
-"""So many polls in a row."""
-
 _JOINING = 1.0
 """Seconds for which it waits for the thread after that."""
 
@@ -56,14 +53,9 @@ class LoopThread:
     """See the module."""
 
     def __init__(self) -> None:
-        self.ended: deque[threading.Lock] = deque()  # the waiters of calls that have ended, to be released
-        self.loop = asyncio.SelectorEventLoop(_Selector(self.ended))  # whatever the policy: uvloop has no selector
+        self._selector = EventSelector() if HAS_EVENTFD else None
+        self.loop = asyncio.SelectorEventLoop(self._selector)  # whatever the policy: uvloop has no selector
         self.exits = False  # the interpreter exits
-        self._begun: deque[Call[Any]] = deque()
-        self._bell = -1
-        if hasattr(os, "eventfd"):  # Linux. A third of the time that call_soon_threadsafe needs (docs/decisions.md)
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self.loop.add_reader(self._bell, self._rung)
         self.listeners = Callbacks("asynclock listeners", 1)
         self.losses = Callbacks("asynclock on_lost", 8)
         self._thread = threading.Thread(target=self._run, name="asynclock loop", daemon=True)
@@ -74,17 +66,10 @@ class LoopThread:
 
     def begin(self, call: Call[Any]) -> None:
         """Run the first step of a call in the loop. Any thread calls it."""
-        if self._bell < 0:
+        if self._selector is None:
             self.loop.call_soon_threadsafe(call.begin, context=call.context)
         else:
-            self._begun.append(call)
-            os.eventfd_write(self._bell, 1)
-
-    def _rung(self) -> None:
-        os.eventfd_read(self._bell)
-        while self._begun:
-            call = self._begun.popleft()
-            call.context.run(call.begin)
+            self._selector.begin(call)
 
     def is_alive(self) -> bool:
         return self._thread.is_alive()
@@ -118,31 +103,6 @@ class LoopThread:
                 self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
                 self.loop.run_until_complete(self.loop.shutdown_asyncgens())
                 self.loop.close()
-            while self.ended:
-                self.ended.popleft().release()
-
-
-class _Selector(selectors.DefaultSelector):
-    """Fewer calls of the system, each of which gives the GIL away and has to get it back.
-
-    It lets the threads go on whose calls have ended when the loop has nothing else to do. A thread that wakes earlier
-    waits for the GIL, and sleeps a second time. And of the polls that would not wait, since callbacks are ready, it
-    makes one in four: a call has two of them.
-    """
-
-    def __init__(self, ended: deque[threading.Lock]) -> None:
-        super().__init__()
-        self._ended = ended
-        self._left_out = 0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is not None and timeout <= 0 and self._left_out < _LEFT_OUT:
-            self._left_out += 1
-            return []
-        self._left_out = 0
-        while self._ended:
-            self._ended.popleft().release()
-        return super().select(timeout)
 
 
 async def _close_clients() -> None:
@@ -287,6 +247,7 @@ def _exit() -> None:
 def _after_fork() -> None:
     global _current, _guard  # noqa: PLW0603
     _guard = threading.Lock()
+    close_inherited()
     if _current is not None:
         _inherited.append(_current)
         _current = None

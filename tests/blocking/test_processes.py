@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -147,7 +148,7 @@ def test_c8_a_child_has_a_loop_of_its_own(client: Redlock, shared_urls: list[str
             with client(f"{name}:child", lease=0.5) as lease:
                 time.sleep(0.8)  # it is renewed by a loop of this process
                 lease.ensure_held()
-            client(f"{name}:exit").acquire()
+            globals()["left"] = client(f"{name}:exit").acquire()
 
         def fork(main=True):
             try:
@@ -182,6 +183,56 @@ def test_c8_a_child_has_a_loop_of_its_own(client: Redlock, shared_urls: list[str
     assert run_python(program, shared_urls[0], name).strip() == "parent done"
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the descriptors of a process are not listed here")
+def test_c8_a_child_keeps_nothing_on_which_threads_of_its_parent_wait(
+    client: Redlock, shared_urls: list[str], name: str
+) -> None:
+    """A listener forks in the middle of a call, while other threads wait. The child has closed the descriptors on which
+    threads of the parent wait; it keeps one of the loop of the parent. Its own calls work, and end at once."""
+    program = """
+        import os, signal, sys, threading, time
+        from asynclock.blocking import Redlock
+        from asynclock.events import Acquired
+
+        client, other, name, pids = Redlock(sys.argv[1]), Redlock(sys.argv[1]), sys.argv[2], []
+
+        def fork(event):
+            if isinstance(event, Acquired) and event.name.endswith("fork"):
+                pids.append(os.fork())
+
+        def events():
+            links = []
+            for each in os.listdir("/proc/self/fd"):
+                try:
+                    links.append(os.readlink(f"/proc/self/fd/{each}"))
+                except OSError:
+                    pass
+            return links.count("anon_inode:[eventfd]")
+
+        with client(f"{name}:held"):
+            waiting = threading.Thread(target=lambda: other(f"{name}:held").acquire().release(), daemon=True)
+            waiting.start()
+            while not client.inspect(f"{name}:held").waiters:
+                time.sleep(0.01)
+            client.subscribe(fork)
+            inherited = client(f"{name}:fork").acquire()
+            if pids == [0]:
+                signal.alarm(40)
+                assert not inherited.held
+                assert events() == 2  # of the loop of the parent, and of its own
+                for number in range(5):
+                    with client(f"{name}:{number}"):
+                        pass
+                os._exit(0)
+            assert events() == 3  # of the loop, of the thread that waits, and of this one
+            assert os.waitpid(pids[0], 0)[1] == 0
+            inherited.release()
+        waiting.join()
+        print("parent done")
+        """
+    assert run_python(program, shared_urls[0], name).strip() == "parent done"
+
+
 @posix
 def test_the_children_of_multiprocessing(client: Redlock, shared_urls: list[str], name: str) -> None:
     """Forked and spawned: they exclude each other, and what they still hold at their end is released."""
@@ -195,7 +246,7 @@ def test_the_children_of_multiprocessing(client: Redlock, shared_urls: list[str]
             own = client if here else Redlock(url)
             with own(name) as lease:
                 print(lease.fence, flush=True)
-            own(f"{name}:{here}").acquire()
+            globals()["left"] = own(f"{name}:{here}").acquire()
 
         if __name__ == "__main__":
             url, name = sys.argv[1:3]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 import sqlalchemy
@@ -311,6 +312,46 @@ def test_ctrl_c_ends_a_wait_and_leaves_nothing(client: Redlock, other: Redlock, 
         pass
 
 
+def test_interrupted_waits_leave_no_descriptors(client: Redlock, other: Redlock, name: str) -> None:
+    """A thread that waits has two of them, which its next wait takes."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("the descriptors of a process are not listed here")
+
+    def interrupt(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    before, counts = signal.signal(signal.SIGALRM, interrupt), []
+    try:
+        with client(name):
+            for _ in range(32):
+                with pytest.raises(TimeoutError):
+                    signal.setitimer(signal.ITIMER_REAL, 0.01)
+                    other(name).acquire()
+                counts.append(len(os.listdir("/proc/self/fd")))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert counts[-1] < counts[0] + 16  # one signal or two may come too early or too late for its wait
+
+
+def test_an_error_of_the_library_does_not_end_the_loop() -> None:
+    """An await that no event loop knows: its caller gets the error, and the next call works."""
+
+    class Odd:
+        def __await__(self) -> Iterator[int]:
+            yield 5
+
+    async def wait() -> None:
+        await Odd()  # type: ignore[misc]
+
+    async def nothing() -> int:
+        return 7
+
+    with pytest.raises(AttributeError):
+        call(wait)
+    assert call(nothing) == 7
+
+
 def test_a_grant_that_nobody_takes_is_given_back(client: Redlock, name: str) -> None:
     """An exception in the thread after the grant, here of a listener, must not leave a hold that nobody releases."""
 
@@ -481,8 +522,9 @@ def test_kinds_and_looks(client: Redlock, name: str) -> None:
         assert both.remaining > 0
         assert client(f"{name}:a").locked()
     assert client.health().ok
-    client(name).acquire()
+    lease = client(name).acquire(timeout=None)
     client.release_all()
+    assert not lease.held
     assert not client(name).locked()
 
 
@@ -508,14 +550,14 @@ def test_a_lock_is_shared_by_copies_and_not_pickled(client: Redlock) -> None:
 
 
 def test_a_dropped_lease_warns_and_ends(client: Redlock, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """on_lost does not keep it alive."""
+    """At once: neither the call that acquired it keeps it alive, nor on_lost."""
     caplog.set_level(logging.CRITICAL, "asynclock")
-    lock = client(name, lease=0.5, on_lost=print)
-    lease = lock.acquire()
-    assert lease is not None
-    with pytest.warns(ResourceWarning, match="dropped while held"):
-        del lease, lock
-        gc.collect()
+    for options in ({}, {"on_lost": print}):
+        lock = client(name, lease=0.5, timeout=LIMIT, **options)
+        lease = lock.acquire()
+        assert lease is not None
+        with pytest.warns(ResourceWarning, match="dropped while held"):
+            del lease, lock
     until(lambda: not client(name).locked())
 
 

@@ -1,0 +1,81 @@
+"""The selector of the background loop of asynclock.blocking."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextvars import copy_context
+from typing import Any, NamedTuple
+
+import pytest
+
+from asynclock.blocking import selector as module
+from asynclock.blocking.thread_wait import HAS_EVENTFD
+
+pytestmark = pytest.mark.skipif(not HAS_EVENTFD, reason="there is no eventfd here")
+
+
+class Begun(NamedTuple):
+    """What the selector uses of a call."""
+
+    begin: Any
+    context: Any = copy_context()
+
+
+@pytest.fixture
+def selector() -> Iterator[module.EventSelector]:
+    found = module.EventSelector()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe()
+    yield read, write
+    os.close(read)
+    os.close(write)
+
+
+def test_a_call_of_another_thread_ends_the_wait(selector: module.EventSelector) -> None:
+    """Its first step runs in the thread that waits, and once."""
+    ran: list[threading.Thread] = []
+    call = Begun(lambda: ran.append(threading.current_thread()))
+    threading.Timer(0.1, selector.begin, [call]).start()
+    assert selector.select(60) == []
+    assert selector.select(0.001) == []
+    assert ran == [threading.current_thread()]
+
+
+def test_files_that_a_first_step_closes_are_not_ready(selector: module.EventSelector, pipe: tuple[int, int]) -> None:
+    """Another file may have their number by then."""
+    read, write = pipe
+    key = selector.register(read, module.selectors.EVENT_READ)
+    os.write(write, b"x")
+    assert selector.select(60) == [(key, module.selectors.EVENT_READ)]
+    selector.begin(Begun(lambda: selector.unregister(read)))  # type: ignore[arg-type]
+    assert selector.select(60) == []
+
+
+def test_files_are_seen_while_callbacks_are_always_ready(selector: module.EventSelector, pipe: tuple[int, int]) -> None:
+    """One poll in four is made: the loop then asks with a timeout of 0."""
+    read, write = pipe
+    selector.register(read, module.selectors.EVENT_READ)
+    os.write(write, b"x")
+    assert [len(selector.select(0)) for _ in range(8)] == [0, 0, 0, 1] * 2
+
+
+def test_a_hang_up_is_told(selector: module.EventSelector, pipe: tuple[int, int]) -> None:
+    """To a reader as ready to read, and to a writer as ready to write."""
+    other_read, other_write = os.pipe()
+    os.close(other_write)
+    key = selector.register(other_read, module.selectors.EVENT_READ)
+    assert selector.select(60) == [(key, module.selectors.EVENT_READ)]
+    selector.unregister(other_read)
+    os.close(other_read)
+    read, write = os.pipe()
+    os.close(read)
+    key = selector.register(write, module.selectors.EVENT_WRITE)
+    assert selector.select(60) == [(key, module.selectors.EVENT_WRITE)]
+    os.close(write)
