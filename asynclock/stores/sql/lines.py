@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from sqlalchemy import text
 
 from asynclock.stores.sql.errors import Demoted, Unconfirmed, ends_connection, is_answer, is_unprepared
-from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, cut, in_background, is_cut, limited
+from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, WAITING, cut, in_background, is_cut, limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
     from asynclock.stores.sql.files import OpenFile
 
-_WAYS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "enable_material", "jit")
+_WAYS = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "enable_material", "jit")
 """Each statement looks up a few rows by the index. A server that plans it while the table is small would read all of
-the table, and go on with that while the table grows. To compile it would take longer than to run it."""
+the table, and go on with that while the table grows. A bitmap reads all versions of a row (see `latest` in
+`dialects.py`). To compile a statement would take longer than to run it."""
 
 _STATEMENT = LIMIT + 1
 """Seconds for which a statement runs on whose client cannot tell the server that it is overdue."""
 
 SET_UP = dict.fromkeys(_WAYS, "off") | {
     "default_transaction_isolation": "read committed",
+    "lock_timeout": f"{int(WAITING * 1000)}ms",  # of the whole table: these statements wait for no row of it
     "statement_timeout": f"{_STATEMENT:g}s",
 }
 """For a session of PostgreSQL, which hold for a statement that is a transaction of its own. Other transactions say so

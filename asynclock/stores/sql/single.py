@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynclock.rules.model import ACQUIRE, CLOCK_SKEW, EXTEND, RELEASE
-from asynclock.stores.sql.dialects import LOCKED, latest
+from asynclock.stores.sql.dialects import latest
 from asynclock.stores.sql.errors import Delayed, Meaning, ends_connection, is_answer, is_of_one, meaning, was_not_sent
-from asynclock.stores.sql.limits import LIMIT
+from asynclock.stores.sql.limits import LIMIT, LOCKED
 from asynclock.stores.sql.pool import Overdue
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
 from asynclock.stores.sql.sending import Asked, Known, Sending, Single, fail, tell
