@@ -179,6 +179,7 @@ class AsyncmyLine(_EngineLine):
         super().__init__(connection, driver)
         self._prepared: dict[str, str] = {}  # the names of the statements that the server has prepared, by their text
         self._prepares = True
+        self._most = 0  # see `_longest`; 0: not known yet
 
     @property
     def is_closed(self) -> bool:  # type: ignore[override]
@@ -212,8 +213,9 @@ class AsyncmyLine(_EngineLine):
         return found
 
     async def change_all(self, changes: Sequence[Change]) -> list[int]:
-        """The same for several, as one transaction in one round trip. Raises Stopped, if nothing was done. Raises
-        Demoted, or Unconfirmed, if it is committed and must not count."""
+        """The same for the first of several, as many as the server takes in one packet, as one transaction in one round
+        trip. Raises Stopped, if nothing was done. Raises Demoted, or Unconfirmed, if it is committed and must not
+        count."""
         try:
             return await self._changed(changes)
         except Stopped as stopped:
@@ -223,7 +225,12 @@ class AsyncmyLine(_EngineLine):
 
     async def _changed(self, changes: Sequence[Change]) -> list[int]:
         packet = self._packet(changes)
-        query, found, index = ";".join([sql for sql, _ in packet]), [0] * len(changes), 0
+        query = ";".join([sql for sql, _ in packet])
+        while len(changes) > 1 and len(query.encode(errors="replace")) >= await self._longest():
+            changes = changes[: len(changes) // 2]
+            packet = self._packet(changes)
+            query = ";".join([sql for sql, _ in packet])
+        found, index = [0] * len(changes), 0
         try:
             for index, (_, place) in enumerate(packet):
                 await (self.driver.next_result() if index else self.driver.query(query))
@@ -246,6 +253,13 @@ class AsyncmyLine(_EngineLine):
         self._prepares = False  # the server has no room for more, or a proxy between has another session now
         await self.driver.query("ROLLBACK")
         return await self._changed(changes)
+
+    async def _longest(self) -> int:
+        """Bytes that the server takes in one packet, for as long as the session lasts."""
+        if not self._most:
+            ((most,),) = await self.fetch("SELECT @@max_allowed_packet")
+            self._most = int(most)
+        return self._most
 
     def _left(self) -> int:
         return int(self.driver.insert_id() or 0) or (HIDDEN if self.driver.affected_rows() else 0)

@@ -250,7 +250,8 @@ async def _sent_alone(line: AsyncmyLine, asked: Sequence[_Asked]) -> None:
 
 
 def _settle(asked: Sequence[_Asked], fences: Sequence[int]) -> None:
-    for each, fence in zip(asked, fences, strict=True):
+    """Of the first of them, if there are fewer fences."""
+    for each, fence in zip(asked, fences, strict=False):
         if each.outcome is None:
             each.outcome = fence
 
