@@ -140,6 +140,13 @@ class _Asked(Asked):
         self.again = group == "extend"
         self.outcome: int | Exception | None = None  # the fence, 0, HIDDEN, or its error
 
+    def tell(self) -> None:
+        """Give it its outcome."""
+        if isinstance(self.outcome, Exception):
+            self.answer(None, self.outcome)
+        else:
+            self.answer(self.outcome)
+
 
 class MySQLSingles(Sending[_Asked]):
     """The statements of one event loop, over connections of asyncmy."""
@@ -181,7 +188,7 @@ class MySQLSingles(Sending[_Asked]):
 
     async def send(self, taken: Sequence[_Asked], line: Line) -> Callable[[], object]:
         await _sent(line, taken)
-        return partial(self._sent, taken)
+        return partial(self._sent, taken) if len(taken) > 1 else taken[0].tell
 
     def _sent(self, taken: Sequence[_Asked]) -> None:
         if left := [each for each in taken if each.outcome is None]:  # the server stopped at one of them

@@ -205,6 +205,8 @@ class Singles(Sending[Asked]):
             if meaning(found) is not Meaning.AGAIN:
                 return partial(self._refused, taken, found)
             found = {}
+        if len(taken) == 1:
+            return partial(taken[0].answer, found.get(taken[0].values.name))
         return partial(tell, [(each, found.get(each.values.name), None) for each in taken])
 
     def _refused(self, taken: Sequence[Asked], error: Exception) -> None:
