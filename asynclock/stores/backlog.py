@@ -126,7 +126,7 @@ class Backlog(Generic[_Asked]):
     @property
     def can_begin(self) -> bool:
         """Whether an op waits that may begin."""
-        return any(self._lanes)
+        return bool(self._lanes[0] or self._lanes[1])
 
     # -- waiting -------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class Jobs:
         self._clock: Clock = config.clock
         alone = config.quarantine is None
         self.backlog = Backlog[Job](label, config, self._has_room, self._begin, self._dropped, alone=alone)
-        self._lines: dict[str, OrderedDict[Job, None]] = {}  # by key: those that have not ended, in order
+        self._lines: dict[str, OrderedDict[Job, None]] = {}  # by key, in order: those that have not ended
         self._running: dict[str, int] = {}  # jobs by key
         self._runners: set[asyncio.Task[None]] = set()
         self._begun: dict[Job, Begun] = {}  # those that need no task
@@ -123,9 +123,13 @@ class Jobs:
 
     def add(self, job: Job) -> None:
         """Run it in its turn."""
+        is_first = True
         for key in job.keys:
-            self._lines.setdefault(key, OrderedDict())[job] = None
-        is_first = self._is_first(job)
+            if (line := self._lines.get(key)) is None:
+                line = self._lines[key] = OrderedDict()
+            else:
+                is_first = False
+            line[job] = None
         if is_first and self._active < self._most and not self.backlog.can_begin:
             self._begin(job)
         elif self.backlog.put(job):

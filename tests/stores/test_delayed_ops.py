@@ -65,6 +65,18 @@ async def test_f23_a_table_of_postgresql_that_is_locked(postgresql: Operated, mo
             assert "another session" in await examined_at(postgresql.url)
 
 
+async def test_f23_a_table_of_postgresql_that_is_locked_while_an_op_is_one_statement(postgresql: Operated) -> None:
+    """The server ends the wait of the statement, and says why."""
+    async with Redlock(postgresql.url, **{**OPTIONS, "node_timeout": 2 * ANSWER}) as client:
+        async with asyncio.timeout(LIMIT):
+            for _ in range(3):  # from the second on it is one statement
+                async with client("a"):
+                    pass
+        async with postgresql.locked():
+            with pytest.raises(QuorumUnavailable, match="due to lock timeout; another session"):
+                await client("a").acquire(timeout=0)
+
+
 async def test_f23_a_statement_timeout_of_postgresql(postgresql: Operated) -> None:
     """The user of the database has one, and waits for a lock for longer."""
     await postgresql.run(f"ALTER ROLE {postgresql.user} SET statement_timeout = '300ms'")

@@ -197,6 +197,23 @@ async def test_a_server_without_room_for_prepared_statements(server: MariaDB, na
     assert after["Com_insert"] > before["Com_insert"]
 
 
+async def test_a_server_that_takes_small_packets_only(server: MariaDB, name: str) -> None:
+    """The ops of a turn leave in several packets. It would refuse a long one, and each op would be a transaction."""
+    names = [f"{name}:{each}".ljust(250, "x") for each in range(2 * MANY)]
+    async with session(server.url) as admin:
+        await admin.exec_driver_sql("SET GLOBAL max_allowed_packet = 16384")
+        try:
+            async with Redlock(server.url, lease=LIMIT) as client:
+                await taken_and_given_back(client, names)
+                before = await counters(admin)
+                await taken_and_given_back(client, names)
+                after = await counters(admin)
+        finally:
+            await admin.exec_driver_sql("SET GLOBAL max_allowed_packet = 16777216")
+    assert after["Com_execute_sql"] - before["Com_execute_sql"] >= 4 * MANY
+    assert after["Com_begin"] - before["Com_begin"] < MANY
+
+
 async def test_a_session_that_has_lost_its_prepared_statements(
     server: MariaDB, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

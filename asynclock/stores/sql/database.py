@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asynclock._errors import ConfigError
-from asynclock.rules.model import Entry, State, Verb
+from asynclock.rules.model import Verb
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.port import OLD, Busy, Reconnecting
 from asynclock.stores.sql.cleaning import Cleaning
@@ -410,20 +410,14 @@ class Database:
             self._received(notice)
 
     def committed_plain(self, key: str, op: Op) -> None:
-        """A transaction has carried out an op on a plain row of a file."""
-        if self._inbox is not None:
+        """An op was carried out on a plain row: nobody waits for that name."""
+        if self._inbox is not None and (not self.pushes or self._inbox.looks_for(key)):
             self._inbox.seen_plain(key, "" if op.verb is Verb.RELEASE else op.id, op.lease)
 
     def check_text(self, keys: Sequence[str], op: Op) -> None:
         """Raises Unfit for an op that cannot be written here."""
         if self._charset is not None and (lacks := self._charset.lacks([*map(resource_name, keys), op.id])):
             raise unsaid(self.settings.label, f"{self._charset.name} has no {lacks!r}")
-
-    def committed_single(self, key: str, op: Op) -> None:
-        """A statement has carried out an op."""
-        if self._inbox is not None:
-            holds = () if op.verb is Verb.RELEASE else (Entry(op.id, op.lease),)
-            self._inbox.seen(key, State(holds), 0.0, self.looking)
 
     def failed_single(self, error: Exception) -> Exception:
         """A statement has failed: the error to tell."""

@@ -14,7 +14,7 @@ from asynclock._errors import ConfigError
 from asynclock.stores.sql.charsets import narrowest
 from asynclock.stores.sql.errors import Conflict, Demoted, Meaning, is_duplicate, meaning
 from asynclock.stores.sql.files import FileReplaced
-from asynclock.stores.sql.limits import LIMIT
+from asynclock.stores.sql.limits import LIMIT, LOCKED, WAITING
 from asynclock.stores.sql.lines import READ_ONLY, committed, is_read_only
 from asynclock.stores.sql.rows import CLOCK, COLUMNS, FLOOR, Row
 
@@ -29,13 +29,6 @@ _COLUMNS = COLUMNS
 IDLE = 3.0
 """Seconds after which a server ends the transaction of a client that stands still: its row locks stop all others."""
 
-LOCKED = 0.02
-"""Seconds for which PostgreSQL waits for a lock that another session has, while others may need the connection. Ops
-that meet at a name have its row for a millisecond or two."""
-
-WAITING = 0.25
-"""The same where only some connections wait at a time: others that wait get their turn."""
-
 
 def begin_with(lock_timeout: float, mode: str = "") -> str:
     """The begin of a transaction of PostgreSQL. The limits hold for it alone: behind a pooler a session is shared.
@@ -46,7 +39,7 @@ def begin_with(lock_timeout: float, mode: str = "") -> str:
         "statement_timeout": LIMIT + 1,
     }
     said = "; ".join(f"SET LOCAL {name} = {int(seconds * 1000)}" for name, seconds in limits.items())
-    return f"BEGIN ISOLATION LEVEL READ COMMITTED{mode}; {said}"
+    return f"BEGIN ISOLATION LEVEL READ COMMITTED{mode}; {said}; SET LOCAL enable_bitmapscan = off"
 
 
 class Read(NamedTuple):
@@ -60,7 +53,8 @@ class Read(NamedTuple):
 def latest(table: str, name: str, columns: str) -> str:
     """The row of a name, on PostgreSQL. While a transaction of another session is open, the old versions of a row stay,
     each page of them with an entry in the index. From the end of the entries the newest page comes first, and LIMIT
-    ends the search there. With = for the range PostgreSQL would begin with the oldest."""
+    ends the search there. With = for the range PostgreSQL would begin with the oldest, and a bitmap reads all: a server
+    that counts few rows and many pages of the index takes that, unless it is told not to."""
     return (
         f"SELECT {columns} FROM {table} WHERE resource_name >= {name} AND resource_name <= {name} "  # noqa: S608
         "ORDER BY resource_name DESC LIMIT 1"

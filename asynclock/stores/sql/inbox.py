@@ -78,11 +78,7 @@ class Inbox:
     def seen(self, key: str, state: State, now: float, looking: Collection[str]) -> None:
         """An op of a client of this loop has left that state, at `now` of the server. `looking`: with these tags; ():
         push messages arrive by now, so this looks only for what it did look for."""
-        if not looking and key not in self._waiting and key not in self._holding:
-            return
-        if not self._tags or (
-            not self._tags & tags_in(state) and key not in self._waiting and key not in self._holding
-        ):
+        if not self.looks_for(key) and not (looking and self._tags & tags_in(state)):
             return
         tickets = {(each.id[:ID_LENGTH], each.number): each.ends for each in state.queue if self._is_ours(each.id)}
         holds = {(each.id[:ID_LENGTH], 0): each.ends for each in state.holds if self._is_ours(each.id)}
@@ -96,11 +92,18 @@ class Inbox:
             if self._task is None:
                 self._task = own_task(self._run(), "asynclock looks for notices")
 
+    def looks_for(self, key: str) -> bool:
+        """Whether a client of this loop waits for that name, or holds it, as far as is known here."""
+        return key in self._holding or key in self._waiting
+
     def seen_plain(self, key: str, id: str, lease: float) -> None:
-        """As `seen`, where nobody waits: an op has left the hold of that id for its lease; "": none."""
+        """As `seen`, where nobody waits: an op has left the hold of that id for its lease (0: for as long as before);
+        "": none."""
         self._waiting.pop(key, None)
         if not id or not self._is_ours(id):
             self._holding.pop(key, None)
+            return
+        if not lease and key in self._holding:
             return
         self._holding[key] = {(id[:ID_LENGTH], 0): self._loop.time() + lease}
         self._look.set()

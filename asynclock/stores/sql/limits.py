@@ -29,6 +29,13 @@ LIMIT = 5.0
 STOPPING = 1.0
 """Seconds for which the client waits for the answer of a server that it has asked to end a statement."""
 
+LOCKED = 0.02
+"""Seconds for which PostgreSQL waits for a lock that another session has, while others may need the connection. Ops
+that meet at a name have its row for a millisecond or two."""
+
+WAITING = 0.25
+"""The same where only some connections wait at a time: others that wait get their turn."""
+
 CLOSING = 0.3
 """Seconds for which a close waits for the answer of the server, at most. Then the connection is cut."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from sqlalchemy import text
 
 from asynclock.stores.sql.errors import Demoted, Unconfirmed, ends_connection, is_answer, is_unprepared
-from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, cut, in_background, is_cut, limited
+from asynclock.stores.sql.limits import CLOSING, LIMIT, STOPPING, WAITING, cut, in_background, is_cut, limited
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 
     from asynclock.stores.sql.files import OpenFile
 
-_WAYS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "enable_material", "jit")
+_WAYS = ("enable_seqscan", "enable_bitmapscan", "enable_hashjoin", "enable_mergejoin", "enable_material", "jit")
 """Each statement looks up a few rows by the index. A server that plans it while the table is small would read all of
-the table, and go on with that while the table grows. To compile it would take longer than to run it."""
+the table, and go on with that while the table grows. A bitmap reads all versions of a row (see `latest` in
+`dialects.py`). To compile a statement would take longer than to run it."""
 
 _STATEMENT = LIMIT + 1
 """Seconds for which a statement runs on whose client cannot tell the server that it is overdue."""
 
 SET_UP = dict.fromkeys(_WAYS, "off") | {
     "default_transaction_isolation": "read committed",
+    "lock_timeout": f"{int(WAITING * 1000)}ms",  # of the whole table: these statements wait for no row of it
     "statement_timeout": f"{_STATEMENT:g}s",
 }
 """For a session of PostgreSQL, which hold for a statement that is a transaction of its own. Other transactions say so
@@ -177,6 +179,7 @@ class AsyncmyLine(_EngineLine):
         super().__init__(connection, driver)
         self._prepared: dict[str, str] = {}  # the names of the statements that the server has prepared, by their text
         self._prepares = True
+        self._most = 0  # see `_longest`; 0: not known yet
 
     @property
     def is_closed(self) -> bool:  # type: ignore[override]
@@ -210,8 +213,9 @@ class AsyncmyLine(_EngineLine):
         return found
 
     async def change_all(self, changes: Sequence[Change]) -> list[int]:
-        """The same for several, as one transaction in one round trip. Raises Stopped, if nothing was done. Raises
-        Demoted, or Unconfirmed, if it is committed and must not count."""
+        """The same for the first of several, as many as the server takes in one packet, as one transaction in one round
+        trip. Raises Stopped, if nothing was done. Raises Demoted, or Unconfirmed, if it is committed and must not
+        count."""
         try:
             return await self._changed(changes)
         except Stopped as stopped:
@@ -221,7 +225,12 @@ class AsyncmyLine(_EngineLine):
 
     async def _changed(self, changes: Sequence[Change]) -> list[int]:
         packet = self._packet(changes)
-        query, found, index = ";".join([sql for sql, _ in packet]), [0] * len(changes), 0
+        query = ";".join([sql for sql, _ in packet])
+        while len(changes) > 1 and len(query.encode(errors="replace")) >= await self._longest():
+            changes = changes[: len(changes) // 2]
+            packet = self._packet(changes)
+            query = ";".join([sql for sql, _ in packet])
+        found, index = [0] * len(changes), 0
         try:
             for index, (_, place) in enumerate(packet):
                 await (self.driver.next_result() if index else self.driver.query(query))
@@ -244,6 +253,13 @@ class AsyncmyLine(_EngineLine):
         self._prepares = False  # the server has no room for more, or a proxy between has another session now
         await self.driver.query("ROLLBACK")
         return await self._changed(changes)
+
+    async def _longest(self) -> int:
+        """Bytes that the server takes in one packet, for as long as the session lasts."""
+        if not self._most:
+            ((most,),) = await self.fetch("SELECT @@max_allowed_packet")
+            self._most = int(most)
+        return self._most
 
     def _left(self) -> int:
         return int(self.driver.insert_id() or 0) or (HIDDEN if self.driver.affected_rows() else 0)

@@ -140,6 +140,13 @@ class _Asked(Asked):
         self.again = group == "extend"
         self.outcome: int | Exception | None = None  # the fence, 0, HIDDEN, or its error
 
+    def tell(self) -> None:
+        """Give it its outcome."""
+        if isinstance(self.outcome, Exception):
+            self.answer(None, self.outcome)
+        else:
+            self.answer(self.outcome)
+
 
 class MySQLSingles(Sending[_Asked]):
     """The statements of one event loop, over connections of asyncmy."""
@@ -181,7 +188,7 @@ class MySQLSingles(Sending[_Asked]):
 
     async def send(self, taken: Sequence[_Asked], line: Line) -> Callable[[], object]:
         await _sent(line, taken)
-        return partial(self._sent, taken)
+        return partial(self._sent, taken) if len(taken) > 1 else taken[0].tell
 
     def _sent(self, taken: Sequence[_Asked]) -> None:
         if left := [each for each in taken if each.outcome is None]:  # the server stopped at one of them
@@ -250,7 +257,8 @@ async def _sent_alone(line: AsyncmyLine, asked: Sequence[_Asked]) -> None:
 
 
 def _settle(asked: Sequence[_Asked], fences: Sequence[int]) -> None:
-    for each, fence in zip(asked, fences, strict=True):
+    """Of the first of them, if there are fewer fences."""
+    for each, fence in zip(asked, fences, strict=False):
         if each.outcome is None:
             each.outcome = fence
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asynclock.stores.sql.dialects import LOCKED, WAITING, begin_with, latest
+from asynclock.stores.sql.dialects import begin_with, latest
+from asynclock.stores.sql.limits import LOCKED, WAITING
 from asynclock.stores.sql.machine_clock import boot, boottime, offset_of
 from asynclock.stores.sql.rows import COLUMNS, FLOOR, Row
 

@@ -13,9 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynclock.rules.model import ACQUIRE, CLOCK_SKEW, EXTEND, RELEASE
-from asynclock.stores.sql.dialects import LOCKED, latest
+from asynclock.stores.sql.dialects import latest
 from asynclock.stores.sql.errors import Delayed, Meaning, ends_connection, is_answer, is_of_one, meaning, was_not_sent
-from asynclock.stores.sql.limits import LIMIT
+from asynclock.stores.sql.limits import LIMIT, LOCKED
 from asynclock.stores.sql.pool import Overdue
 from asynclock.stores.sql.rows import FLOOR, fits, node_info
 from asynclock.stores.sql.sending import Asked, Known, Sending, Single, fail, tell
@@ -205,6 +205,8 @@ class Singles(Sending[Asked]):
             if meaning(found) is not Meaning.AGAIN:
                 return partial(self._refused, taken, found)
             found = {}
+        if len(taken) == 1:
+            return partial(taken[0].answer, found.get(taken[0].values.name))
         return partial(tell, [(each, found.get(each.values.name), None) for each in taken])
 
     def _refused(self, taken: Sequence[Asked], error: Exception) -> None:

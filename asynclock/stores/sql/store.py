@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.pool import NullPool
@@ -121,19 +120,23 @@ class SQLStore(TransactionalStore):
         self, prefix: str, op: Op, answer: Callable[[Grant | Refused | Undone], object]
     ) -> tuple[Running, list[Grant | Refused | Undone]]:
         del answer
-        asked, database = copy_of(op), self._database
-        if asked.verb is RELEASE and asked.id in self._doubtful:
-            asked.tombstone = True
+        database, keys = self._database, keys_of(prefix, op)
+        doubtful = op.verb is RELEASE and op.id in self._doubtful
+        if database.batches is None and op.verb is not PEEK:
+            database.check_text(keys, op)
+            if database.singles is not None and not doubtful and (single := single_of(keys[0], op)) is not None:
+                statement = _Statement(self, database, keys)
+                begun = database.singles.add(*single, statement.told)
+                statement.op = copy_of(op)  # while the server works
+                return begun, statement.votes
+        asked = copy_of(op)
+        asked.tombstone |= doubtful
         step, votes = self.step_of([asked])
         if asked.verb is PEEK:
-            return database.read(keys_of(prefix, asked), step), votes
+            return database.read(keys, step), votes
         if database.batches is not None:
-            return database.batches.add(FileOp(asked, keys_of(prefix, asked), step, votes, self._doubt)), votes
-        keys = keys_of(prefix, asked)
-        database.check_text(keys, asked)
-        if database.singles is not None and (single := single_of(keys[0], asked)) is not None:
-            return database.singles.add(*single, partial(self._told, database, asked, keys, step, votes)), votes
-        return self._transact(database, asked, keys, step), votes
+            return database.batches.add(FileOp(asked, keys, step, votes, self.doubt)), votes
+        return self.transact_op(database, asked, keys, step), votes
 
     def deliver(
         self, prefix: str, release: PendingRelease, answer: Callable[[Grant | Refused | Undone], object]
@@ -142,38 +145,17 @@ class SQLStore(TransactionalStore):
         step, votes = self.step_of([release])
         return self._database.transact(keys_of(prefix, release), step, brief=True), votes
 
-    def _told(
-        self,
-        database: Database,
-        op: Op,
-        keys: Sequence[str],
-        step: Step,
-        votes: list[Grant | Refused | Undone],
-        fence: int | None,
-        error: Exception | None,
-    ) -> Left:
-        """The answer to the statement of an op. Where that was not enough, the op is a transaction."""
-        if error is not None:
-            told = database.failed_single(error)
-            if not isinstance(told, Unfit):
-                self._doubt(op)
-            return told
-        if fence is None:
-            return partial(self._transact, database, op, keys, step)
-        database.committed_single(keys[0], op)
-        votes[:] = [(fence, False)]
-        return None
-
-    async def _transact(self, database: Database, op: Op, keys: Sequence[str], step: Step) -> None:
+    async def transact_op(self, database: Database, op: Op, keys: Sequence[str], step: Step) -> None:
+        """Carry an op out as a transaction."""
         try:
             await database.transact(keys, step, checked=op.verb is not RELEASE)
         except Unfit:
             raise
         except BaseException:
-            self._doubt(op)
+            self.doubt(op)
             raise
 
-    def _doubt(self, op: Op) -> None:
+    def doubt(self, op: Op) -> None:
         """An acquire that fails may still arrive, if the server stood still. So its undo, which runs after it, leaves a
         tombstone."""
         if op.verb is ACQUIRE:
@@ -238,3 +220,35 @@ class SQLStore(TransactionalStore):
             _INHERITED.append((self._databases, self._nodes))
             self._databases = {}
             self._nodes = weakref.WeakValueDictionary()
+
+
+class _Statement:
+    """An op that is one statement. Where that is not enough, it is a transaction."""
+
+    __slots__ = ("_database", "_keys", "_store", "op", "votes")
+
+    op: Op  # a copy
+
+    def __init__(self, store: SQLStore, database: Database, keys: Sequence[str]) -> None:
+        self._store = store
+        self._database = database
+        self._keys = keys
+        self.votes: list[Grant | Refused | Undone] = []
+
+    def told(self, fence: int | None, error: Exception | None) -> Left:
+        """The answer to the statement."""
+        if error is not None:
+            told = self._database.failed_single(error)
+            if not isinstance(told, Unfit):
+                self._store.doubt(self.op)
+            return told
+        if fence is None:
+            return self._transact
+        self._database.committed_plain(self._keys[0], self.op)
+        self.votes.append((fence, False))
+        return None
+
+    async def _transact(self) -> None:
+        step, votes = self._store.step_of([self.op])
+        await self._store.transact_op(self._database, self.op, self._keys, step)
+        self.votes[:] = votes
