@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from asynclock.info import Health, Holder, LockInfo
     from asynclock.locks.decorators import Skipped
     from asynclock.locks.lease import Lease
-    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Kind
     from asynclock.stores import LimitedStore
     from asynclock.stores.port import Store
 

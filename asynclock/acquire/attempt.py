@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Terms
     from asynclock.quorum.ballot import Outcome
-    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Kind
 
 
 class Attempt:

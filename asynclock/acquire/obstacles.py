@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from asynclock.quorum.ballot import Ballot
-    from asynclock.rules.kind import Slots
+    from asynclock.rules.model import Slots
     from asynclock.stores.port import Refused
 
 _SPLIT_TRIES = 3

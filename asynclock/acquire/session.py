@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.tenure import Terms
     from asynclock.events import Event
     from asynclock.quorum.ballot import Ballot
-    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Kind
     from asynclock.stores.port import Notice, Store, Wish
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from asynclock._errors import LockLost
     from asynclock._options import LockSettings
     from asynclock.acquire.hold import Hold
-    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Kind
 
 _T = TypeVar("_T")
 

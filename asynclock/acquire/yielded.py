@@ -9,7 +9,7 @@ from asynclock._options import QUORUM_TIMEOUT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Kind
 
 
 class YieldedNames:

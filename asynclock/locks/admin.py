@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.session import Session
     from asynclock.info import Holder
     from asynclock.quorum.ballot import Ballot
-    from asynclock.rules.kind import Kind, Part
+    from asynclock.rules.model import Kind, Part
     from asynclock.stores.port import Node
 
 

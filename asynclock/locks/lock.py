@@ -26,8 +26,7 @@ from asynclock.locks.lease import Lease, guard, leave, release
 from asynclock.locks.tenures import TenuresByTask
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import would_refuse
-from asynclock.rules.kind import Part
-from asynclock.rules.model import PEEK, PEEK_ID, Op, Serve
+from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve
 from asynclock.stores.port import Use, Wish, WrongKind
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from asynclock.acquire.session import Session
     from asynclock.locks.cancellation import Caller
     from asynclock.quorum.ballot import Ballot
-    from asynclock.rules.kind import Kind, Rule
+    from asynclock.rules.model import Kind, Rule
 
 UNSET: Any = object()
 

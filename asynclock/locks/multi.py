@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, brief
 from asynclock.locks.lock import Lock
-from asynclock.rules.kind import Part
+from asynclock.rules.model import Part
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Terms
-    from asynclock.rules.kind import Rule, Slots
+    from asynclock.rules.model import Rule, Slots
 
 MOST = 256
 """The most names of one multi lock. The server runs nothing else while it checks them all."""

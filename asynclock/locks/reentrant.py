@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure, Terms
-    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Kind
 
 
 class ReentrantLock(Lock):

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from asynclock._errors import Reason
-    from asynclock.rules.kind import Slots
-    from asynclock.rules.model import Op
+    from asynclock.rules.model import Op, Slots
     from asynclock.stores.port import Grant, Undone, Vote
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from asynclock._errors import Reason
-    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Kind
 
 
 def holder_of(denials: Collection[Refused], nodes: int) -> Refused | None:

@@ -13,7 +13,7 @@ from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import SEMAPHORE
 
 if TYPE_CHECKING:
-    from asynclock.rules.kind import Rule
+    from asynclock.rules.model import Rule
 
 
 class Registered(NamedTuple):

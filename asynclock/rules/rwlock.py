@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asynclock.rules.kind import Slotless
-from asynclock.rules.model import mode_of
+from asynclock.rules.model import Slotless, mode_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asynclock.rules.kind import Slots
-    from asynclock.rules.model import Entry
+    from asynclock.rules.model import Entry, Slots
 
 MOST = 10_000
 """The greatest number of permits. A refusal visits each holder, and blocks the server meanwhile."""

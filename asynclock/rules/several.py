@@ -24,8 +24,7 @@ from asynclock.rules.model import ALONE, Op, Queueing, Reply, Verb, Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asynclock.rules.kind import Part
-    from asynclock.rules.model import Notice, State
+    from asynclock.rules.model import Notice, Part, State
 
 
 class Several(NamedTuple):

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast, runtime
 
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
-from asynclock.rules.kind import Slots
-from asynclock.rules.model import Notice
+from asynclock.rules.model import Notice, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asynclock._clock import Clock
     from asynclock.events import Event
-    from asynclock.rules.kind import Kind
-    from asynclock.rules.model import Op
+    from asynclock.rules.model import Kind, Op
     from asynclock.stores.distance import Distance
 
 __all__ = [

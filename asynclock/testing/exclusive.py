@@ -23,7 +23,7 @@ from asynclock.acquire.observers import observe_all
 from asynclock.acquire.sessions import all_tenures
 from asynclock.events import Acquired, LockEvent, TimedOut
 from asynclock.locks.decorators import Skipped
-from asynclock.rules.kind import parts_of
+from asynclock.rules.model import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence

@@ -8,7 +8,7 @@ import pytest
 import redis as blocking
 
 from asynclock import Lease, LockLost, Redlock
-from asynclock.rules.kind import Slots
+from asynclock.rules.model import Slots
 from asynclock.rules.semaphore import Semaphore, wants
 from tests.support.cancelled_waits import sent
 from tests.support.default_keys import key_of

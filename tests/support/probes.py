@@ -19,8 +19,7 @@ from asynclock.acquire.handover import Adoption
 from asynclock.acquire.states import Pausing, Queued
 from asynclock.acquire.tenure import Loss, Terms
 from asynclock.locks import lease as lease_module
-from asynclock.rules.kind import Kind
-from asynclock.rules.model import Notice, State
+from asynclock.rules.model import Kind, Notice, State
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis import encoding
 from asynclock.stores.redis.cluster.node import ClusterNode

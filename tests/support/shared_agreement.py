@@ -15,8 +15,7 @@ from typing import Any, cast
 import redis
 
 from asynclock.rules.decide import decide
-from asynclock.rules.kind import Rule
-from asynclock.rules.model import ID_LENGTH, MARK, Entry, Notice, Op, State, mode_of
+from asynclock.rules.model import ID_LENGTH, MARK, Entry, Notice, Op, Rule, State, mode_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.redis.keys import Keys
 from tests.support.agreement import STAND_STILL, View, assert_same_notices, command_of

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
-from asynclock.rules.kind import parts_of
-from asynclock.rules.model import ID_LENGTH, Notice, Verb
+from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
 from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
 from asynclock.stores.port import Reconnecting, Refused

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from asynclock._clock import Clock
-    from asynclock.rules.kind import Part
+    from asynclock.rules.model import Part
     from asynclock.stores.zookeeper.connection import Connection, Stat
     from asynclock.stores.zookeeper.contender import Contender
     from asynclock.stores.zookeeper.layout import Child, Obstacle

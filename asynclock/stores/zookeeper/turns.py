@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-    from asynclock.rules.kind import Part
+    from asynclock.rules.model import Part
     from asynclock.stores.port import Grant
     from asynclock.stores.zookeeper.contender import Contender
     from asynclock.stores.zookeeper.layout import Layout
