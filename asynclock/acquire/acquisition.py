@@ -1,10 +1,6 @@
 """Acquisition: one acquire, from its first attempt until it has a tenure or gives up.
 
-It is a machine: events move it from one state to the next, and its caller waits for one future, which the last event
-completes. No method of it waits, and none delivers its outcome inside the call: a round that fails at once is an event
-of the next turn of the loop. So a release never runs through all waiters of a queue.
-
-The rules:
+It is a machine (`call.py`). The rules:
 
 1. If it is cancelled at any point, each request that it sent is undone, or its hold is given back (`attempt.py`).
 2. "Held by another owner" and "out of reach" never mix. After a refusal by a majority it waits for the holder, asks
@@ -27,77 +23,58 @@ The rules:
 
 from __future__ import annotations
 
-import contextlib
 import math
 import random
 from contextvars import Context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from asynclock._errors import client_closed
+from asynclock._errors import QuorumUnavailable, SelfDeadlock, brief
+from asynclock._loop import owner_of
 from asynclock.acquire.attempt import Attempt
 from asynclock.acquire.backoff import MIN_TO_YIELD, Plan, confirm_from, round_trip
+from asynclock.acquire.call import Call, result_of
 from asynclock.acquire.causes import NoLease
 from asynclock.acquire.local_queue import LocalWaiter
 from asynclock.acquire.planner import Planner
-from asynclock.acquire.states import BEGAN, DONE, Asking, BackingOff, Began, Confirming, Pausing, Queued, Waiting
-from asynclock.acquire.tenure import Loss, Tenure
+from asynclock.acquire.states import (
+    DONE,
+    Asking,
+    BackingOff,
+    Began,
+    Confirming,
+    OwnerEntering,
+    Pausing,
+    Queued,
+    Waiting,
+)
 from asynclock.acquire.transitions import Next, after_notice
 from asynclock.quorum.ballot import REFUSED, UNREACHABLE, WON
-from asynclock.rules.model import ACQUIRE
+from asynclock.rules.model import ACQUIRE, parts_of
 
 if TYPE_CHECKING:
-    import asyncio
+    from collections.abc import Coroutine, Hashable, Mapping
 
     from asynclock._errors import LockError
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.local_queue import LocalQueue
     from asynclock.acquire.session import Session
-    from asynclock.acquire.tenure import Terms
+    from asynclock.acquire.tenure import Tenure, Terms
     from asynclock.quorum.ballot import Ballot, Outcome
+    from asynclock.rules.model import Part
     from asynclock.stores.port import Notice
 
 
-async def acquire(session: Session, terms: Terms) -> Tenure | NoLease:
+def acquire(session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:
     """A tenure; or the last refusal, if another owner held the name for the whole timeout. Raises QuorumUnavailable,
-    ConfigError."""
-    give_up = session.clock.now() + terms.timeout if terms.timeout else math.inf
-    acquisition = Acquisition(session, terms, give_up)
-    while True:
-        try:
-            acquisition.start()
-            await acquisition.future
-            result = acquisition.take()
-        except GeneratorExit:  # the collector ends this coroutine, perhaps in the middle of another event
-            with contextlib.suppress(RuntimeError):  # the loop is closed: it sends nothing any more
-                session.loop.call_soon_threadsafe(acquisition.abandon)
-            raise
-        except BaseException:
-            acquisition.abandon()
-            raise
-        finally:
-            del acquisition  # an error refers to this frame, and the planner to the error: a cycle would stay
-        if not (session.closed or (isinstance(result, Tenure) and result.lost_early)):
-            return result
-        _give_back(result)  # it was lost before this task woke: ask again
-        session.check_open()
-        acquisition = Acquisition(session, terms, give_up)
-        acquisition.asked_late = session.clock.now() >= give_up
+    ConfigError, SelfDeadlock."""
+    return result_of(Acquisition(session, terms, session.clock.now() + terms.timeout if terms.timeout else math.inf))
 
 
-def _give_back(result: Tenure | NoLease) -> None:
-    """Its caller does not wait for it any more: the hold is passed on or released. One that was lost is released, too,
-    since some node may still have it."""
-    if isinstance(result, Tenure) and result.loss is not Loss.CLOSED:
-        result.mark_untaken()
-        result.hold.end(result)
-
-
-class Acquisition:
+class Acquisition(Call):
     """See the module. The events are `start`, `turn_to_ask`, `passed` and `time_up_in_queue` of the local queue, the
     outcome of a round, `notified`, `ask_soon`, the end of a pause, `abandon` and `close`."""
 
     # Most acquisitions win at once: what they do not need is not set for each of them.
-    state: Began = BEGAN
     _attempt: Attempt | None = None
     _queue: LocalQueue | None = None
     planner: Planner | None = None
@@ -111,61 +88,41 @@ class Acquisition:
     asked_late = False
     _yields = False  # remote waiters were notified just before it began
     _continues_batch = False  # its ticket was the last that one step of the server served
-
-    def __init__(self, session: Session, terms: Terms, give_up: float) -> None:
-        self.terms = terms
-        self.future: asyncio.Future[None] = session.loop.create_future()  # its caller waits for it
-        # Not in the future: the loop refers to that until the caller's task waits for something else.
-        self._result: Tenure | NoLease | None = None
-        self._session = session
-        self._give_up = give_up
-
-    def __repr__(self) -> str:
-        return f"<Acquisition of {self.terms.name!r}, {self.state!r}>"
+    # Its terms, and when its time is up, while it tries once beside the holds of its task.
+    _full: tuple[Terms, float] | None = None
 
     # -- its begin and its end -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Ask, or join the local queue. Raises ConfigError."""
-        session, kind = self._session, self.terms.kind
-        session.under_way.add(self)
-        if self.terms.timeout != 0 and not kind.fair and not kind.shared and not self._is_first():
-            session.within(self.terms.settings)  # raises in this task, and not in the one that serves the queue
+        """Ask, or wait for other tasks of this process. Raises ConfigError, SelfDeadlock."""
+        self.session.under_way.add(self)
+        if self.terms.owner is None or self._begin_entry(self.terms.owner):
+            self._begin()
+
+    def again(self) -> Acquisition:
+        acquisition = Acquisition(self.session, self.terms, self._give_up)
+        acquisition.asked_late = self.session.clock.now() >= self._give_up
+        return acquisition
+
+    def _begin(self) -> None:
+        session, terms = self.session, self.terms
+        kind = terms.kind
+        if terms.timeout != 0 and (session.holds.get(terms.name) is not None or kind.parts) and self._begin_beside():
+            return
+        if terms.timeout != 0 and not kind.fair and not kind.shared and not self._is_first():
+            session.within(terms.settings)  # raises in this task, and not in the one that serves the queue
             self._queue_locally()
         elif self._yields:  # notified waiters reach the servers first
             self._pause(Plan(session.clock.now() + round_trip(0.0), probe=True), None)
         else:
             self._ask(probe=False)
 
-    def abandon(self) -> None:
-        """Its caller was cancelled, or has failed. What it sent is undone, and what it has is given back."""
-        if self.state is not DONE:
-            self.future.cancel()
-            self._leave_and_finish()
-        elif self._result is not None:
-            _give_back(self.take())
-        elif not self.future.cancelled():
-            self.future.exception()  # else its end is reported as an error that nobody saw
-
-    def take(self) -> Tenure | NoLease:
-        """The result, once."""
-        result, self._result = self._result, None
-        assert result is not None  # noqa: S101 - its future has ended
-        return result
-
-    def close(self) -> None:
-        """The client closes."""
-        if self.state is not DONE:
-            self.fail(client_closed())
-
     def fail(self, error: BaseException) -> None:
         """Give up with that error."""
-        if self.state is DONE:
-            return
-        error.__traceback__ = None  # else it refers to the frames of this object: a cycle
-        if not self.future.done():
-            self.future.set_exception(error)
-        self._leave_and_finish()
+        if self._full is not None and isinstance(error, QuorumUnavailable):
+            self._begin_full(self._full)
+        else:
+            super().fail(error)
 
     def passed(self, tenure: Tenure) -> None:
         """A task of this process has passed the hold on."""
@@ -180,33 +137,26 @@ class Acquisition:
             attempt.continue_batch()
         self._succeed(tenure)
 
-    def _succeed(self, tenure: Tenure) -> None:
-        self._finish(True)
-        if self.future.done():  # its caller was cancelled in this turn
-            _give_back(tenure)
-        else:
-            self._result = tenure
-            self.future.set_result(None)
-
     def _refuse(self, ballot: Ballot | None = None) -> None:
         """Its time is up: what is known of the holder. `ballot`: its last round; None: it waited in the local queue,
         where the task that asks may know."""
-        now, timeout, planner = self._session.clock.now(), self.terms.timeout or 0.0, self.planner
+        if self._full is not None:
+            self._begin_full(self._full)
+            return
+        now, timeout, planner = self.session.clock.now(), self.terms.timeout or 0.0, self.planner
         waited = now - (self._give_up - timeout if timeout or planner is None else planner.began)
         if ballot is None and self._queue is not None:
             planner = self._queue.asker.planner if self._queue.asker is not None else None
-        refusal = planner.no_lease(now, waited, ballot) if planner is not None else NoLease(waited=waited)
-        if not self.future.done():
-            self._result = refusal
-            self.future.set_result(None)
-        self._leave_and_finish()
+        self._end_without(planner.no_lease(now, waited, ballot) if planner is not None else NoLease(waited=waited))
 
     def _finish(self, has_it: bool) -> None:
         """It asks no more: the next task of this process may. Its future is completed before, since a KeyboardInterrupt
         may end the turn of the next one."""
-        session, queue = self._session, self._queue
+        session, queue = self.session, self._queue
         self._enter(DONE)
         session.under_way.discard(self)
+        if self.terms.owner is not None:
+            session.entries.end(self)
         self._attempt = self._queue = None  # they refer to this object, or to an error whose traceback does: a cycle
         if queue is None:
             session.local_queues.end_alone(self)
@@ -218,23 +168,86 @@ class Acquisition:
         if self._attempt is not None:
             self._attempt.leave()
 
-    def _leave_and_finish(self) -> None:
-        """The next task may ask also if an error or a KeyboardInterrupt ends the first half."""
+    # -- other holds of the same owner -----------------------------------------------------------------------------
+
+    def _begin_entry(self, owner: Hashable) -> bool:
+        """Of a reentrant lock. True: no task of its owner has the hold or asks for it, so this one asks."""
+        session, name = self.session, self.terms.name
+        if (entry := session.entries.get(name, owner)) is not None:
+            if self.terms.timeout == 0:
+                self._end_without(NoLease())
+            else:
+                self._enter(OwnerEntering(entry, self))
+                if self._give_up < math.inf:
+                    entry.call_at(self, session.clock, self._give_up)
+            return False
+        held = [each for each in session.holds.tenures(name) if each.terms.owner == owner and each.held]
+        if held:
+            self._succeed(held[-1].hold.enter_again(held[-1], self.terms))
+            return False
+        session.entries.begin(self)
+        return True
+
+    def owner_entered(self) -> None:
+        """The task of its owner that asked has ended."""
+        try:
+            if isinstance(self.state, OwnerEntering) and self._begin_entry(self.terms.owner):
+                self._begin()
+        except Exception as error:
+            self.fail(error)
+
+    def owner_time_up(self) -> None:
+        """Its time is up, and another task of its owner still asks."""
+        if isinstance(self.state, OwnerEntering):
+            self._end_without(NoLease(waited=self.terms.timeout or 0.0))
+
+    def _begin_beside(self) -> bool:
+        """The task may hold some of these names. Then it may get one more hold beside its own, if several ids may hold
+        them; but it must not wait for that, since it would wait for itself. So it tries once. Raises SelfDeadlock."""
+        mine = self._held_by_task()
+        if any(mine.values()) and all(part.kind.shared for part, count in mine.items() if count):
+            self._full, self.terms, self._give_up = (self.terms, self._give_up), self.terms.one_try(), math.inf
+            self._ask(probe=False)
+            return True
+        self._check_deadlock(mine)
+        return False
+
+    def _begin_full(self, full: tuple[Terms, float]) -> None:
+        """The one try was in vain. If the task would not wait for itself, it asks and waits."""
+        (self.terms, self._give_up), self._full = full, None
         try:
             self._leave()
-        finally:
-            self._finish(False)
+            self._attempt = self.planner = None
+            self._notified, self._free_at, self.asked_late, self._continues_batch = 0, math.inf, False, False
+            self._check_deadlock(self._held_by_task())
+            self._ask(probe=False)
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
 
-    def _enter(self, state: Began) -> None:
-        """The next state."""
-        before, self.state = self.state, state
-        before.end()
+    def _held_by_task(self) -> dict[Part, int]:
+        """The number of holds of its task, for each name."""
+        task, holds = self.terms.task, self.session.holds
+        return {
+            part: sum(each.task == task and each.held for each in holds.tenures(part.name))  # equal: one thread's calls
+            for part in parts_of(self.terms)
+        }
+
+    def _check_deadlock(self, mine: Mapping[Part, int]) -> None:
+        for part, count in mine.items():
+            if count >= part.kind.max_per_task:
+                raise SelfDeadlock(
+                    f"this {owner_of(self.terms.task)} holds {brief(part.name)} already and would wait for itself: "
+                    f"{self.terms.kind.deadlock_hint}",
+                    name=part.name,
+                )
 
     # -- in the local queue --------------------------------------------------------------------------------------
 
     def _is_first(self) -> bool:
         """Whether no task of this process is before it. Then it asks, and later tasks wait behind it."""
-        session, name = self._session, self.terms.name
+        session, name = self.session, self.terms.name
         queue = session.local_queues.get(name)
         if queue is None and session.holds.get(name) is None and session.local_queues.begin_alone(self):
             self._queue = None
@@ -249,12 +262,12 @@ class Acquisition:
 
     def _yield_to_remote(self) -> None:
         """If remote waiters were notified a moment ago, enqueue behind them, unless the time is too short for that."""
-        if self._session.yielded.take(self.terms.name) and self._give_up - self._session.clock.now() >= MIN_TO_YIELD:
+        if self.session.yielded.take(self.terms.name) and self._give_up - self.session.clock.now() >= MIN_TO_YIELD:
             self._yields = True
 
     def _queue_locally(self) -> None:
         """Wait in the local queue. Raises ConfigError."""
-        session, name = self._session, self.terms.name
+        session, name = self.session, self.terms.name
         session.check_kind(name, self.terms.kind)
         queue = self._queue = session.local_queues.of(name)
         self.terms.wait()
@@ -265,12 +278,12 @@ class Acquisition:
         self._learn_from_queue()
         try:
             if outage is not None:
-                self.planner = Planner(self._session, self.terms, self._session.clock.now())
+                self.planner = Planner(self.session, self.terms, self.session.clock.now())
                 self.planner.join_outage(outage, patience_ends)
             self._yield_to_remote()
             self._ask(probe=self._yields)
         except BaseException as error:  # fail in the next turn: now would start the next waiter inside this call
-            self._session.loop.call_soon(self.fail, error, context=Context())
+            self.session.loop.call_soon(self.fail, error, context=Context())
             if not isinstance(error, Exception):
                 raise
 
@@ -281,7 +294,7 @@ class Acquisition:
             if waiter.check_knows_enough(again=not self.asked_late):
                 self._refuse()
             else:
-                self._give_up, self.asked_late = self._session.clock.now() + self._give_up - waiter.confirm_from, True
+                self._give_up, self.asked_late = self.session.clock.now() + self._give_up - waiter.confirm_from, True
                 self._queue_locally()
         except Exception as error:
             self.fail(error)
@@ -307,7 +320,7 @@ class Acquisition:
         """Send a round: ask for the hold, or with `probe` renew the ticket."""
         attempt, planner, queue = self._attempt, self.planner, self._queue
         if attempt is None:
-            attempt = self._attempt = Attempt(self._session, self.terms, self)
+            attempt = self._attempt = Attempt(self.session, self.terms, self)
         refused, slot = self._yields, None
         if planner is not None:  # not the first round
             refused, slot = refused or planner.refused is not None, planner.take_slot()
@@ -318,15 +331,12 @@ class Acquisition:
             attempt.on_reply(ballot)  # its notice may come before the next turn
         self._await(Asking(ballot))
 
-    def _await(self, state: Asking) -> None:
+    def _await(self, state: Asking) -> bool:
         """Go on with the outcome of its round, which comes at the latest when the caller's time is up, or the
         patience."""
-        self._enter(state)
-        ballot, clock, timeout = state.ballot, self._session.clock, self.terms.timeout
-        if ballot.outcome is not None:  # it has failed at once
-            self._session.loop.call_soon(self._settled, ballot, context=Context())
-            return
-        ballot.on_settled = self._settled
+        if not super()._await(state):
+            return False
+        ballot, clock, timeout = state.ballot, self.session.clock, self.terms.timeout
         patience_ends = math.inf if self.planner is None else self.planner.patience_ends
         if patience_ends < self._give_up:
             state.timer = clock.call_at(patience_ends, self._expire)
@@ -335,9 +345,10 @@ class Acquisition:
             state.timer = clock.call_at(late if self.asked_late else self._give_up, self._time_up)
         elif ballot.deferred is not None and timeout is not None:
             state.timer = clock.call_at(ballot.deadline, self._expire_deferred)
+        return True
 
     def _time_up(self) -> None:
-        self._give_up = min(self._give_up, self._session.clock.now())  # a timer may come early by a clock tick
+        self._give_up = min(self._give_up, self.session.clock.now())  # a timer may come early by a clock tick
         self._expire()
 
     def _expire_deferred(self) -> None:
@@ -350,7 +361,7 @@ class Acquisition:
         if (ballot := self.unanswered_round) is not None:
             ballot.on_settled = None
             ballot.expire()
-            self._session.loop.call_soon(self._settled, ballot, context=Context())
+            self._later_settled(ballot)
 
     def _settled(self, ballot: Ballot) -> None:
         """A round has its outcome."""
@@ -390,8 +401,8 @@ class Acquisition:
 
     def _plan(self, attempt: Attempt, ballot: Ballot, outcome: Outcome) -> Plan | None:
         """When to ask next; None: not again. Raises QuorumUnavailable or ConfigError if an outage lasts too long."""
-        now = self._session.clock.now()
-        planner = self.planner = self.planner or Planner(self._session, self.terms, ballot.sent)
+        now = self.session.clock.now()
+        planner = self.planner = self.planner or Planner(self.session, self.terms, ballot.sent)
         held = not planner.in_outage and max(planner.answered_at, self._held_at) >= planner.confirm_from(self._give_up)
         if outcome is UNREACHABLE and not ballot.denied and not (held and now >= self._give_up):
             return self._plan_without_majority(planner, attempt, ballot, now)
@@ -410,7 +421,7 @@ class Acquisition:
 
     def _plan_without_majority(self, planner: Planner, attempt: Attempt, ballot: Ballot, now: float) -> Plan:
         """The same, after a round that no majority answered."""
-        session, error = self._session, planner.error(ballot)
+        session, error = self.session, planner.error(ballot)
         if planner.may_be_interrupted(now) and ballot.may_be_reached_soon:
             if attempt.ticket is None:
                 self._leave()
@@ -434,7 +445,7 @@ class Acquisition:
 
     def _pause(self, plan: Plan, last: Ballot | None) -> None:
         """Wait until it is time to ask again. `last`: the last round."""
-        session, (at, probe) = self._session, plan
+        session, (at, probe) = self.session, plan
         ticket = self._attempt.ticket if self._attempt is not None else None
         if self._free_at < at:
             at, probe = self._free_at, False
@@ -454,11 +465,11 @@ class Acquisition:
         """Ask at that time."""
         state.end()
         state.until, state.probe = until, probe
-        state.timer = self._session.clock.call_at(until, self._due)
+        state.timer = self.session.clock.call_at(until, self._due)
 
     def _due(self) -> None:
         """A timer: the pause is over. After a blocked loop the notices that have come are read first."""
-        self._session.loop.call_soon(self._go_on, self.state, context=Context())
+        self.session.loop.call_soon(self._go_on, self.state, context=Context())
 
     def _go_on(self, state: Began) -> None:
         """The pause `state` is over: take the hold that a notice has granted, stop, or ask."""
@@ -479,7 +490,7 @@ class Acquisition:
 
     def _is_time_up(self) -> bool:
         """Whether to stop without another try. Raises QuorumUnavailable if an outage is the reason."""
-        now, planner = self._session.clock.now(), self.planner
+        now, planner = self.session.clock.now(), self.planner
         if planner is None:
             return False
         planner.check_outage(now, self._give_up)
@@ -490,12 +501,12 @@ class Acquisition:
 
     def _after_notices(self) -> float:
         """When to try after notices of some nodes: at once after a majority, else a round trip later."""
-        now = self._session.clock.now()
+        now = self.session.clock.now()
         return now if self._majority_notified else now + round_trip(self.planner.rtt if self.planner else 0.0)
 
     @property
     def _majority_notified(self) -> bool:
-        return self._notified.bit_count() > len(self._session.quorum.nodes) // 2
+        return self._notified.bit_count() > len(self.session.quorum.nodes) // 2
 
     def notified(self, index: int, notice: Notice) -> None:
         """Node `index` has sent a notice: the ticket became the hold (`fence`), or the name is free, or it will be
@@ -509,7 +520,7 @@ class Acquisition:
         elif free_now:
             self._notified |= 1 << index
         else:
-            self._free_at = self._session.clock.now() + notice.left
+            self._free_at = self.session.clock.now() + notice.left
         if not isinstance(state, Pausing):
             return
         match after_notice(first, self._majority_notified, notice.fence > 0, free_now):
@@ -526,6 +537,6 @@ class Acquisition:
     def ask_soon(self, within: float, *, probe: bool) -> None:
         """A node is connected again: ask within so many seconds, with jitter. `probe`: renew the ticket."""
         state = self.state
-        soon = min(self._session.clock.now() + random.uniform(0.0, within), self._give_up)  # noqa: S311 - jitter
+        soon = min(self.session.clock.now() + random.uniform(0.0, within), self._give_up)  # noqa: S311 - jitter
         if isinstance(state, Pausing) and soon < state.until:
             self._move(state, soon, probe=probe)

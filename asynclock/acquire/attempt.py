@@ -16,7 +16,6 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING
 
-from asynclock._clock import wake
 from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT, THREAD
 from asynclock.acquire.backoff import FRESH
 from asynclock.acquire.hold import Hold
@@ -27,9 +26,6 @@ from asynclock.quorum.ballot import REFUSED, UNREACHABLE, Ballot
 from asynclock.rules.model import ACQUIRE, EXTEND, WAIT, Op, Queueing, polls
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from asynclock._clock import Timer
     from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Terms
@@ -263,42 +259,3 @@ class Attempt:
         self.op = self.ballot = None
         if self.ticket is not None and not self.ticket.own:
             self.ticket = None
-
-
-class Pause:
-    """A wait of one task until the time `until`. Other code may change that time, or end the wait."""
-
-    __slots__ = ("_session", "_timer", "_waker", "until")
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.until = math.inf
-        self._waker: asyncio.Future[None] | None = None
-        self._timer: Timer | None = None
-
-    async def wait(self, until: float) -> None:
-        self._waker = self._session.loop.create_future()
-        self.move(until)
-        try:
-            await self._waker
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._waker = self._timer = None
-
-    @property
-    def waits(self) -> bool:
-        """Whether a task waits now."""
-        return self._waker is not None
-
-    def move(self, until: float) -> None:
-        """Wait until that time instead."""
-        self.until = until
-        if self._waker is not None:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._session.clock.call_at(until, partial(wake, self._waker))
-
-    def end(self) -> None:
-        if self._waker is not None:
-            wake(self._waker)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from asynclock._clock import sleep
 from asynclock._errors import ConfigError
 from asynclock._options import QUORUM_TIMEOUT
-from asynclock.acquire.attempt import Pause
 from asynclock.acquire.backoff import Pace
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def enter(session: Session, used_before: bool) -> None:
 
 
 async def _wait_for_majority(session: Session) -> None:
-    settings, pace, pause = session.settings.lock, Pace(session.settings.patience), Pause(session)
+    settings, pace = session.settings.lock, Pace(session.settings.patience)
     within = session.settings.connect_timeout  # more than an acquire has, so that a busy machine is no outage
     error: Exception | None = await session.open(settings, session.connect_limit(None))
     if error is None and not session.ready:  # the attempts to connect still go on
@@ -36,7 +36,7 @@ async def _wait_for_majority(session: Session) -> None:
         again = pace.after_outage(session.clock.now(), math.inf)
         if again is None or isinstance(error, ConfigError):
             raise error
-        await pause.wait(again.at)
+        await sleep(again.at - session.clock.now(), session.clock)
         session.check_open()
         await session.quorum.open(again=True)
         least = max(QUORUM_TIMEOUT, session.quorum.limits.longest)

@@ -13,21 +13,25 @@ import binascii
 import json
 import math
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock._errors import ConfigError, LockNotHeld, brief
-from asynclock.acquire.attempt import Attempt, Pause
+from asynclock.acquire.attempt import Attempt
 from asynclock.acquire.backoff import Pace
+from asynclock.acquire.call import Call, result_of
+from asynclock.acquire.states import DONE, Asking, BackingOff, Confirming
 from asynclock.acquire.ticket import withdraw
 from asynclock.quorum.ballot import REFUSED, WON
 from asynclock.rules.model import ADOPT, ID_LENGTH, Op, Queueing, mode_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Coroutine
 
+    from asynclock.acquire.causes import NoLease
+    from asynclock.acquire.hold import Hold
     from asynclock.acquire.session import Session
     from asynclock.acquire.tenure import Tenure, Terms
-    from asynclock.quorum.ballot import Ballot, Outcome
+    from asynclock.quorum.ballot import Ballot
 
 _MARK = "asynclock1."
 _SUM = 6  # bytes of the checksum: a damaged handle is not reported as one that came too late
@@ -68,17 +72,17 @@ def _sum(content: bytes) -> bytes:
     return sha256(content).digest()[:_SUM]
 
 
-async def adopt(session: Session, terms: Terms, handle: Handle) -> Tenure:
+def adopt(session: Session, terms: Terms, handle: Handle) -> Coroutine[Any, Any, Tenure | NoLease]:
     """A tenure of the hold of that handle. Raises LockNotHeld, QuorumUnavailable, ConfigError."""
-    return await Adoption(session, terms, handle).run()
+    return result_of(Adoption(session, terms, handle))
 
 
-class Adoption:
+class Adoption(Call):
     """One adoption of one handle."""
 
     def __init__(self, session: Session, terms: Terms, handle: Handle) -> None:
-        self._session = session
-        self._terms = terms
+        super().__init__(session, terms)
+        self._handle = handle
         self._since = session.clock.now()  # its id is not older
         seed = max(int(session.clock.wall() * 1_000_000), handle.token + 1)
         queueing = Queueing(session.quorum.serve, waiter=handle.id)
@@ -87,63 +91,74 @@ class Adoption:
         memory = settings.lease + session.settings.fence_memory
         self._op = Op(ADOPT, terms.kind, terms.name, new_id, settings.lease, seed, memory, queueing=queueing)
         self._attempt = Attempt(session, terms, None)
-        self._round: Ballot | None = None  # the last round that it waited for
-        self._pause = Pause(session)  # between two rounds
+        self._pace = Pace(session.settings.patience)
+        self._traces: set[int] = set()  # the nodes where an earlier round took effect or still may
 
-    async def run(self) -> Tenure:
-        """See `adopt`."""
-        session = self._session
-        session.under_way.add(self)
+    def start(self) -> None:
+        self.session.under_way.add(self)
+        self._ask()
+
+    def again(self) -> Adoption:
+        return Adoption(self.session, self.terms, self._handle)
+
+    def _ask(self) -> None:
+        self._await(Asking(self._attempt.ask(self._op)))
+
+    def _settled(self, ballot: Ballot) -> None:
+        """A round has its outcome."""
+        state, attempt = self.state, self._attempt
+        if not isinstance(state, Asking) or state.ballot is not ballot:
+            return  # it gave up before
         try:
-            return await self._ask()
-        except BaseException:
-            self._op.revoke()
-            withdraw(session, self._terms, self._op.id, since=self._since)
-            raise
-        finally:
-            session.under_way.discard(self)
-
-    async def _ask(self) -> Tenure:
-        session, attempt, name = self._session, self._attempt, self._terms.name
-        pace = Pace(session.settings.patience)
-        traces: set[int] = set()  # the nodes where an earlier round took effect or still may
-        while True:
-            ballot = last = attempt.ask(self._op)
-            outcome = ballot.outcome or await self._outcome(ballot)
-            session.check_open()
-            if outcome is REFUSED:
-                raise LockNotHeld(
-                    f"{brief(name)}: this handle was adopted already, or its hold has ended, or it comes from other "
-                    "servers or another prefix",
-                    name=name,
-                )
-            if outcome is WON:
+            self.session.check_open()
+            if isinstance(state, Confirming):
+                hold, last, _ = attempt.confirmed(state.won, ballot, contended=True)
+                self._after_round(hold, state.won, last)
+            elif ballot.outcome is WON:
                 top, sure = ballot.token()
                 if sure:
-                    hold = attempt.hold(ballot, top, contended=True)
+                    self._after_round(attempt.hold(ballot, top, contended=True), ballot, ballot)
                 else:
-                    raised = attempt.ask_to_raise(ballot)
-                    if raised.outcome is None:
-                        await self._outcome(raised)
-                    session.check_open()
-                    hold, last, _ = attempt.confirmed(ballot, raised, contended=True)
-                if hold is not None:
-                    hold.may_be_at(traces)
-                    return hold.begin(self._terms)
-            traces.update(ballot.traces())
-            plan = pace.after_outage(session.clock.now(), math.inf)
-            error = session.quorum.unavailable(last, name)
-            if plan is None or isinstance(error, ConfigError):
-                raise error
-            await self._pause.wait(plan.at)
-            session.check_open()
+                    self._await(Confirming(attempt.ask_to_raise(ballot), ballot))
+            elif ballot.outcome is REFUSED:
+                raise self._refused()
+            else:
+                self._after_round(None, ballot, ballot)
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
 
-    def _outcome(self, ballot: Ballot) -> Awaitable[Outcome]:
-        self._round = ballot
-        return ballot.waiter(self._session.loop)
+    def _after_round(self, hold: Hold | None, asked: Ballot, last: Ballot) -> None:
+        """Its hold; or a pause, before the same id asks again. Raises QuorumUnavailable, ConfigError if an outage lasts
+        too long."""
+        if hold is not None:
+            hold.may_be_at(self._traces)
+            self._succeed(hold.begin(self.terms))
+            return
+        self._traces.update(asked.traces())
+        plan = self._pace.after_outage(self.session.clock.now(), math.inf)
+        error = self.session.quorum.unavailable(last, self.terms.name)
+        if plan is None or isinstance(error, ConfigError):
+            raise error
+        state = BackingOff(plan.at, False, last)
+        self._enter(state)
+        state.timer = self.session.clock.call_at(plan.at, self._ask)
 
-    def close(self) -> None:
-        """The client closes: the task wakes, and finds that out."""
-        if self._round is not None:
-            self._round.expire()
-        self._pause.end()
+    def _refused(self) -> LockNotHeld:
+        name = self.terms.name
+        return LockNotHeld(
+            f"{brief(name)}: this handle was adopted already, or its hold has ended, or it comes from other servers or "
+            "another prefix",
+            name=name,
+        )
+
+    def _leave(self) -> None:
+        if not self._op.revoked:
+            self._op.revoke()
+            withdraw(self.session, self.terms, self._op.id, since=self._since)
+
+    def _finish(self, has_it: bool) -> None:
+        del has_it
+        self._enter(DONE)
+        self.session.under_way.discard(self)

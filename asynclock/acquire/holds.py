@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import warnings
+from contextvars import Context
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from asynclock._errors import brief
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Hashable, Iterable, Iterator
 
+    from asynclock._clock import Clock, Timer
+    from asynclock.acquire.acquisition import Acquisition
     from asynclock.acquire.hold import Hold
     from asynclock.acquire.tenure import Tenure
 
 log = logging.getLogger("asynclock")
+
+ENTRIES = 100
+"""So many tasks of one owner enter in one turn of the loop."""
 
 SLICE = 0.002
 """Seconds of work in one turn of the loop, for a task that has to do with all holds."""
@@ -108,21 +115,55 @@ class Holds:
         warnings.warn(text, ResourceWarning, stacklevel=2)
 
 
+class Entry:
+    """A task of the owner of a reentrant lock asks for the hold. Other tasks of that owner wait for its end."""
+
+    __slots__ = ("_waiters", "asker")
+
+    def __init__(self, asker: Acquisition) -> None:
+        self.asker = asker
+        self._waiters: dict[Acquisition, Timer | None] = {}  # in their order
+
+    def join(self, waiter: Acquisition) -> None:
+        self._waiters[waiter] = None
+
+    def call_at(self, waiter: Acquisition, clock: Clock, at: float) -> None:
+        """The time of that waiter is up then."""
+        self._waiters[waiter] = clock.call_at(at, waiter.owner_time_up)
+
+    def leave(self, waiter: Acquisition) -> None:
+        if (timer := self._waiters.pop(waiter, None)) is not None:
+            timer.cancel()
+
+    def ended(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Those that wait enter, too, or one of them asks and the others wait for it. In slices: other tasks of the
+        loop run in between."""
+        for waiter in list(islice(self._waiters, ENTRIES)):
+            self.leave(waiter)
+            waiter.owner_entered()
+        if self._waiters:
+            loop.call_soon(self.ended, loop, context=Context())
+
+
 class Entries:
-    """The first entries of the owners of reentrant locks that are under way. Other tasks of the same owner wait for
-    them."""
+    """The first entries of the owners of reentrant locks that are under way."""
 
-    __slots__ = ("_under_way",)
+    __slots__ = ("_loop", "_under_way")
 
-    def __init__(self) -> None:
-        self._under_way: dict[tuple[str, Hashable], asyncio.Future[None]] = {}
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._under_way: dict[tuple[str, Hashable], Entry] = {}
 
-    def get(self, name: str, owner: Hashable) -> asyncio.Future[None] | None:
-        """A future that ends with the entry under way; None: there is none."""
+    def get(self, name: str, owner: Hashable) -> Entry | None:
+        """The entry under way; None: there is none."""
         return self._under_way.get((name, owner))
 
-    def begin(self, name: str, owner: Hashable) -> None:
-        self._under_way[name, owner] = asyncio.get_running_loop().create_future()
+    def begin(self, asker: Acquisition) -> None:
+        self._under_way[asker.terms.name, asker.terms.owner] = Entry(asker)
 
-    def end(self, name: str, owner: Hashable) -> None:
-        self._under_way.pop((name, owner)).set_result(None)
+    def end(self, asker: Acquisition) -> None:
+        """It has the hold, or gives up. Harmless for a task that does not ask for its owner."""
+        key = asker.terms.name, asker.terms.owner
+        if (entry := self._under_way.get(key)) is not None and entry.asker is asker:
+            del self._under_way[key]
+            self._loop.call_soon(entry.ended, self._loop, context=Context())

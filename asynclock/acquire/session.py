@@ -80,7 +80,7 @@ class Session:
         self.local_queues = LocalQueues()
         self.yielded = YieldedNames(self.clock.now, used=len(stores) > 1)
         self.tickets = Tickets()
-        self.entries = Entries()
+        self.entries = Entries(self.loop)
         self.under_way: set[Acquisition | Adoption] = set()
         self._outages = Outages(self.under_way, self.loop)
         self.tag = secrets.token_hex(TAG_LENGTH // 2)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asynclock._clock import Timer
+    from asynclock.acquire.acquisition import Acquisition
+    from asynclock.acquire.holds import Entry
     from asynclock.acquire.local_queue import LocalWaiter
     from asynclock.quorum.ballot import Ballot
 
@@ -44,6 +46,23 @@ class Queued(Began):
 
     def end(self) -> None:
         self.waiter.leave()
+
+
+class OwnerEntering(Began):
+    """Another task of its owner asks for the hold, of a reentrant lock."""
+
+    __slots__ = ("_call", "_entry")
+
+    def __init__(self, entry: Entry, call: Acquisition) -> None:
+        self._entry = entry
+        self._call = call
+        entry.join(call)
+
+    def __repr__(self) -> str:
+        return "waits while its owner enters"
+
+    def end(self) -> None:
+        self._entry.leave(self._call)
 
 
 class Asking(Began):

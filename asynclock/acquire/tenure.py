@@ -83,6 +83,10 @@ class Terms:
         self.owner = owner  # the owner that may enter again, of a reentrant lock
         self._context = copy_context()
 
+    def one_try(self) -> Terms:
+        """The same, for one try."""
+        return Terms(self.name, self.kind, self.settings, self.task, 0, self.owner)
+
     def wait(self) -> None:
         """It was not granted at once: it waits in the local queue, at the servers, or for a pause."""
         self._waits = True

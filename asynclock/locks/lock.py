@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 from sys import _getframe as frame_at
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
 from weakref import ref
 
 from asynclock._clock import sleep
-from asynclock._errors import ConfigError, QuorumUnavailable, SelfDeadlock, brief
-from asynclock._loop import coroutine_function, no_loop, owner_of
+from asynclock._errors import ConfigError, QuorumUnavailable, brief
+from asynclock._loop import coroutine_function, no_loop
 from asynclock._options import seconds
 from asynclock.acquire.acquisition import acquire
 from asynclock.acquire.causes import NoLease, timed_out
@@ -24,7 +23,7 @@ from asynclock.info import Holder
 from asynclock.locks.admin import wrong_kind
 from asynclock.locks.lease import Lease, guard, leave, release
 from asynclock.locks.tenures import TenuresByTask
-from asynclock.quorum.ballot import Outcome
+from asynclock.quorum.ballot import Outcome, all_settled
 from asynclock.quorum.denials import would_refuse
 from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve
 from asynclock.stores.port import Use, Wish, WrongKind
@@ -133,7 +132,7 @@ class Lock:
                 wait = max(wait - opened_in, 1e-6)
         if session.limited:  # the stores may have been unknown when this lock was made
             session.check_supported(self.__wish__())
-        terms = Terms(self._name, self._kind, self._settings, task, wait)
+        terms = self._terms(task, wait)
         try:
             if session.observers.active:
                 tenure = await self._take_observed(session, terms, opened_in)
@@ -172,34 +171,11 @@ class Lock:
                     raise
         return taken
 
+    def _terms(self, task: asyncio.Task[Any] | None, wait: float | None) -> Terms:
+        return Terms(self._name, self._kind, self._settings, task, wait)
+
     def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:
-        if terms.timeout != 0 and self._is_held_by_task(session, terms):
-            return self._take_beside(session, terms)
         return acquire(session, terms)
-
-    def _is_held_by_task(self, session: Session, terms: Terms) -> bool:
-        """Whether the task that asks may hold the name already."""
-        if session.holds.get(self._name) is None:
-            return False
-        return any(_is_of(each, terms) for each in session.holds.tenures(self._name))
-
-    async def _take_beside(self, session: Session, terms: Terms) -> Tenure | NoLease:
-        """As `_take`, where tasks of this process may hold these names."""
-        mine = {part: sum(_is_of(each, terms) for each in session.holds.tenures(part.name)) for part in self._parts}
-        if any(mine.values()) and all(part.kind.shared for part, count in mine.items() if count):
-            # This task may get one more hold beside its own. It must not wait: it would wait for itself.
-            with contextlib.suppress(QuorumUnavailable):
-                one_try = Terms(terms.name, terms.kind, terms.settings, terms.task, 0, terms.owner)
-                if isinstance(tenure := await acquire(session, one_try), Tenure):
-                    return tenure
-        for part, count in mine.items():
-            if count >= part.kind.max_per_task:
-                raise SelfDeadlock(
-                    f"this {owner_of(terms.task)} holds {brief(part.name)} already and would wait for itself: "
-                    f"{self._kind.deadlock_hint}",
-                    name=part.name,
-                )
-        return await acquire(session, terms)
 
     async def release(self) -> None:
         """Release the lease that this task acquired last through this Lock; without one, the only open lease of a task
@@ -213,23 +189,43 @@ class Lock:
     async def locked(self) -> bool:
         """Whether another owner's `acquire(timeout=0)` would be refused now: the holders leave no room, or a waiter
         goes first (of a fair lock, or a writer before readers). Raises QuorumUnavailable, ConfigError."""
-        ballot = await self._peek()
-        return would_refuse(ballot.denials(), ballot.nodes, self._kind)
+        session = await self._opened()
+        asked = self._peeks(session)
+        waiting = [ballot for _, ballot in asked if ballot.outcome is None]
+        if waiting:
+            await all_settled(waiting, session.loop)
+        for _, ballot in asked:
+            await self._check_answered(session, ballot)
+        return any(would_refuse(ballot.denials(), ballot.nodes, kind) for kind, ballot in asked)
 
-    async def _peek(self) -> Ballot:
-        """Ask all nodes whether an attempt would enter, and for the holders."""
+    async def _opened(self) -> Session:
         session = self._session_of(None)
         if not session.opened:
             await session.open(self._settings, session.connect_limit(None), check=False)
         if session.limited:
             session.check_supported(self.__wish__())
-        kind = self._kind
-        op = Op(PEEK, kind, self._name, PEEK_ID + kind.mode, 0.0, queueing=no_ticket(Serve.NOBODY, kind.fair, 1))
-        ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
-        if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
+        return session
+
+    def _peeks(self, session: Session) -> list[tuple[Kind, Ballot]]:
+        """Ask all nodes, for each kind, whether an attempt would enter."""
+        return [(self._kind, self._peek_at(session, self._kind, self._name))]
+
+    def _peek_at(self, session: Session, kind: Kind, name: str) -> Ballot:
+        op = Op(PEEK, kind, name, PEEK_ID + kind.mode, 0.0, queueing=no_ticket(Serve.NOBODY, kind.fair, 1))
+        return session.quorum.ask(op, session.within(self._settings), everyone=True)
+
+    async def _peek(self) -> Ballot:
+        """Ask all nodes whether an attempt would enter, and for the holders."""
+        session = await self._opened()
+        ballot = self._peek_at(session, self._kind, self._name)
+        await ballot.settled(session.loop)
+        await self._check_answered(session, ballot)
+        return ballot
+
+    async def _check_answered(self, session: Session, ballot: Ballot) -> None:
+        if ballot.outcome is Outcome.UNREACHABLE:
             error: Exception = session.quorum.unavailable(ballot, self._name)
             raise (await wrong_kind(session, self._parts)) if isinstance(error, WrongKind) else error
-        return ballot
 
     @coroutine_function
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
@@ -308,8 +304,3 @@ def _holder_here(session: Session, names: Iterable[str], id: str) -> Holder | No
                     since, metadata = wall - tenure.held_for, tenure.terms.settings.metadata
                     return Holder(name, tag.host, tag.pid, since, tenure.ends - now, metadata)
     return None
-
-
-def _is_of(tenure: Tenure, terms: Terms) -> bool:
-    """Whether the task that asks holds that tenure now."""
-    return tenure.task == terms.task and tenure.held  # equal and not the same: the calls of one thread

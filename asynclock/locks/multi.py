@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from asynclock._options import LockSettings
     from asynclock.acquire.session import Session
-    from asynclock.acquire.tenure import Terms
-    from asynclock.rules.model import Rule, Slots
+    from asynclock.quorum.ballot import Ballot
+    from asynclock.rules.model import Kind, Rule, Slots
 
 MOST = 256
 """The most names of one multi lock. The server runs nothing else while it checks them all."""
@@ -89,16 +89,12 @@ class MultiLock(Lock):
     ) -> None:
         super().__init__(", ".join(part.name for part in kind.parts), kind, settings, session_of)
 
-    def _is_held_by_task(self, session: Session, terms: Terms) -> bool:
-        del session, terms
-        return True  # of its names some may be
-
-    async def locked(self) -> bool:
-        if await super().locked():
-            return True
-        # Over N nodes the slots of each name need a majority of their own.
-        slotted = (part for part in self._parts if part.kind.slots)
-        return any([await Lock(each.name, each.kind, self._settings, self._session_of).locked() for each in slotted])
+    def _peeks(self, session: Session) -> list[tuple[Kind, Ballot]]:
+        asked = super()._peeks(session)
+        if len(session.quorum.nodes) > 1:  # there the slots of each name need a majority of their own
+            slotted = [part for part in self._parts if part.kind.slots]
+            asked += [(each.kind, self._peek_at(session, each.kind, each.name)) for each in slotted]
+        return asked
 
 
 def parts_of(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from asyncio import Future
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asynclock.quorum.denials import holder_of, lost_to
 from asynclock.stores.port import Reconnecting, Refused
@@ -305,3 +305,21 @@ class Ballot:
     def loss_reason(self) -> Reason:
         """Why the hold is lost, after a majority refused it."""
         return lost_to(self.denials(), self.nodes, broken=False)
+
+
+def all_settled(ballots: Sequence[Ballot], loop: asyncio.AbstractEventLoop) -> Future[Any]:
+    """A future of the outcomes of several open ballots, to await once."""
+    if len(ballots) == 1:
+        return ballots[0].waiter(loop)
+    done: Future[None] = Future(loop=loop)
+    left = len(ballots)
+
+    def count(_: Ballot) -> None:
+        nonlocal left
+        left -= 1
+        if not (left or done.done()):
+            done.set_result(None)
+
+    for ballot in ballots:
+        ballot.on_settled = count
+    return done

@@ -419,6 +419,15 @@ class Op:
         self.verb, self.id = WAIT, ticket
 
 
-def parts_of(op: Op) -> tuple[Part, ...]:
-    """The names of an op, usually one."""
-    return op.kind.parts or (Part(op.name, cast("Rule", op.kind)),)
+class Named(Protocol):
+    """What is about a name, or about several names together: an op, or the request of a caller."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> Kind: ...
+
+
+def parts_of(what: Named) -> tuple[Part, ...]:
+    """The names, usually one, each with its kind."""
+    return what.kind.parts or (Part(what.name, cast("Rule", what.kind)),)

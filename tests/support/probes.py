@@ -16,7 +16,7 @@ from redis.asyncio import ConnectionPool
 from asynclock import Lease, Lock, Redlock
 from asynclock.acquire.acquisition import Acquisition
 from asynclock.acquire.handover import Adoption
-from asynclock.acquire.states import Pausing, Queued
+from asynclock.acquire.states import OwnerEntering, Pausing, Queued
 from asynclock.acquire.tenure import Loss, Terms
 from asynclock.locks import lease as lease_module
 from asynclock.rules.model import Kind, Notice, State
@@ -123,7 +123,7 @@ def waits_for_notice(acquisition: Any) -> bool:
     """Whether it sleeps until a notice or a timer, or waits in the local queue."""
     if isinstance(acquisition, Adoption):
         return False
-    return isinstance(acquisition.state, Queued) or pauses(acquisition)
+    return isinstance(acquisition.state, Queued | OwnerEntering) or pauses(acquisition)
 
 
 def in_outage(acquisition: Any) -> bool:
@@ -164,9 +164,12 @@ def ballot_of(acquisition: Any) -> Any:
 
 def pauses(acquisition: Any) -> bool:
     """Whether it pauses between two rounds."""
-    if isinstance(acquisition, Adoption):
-        return acquisition._pause.waits
     return isinstance(acquisition.state, Pausing)
+
+
+def states_of(store: MemoryStore) -> dict[str, State]:
+    """Key -> the state of its name."""
+    return store._states
 
 
 def set_fence(store: MemoryStore, name: str, fence: int) -> None:
