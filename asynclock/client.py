@@ -22,21 +22,21 @@ from asynclock._options import (
     node_timeout,
     seconds,
 )
-from asynclock.acquire.counts import counts
-from asynclock.acquire.entering import enter
-from asynclock.acquire.handover import parse_handle
-from asynclock.acquire.observers import Observers
-from asynclock.acquire.session import Session
-from asynclock.acquire.sessions import Sessions, Substitute, substitute
 from asynclock.locks import admin, decorators, health
 from asynclock.locks.decorators import OnceLock
 from asynclock.locks.lock import AdoptedLock, Lock
 from asynclock.locks.multi import Multi, MultiLock, parts_of
 from asynclock.locks.reentrant import ReentrantLock
+from asynclock.protocol.handover import parse_handle
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.registry import rule_of
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import MOST, Semaphore
+from asynclock.runtime.calls import enter
+from asynclock.runtime.counts import counts
+from asynclock.runtime.observers import Observers
+from asynclock.runtime.session import Session
+from asynclock.runtime.sessions import Sessions, Substitute, substitute
 from asynclock.stores import check_supported, check_thread_safe, limited_of, stores_for, stores_of
 from asynclock.stores.port import Use, Wish, is_standalone
 
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from asynclock._options import Seconds
-    from asynclock.acquire.counts import Counts
     from asynclock.events import Event
     from asynclock.info import Health, Holder, LockInfo
     from asynclock.locks.decorators import Skipped
     from asynclock.locks.lease import Lease
     from asynclock.rules.model import Kind
+    from asynclock.runtime.counts import Counts
     from asynclock.stores import LimitedStore
     from asynclock.stores.port import Store
 

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider
     from opentelemetry.trace import Tracer, TracerProvider
 
-    from asynclock.acquire.counts import Counts, NodeCounts
     from asynclock.client import Redlock
+    from asynclock.runtime.counts import Counts, NodeCounts
 
 __all__ = ["HOLD_BUCKETS", "MOST_LABELS", "OTHER", "WAIT_BUCKETS", "instrument"]
 

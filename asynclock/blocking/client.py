@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 from asynclock import client as async_client
 from asynclock._errors import ConfigError
 from asynclock._loop import running_task
-from asynclock.acquire.observers import guarded
 from asynclock.blocking import decorators
 from asynclock.blocking.calls import Call
 from asynclock.blocking.lease import Lease, watched
 from asynclock.blocking.lock import Lock, give_back
 from asynclock.blocking.loop_thread import call, call_and_undo, call_to_its_end, has_exited, loop_thread, register
 from asynclock.blocking.options import split
+from asynclock.runtime.observers import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from asynclock._options import Seconds
-    from asynclock.acquire.counts import Counts
     from asynclock.blocking.options import ClientOptions, LockOptions, OnLost
     from asynclock.events import Event
     from asynclock.info import Health, Holder, LockInfo
     from asynclock.locks.decorators import Skipped
+    from asynclock.runtime.counts import Counts
     from asynclock.stores.port import Store
 
 _P = ParamSpec("_P")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asynclock._clock import sleep
 from asynclock._errors import LockLost, LockTimeout, QuorumUnavailable, brief
-from asynclock.acquire.tenure import Tenure
 from asynclock.locks.lease import Lease
 from asynclock.locks.lock import Lock
 from asynclock.locks.template import namer
+from asynclock.protocol.hold import Tenure
 from asynclock.rules.model import DONE
 from asynclock.stores.port import Use
 

@@ -1,4 +1,4 @@
-"""Lock: a name and how to hold it. `acquire/acquisition.py` has the rules by which it waits."""
+"""Lock: a name and how to hold it. `protocol/acquisition.py` has the rules by which it waits."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from asynclock._clock import sleep
 from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock._loop import coroutine_function, no_loop
 from asynclock._options import seconds
-from asynclock.acquire.acquisition import acquire
-from asynclock.acquire.causes import NoLease, timed_out
-from asynclock.acquire.handover import adopt
-from asynclock.acquire.tags import tag_of
-from asynclock.acquire.tenure import Tenure, Terms
-from asynclock.acquire.ticket import no_ticket
 from asynclock.events import Acquired, TimedOut, Unavailable
 from asynclock.info import Holder
 from asynclock.locks.admin import wrong_kind
 from asynclock.locks.lease import Lease, guard, leave, release
 from asynclock.locks.tenures import TenuresByTask
-from asynclock.quorum.ballot import Outcome, all_settled
+from asynclock.protocol.attempt import no_ticket
+from asynclock.protocol.causes import NoLease, lock_timeout_error, note_of
+from asynclock.protocol.hold import Tenure
+from asynclock.protocol.terms import Terms
+from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import would_refuse
 from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve
+from asynclock.runtime.calls import acquire, adopt
 from asynclock.stores.port import Use, Wish, WrongKind
 
 if TYPE_CHECKING:
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 
     from asynclock._errors import LockTimeout
     from asynclock._options import LockSettings, Seconds
-    from asynclock.acquire.handover import Handle
-    from asynclock.acquire.session import Session
     from asynclock.locks.cancellation import Caller
+    from asynclock.protocol.handover import Handle
     from asynclock.quorum.ballot import Ballot
     from asynclock.rules.model import Kind, Rule
+    from asynclock.runtime.session import Session
 
 UNSET: Any = object()
 
@@ -191,9 +190,7 @@ class Lock:
         goes first (of a fair lock, or a writer before readers). Raises QuorumUnavailable, ConfigError."""
         session = await self._opened()
         asked = self._peeks(session)
-        waiting = [ballot for _, ballot in asked if ballot.outcome is None]
-        if waiting:
-            await all_settled(waiting, session.loop)
+        await session.all_settled([ballot for _, ballot in asked])
         for _, ballot in asked:
             await self._check_answered(session, ballot)
         return any(would_refuse(ballot.denials(), ballot.nodes, kind) for kind, ballot in asked)
@@ -218,7 +215,7 @@ class Lock:
         """Ask all nodes whether an attempt would enter, and for the holders."""
         session = await self._opened()
         ballot = self._peek_at(session, self._kind, self._name)
-        await ballot.settled(session.loop)
+        await session.settled(ballot)
         await self._check_answered(session, ballot)
         return ballot
 
@@ -257,7 +254,7 @@ class Lock:
         session = self._session_of(None)
         here = _holder_here(session, [part.name for part in self._parts], refusal.holder)
         wall, timeout, several = session.clock.wall(), self._settings.timeout, len(self._parts) > 1
-        return timed_out(self._name, refusal, here, wall, timeout=timeout, several=several)
+        return lock_timeout_error(self._name, refusal, here, wall, timeout=timeout, several=several)
 
     @coroutine_function
     def __aexit__(
@@ -297,10 +294,10 @@ def _holder_here(session: Session, names: Iterable[str], id: str) -> Holder | No
     """The holder of one of these names in this process, if there is one; with an `id`, only the hold of that id."""
     now, wall = session.clock.now(), session.clock.wall()
     for name in names:
-        for hold in session.holds.of(name):
+        for hold in session.machine.holds.of(name):
             for tenure in hold.tenures if hold.op.id == id or not id else ():
                 if tenure.held:
-                    tag = tag_of(hold.op.id)
+                    note = note_of(hold.op.id)
                     since, metadata = wall - tenure.held_for, tenure.terms.settings.metadata
-                    return Holder(name, tag.host, tag.pid, since, tenure.ends - now, metadata)
+                    return Holder(name, note.host, note.pid, since, tenure.ends - now, metadata)
     return None

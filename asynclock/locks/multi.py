@@ -10,7 +10,6 @@ for all names again.
 from __future__ import annotations
 
 import math
-import random
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, brief
@@ -22,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from asynclock._options import LockSettings
-    from asynclock.acquire.session import Session
     from asynclock.quorum.ballot import Ballot
     from asynclock.rules.model import Kind, Rule, Slots
+    from asynclock.runtime.session import Session
 
 MOST = 256
 """The most names of one multi lock. The server runs nothing else while it checks them all."""
@@ -55,7 +54,7 @@ class Multi:
             parts.append(Part(part.name, part.kind.at(digit)))
         return Multi(parts)
 
-    def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
+    def choose(self, taken: Sequence[Slots], spare: int, random: Callable[[], float]) -> int | None:
         """The slots to try next, as one number. None, unless a majority refused because of the same name, and that name
         has other slots that may be free."""
         slot, size = 0, 1
@@ -64,10 +63,10 @@ class Multi:
             if not part.kind.slots:
                 continue
             refused = [slots for slots in taken if slots.part == index]
-            digit = part.kind.choose(refused, spare) if len(refused) > spare else None
+            digit = part.kind.choose(refused, spare, random) if len(refused) > spare else None
             found = found or digit is not None
             if digit is None:
-                digit = random.randrange(part.kind.slots)  # noqa: S311 - no secret
+                digit = int(random() * part.kind.slots)
             slot, size = slot + digit * size, size * part.kind.slots
         return slot if found else None
 

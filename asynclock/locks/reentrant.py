@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asynclock.acquire.tenure import Terms
 from asynclock.locks.lock import Lock
+from asynclock.protocol.terms import Terms
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Hashable
 
     from asynclock._options import LockSettings
-    from asynclock.acquire.session import Session
     from asynclock.rules.model import Kind
+    from asynclock.runtime.session import Session
 
 
 class ReentrantLock(Lock):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 from asynclock._options import RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ID_LENGTH = 32
 """The length of the random part of an id. It begins with the tag of its client, which names the client's channel."""
@@ -213,9 +213,10 @@ class Kind(Protocol):
     def at(self, slot: int) -> Kind:
         """The kind of an attempt for this slot."""
 
-    def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
+    def choose(self, taken: Sequence[Slots], spare: int, random: Callable[[], float]) -> int | None:
         """A slot that a majority may grant. `taken`: the slots in use at each node that refused; `spare`: the number of
-        nodes that a majority does not need. None: no such slot is known."""
+        nodes that a majority does not need; `random`: draws a number from 0.0 up to 1.0. None: no such slot is
+        known."""
 
     def respects_queue(self, id: str) -> bool:
         """Whether an attempt enters after the tickets before it, even if it could enter now."""
@@ -254,8 +255,8 @@ class Slotless:
         del mode
         return self
 
-    def choose(self, taken: Sequence[Slots], spare: int) -> None:
-        del taken, spare
+    def choose(self, taken: Sequence[Slots], spare: int, random: Callable[[], float]) -> None:
+        del taken, spare, random
 
     def taken(self, holds: Sequence[Entry]) -> None:
         del holds

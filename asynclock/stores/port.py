@@ -13,7 +13,7 @@ from asynclock.rules.model import Notice, Slots
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock._clock import Clock
+    from asynclock._time import Clock
     from asynclock.events import Event
     from asynclock.rules.model import Kind, Op
     from asynclock.stores.distance import Distance

@@ -131,11 +131,11 @@ def test_a_kind_touches_at_most_five_files_of_the_package() -> None:
 
 @pytest.mark.usefixtures("wheel")
 def test_the_new_kind_works(extended: Path) -> None:
-    """On a server and in memory: closed, opened for all waiters, and not closed while they hold it. ZooKeeper has
-    recipes of its own, and refuses it when it is made."""
-    done = run(CLIENT, extended, "embedded:", "memory:")
+    """On a server, in memory and in a database: closed, opened for all waiters, and not closed while they hold it.
+    ZooKeeper has recipes of its own, and refuses it when it is made."""
+    done = run(CLIENT, extended, "embedded:", "memory:", f"sqlite:///{extended}/locks.db")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["opened once", "opened once"]
+    assert done.stdout.split("\n")[:3] == ["opened once"] * 3
     assert "cannot keep this (latch of 'schema'): its layouts" in done.stdout
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock.acquire.acquisition import Acquisition
-from asynclock.acquire.local_queue import REPLIES
 from asynclock.events import NodeDown
+from asynclock.protocol.acquisition import Acquisition
+from asynclock.protocol.local_queue import REPLIES
 from asynclock.rules.model import Op
 from asynclock.stores.port import Grant, Refused, Undone
 from tests.support.cut_servers import Clocked, proxies_to

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from asynclock import Redlock
-from asynclock.acquire.counts import Counts
+from asynclock.runtime.counts import Counts
 from tests.support.probes import acquisitions_of, clock_of, waits_for_notice
 from tests.support.proxy import Proxy
 from tests.support.servers import Server

@@ -1,5 +1,5 @@
 """A call of an open client waits once, for one future. So a cancel can arrive at one place only, and what it finds
-there is either under way or done (`acquire/acquisition.py`)."""
+there is either under way or done (`protocol/machine.py`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, SelfDeadlock
-from asynclock.acquire.attempt import Attempt
-from asynclock.acquire.holds import ENTRIES
-from asynclock.acquire.tenure import Loss
+from asynclock.protocol.attempt import Attempt
+from asynclock.protocol.causes import Loss
+from asynclock.protocol.local_queue import ENTRIES
 from asynclock.quorum.ballot import Ballot
 from asynclock.rules.model import Op, Verb
+from asynclock.rules.mutex import MUTEX
 from tests.support.default_keys import key_of
 from tests.support.probes import (
     acquisitions_of,
@@ -27,6 +28,8 @@ from tests.support.probes import (
     hold_of,
     left_over,
     nesting,
+    new_id,
+    nodes_of,
     replace_ask,
     session_of,
     set_fence,
@@ -115,9 +118,9 @@ async def test_an_adoption_in_an_outage_waits_once(name: str) -> None:
 
 
 def unreachable(op: Op, now: float) -> Ballot:
-    """A round that failed at once."""
+    """A round that fails at once: in the next turn."""
     ballot = Ballot(op, 1, now, now + 1.0)
-    ballot.fail(0, ConnectionError("down"), maybe=False)
+    asyncio.get_running_loop().call_soon(lambda: ballot.fail(0, ConnectionError("down"), maybe=False))
     return ballot
 
 
@@ -323,7 +326,7 @@ async def test_a_hold_that_is_lost_before_its_task_wakes_is_not_returned(name: s
         lost: list[Any] = []
 
         def lose() -> None:
-            lost.extend(session_of(other).holds.of(name))
+            lost.extend(session_of(other).machine.holds.of(name))
             lost[0].lose(Loss.TAKEN)
 
         after_grant(acquires, lose)
@@ -517,3 +520,24 @@ async def test_a_late_vote_with_a_greater_counter(name: str) -> None:
         assert again is not None
         assert again.fence > lease.fence
         await again.release()
+
+
+async def test_nothing_answers_inside_a_call(name: str) -> None:
+    """A node that fails at once, as one that is known to be down: the release, the renewal and the acquire that ask it
+    learn that in the next turn."""
+    client = Redlock("unix:///nowhere/0", patience=600, connect_timeout=0.1)
+    try:
+        waiting = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(lambda: bool(acquisitions_of(client)) and isinstance(nodes_of(client)[0].error, OSError))
+        settled: list[Ballot] = []
+        quorum = session_of(client).quorum
+        for verb in (Verb.ACQUIRE, Verb.RELEASE):
+            ballot = quorum.ask(Op(verb, MUTEX, name, new_id(client, 1), 9.0), 1.0, on_settled=settled.append)
+            assert (ballot.outcome, ballot.silent(), settled) == (None, [0], [])
+            await asyncio.sleep(0)
+            assert settled == [ballot]
+            settled.clear()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    finally:
+        await client.aclose()

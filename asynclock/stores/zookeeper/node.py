@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
-    from asynclock._clock import Timer
+    from asynclock._time import Timer
     from asynclock.rules.model import Op
     from asynclock.stores.port import Checked, Grant, NodeConfig, NodeView, ReplyHandler
     from asynclock.stores.zookeeper.settings import Settings
