@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from copy import copy
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._options import QUORUM_TIMEOUT
+from asynclock.protocol.core import SLICE
 from asynclock.protocol.planner import confirm_from
 
 if TYPE_CHECKING:
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
 
 SPAN = 16
 """One round trip serves at most this many tenures, each with a fence of its own."""
-
-_ERRORS = 500
-"""So many waiters get the error of an outage in one turn of the loop."""
-
-REPLIES = 100
-"""So many waiters that asked late get their reply in one turn of the loop."""
-
-ENTRIES = 100
-"""So many tasks of one owner enter in one turn of the loop."""
 
 PASSING = 0.005
 """Seconds after a round trip for which a hold may be passed on."""
@@ -263,13 +254,15 @@ class LocalQueue:
             self._tell_late()
 
     def _tell_late(self) -> None:
-        """Reply to those that asked late before the last answer; the rest goes on in the next turn of the loop."""
-        told = 0
+        """Reply to those that asked late before the last answer; in slices, between which other code of the loop
+        runs."""
+        began: float | None = None
         while self._late and (waiter := next(iter(self._late))).confirm_from <= self.answered_at:
-            if told == REPLIES:
+            if began is None:
+                began = waiter.core.spent()
+            elif waiter.core.spent() - began > SLICE:
                 waiter.core.later(self._tell_late)
                 return
-            told += 1
             del self._late[waiter]
             waiter.time_up()
 
@@ -315,15 +308,15 @@ class LocalQueue:
     def _end_patience(self, outage: LockError) -> bool:
         """Give the error of the outage to those whose patience has ended. The first waiter's ends first. False: it goes
         on in the next turn of the loop."""
-        waiter = self.next_waiter()
-        for _ in range(_ERRORS):
-            if waiter is None or not waiter.is_impatient():
-                return True
+        began: float | None = None
+        while (waiter := self.next_waiter()) is not None and waiter.is_impatient():
+            if began is None:
+                began = waiter.core.spent()
+            elif waiter.core.spent() - began > SLICE:
+                waiter.core.later(self._go_on)
+                return False
             waiter.fail(outage)
-            waiter = self.next_waiter()
-        if waiter is not None:
-            waiter.core.later(self._go_on)
-        return waiter is None
+        return True
 
     def _go_on(self) -> None:
         if self.asker is None:
@@ -449,13 +442,15 @@ class Entry:
             timer.cancel()
 
     def ended(self, core: Core) -> None:
-        """Those that wait enter, too, or one of them asks and the others wait for it. In slices: other tasks of the
-        loop run in between."""
-        for waiter in list(islice(self._waiters, ENTRIES)):
+        """Those that wait enter, too, or one of them asks and the others wait for it. In slices, too."""
+        began = core.spent()
+        while self._waiters:
+            waiter = next(iter(self._waiters))
             self.leave(waiter)
             waiter.owner_entered()
-        if self._waiters:
-            core.later(self.ended, core)
+            if core.spent() - began > SLICE:
+                core.later(self.ended, core)
+                return
 
 
 class Entries:

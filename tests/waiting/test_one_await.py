@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import pytest
 
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, SelfDeadlock
+from asynclock.protocol import local_queue
 from asynclock.protocol.attempt import Attempt
 from asynclock.protocol.causes import Loss
-from asynclock.protocol.local_queue import ENTRIES
 from asynclock.quorum.ballot import Ballot
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
@@ -156,19 +156,20 @@ async def test_the_tasks_of_one_owner_wait_once(name: str, nodes: int) -> None:
         assert left_over(client) == {}
 
 
-async def test_many_tasks_of_one_owner_enter_in_slices(name: str) -> None:
+async def test_many_tasks_of_one_owner_enter_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks of the loop run in between."""
+    monkeypatch.setattr(local_queue, "SLICE", -1.0)  # one task takes longer
     still = Still(1, name)
     async with still.held() as (_, lease), still.client() as client:
         lock = client(name, reentrant=True, owner="us")
-        tasks = [asyncio.create_task(lock.acquire(timeout=None)) for _ in range(3 * ENTRIES)]
+        tasks = [asyncio.create_task(lock.acquire(timeout=None)) for _ in range(20)]
         await until(lambda: idle(client))
         await lease.release()
         entered: list[int] = []
         while not all(each.done() for each in tasks):
             await asyncio.sleep(0)
             entered.append(sum(each.done() for each in tasks))
-        assert max(after - before for before, after in pairwise(entered)) <= ENTRIES
+        assert max(after - before for before, after in pairwise(entered)) == 1
         for each in tasks:
             entered_one = each.result()
             assert entered_one is not None
