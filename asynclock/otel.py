@@ -305,7 +305,7 @@ class Instruments:
 
     def _counts(self) -> list[Counts]:
         found = [client() for client, _ in list(self._clients.values())]
-        return [counts for client in found if client is not None for counts in client.__counts__()]
+        return [counts for client in found if client is not None for counts in client._counts_of_sessions()]
 
     def _observe_held(self, options: CallbackOptions) -> Iterable[Observation]:
         del options

@@ -160,11 +160,11 @@ class Lease:
         forget(tenure, self._kept())
         return handle_of(hold.op, hold.last_fence)
 
-    def __on_loss__(self, call: Callable[[LockLost], None]) -> None:
+    def _call_on_loss(self, call: Callable[[LockLost], None]) -> None:
         """For `asynclock.blocking`: call it in the event loop when the lease is lost."""
         self._tenure.call_on_loss(call)
 
-    def __entered__(self) -> None:
+    def _note_entered(self) -> None:
         """For `asynclock.blocking`: the thread that calls this has entered its block."""
         note_entered(self._tenure, self._kept)
 

@@ -76,14 +76,14 @@ class Lock:
     def __reduce__(self) -> str:
         raise TypeError("a Lock cannot be pickled: send its name, and make a new Lock in the other process")
 
-    def __part__(self, session_of: object) -> Part | None:
+    def _part(self, session_of: object) -> Part | None:
         """For `multi`: this lock as one of several; None: it cannot be one. Raises ConfigError if it belongs to another
         client than the one with that `session_of`."""
         if self._session_of != session_of:
             raise ConfigError(f"{self!r} is another client's: make all locks of a multi lock with one client")
         return self._parts[0] if type(self) is Lock and not self._kind.parts else None
 
-    def __wish__(self) -> Wish:
+    def _wish(self) -> Wish:
         """For the client: what it asks of the stores."""
         names, settings = tuple(part.name for part in self._parts), self._settings
         return Wish(self._use, self._kind, names, settings.lease, settings.min_hold, settings.fencing)
@@ -130,7 +130,7 @@ class Lock:
             if wait:
                 wait = max(wait - opened_in, 1e-6)
         if session.limited:  # the stores may have been unknown when this lock was made
-            session.check_supported(self.__wish__())
+            session.check_supported(self._wish())
         terms = self._terms(task, wait)
         try:
             if session.observers.active:
@@ -200,7 +200,7 @@ class Lock:
         if not session.opened:
             await session.open(self._settings, session.connect_limit(None), check=False)
         if session.limited:
-            session.check_supported(self.__wish__())
+            session.check_supported(self._wish())
         return session
 
     def _peeks(self, session: Session) -> list[tuple[Kind, Ballot]]:
@@ -238,14 +238,14 @@ class Lock:
         guard(tenure, ref(self._kept), tenure.task, caller)
         return Lease(tenure, self._kept)
 
-    async def __lease__(self) -> Lease:
+    async def _leased(self) -> Lease:
         """For `lead`: as `acquire`, but raises LockTimeout where that returns None."""
         tenure = await self._acquire(UNSET)
         if isinstance(tenure, Tenure):
             return Lease(tenure, self._kept)
         raise self._timed_out(tenure)
 
-    async def __pause__(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         """For `lead`: wait so long, by the clock of the client."""
         await sleep(seconds, self._session_of(None).clock)
 

@@ -104,7 +104,7 @@ def parts_of(
         raise ConfigError(f"multi() of {len(locks) or 'no'} locks: name 1 to {MOST}, as in multi('a', 'b')")
     parts: list[Part] = []
     for lock in locks:
-        part = lock.__part__(session_of) if isinstance(lock, Lock) else Part(check_name(lock), mutex)
+        part = lock._part(session_of) if isinstance(lock, Lock) else Part(check_name(lock), mutex)
         if part is None:
             raise ConfigError(f"{lock!r} cannot be part of a multi lock: give its names, or plain locks of them")
         parts.append(part)
