@@ -31,7 +31,7 @@ from asynclock.protocol.handover import parse_handle
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.registry import rule_of
 from asynclock.rules.rwlock import READ, WRITE
-from asynclock.rules.semaphore import MOST, Semaphore
+from asynclock.rules.semaphore import MOST_PERMITS, Semaphore
 from asynclock.runtime.calls import enter
 from asynclock.runtime.counts import counts
 from asynclock.runtime.observers import Observers
@@ -146,8 +146,8 @@ class Redlock:
     def semaphore(self, name: str, permits: int, /, **options: Unpack[LockOptions]) -> Lock:
         """A lock that a caller enters while it has fewer than `permits` holders. Callers may give different numbers.
         Does no I/O. Raises ConfigError, Unsupported (fencing=False)."""
-        if isinstance(permits, bool) or not isinstance(permits, int) or not 0 < permits <= MOST:
-            raise ConfigError(f"permits is a whole number from 1 to {MOST}, not {permits!r}", name=str(name))
+        if isinstance(permits, bool) or not isinstance(permits, int) or not 0 < permits <= MOST_PERMITS:
+            raise ConfigError(f"permits is a whole number from 1 to {MOST_PERMITS}, not {permits!r}", name=str(name))
         return self._shared(name, Semaphore(permits), options)
 
     def multi(self, *locks: str | Lock, **options: Unpack[LockOptions]) -> Lock:

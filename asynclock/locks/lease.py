@@ -24,7 +24,7 @@ from asynclock.locks.cancellation import Block
 from asynclock.locks.tenures import TenuresByTask
 from asynclock.protocol.causes import Loss
 from asynclock.protocol.handover import handle_of
-from asynclock.protocol.hold import GIVEN, LOST, Tenure
+from asynclock.protocol.hold import GIVEN_BACK, LOST, Tenure
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.rules.model import parts_of
 from asynclock.runtime.session import session_of
@@ -201,7 +201,7 @@ def guard(
 
 def note_entered(tenure: Tenure, kept: ref[TenuresByTask]) -> None:
     """This context has entered its block: `current_lease`."""
-    _ENTERED.set((tenure.own, kept, _held_ones(_ENTERED.get())))
+    _ENTERED.set((tenure.weak_self, kept, _held_ones(_ENTERED.get())))
 
 
 def _held_ones(entered: Entered | None) -> Entered | None:
@@ -241,7 +241,7 @@ async def leave(which: Tenure | Callable[[], Tenure], kept: TenuresByTask | None
         ours, cancel = await block.leave(e, cancel)
     tenure.check_clock()
     try:
-        if tenure.state in GIVEN:  # the body released or detached it
+        if tenure.state in GIVEN_BACK:  # the body released or detached it
             forget(tenure, kept)
         else:
             await give_back(tenure, kept)
@@ -260,7 +260,7 @@ async def release(tenure: Tenure, kept: TenuresByTask | None) -> None:
     """Release a tenure outside the end of its block. Raises LockLost, LockNotHeld, ConfigError."""
     session_of(tenure).check()
     tenure.check_clock()
-    if tenure.state in GIVEN:
+    if tenure.state in GIVEN_BACK:
         raise tenure.error()
     await give_back(tenure, kept)
 

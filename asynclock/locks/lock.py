@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from sys import _getframe as frame_at
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 from weakref import ref
 
 from asynclock._clock import sleep
@@ -23,7 +23,7 @@ from asynclock.protocol.hold import Tenure
 from asynclock.protocol.terms import Terms
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import would_refuse
-from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve
+from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve, parts_for
 from asynclock.runtime.calls import acquire, adopt
 from asynclock.stores.port import Use, Wish, WrongKind
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from asynclock.locks.cancellation import Caller
     from asynclock.protocol.handover import Handle
     from asynclock.quorum.ballot import Ballot
-    from asynclock.rules.model import Kind, Rule
+    from asynclock.rules.model import Kind
     from asynclock.runtime.session import Session
 
 UNSET: Any = object()
@@ -91,7 +91,7 @@ class Lock:
     @property
     def _parts(self) -> tuple[Part, ...]:
         """Its names, each with its kind."""
-        return self._kind.parts or (Part(self._name, cast("Rule", self._kind)),)
+        return parts_for(self._name, self._kind)
 
     @property
     def name(self) -> str:
@@ -110,8 +110,8 @@ class Lock:
         (this task would wait for itself), ConfigError (a wrong timeout, a server that refuses a command, or a name in
         use as another kind).
         """
-        tenure = await self._acquire(timeout)
-        return Lease(tenure, self._kept) if isinstance(tenure, Tenure) else None
+        taken = await self._acquire(timeout)
+        return Lease(taken, self._kept) if isinstance(taken, Tenure) else None
 
     async def _acquire(self, timeout: Seconds | None) -> Tenure | NoLease:
         if timeout is UNSET:
@@ -134,19 +134,19 @@ class Lock:
         terms = self._terms(task, wait)
         try:
             if session.observers.active:
-                tenure = await self._take_observed(session, terms, opened_in)
+                taken = await self._take_observed(session, terms, opened_in)
             else:
-                tenure = await self._take(session, terms)
-            if isinstance(tenure, Tenure):
-                self._kept.add(tenure)
-                return tenure
-            tenure = tenure._replace(waited=opened_in + tenure.waited)
+                taken = await self._take(session, terms)
+            if isinstance(taken, Tenure):
+                self._kept.add(taken)
+                return taken
+            refusal = taken._replace(waited=opened_in + taken.waited)
             if wait == 0 and not self._settings.fencing:  # a plain SET does not say who holds the key, or what it is
                 found = (await self._peek()).holder()
-                tenure = tenure if found is None else tenure._replace(holder=found.holder, left=found.left)
+                refusal = refusal if found is None else refusal._replace(holder=found.holder, left=found.left)
         except WrongKind:
             raise (await wrong_kind(session, self._parts)) from None
-        return tenure
+        return refusal
 
     async def _take_observed(self, session: Session, terms: Terms, opened_in: float) -> Tenure | NoLease:
         """As `_take`, and tells the outcome. `opened_in`: seconds for which the caller has waited for connections."""
@@ -232,18 +232,18 @@ class Lock:
         return self._enter((id(frame), frame.f_code, frame.f_lasti))  # type: ignore[return-value] # mypy's Coroutine
 
     async def _enter(self, caller: Caller) -> Lease:
-        tenure = await self._acquire(UNSET)
-        if not isinstance(tenure, Tenure):
-            raise self._timed_out(tenure)
-        guard(tenure, ref(self._kept), tenure.task, caller)
-        return Lease(tenure, self._kept)
+        taken = await self._acquire(UNSET)
+        if not isinstance(taken, Tenure):
+            raise self._timed_out(taken)
+        guard(taken, ref(self._kept), taken.task, caller)
+        return Lease(taken, self._kept)
 
     async def _leased(self) -> Lease:
         """For `lead`: as `acquire`, but raises LockTimeout where that returns None."""
-        tenure = await self._acquire(UNSET)
-        if isinstance(tenure, Tenure):
-            return Lease(tenure, self._kept)
-        raise self._timed_out(tenure)
+        taken = await self._acquire(UNSET)
+        if isinstance(taken, Tenure):
+            return Lease(taken, self._kept)
+        raise self._timed_out(taken)
 
     async def _sleep(self, seconds: float) -> None:
         """For `lead`: wait so long, by the clock of the client."""

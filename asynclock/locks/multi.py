@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from asynclock.rules.model import Kind, Rule, Slots
     from asynclock.runtime.session import Session
 
-MOST = 256
+MOST_NAMES = 256
 """The most names of one multi lock. The server runs nothing else while it checks them all."""
 
 
@@ -100,8 +100,8 @@ def parts_of(
     locks: Sequence[object], mutex: Rule, session_of: object, check_name: Callable[[object], str]
 ) -> list[Part]:
     """The names of these locks and their kinds; a str is a mutex. Raises ConfigError."""
-    if not 0 < len(locks) <= MOST:
-        raise ConfigError(f"multi() of {len(locks) or 'no'} locks: name 1 to {MOST}, as in multi('a', 'b')")
+    if not 0 < len(locks) <= MOST_NAMES:
+        raise ConfigError(f"multi() of {len(locks) or 'no'} locks: name 1 to {MOST_NAMES}, as in multi('a', 'b')")
     parts: list[Part] = []
     for lock in locks:
         part = lock._part(session_of) if isinstance(lock, Lock) else Part(check_name(lock), mutex)

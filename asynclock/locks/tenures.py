@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock._errors import LockNotHeld, brief
 from asynclock._loop import no_loop
 from asynclock.locks.cancellation import Block
-from asynclock.protocol.hold import GIVEN
+from asynclock.protocol.hold import GIVEN_BACK
 from asynclock.protocol.terms import owner_of
 from asynclock.runtime.session import session_of
 
@@ -93,7 +93,7 @@ class TenuresByTask:
         mine = by_task.get(task)
         if mine is None:
             return []
-        while mine and mine[-1].state in GIVEN and mine[-1].on_lost is None:
+        while mine and mine[-1].state in GIVEN_BACK and mine[-1].on_lost is None:
             mine.pop()
         if not mine:
             del by_task[task]

@@ -31,7 +31,7 @@ from asynclock.protocol.attempt import Attempt, Wake
 from asynclock.protocol.causes import NoLease
 from asynclock.protocol.core import uniform
 from asynclock.protocol.local_queue import LocalWaiter
-from asynclock.protocol.machine import Call
+from asynclock.protocol.machine import Claim
 from asynclock.protocol.planner import MIN_TO_YIELD, Next, Plan, Planner, after_notice, confirm_from, round_trip
 from asynclock.protocol.states import (
     DONE,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Notice
 
 
-class Acquisition(Call):
+class Acquisition(Claim):
     """See the module. The events that only an acquisition has are `turn_to_ask`, `passed` and `time_up_in_queue` of the
     local queue, `owner_entered`, `owner_time_up`, and `notified`."""
 
@@ -245,7 +245,7 @@ class Acquisition(Call):
             return True
         return False
 
-    def lead(self, queue: LocalQueue) -> None:
+    def followed_by(self, queue: LocalQueue) -> None:
         """It asked alone. Another task has come, and waits behind it in this queue."""
         self._queue = queue
 
@@ -344,7 +344,7 @@ class Acquisition(Call):
     def _expire(self) -> None:
         """Wait for the round no longer. What comes in this turn of the loop still counts."""
         if (ballot := self.unanswered_round) is not None:
-            ballot.on_settled = None
+            ballot.when_settled(None)
             ballot.expire()
             self._core.later(self._settled, ballot)
 

@@ -76,11 +76,11 @@ class Ticket:
        next waiter.
     """
 
-    __slots__ = ("_granted", "_last", "_sent_at", "id", "number", "order", "own")
+    __slots__ = ("_granted", "_last", "_sent_at", "has_own_id", "id", "number", "order")
 
-    def __init__(self, id: str, *, own: bool, order: int = 0, number: int = 0) -> None:
+    def __init__(self, id: str, *, has_own_id: bool, order: int = 0, number: int = 0) -> None:
         self.id = id
-        self.own = own  # the id is the ticket's own, not an attempt's
+        self.has_own_id = has_own_id  # the id is the ticket's own, not an attempt's
         self.order = order  # its order key; 0: the node's clock decides
         self.number = number  # of the last sending
         self._last: Queueing | None = None  # the last sending; None for the first one at a single node
@@ -90,7 +90,7 @@ class Ticket:
     def send(self, serve: Serve, fair: bool, span: int, fresh: float, tasks: int) -> Queueing:
         """The next sending. `tasks` of this process wait for the name."""
         self.number += 1
-        waiter = self.id if self.own else ""
+        waiter = self.id if self.has_own_id else ""
         return self.replace(Queueing(serve, fair, span, waiter, self.number, fresh, self.order, tasks=tasks))
 
     def replace(self, sending: Queueing) -> Queueing:
@@ -294,12 +294,12 @@ class Attempt:
         if self.ticket is None and alone and not self._order and not behind:
             return first_ticket(serve, fair, min(lease * FRESH, terms.timeout or math.inf))
         if self.ticket is None and alone:
-            self.ticket = Ticket(id, own=False, order=self._order)
+            self.ticket = Ticket(id, has_own_id=False, order=self._order)
         elif self.ticket is None:
             self._order = self._order or seed
             self._since = self._since or core.clock.now()
             own_id = core.new_id(self._order, terms.settings.metadata, terms.kind.mode)
-            self.ticket = Ticket(own_id, own=True, order=self._order)
+            self.ticket = Ticket(own_id, has_own_id=True, order=self._order)
             self._register(own_id)
         fresh = fresh_for(lease, give_up - core.clock.now())
         return self.ticket.send(serve, fair, self._span, fresh, tasks=1 + behind)
@@ -308,7 +308,7 @@ class Attempt:
         """For a round that sends no ticket. An earlier ticket is not renewed without notices, but the nodes may have
         it."""
         serve = self._core.quorum.serve
-        if self.ticket is not None and self.ticket.own:
+        if self.ticket is not None and self.ticket.has_own_id:
             return Queueing(serve, fair, self._span, self.ticket.id)
         return no_ticket(serve, fair, self._span)
 
@@ -318,7 +318,7 @@ class Attempt:
         op = ballot.op
         if self._alone and op.queueing.number and ballot.outcome is REFUSED and op is self.op and not op.revoked:
             if self.ticket is None:
-                self.ticket = Ticket(op.id, own=False, number=1)
+                self.ticket = Ticket(op.id, has_own_id=False, number=1)
             self._register(op.id)
             self.ticket.was_sent(ballot.sent)
 
@@ -397,7 +397,7 @@ class Attempt:
                 withdraw(self._core, self._terms, op.id)
         elif self.ballot is not None and self.ballot.op.verb is ACQUIRE:
             self.undo(self.ballot, keep_ticket=False)
-        if ticket is not None and ticket.own:
+        if ticket is not None and ticket.has_own_id:
             self._end_ticket(ticket)
             withdraw(self._core, self._terms, ticket.id, since=self._since)
             self.ticket = None
@@ -407,7 +407,7 @@ class Attempt:
         """Remove the ticket from all nodes after a win. Late votes are handled in the background. Most of them are
         grants, and a node that grants keeps no ticket."""
         self._end_ticket(ticket)
-        if ticket.own and won.yes < won.nodes:
+        if ticket.has_own_id and won.yes < won.nodes:
             withdraw_at = partial(withdraw, self._core, self._terms, ticket.id, since=self._since)
             withdraw_at(nodes=won.refused_nodes())
             won.on_late_vote(
@@ -429,5 +429,5 @@ class Attempt:
         if self.op is not None:
             self._tickets.remove(self.op.id)
         self.op = self.ballot = None
-        if self.ticket is not None and not self.ticket.own:
+        if self.ticket is not None and not self.ticket.has_own_id:
             self.ticket = None

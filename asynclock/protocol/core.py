@@ -1,7 +1,7 @@
 """Core: the outside of the machine. `runtime/session.py` is the one of an event loop; a simulation has its own.
 
 Nothing answers inside a call to it: an op that fails at once settles its ballot, and the event comes in the next turn.
-Work that goes through many calls is done in slices, by `later`.
+Work that goes through many claims is done in slices, by `later`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from asynclock.quorum.quorum import Quorum
 
 SLICE = 0.002
-"""Seconds of work in one turn of the loop, for what goes through all calls or all holds."""
+"""Seconds of work in one turn of the loop, for what goes through all claims or all holds."""
 
 
 class Result(Waiter, Protocol):
-    """The future for which the caller of a call waits. Its result is None: it says that the call has ended."""
+    """The future for which the caller of a claim waits. Its result is None: it says that the claim has ended."""
 
     def set_exception(self, error: BaseException, /) -> None: ...
 
@@ -73,7 +73,7 @@ class Core(Protocol):
         """Seconds of work, on a clock that measures it. A slice compares two readings. 0.0 in a simulation."""
 
     def later(self, call: Callable[..., object], *args: object) -> None:
-        """Call it in the next turn."""
+        """Claim it in the next turn."""
 
     def result(self) -> Result:
         """For a caller that waits."""

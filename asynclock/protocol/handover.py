@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._errors import ConfigError, LockNotHeld, brief, client_closed
 from asynclock.protocol.attempt import Attempt, withdraw
-from asynclock.protocol.machine import Call
+from asynclock.protocol.machine import Claim
 from asynclock.protocol.planner import Pace
 from asynclock.protocol.states import DONE, Asking, BackingOff, Confirming
 from asynclock.quorum.ballot import REFUSED, WON
-from asynclock.rules.model import ADOPT, ID_LENGTH, Op, Queueing, mode_of
+from asynclock.rules.model import ADOPT, ID_LENGTH, Op, Queueing, letter_of
 
 if TYPE_CHECKING:
     from asynclock.protocol.hold import Hold
@@ -43,7 +43,7 @@ class Handle(NamedTuple):
     @property
     def mode(self) -> str:
         """The part of the id that names the kind of hold; the next id has it, too. "" for a mutex."""
-        return self.id[ID_LENGTH + 1 :].partition(".")[0] + "." if mode_of(self.id) else ""
+        return self.id[ID_LENGTH + 1 :].partition(".")[0] + "." if letter_of(self.id) else ""
 
 
 def handle_of(op: Op, token: int) -> str:
@@ -68,7 +68,7 @@ def _sum(content: bytes) -> bytes:
     return sha256(content).digest()[:_SUM]
 
 
-class Adoption(Call):
+class Adoption(Claim):
     """One adoption of one handle."""
 
     def __init__(self, machine: Machine, terms: Terms, handle: Handle) -> None:

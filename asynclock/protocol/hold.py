@@ -56,7 +56,7 @@ class TenureState(Enum):
 
 HELD, UNKNOWN, LOST, RELEASED, DETACHED = TenureState  # quicker to read than from the class, as those of `model.py`
 OPEN = (HELD, UNKNOWN)
-GIVEN = (RELEASED, DETACHED)
+GIVEN_BACK = (RELEASED, DETACHED)
 
 
 class Tenure:
@@ -68,8 +68,8 @@ class Tenure:
     more."""
 
     __slots__ = (
-        "__weakref__", "_on_loss", "_untaken", "_waiters", "done_for", "fence", "hold", "loss", "on_lost", "own",
-        "since", "state", "task", "terms", "unattended", "until",
+        "__weakref__", "_on_loss", "_untaken", "_waiters", "done_for", "fence", "hold", "loss", "on_lost",
+        "since", "state", "task", "terms", "unattended", "until", "weak_self",
     )  # fmt: skip
 
     _untaken: bool  # without a value, unless its task was cancelled before it had the tenure
@@ -88,7 +88,7 @@ class Tenure:
         self.done_for = 0.0  # seconds for which the name is marked as done after the release (`once`)
         self.on_lost: Callable[[Loss], None] | None = None  # interrupts the body that it guards; None: there is none
         self.unattended = False  # its task has ended, and the log says so
-        self.own = ref(self)
+        self.weak_self = ref(self)
         self._waiters: dict[Waiter, None] | None = None  # most tenures have none
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ class Tenure:
                 f"{brief(name)} was acquired before a fork: its lease belongs to the parent process; acquire it here",
                 name=name,
             )
-        if self.state in GIVEN:
+        if self.state in GIVEN_BACK:
             how = "detached" if self.state is DETACHED else "released already"
             return LockNotHeld(f"{brief(name)} was {how}", name=name)
         return self.hold.lost_error(self.loss or self._over(self.hold.core.clock.now()))
@@ -179,7 +179,7 @@ class Tenure:
         self.done_for = within
 
     def call_on_loss(self, call: Callable[[LockLost], None]) -> None:
-        """Call it in the event loop when the tenure is lost; now, if it is lost already."""
+        """Claim it in the event loop when the tenure is lost; now, if it is lost already."""
         self._on_loss = call
         if self.state is LOST:
             call(self.hold.lost_error(self.loss or Loss.EXPIRED))
@@ -299,7 +299,7 @@ class Hold:
         self.next_fence = fence + 1
         # max_hold and min_hold count from here. A ticket may have been sent long before it was granted.
         tenure = Tenure(self, terms, fence, self.core.clock.now())
-        self._tenures.append(tenure.own)
+        self._tenures.append(tenure.weak_self)
         if self._watched_at == -math.inf:  # the first one
             self._holds.add(self)
             self._watched_at = at = min(self.renew_at, self.valid_until, tenure.until)
@@ -309,7 +309,7 @@ class Hold:
     def enter_again(self, tenure: Tenure, terms: Terms) -> Tenure:
         """One more tenure for the same owner, with the same fence. The hold ends with the last of them."""
         again = Tenure(self, terms, tenure.fence, self.core.clock.now())
-        self._tenures.append(again.own)
+        self._tenures.append(again.weak_self)
         if again.until < self._watched_at:
             self.watch_at(again.until)
         return again
@@ -320,7 +320,7 @@ class Hold:
         still have the hold."""
         queues, is_open = self._holds.queues, tenure.open
         if is_open and ((len(self._tenures) > 1 and len(self.tenures) > 1) or self._pass_on(tenure)):
-            self._tenures.remove(tenure.own)
+            self._tenures.remove(tenure.weak_self)
             tenure.end(RELEASED)
             return None
         if self.contended:
@@ -401,9 +401,9 @@ class Hold:
         rest = max((each.rest() for each in owners), default=0.0)
         return self.release(rest, done=any(each.done_for for each in owners))
 
-    def dropped(self, own: ref[Tenure]) -> None:
+    def dropped(self, weak_self: ref[Tenure]) -> None:
         """The program no longer refers to that tenure. Without another one, it is renewed no more, and expires."""
-        self._tenures = [known for known in self._tenures if known is not own and known() is not None]
+        self._tenures = [known for known in self._tenures if known is not weak_self and known() is not None]
         if not (self._tenures or self.over):
             self._give_up()
             self._holds.queues.next_turn(self.names)
@@ -538,7 +538,7 @@ class Hold:
         if self.over or vote is None or isinstance(vote, Exception):
             return
         end = ballot.sent + op.lease - drift(op.lease)
-        if vote.__class__ is tuple:
+        if isinstance(vote, tuple):
             self.contended = self.contended or vote[1] is True
             if self._denials:
                 self._denials.pop(index, None)
@@ -583,7 +583,7 @@ class Hold:
                 self._send_to(index, EXTEND)
             elif ballot.outcome is WON and self._broken is None and (vote.left is None or op.kind.shared):
                 self._send_to(index, ACQUIRE)  # a shared kind is healed beside other holders
-        elif vote.__class__ is tuple and op.verb is not EXTEND and vote[0] < self.last_fence:
+        elif isinstance(vote, tuple) and op.verb is not EXTEND and vote[0] < self.last_fence:
             self._send_to(index, EXTEND)
 
     def _send_to(self, index: int, verb: Verb) -> None:

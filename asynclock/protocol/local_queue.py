@@ -55,7 +55,7 @@ class Enqueued(Protocol):
     def unanswered_round(self) -> Ballot | None:
         """The round under way."""
 
-    def lead(self, queue: LocalQueue) -> None:
+    def followed_by(self, queue: LocalQueue) -> None:
         """It asked alone. Another task has come, and waits behind it in this queue."""
 
     def passed(self, hold: Any) -> None:
@@ -365,7 +365,7 @@ class LocalQueues:
             asker = self._alone.pop(name, None)
             queue = self._by_name[name] = LocalQueue(self, name, asker)
             if asker is not None:
-                asker.lead(queue)
+                asker.followed_by(queue)
         return queue
 
     def remove(self, queue: LocalQueue) -> None:

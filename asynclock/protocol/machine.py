@@ -1,6 +1,6 @@
-"""Machine: what the calls of one client in one event loop share, and what a call is.
+"""Machine: what the claims of one client in one event loop share, and what a claim is.
 
-A call is an acquire or an adoption, from its first round until it has a tenure or gives up. Events move it from one
+A claim is an acquire or an adoption, from its first round until it has a tenure or gives up. Events move it from one
 state to the next (`states.py`), and its caller waits for one future, which the last event completes. No method of it
 waits, and none delivers its outcome inside the call: a round that fails at once is an event of the next turn. So a
 release never runs through all waiters of a queue.
@@ -53,7 +53,7 @@ class Machine:
         self.holds = Holds(core, self.watchdog, lag, self.queues, self.yielded, threaded)
         self.tickets = Tickets()
         self.entries = Entries(core)
-        self.under_way: dict[Call, None] = {}  # in the order in which they began
+        self.under_way: dict[Claim, None] = {}  # in the order in which they began
         self._nodes = nodes
         self._down: dict[str, None] = {}  # the labels of the nodes that are down
         self._renewals: Iterator[Hold | None] | None = None  # those that follow a new connection
@@ -90,7 +90,7 @@ class Machine:
 
     def reported(self, event: Event) -> None:
         """A node tells something. It is down once it told so: an attempt to connect has failed, or it was silent for
-        too long. A connection that was lost a moment ago is no outage. If no majority is left, the calls that wait for
+        too long. A connection that was lost a moment ago is no outage. If no majority is left, the claims that wait for
         a notice ask now: none will come, and their patience begins."""
         if isinstance(event, NodeUp):
             self._down.pop(event.node, None)
@@ -100,7 +100,7 @@ class Machine:
 
     def connected(self, missed: bool) -> None:
         """A node is connected again. If its notices may have been lost meanwhile (`missed`), all tickets are sent
-        again. If a majority is connected, the calls that wait for that ask again."""
+        again. If a majority is connected, the claims that wait for that ask again."""
         self._renew_soon()
         self._wake(self.tickets.all() if missed else [], waking_time(1), Wake.MISSED)
         self._wake_all(Wake.BACK)
@@ -114,7 +114,7 @@ class Machine:
         if self._holds_true(why):
             self._wake(list(reversed(self.under_way)), waking_time(len(self.under_way)), why)
 
-    def _wake(self, left: list[Call] | list[TicketOwner], within: float, why: Wake) -> None:
+    def _wake(self, left: list[Claim] | list[TicketOwner], within: float, why: Wake) -> None:
         """They ask within so many seconds. They are woken in slices, for as long as the reason holds: other tasks of
         the loop run in between."""
         began = self.core.spent()
@@ -148,11 +148,11 @@ def give_back(result: Tenure | NoLease) -> None:
         result.hold.end(result)
 
 
-class Call:
+class Claim:
     """See the module. The events that each has are `start`, the outcome of a round, the end of a pause, `wake`,
     `abandon`, `fail` and `close`."""
 
-    state: Began = BEGAN  # most calls end at once: what they do not need is not set for each of them
+    state: Began = BEGAN  # most claims end at once: what they do not need is not set for each of them
 
     def __init__(self, machine: Machine, terms: Terms, give_up: float = math.inf) -> None:
         self.terms = terms
@@ -170,8 +170,8 @@ class Call:
         """Begin it. Raises ConfigError, SelfDeadlock."""
         raise NotImplementedError
 
-    def again(self) -> Call:
-        """The same call once more, after its tenure was lost before its caller woke."""
+    def again(self) -> Claim:
+        """The same claim once more, after its tenure was lost before its caller woke."""
         raise NotImplementedError
 
     def wake(self, within: float, why: Wake) -> None:
@@ -254,4 +254,4 @@ class Call:
     def _await(self, state: Asking) -> None:
         """Go on with the outcome of its round, which is an event of a later turn."""
         self._enter(state)
-        state.ballot.on_settled = self._settled
+        state.ballot.when_settled(self._settled)

@@ -481,7 +481,7 @@ class Planner:
         one_try, time_up = self._terms.timeout == 0, now >= give_up
         tries_on = self._splits < COLLISIONS if one_try else not time_up
         vote = ballot.votes[0]
-        denied = nodes > 1 or vote.__class__ is Refused
+        denied = nodes > 1 or isinstance(vote, Refused)
         step = after_refusal(
             Refusal(
                 nodes=nodes,
@@ -489,7 +489,7 @@ class Planner:
                 one_try=one_try,
                 other_slot=nodes > 1 and kind.slots > 0 and tries_on and self._choose_slot(ballot),
                 denied=denied,
-                has_ticket=ballot.op.queueing.number > 0 if nodes > 1 else vote.__class__ is Refused and vote.rank >= 0,
+                has_ticket=ballot.op.queueing.number > 0 if nodes > 1 else isinstance(vote, Refused) and vote.rank >= 0,
                 notices=self._core.quorum.listens,
                 plain=ballot.op.plain,
                 probe=ballot.op.verb is WAIT,

@@ -1,4 +1,4 @@
-"""The states of a call (`machine.py`). Each has its data, and prints. NEXT is the table of what follows what: a call
+"""The states of a claim (`machine.py`). Each has its data, and prints. NEXT is the table of what follows what: a claim
 enters no other state, and docs/diagrams draws it."""
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class Queued(Began):
 class OwnerEntering(Began):
     """Another task of its owner asks for the hold, of a reentrant lock."""
 
-    __slots__ = ("_call", "_entry")
+    __slots__ = ("_claim", "_entry")
 
-    def __init__(self, entry: Entry, call: Enqueued) -> None:
+    def __init__(self, entry: Entry, claim: Enqueued) -> None:
         self._entry = entry
-        self._call = call
+        self._claim = claim
 
     def __repr__(self) -> str:
         return "waits while its owner enters"
 
     def end(self) -> None:
-        self._entry.leave(self._call)
+        self._entry.leave(self._claim)
 
 
 class Asking(Began):

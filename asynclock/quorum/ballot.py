@@ -135,7 +135,7 @@ class Ballot:
             return
         if self.votes[index] is not None:
             return
-        granted = reply.__class__ is tuple
+        granted = isinstance(reply, tuple)
         if granted:
             self.yes += 1
         else:
@@ -242,6 +242,10 @@ class Ballot:
         if on_settled is not None:
             on_settled(self)
 
+    def when_settled(self, call: Callable[[Ballot], object] | None) -> None:
+        """Call it with this ballot once there is an outcome; None: nothing."""
+        self.on_settled = call
+
     def wakes(self, waiter: Waiter) -> None:
         """Complete it with the outcome. A caller that waits no longer does not end the ballot."""
         self._waiter = waiter
@@ -251,7 +255,7 @@ class Ballot:
         return [
             i
             for i, vote in enumerate(self.votes)
-            if vote is None or vote.__class__ is tuple or (self._maybe >> i & 1 and isinstance(vote, Exception))
+            if vote is None or isinstance(vote, tuple) or (self._maybe >> i & 1 and isinstance(vote, Exception))
         ]
 
     @property
@@ -261,16 +265,16 @@ class Ballot:
 
     def refused_nodes(self) -> list[int]:
         """The nodes that answered no or failed."""
-        return [i for i, vote in enumerate(self.votes) if vote is not None and vote.__class__ is not tuple]
+        return [i for i, vote in enumerate(self.votes) if vote is not None and not isinstance(vote, tuple)]
 
     def fences(self) -> list[int]:
         """The fence F of each node that answered yes."""
-        return [vote[0] for vote in self.votes if vote.__class__ is tuple]  # type: ignore[misc]  # a Grant
+        return [vote[0] for vote in self.votes if isinstance(vote, tuple)]
 
     def token(self) -> tuple[int, bool]:
         """The fencing token of the grants, and whether a majority of nodes are witnesses of it (rule 4)."""
         if self.nodes == 1:
-            return self.votes[0][0], True  # type: ignore[index,return-value]  # a Grant
+            return self.votes[0][0], True  # type: ignore[index]  # a Grant
         fences = self.fences()
         top = max(fences)
         return top, fences.count(top) > self.nodes // 2

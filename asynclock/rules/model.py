@@ -112,7 +112,7 @@ class Reply:
     marked: bool = False  # other clients already wait for the granted hold
 
 
-def mode_of(id: str) -> str:
+def letter_of(id: str) -> str:
     """The letter of the kind of a hold (rules/registry.py); "" for a mutex and for the id of another program."""
     letter = id[ID_LENGTH + 1 : ID_LENGTH + 2]
     return letter if letter.isalpha() and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!") else ""
@@ -431,4 +431,9 @@ class Named(Protocol):
 
 def parts_of(what: Named) -> tuple[Part, ...]:
     """The names, usually one, each with its kind."""
-    return what.kind.parts or (Part(what.name, cast("Rule", what.kind)),)
+    return parts_for(what.name, what.kind)
+
+
+def parts_for(name: str, kind: Kind) -> tuple[Part, ...]:
+    """The same, of a kind that is of several names or of this one."""
+    return kind.parts or (Part(name, cast("Rule", kind)),)

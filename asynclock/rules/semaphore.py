@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Entry, Slots
 
-MOST = 10_000
+MOST_PERMITS = 10_000
 """The greatest number of permits. A refusal visits each holder, and blocks the server meanwhile."""
 
 _WANTS = re.compile(r".{33}s([0-9]{1,5})/([0-9]{0,5})\.", re.DOTALL)
-"""Numbers with more digits than MOST were written by another program."""
+"""Numbers with more digits than MOST_PERMITS were written by another program."""
 
 
 class Semaphore:

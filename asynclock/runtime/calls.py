@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from asynclock.protocol.causes import NoLease
     from asynclock.protocol.handover import Handle
-    from asynclock.protocol.machine import Call
+    from asynclock.protocol.machine import Claim
     from asynclock.protocol.terms import Terms
     from asynclock.runtime.session import Session
 
@@ -39,26 +39,26 @@ def adopt(session: Session, terms: Terms, handle: Handle) -> Coroutine[Any, Any,
     return _result_of(session, Adoption(session.machine, terms, handle))
 
 
-async def _result_of(session: Session, call: Call) -> Tenure | NoLease:
+async def _result_of(session: Session, claim: Claim) -> Tenure | NoLease:
     """Start it, and wait for its end, once. Raises what it fails with."""
     while True:
         try:
-            call.start()
-            await call.future
-            result = call.take()
+            claim.start()
+            await claim.future
+            result = claim.take()
         except GeneratorExit:  # the collector ends this coroutine, perhaps in the middle of another event
             with contextlib.suppress(RuntimeError):  # the loop is closed: it sends nothing any more
-                session.loop.call_soon_threadsafe(call.abandon)
+                session.loop.call_soon_threadsafe(claim.abandon)
             raise
         except BaseException:
-            call.abandon()
-            del call  # the error refers to this frame, and the call to the error: a cycle would stay
+            claim.abandon()
+            del claim  # the error refers to this frame, and the claim to the error: a cycle would stay
             raise
         if not (session.closed or (isinstance(result, Tenure) and result.lost_early)):
             return result
         give_back(result)  # it was lost before this task woke: ask again
         session.check_open()
-        call = call.again()
+        claim = claim.again()
 
 
 async def enter(session: Session, used_before: bool) -> None:

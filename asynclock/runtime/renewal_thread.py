@@ -114,7 +114,7 @@ class ThreadedHold(Hold):
 
     def count(self, ballot: Ballot, index: int) -> None:
         super().count(ballot, index)
-        if ballot.votes[index].__class__ is tuple and ballot.sent <= self._refused_at[index]:
+        if isinstance(ballot.votes[index], tuple) and ballot.sent <= self._refused_at[index]:
             with self._guard:  # rule 3: drop its end, unless a later grant has moved it since
                 if self._ends[index] <= _end_of(ballot):
                     self._ends[index] = -math.inf
@@ -155,7 +155,7 @@ class ThreadedHold(Hold):
             return
         if isinstance(vote, Exception):
             self._errors = {**(self._errors or {}), index: vote}
-        elif vote.__class__ is tuple:
+        elif isinstance(vote, tuple):
             end = _end_of(ballot)
             with self._guard:
                 if ballot.sent > self._refused_at[index] and end > self._ends[index]:

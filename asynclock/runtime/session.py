@@ -181,7 +181,7 @@ class Session:
         last, held, left = all(each is tenure for each in hold.tenures), tenure.held, tenure.ends - self.clock.now()
         if not self.forked:  # in a forked child the loop is the parent's
             with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits in it
-                self.loop.call_soon_threadsafe(hold.dropped, tenure.own, context=Context())
+                self.loop.call_soon_threadsafe(hold.dropped, tenure.weak_self, context=Context())
         if last and held:
             warnings.warn(
                 f"the lease of {brief(hold.name)} was dropped while held: release it, or use a `with` block; "

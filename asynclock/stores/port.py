@@ -3,6 +3,7 @@ times are in seconds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -57,10 +58,11 @@ __all__ = [
 
 Grant: TypeAlias = tuple[int, bool]
 """A node grants: the fence F of the node, and whether other clients wait for the name there. It is a plain tuple,
-because one is made for each acquire; test for it with `vote.__class__ is tuple`."""
+because one is made for each acquire. No other vote is a tuple."""
 
 
-class Refused(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Refused:
     """A node refuses."""
 
     left: float | None  # seconds until the blocking hold ends; math.inf: never, or unknown; None: nobody holds the name

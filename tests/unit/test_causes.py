@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import pickle
+from typing import get_args
 
 import pytest
 
+from asynclock._errors import Reason
 from asynclock._options import LockSettings
 from asynclock.info import Holder
 from asynclock.protocol.causes import BLOCKED, Cause, Loss, NoLease, lock_lost_error, lock_timeout_error
@@ -201,3 +203,7 @@ def test_the_holder_that_most_nodes_name(denials: list[Refused], holder: str | N
     """Of those that are named as often, the one that holds longest."""
     named = most_named(denials)
     assert (named.holder if named is not None else None) == holder
+
+
+def test_the_reasons_of_the_error_are_those_of_a_loss() -> None:
+    assert [each.value for each in Loss] == list(get_args(Reason))
