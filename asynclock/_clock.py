@@ -1,4 +1,4 @@
-"""Time, in seconds everywhere.
+"""The clock of this machine, and waits by a clock. Seconds everywhere.
 
 Validity is counted on CLOCK_BOOTTIME where the system has it. That clock does not jump with the wall clock, and it goes
 on while the machine sleeps, as a lease on the server does. The wall clock only starts fencing tokens and order keys.
@@ -11,34 +11,17 @@ import functools
 import time
 from contextlib import asynccontextmanager
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from asynclock._time import Clock, Timer
 
 if hasattr(time, "CLOCK_BOOTTIME"):
     now: Callable[[], float] = functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 else:  # macOS: its monotonic clock may stand still while the machine sleeps (docs/safety.md)
     now = time.monotonic
-
-
-class Timer(Protocol):
-    """The result of `Clock.call_at`."""
-
-    def cancel(self) -> None: ...
-
-
-class Clock(Protocol):
-    """A source of time: the machine's clock, or a clock that a test moves."""
-
-    def now(self) -> float:
-        """Seconds, on a clock that never goes back."""
-
-    def wall(self) -> float:
-        """Unix time in seconds."""
-
-    def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
-        """Call `callback` on the running loop once `now()` has reached `when`, in seconds."""
 
 
 class SystemClock:

@@ -1,13 +1,18 @@
-"""Flood: which lines of a log are printed where many of one kind come. The others are counted."""
+"""The log lines of this package: which are printed where many of one kind come (the others are counted), and that none
+of them has a character which could move a cursor or begin a line."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from typing import TYPE_CHECKING, Any
+
+from asynclock._untrusted import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from asynclock._clock import Clock, Timer
+    from asynclock._time import Clock, Timer
 
 BURST = 10
 """So many lines of one kind are printed in one window; the others are counted."""
@@ -60,3 +65,18 @@ class _Window:
         self.ends = ends
         self.lines = 0
         self.timer: Timer | None = None  # set while lines are counted that were not printed
+
+
+class _Escape(logging.Filter):
+    """Log lines name nodes, locks and what servers say."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        with contextlib.suppress(Exception):  # of a line that cannot be formatted: the handler reports it
+            text = record.getMessage()
+            if not text.isprintable():
+                record.msg, record.args = printable(text), None
+        return True
+
+
+for _name in ("asynclock", "asynclock.kazoo"):  # a logger does not filter the lines of those below it
+    logging.getLogger(_name).addFilter(_Escape())

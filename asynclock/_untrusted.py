@@ -6,8 +6,6 @@ Each error of this package, each of its log lines and each line of its commands 
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import re
 
 LONGEST = 16
@@ -32,18 +30,3 @@ def printable(text: str) -> str:
 def said(error: BaseException) -> str:
     """What an error says, in one line. Pure."""
     return printable(str(error) or repr(error))
-
-
-class _Escape(logging.Filter):
-    """Log lines name nodes, locks and what servers say."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        with contextlib.suppress(Exception):  # of a line that cannot be formatted: the handler reports it
-            text = record.getMessage()
-            if not text.isprintable():
-                record.msg, record.args = printable(text), None
-        return True
-
-
-for _name in ("asynclock", "asynclock.kazoo"):  # a logger does not filter the lines of those below it
-    logging.getLogger(_name).addFilter(_Escape())

@@ -22,21 +22,21 @@ from asynclock._options import (
     node_timeout,
     seconds,
 )
-from asynclock.acquire.counts import counts
-from asynclock.acquire.entering import enter
-from asynclock.acquire.handover import parse_handle
-from asynclock.acquire.observers import Observers
-from asynclock.acquire.session import Session
-from asynclock.acquire.sessions import Sessions, Substitute, substitute
 from asynclock.locks import admin, decorators, health
 from asynclock.locks.decorators import OnceLock
 from asynclock.locks.lock import AdoptedLock, Lock
 from asynclock.locks.multi import Multi, MultiLock, parts_of
 from asynclock.locks.reentrant import ReentrantLock
+from asynclock.protocol.handover import parse_handle
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.registry import rule_of
 from asynclock.rules.rwlock import READ, WRITE
-from asynclock.rules.semaphore import MOST, Semaphore
+from asynclock.rules.semaphore import MOST_PERMITS, Semaphore
+from asynclock.runtime.calls import enter
+from asynclock.runtime.counts import counts
+from asynclock.runtime.observers import Observers
+from asynclock.runtime.session import Session
+from asynclock.runtime.sessions import Sessions, Substitute, substitute
 from asynclock.stores import check_supported, check_thread_safe, limited_of, stores_for, stores_of
 from asynclock.stores.port import Use, Wish, is_standalone
 
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from asynclock._options import Seconds
-    from asynclock.acquire.counts import Counts
     from asynclock.events import Event
     from asynclock.info import Health, Holder, LockInfo
     from asynclock.locks.decorators import Skipped
     from asynclock.locks.lease import Lease
-    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Kind
+    from asynclock.runtime.counts import Counts
     from asynclock.stores import LimitedStore
     from asynclock.stores.port import Store
 
@@ -146,8 +146,8 @@ class Redlock:
     def semaphore(self, name: str, permits: int, /, **options: Unpack[LockOptions]) -> Lock:
         """A lock that a caller enters while it has fewer than `permits` holders. Callers may give different numbers.
         Does no I/O. Raises ConfigError, Unsupported (fencing=False)."""
-        if isinstance(permits, bool) or not isinstance(permits, int) or not 0 < permits <= MOST:
-            raise ConfigError(f"permits is a whole number from 1 to {MOST}, not {permits!r}", name=str(name))
+        if isinstance(permits, bool) or not isinstance(permits, int) or not 0 < permits <= MOST_PERMITS:
+            raise ConfigError(f"permits is a whole number from 1 to {MOST_PERMITS}, not {permits!r}", name=str(name))
         return self._shared(name, Semaphore(permits), options)
 
     def multi(self, *locks: str | Lock, **options: Unpack[LockOptions]) -> Lock:
@@ -170,7 +170,7 @@ class Redlock:
     def _checked(self, lock: Lock) -> Lock:
         """The lock. Raises Unsupported if the stores are known and cannot keep it."""
         if self._limited:
-            check_supported(self._limited, lock.__wish__()._replace(prefix=self._settings.prefix))
+            check_supported(self._limited, lock._wish()._replace(prefix=self._settings.prefix))
         return lock
 
     def _lock_settings(self, name: str, options: LockOptions, *, named: bool = True) -> LockSettings:
@@ -195,10 +195,10 @@ class Redlock:
         waits until an outage is over. Raises ConfigError, TypeError (`main` returned no awaitable), LockLost (the
         client was closed).
         """
-        lock, through_outages = self.__election__(name, main, options)
+        lock, through_outages = self._election(name, main, options)
         return await decorators.lead(lock, main, through_outages)
 
-    def __election__(self, name: str, main: object, options: LockOptions) -> tuple[Lock, bool]:
+    def _election(self, name: str, main: object, options: LockOptions) -> tuple[Lock, bool]:
         """For `lead`: its lock, and whether it waits until an outage is over. Raises ConfigError."""
         if not callable(main):
             raise ConfigError(f"main is a function that takes the lease, not {type(main).__name__}")
@@ -215,9 +215,9 @@ class Redlock:
         Raises ConfigError or TypeError when it decorates. A call raises what `async with` of a lock raises, and
         TypeError for a value of another type.
         """
-        return decorators.synchronized(name, self.__lock_of_calls__(name, options))
+        return decorators.synchronized(name, self._lock_of_calls(name, options))
 
-    def __lock_of_calls__(self, name: str | Callable[..., str], options: LockOptions) -> Callable[[str], Lock]:
+    def _lock_of_calls(self, name: str | Callable[..., str], options: LockOptions) -> Callable[[str], Lock]:
         """For `synchronized`: makes the lock of a call from its name. Raises ConfigError."""
         settings = self._settings_of_calls(name, options, Use.LOCK)
         return lambda named: Lock(check_name(named), MUTEX, settings(), self._session)
@@ -232,11 +232,9 @@ class Redlock:
         Raises ConfigError or TypeError when it decorates. A call raises as one of `synchronized` does; its LockTimeout
         says that split votes lasted for `patience` seconds.
         """
-        return decorators.once(name, *self.__runs__(name, within))
+        return decorators.once(name, *self._runs(name, within))
 
-    def __runs__(
-        self, name: str | Callable[..., str], within: Seconds
-    ) -> tuple[Callable[[str], OnceLock], float, float]:
+    def _runs(self, name: str | Callable[..., str], within: Seconds) -> tuple[Callable[[str], OnceLock], float, float]:
         """For `once`: makes the lock of a run from its name; `within`, and the patience, in seconds. Raises
         ConfigError."""
         length, patience = seconds("within", within), self._settings.patience
@@ -290,7 +288,7 @@ class Redlock:
         the caller of a lock. Returns a function that ends the subscription. Raises ConfigError."""
         return self._observers.add(listener)
 
-    def __counts__(self) -> list[Counts]:
+    def _counts_of_sessions(self) -> list[Counts]:
         """For `asynclock.otel`: the counts of each open session. Any thread may call it."""
         return [counts(session) for session in self._sessions.open()]
 
@@ -300,9 +298,9 @@ class Redlock:
         try:
             return await health.health(self._session())
         except Exception as error:  # a closed client, no nodes, a store that fails: `reason` says it
-            return self.__unusable__(error)
+            return self._unusable(error)
 
-    def __unusable__(self, error: Exception) -> Health:
+    def _unusable(self, error: Exception) -> Health:
         """For `health`: why it asked no node."""
         return health.unusable([store.label for store in self._stores], error)
 
@@ -402,7 +400,7 @@ class Redlock:
             self._use_stores(stores)
         return Session(self._settings, stores, self._observers)
 
-    def __substitute__(self, stores: Sequence[Store]) -> Substitute:
+    def _substitute(self, stores: Sequence[Store]) -> Substitute:
         """For `asynclock.testing.use`, of the ready-made client. From now on each client that begins to be used has
         these stores, and this client has them in any case. Raises ConfigError."""
         if not stores:

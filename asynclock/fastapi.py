@@ -147,7 +147,7 @@ class _Dependency:
         try:
             with anyio.CancelScope() as scope:
                 watch.scope = scope
-                lease = await lock.__lease__()
+                lease = await lock._leased()
             watch.scope = None
             if scope.cancel_called:  # perhaps in the moment in which the lock was granted
                 if lease is not None:

@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider
     from opentelemetry.trace import Tracer, TracerProvider
 
-    from asynclock.acquire.counts import Counts, NodeCounts
     from asynclock.client import Redlock
+    from asynclock.runtime.counts import Counts, NodeCounts
 
 __all__ = ["HOLD_BUCKETS", "MOST_LABELS", "OTHER", "WAIT_BUCKETS", "instrument"]
 
@@ -305,7 +305,7 @@ class Instruments:
 
     def _counts(self) -> list[Counts]:
         found = [client() for client, _ in list(self._clients.values())]
-        return [counts for client in found if client is not None for counts in client.__counts__()]
+        return [counts for client in found if client is not None for counts in client._counts_of_sessions()]
 
     def _observe_held(self, options: CallbackOptions) -> Iterable[Observation]:
         del options

@@ -14,7 +14,7 @@ import logging
 import threading
 from asyncio.tasks import _enter_task, _leave_task
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
@@ -23,7 +23,7 @@ from asynclock.blocking.thread_wait import thread_wait
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from asynclock.blocking.loop_thread import LoopThread
+    from asynclock.blocking.callbacks import Callbacks
     from asynclock.events import Event
 
     Undo = Callable[["_T"], Coroutine[Any, Any, object]]
@@ -37,6 +37,21 @@ _SLICE = 1.0
 task queues) arrive then; on Windows Ctrl-C, too."""
 
 _giving_back: set[asyncio.Task[object]] = set()
+
+
+class Home(Protocol):
+    """The thread in which calls run (`loop_thread.py`)."""
+
+    exits: bool  # the interpreter exits
+    listeners: Callbacks
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def begin(self, call: Call[Any]) -> None:
+        """Run the first step of a call in the loop. Any thread calls it."""
+
+    def is_alive(self) -> bool: ...
 
 
 class Call(Generic[_T]):
@@ -53,7 +68,7 @@ class Call(Generic[_T]):
 
     def __init__(
         self,
-        home: LoopThread,
+        home: Home,
         coroutine: Coroutine[Any, Any, _T],
         undo: Undo[_T] | None,
         completes: bool,

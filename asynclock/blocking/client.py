@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack
 from asynclock import client as async_client
 from asynclock._errors import ConfigError
 from asynclock._loop import running_task
-from asynclock.acquire.observers import guarded
 from asynclock.blocking import decorators
 from asynclock.blocking.calls import Call
 from asynclock.blocking.lease import Lease, watched
 from asynclock.blocking.lock import Lock, give_back
 from asynclock.blocking.loop_thread import call, call_and_undo, call_to_its_end, has_exited, loop_thread, register
 from asynclock.blocking.options import split
+from asynclock.runtime.observers import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from asynclock._options import Seconds
-    from asynclock.acquire.counts import Counts
     from asynclock.blocking.options import ClientOptions, LockOptions, OnLost
     from asynclock.events import Event
     from asynclock.info import Health, Holder, LockInfo
     from asynclock.locks.decorators import Skipped
+    from asynclock.runtime.counts import Counts
     from asynclock.stores.port import Store
 
 _P = ParamSpec("_P")
@@ -109,7 +109,7 @@ class Redlock:
         mutex. A Lock of this client counts with its name and kind, and its options do not count. Does no I/O. Raises
         ConfigError, Unsupported (fencing=False)."""
         on_lost, rest = self._split(options)
-        parts = [each.__async__() if isinstance(each, Lock) else each for each in locks]
+        parts = [each._async_lock() if isinstance(each, Lock) else each for each in locks]
         return Lock(self._client.multi(*parts, **rest), on_lost)
 
     def lead(self, name: str, main: Callable[[Lease], _R], /, **options: Unpack[LockOptions]) -> _R:
@@ -121,7 +121,7 @@ class Redlock:
         waits until an outage is over. Raises ConfigError, LockLost (the client was closed).
         """
         on_lost, rest = self._split(options)
-        lock, through_outages = self._client.__election__(name, main, rest)
+        lock, through_outages = self._client._election(name, main, rest)
         return decorators.lead(Lock(lock, on_lost), main, through_outages)
 
     def synchronized(
@@ -135,7 +135,7 @@ class Redlock:
         a value of another type.
         """
         on_lost, rest = self._split(options)
-        return decorators.synchronized(name, self._client.__lock_of_calls__(name, rest), on_lost)
+        return decorators.synchronized(name, self._client._lock_of_calls(name, rest), on_lost)
 
     def once(
         self, name: str | Callable[..., str], /, *, within: Seconds
@@ -144,7 +144,7 @@ class Redlock:
         calls return Skipped.RUNNING or Skipped.DONE. After a run that raised, or that ended with its process, the next
         call runs. Raises as `synchronized` does; LockTimeout of a call says that split votes lasted for `patience`
         seconds."""
-        return decorators.once(name, *self._client.__runs__(name, within))
+        return decorators.once(name, *self._client._runs(name, within))
 
     def adopt(self, handle: str, /, **options: Unpack[LockOptions]) -> Lease:
         """Take over the hold that another process detached. `handle` is the string that `Lease.detach` returned.
@@ -181,9 +181,9 @@ class Redlock:
 
         return self._client.subscribe(tell)
 
-    def __counts__(self) -> list[Counts]:
+    def _counts_of_sessions(self) -> list[Counts]:
         """For `asynclock.otel`: the counts of each open session. Any thread may call it."""
-        return self._client.__counts__()
+        return self._client._counts_of_sessions()
 
     def health(self) -> Health:
         """Whether an acquire would be decided now, and why not: each node takes a hold of a reserved name and gives it
@@ -191,7 +191,7 @@ class Redlock:
         try:
             return call(self._client.health)
         except Exception as error:  # a thread that runs an event loop, or the end of the interpreter
-            return self._client.__unusable__(error)
+            return self._client._unusable(error)
 
     def inspect(self, name: str, /) -> LockInfo:
         """The holders of `name` and its waiters, as a majority of the nodes sees them. Waits for at most 1 s for each

@@ -88,7 +88,7 @@ class Lease:
         ConfigError."""
         self._check_home()
         call(self._lease.__aenter__)
-        self._lease.__entered__()
+        self._lease._note_entered()
         return self
 
     def __exit__(self, t: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None, /) -> None:
@@ -137,4 +137,4 @@ def watch(lease: locks_lease.Lease, on_lost: OnLost) -> None:
     def lost(error: LockLost) -> None:
         losses.put(context.copy(), on_lost, error)
 
-    lease.__on_loss__(lost)
+    lease._call_on_loss(lost)

@@ -55,7 +55,7 @@ class Lock:
     def __reduce__(self) -> str:
         raise TypeError("a Lock cannot be pickled: send its name, and make a new Lock in the other process")
 
-    def __async__(self) -> locks_lock.Lock:
+    def _async_lock(self) -> locks_lock.Lock:
         """For `multi`: the lock as the background loop has it."""
         return self._lock
 
@@ -101,7 +101,7 @@ class Lock:
         else:
             found = call_and_undo(_enter, _leave, self._lock, self._on_lost)
         lease = Lease(found)
-        found.__entered__()
+        found._note_entered()
         frame = frame_at(1)
         self._blocks.append(_Block(current_thread(), (id(frame), frame.f_code), lease))
         return lease

@@ -13,9 +13,9 @@ from asynclock._clock import running_for
 from asynclock._errors import ConfigError, brief
 from asynclock._options import RESERVED
 from asynclock._untrusted import printable, said
-from asynclock.acquire.tags import holder_of_id, tag_of
 from asynclock.events import Broken
 from asynclock.info import LockInfo, Waiter
+from asynclock.protocol.causes import holder_of_id, note_of
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import is_held
 from asynclock.rules.model import ANY, ID_LENGTH, Op, Queueing, Verb, is_made_by_asynclock
@@ -26,10 +26,10 @@ from asynclock.stores.port import Explaining, NodeView, WaiterView, WrongKind
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-    from asynclock.acquire.session import Session
     from asynclock.info import Holder
     from asynclock.quorum.ballot import Ballot
-    from asynclock.rules.kind import Kind, Part
+    from asynclock.rules.model import Kind, Part
+    from asynclock.runtime.session import Session
     from asynclock.stores.port import Node
 
 
@@ -166,9 +166,11 @@ def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
         tickets[each.id] = each
     processes: dict[tuple[str, int], Waiter] = {}
     for each in sorted(tickets.values()):
-        tag = tag_of(each.id)
-        first = processes.get((tag.host, tag.pid), Waiter(tag.host, tag.pid, tag.since, 0))
-        processes[tag.host, tag.pid] = replace(first, tasks=first.tasks + each.tasks, since=min(first.since, tag.since))
+        note = note_of(each.id)
+        first = processes.get((note.host, note.pid), Waiter(note.host, note.pid, note.since, 0))
+        processes[note.host, note.pid] = replace(
+            first, tasks=first.tasks + each.tasks, since=min(first.since, note.since)
+        )
     return tuple(processes.values())
 
 
@@ -211,7 +213,7 @@ async def _break(session: Session, name: str, kind: Kind, id: str) -> Ballot:
     queueing = Queueing(session.quorum.serve, waiter=session.introduction(session.settings.lock.metadata))
     op = Op(Verb.BREAK, kind, name, id, 0.0, memory=memory, queueing=queueing)
     ballot = session.quorum.ask(op, session.within(session.settings.lock), everyone=True)
-    if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
+    if await session.settled(ballot) is Outcome.UNREACHABLE:
         session.check_open()
         raise session.quorum.unavailable(ballot, name)
     return ballot
@@ -269,6 +271,6 @@ def _describe(view: NodeView | BaseException) -> str:
 
 
 def _describe_hold(id: str, left: float | None) -> str:
-    tag = tag_of(id)
-    owner = f"{tag.host}:{tag.pid}" if tag.host else tag.metadata or "another program"
+    note = note_of(id)
+    owner = f"{note.host}:{note.pid}" if note.host else note.metadata or "another program"
     return f"{owner}, without an expiry" if left is None else f"{owner}, {left:.1f} s left"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import TypeAlias
 
-    from asynclock.acquire.tenure import Loss
+    from asynclock.protocol.causes import Loss
 
     Caller: TypeAlias = tuple[int, CodeType, int]
     """A frame that calls a method: its id, its code, and the index of the instruction that calls."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asynclock._clock import sleep
 from asynclock._errors import LockLost, LockTimeout, QuorumUnavailable, brief
-from asynclock.acquire.tenure import Tenure
 from asynclock.locks.lease import Lease
 from asynclock.locks.lock import Lock
 from asynclock.locks.template import namer
+from asynclock.protocol.hold import Tenure
 from asynclock.rules.model import DONE
 from asynclock.stores.port import Use
 
@@ -131,11 +131,11 @@ async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outag
     QuorumUnavailable where the lock has a timeout, and LockLost once the client is closed."""
     while True:
         try:
-            lease = await lock.__lease__()
+            lease = await lock._leased()
         except QuorumUnavailable:
             if not through_outages:
                 raise
-            await lock.__pause__(random.uniform(*AGAIN))  # noqa: S311 - jitter
+            await lock._sleep(random.uniform(*AGAIN))  # noqa: S311 - jitter
             continue
         raised: BaseException | None = None
         done: list[_R] = []

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from asynclock._errors import LockError
 from asynclock._untrusted import printable, said
 from asynclock.info import Health, NodeHealth
-from asynclock.quorum.checks import check_votes, too_late
+from asynclock.runtime.opening import check_votes, judge_again, too_late
 from asynclock.stores.port import Checked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asynclock.acquire.session import Session
+    from asynclock.runtime.session import Session
 
 LIMIT = 1.0
 """Seconds for which `health` waits for connections, and for answers; longer if the nodes are far away."""
@@ -32,7 +32,7 @@ async def health(session: Session) -> Health:
     began = session.loop.time()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_MARKS):
-            await session.quorum.judge_again()
+            await judge_again(session.quorum)
     nodes = session.quorum.nodes
     left = LIMIT - (session.loop.time() - began)
     found = await check_votes(nodes, max(left, session.quorum.limits.longest), session.clock, everyone=True)

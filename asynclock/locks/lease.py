@@ -20,11 +20,14 @@ from weakref import ref
 
 from asynclock._errors import ConfigError, LockLost, Unsupported, brief
 from asynclock._options import lock_settings
-from asynclock.acquire.handover import handle_of
-from asynclock.acquire.tenure import GIVEN, LOST, Loss, Tenure
 from asynclock.locks.cancellation import Block
 from asynclock.locks.tenures import TenuresByTask
+from asynclock.protocol.causes import Loss
+from asynclock.protocol.handover import handle_of
+from asynclock.protocol.hold import GIVEN_BACK, LOST, Tenure
 from asynclock.quorum.ballot import UNREACHABLE, WON
+from asynclock.rules.model import parts_of
+from asynclock.runtime.session import session_of
 from asynclock.stores.port import Use, Wish
 
 if TYPE_CHECKING:
@@ -83,7 +86,7 @@ class Lease:
     def remaining(self) -> float:
         """Seconds of validity left; 0.0 once it has ended."""
         tenure = self._tenure
-        return max(0.0, tenure.ends - tenure.hold.session.clock.now()) if tenure.held else 0.0
+        return max(0.0, tenure.ends - tenure.hold.core.clock.now()) if tenure.held else 0.0
 
     def ensure_held(self) -> None:
         """Raise LockLost if it was lost, LockNotHeld if it was released or detached; nothing if it is held now."""
@@ -93,15 +96,24 @@ class Lease:
     async def wait_lost(self) -> bool:
         """Wait for its end. Returns True if it was lost, False if it was released or detached. Raises ConfigError in
         another loop."""
-        self._tenure.hold.session.check()
-        return await self._tenure.wait_lost()
+        tenure, session = self._tenure, session_of(self._tenure)
+        session.check()
+        tenure.check_clock()
+        if tenure.open:
+            waiter: asyncio.Future[None] = session.loop.create_future()
+            tenure.add_waiter(waiter)
+            try:
+                await waiter
+            finally:
+                tenure.remove_waiter(waiter)
+        return tenure.state is LOST
 
     async def extend(self, *, lease: Seconds | None = None) -> None:
         """Move its end to `lease` seconds from now (default: the lock's lease), but never to an earlier time.
 
         Raises LockLost, LockNotHeld, QuorumUnavailable (it is still held until its validity runs out), ConfigError.
         """
-        tenure, session = self._tenure, self._tenure.hold.session
+        tenure, session = self._tenure, session_of(self._tenure)
         session.check()
         tenure.check_clock()
         self.ensure_held()
@@ -110,7 +122,7 @@ class Lease:
             length = lock_settings(self.name, {"lease": lease, "min_hold": 0}, session.settings).lease
         self._check_supported(Use.LOCK, length)
         ballot = tenure.hold.extend(length)
-        await ballot.settled(session.loop)
+        await session.settled(ballot)
         if not tenure.open:
             raise tenure.error()
         if ballot.outcome is not WON:
@@ -118,9 +130,9 @@ class Lease:
 
     def _check_supported(self, use: Use, lease: float) -> None:
         """Raise Unsupported for what the stores cannot do with this lock."""
-        terms, session = self._tenure.terms, self._tenure.hold.session
+        terms, session = self._tenure.terms, session_of(self._tenure)
         if session.limited:
-            names = tuple(part.name for part in terms.kind.parts) or (terms.name,)
+            names = tuple(part.name for part in parts_of(terms))
             session.check_supported(Wish(use, terms.kind, names, lease, 0.0, terms.settings.fencing))
 
     async def release(self) -> None:
@@ -148,18 +160,18 @@ class Lease:
         forget(tenure, self._kept())
         return handle_of(hold.op, hold.last_fence)
 
-    def __on_loss__(self, call: Callable[[LockLost], None]) -> None:
+    def _call_on_loss(self, call: Callable[[LockLost], None]) -> None:
         """For `asynclock.blocking`: call it in the event loop when the lease is lost."""
         self._tenure.call_on_loss(call)
 
-    def __entered__(self) -> None:
+    def _note_entered(self) -> None:
         """For `asynclock.blocking`: the thread that calls this has entered its block."""
         note_entered(self._tenure, self._kept)
 
     async def __aenter__(self) -> Self:
         """Guard the body: this task is cancelled if the lease is lost. Raises LockLost, LockNotHeld, ConfigError."""
         tenure = self._tenure
-        tenure.hold.session.check()
+        session_of(tenure).check()
         if tenure.on_lost is not None:
             raise ConfigError(
                 f"the lease of {brief(self.name)} guards a block already: acquire another lease", name=self.name
@@ -189,7 +201,7 @@ def guard(
 
 def note_entered(tenure: Tenure, kept: ref[TenuresByTask]) -> None:
     """This context has entered its block: `current_lease`."""
-    _ENTERED.set((tenure.own, kept, _held_ones(_ENTERED.get())))
+    _ENTERED.set((tenure.weak_self, kept, _held_ones(_ENTERED.get())))
 
 
 def _held_ones(entered: Entered | None) -> Entered | None:
@@ -234,7 +246,7 @@ async def leave(which: Tenure | Callable[[], Tenure], kept: TenuresByTask | None
         ours, cancel = await block.leave(e, cancel)
     tenure.check_clock()
     try:
-        if tenure.state in GIVEN:  # the body released or detached it
+        if tenure.state in GIVEN_BACK:  # the body released or detached it
             forget(tenure, kept)
         else:
             await give_back(tenure, kept)
@@ -251,16 +263,16 @@ async def leave(which: Tenure | Callable[[], Tenure], kept: TenuresByTask | None
 
 async def release(tenure: Tenure, kept: TenuresByTask | None) -> None:
     """Release a tenure outside the end of its block. Raises LockLost, LockNotHeld, ConfigError."""
-    tenure.hold.session.check()
+    session_of(tenure).check()
     tenure.check_clock()
-    if tenure.state in GIVEN:
+    if tenure.state in GIVEN_BACK:
         raise tenure.error()
     await give_back(tenure, kept)
 
 
 async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
     """End the tenure, and wait for the reply to its release. Raises LockLost, ConfigError."""
-    hold, session = tenure.hold, tenure.hold.session
+    hold, session = tenure.hold, session_of(tenure)
     lost = tenure.state is LOST
     if session.hung_up:  # no release can be sent any more
         hold.lose(Loss.CLOSED)
@@ -275,7 +287,7 @@ async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
         return
     if ballot.outcome is None:
         try:
-            await ballot.waiter(session.loop)
+            await session.waiter(ballot)
         except asyncio.CancelledError:
             await session.wait_shielded(ballot)
             raise
@@ -291,10 +303,10 @@ def forget(tenure: Tenure, kept: TenuresByTask | None) -> None:
 
 def _check_released(tenure: Tenure, ballot: Ballot) -> None:
     """Raise LockLost where a majority says that another owner holds the name; log an outage."""
-    hold = tenure.hold
+    session = session_of(tenure)
     if ballot.no > ballot.nodes // 2:
-        error = hold.lost_error(Loss(ballot.loss_reason()), ballot)
-        hold.session.tell_lost(tenure.terms, error.reason, tenure.held_for, lambda: error)
+        error = tenure.hold.lost_error(Loss(ballot.loss_reason()), ballot)
+        session.tell_lost(tenure.terms, error.reason, tenure.held_for, lambda: error)
         raise error
     if ballot.outcome is UNREACHABLE:
-        hold.session.not_released(ballot, tenure.terms)
+        session.not_released(ballot, tenure.terms)

@@ -1,33 +1,30 @@
-"""Lock: a name and how to hold it. `acquire/acquisition.py` has the rules by which it waits."""
+"""Lock: a name and how to hold it. `protocol/acquisition.py` has the rules by which it waits."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from functools import partial
 from sys import _getframe as frame_at
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 from weakref import ref
 
 from asynclock._clock import sleep
-from asynclock._errors import ConfigError, QuorumUnavailable, SelfDeadlock, brief
-from asynclock._loop import coroutine_function, no_loop, owner_of
+from asynclock._errors import ConfigError, QuorumUnavailable, brief
+from asynclock._loop import coroutine_function, no_loop
 from asynclock._options import seconds
-from asynclock.acquire.acquisition import acquire
-from asynclock.acquire.causes import NoLease, timed_out
-from asynclock.acquire.handover import adopt
-from asynclock.acquire.tags import tag_of
-from asynclock.acquire.tenure import Tenure, Terms
-from asynclock.acquire.ticket import no_ticket
 from asynclock.events import Acquired, TimedOut, Unavailable
 from asynclock.info import Holder
 from asynclock.locks.admin import wrong_kind
 from asynclock.locks.lease import Lease, guard, leave, release
 from asynclock.locks.tenures import TenuresByTask
+from asynclock.protocol.attempt import no_ticket
+from asynclock.protocol.causes import NoLease, lock_timeout_error, note_of
+from asynclock.protocol.hold import Tenure
+from asynclock.protocol.terms import Terms
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import would_refuse
-from asynclock.rules.kind import Part
-from asynclock.rules.model import PEEK, PEEK_ID, Op, Serve
+from asynclock.rules.model import PEEK, PEEK_ID, Op, Part, Serve, parts_for
+from asynclock.runtime.calls import acquire, adopt
 from asynclock.stores.port import Use, Wish, WrongKind
 
 if TYPE_CHECKING:
@@ -36,11 +33,11 @@ if TYPE_CHECKING:
 
     from asynclock._errors import LockTimeout
     from asynclock._options import LockSettings, Seconds
-    from asynclock.acquire.handover import Handle
-    from asynclock.acquire.session import Session
     from asynclock.locks.cancellation import Caller
+    from asynclock.protocol.handover import Handle
     from asynclock.quorum.ballot import Ballot
-    from asynclock.rules.kind import Kind, Rule
+    from asynclock.rules.model import Kind
+    from asynclock.runtime.session import Session
 
 UNSET: Any = object()
 
@@ -79,14 +76,14 @@ class Lock:
     def __reduce__(self) -> str:
         raise TypeError("a Lock cannot be pickled: send its name, and make a new Lock in the other process")
 
-    def __part__(self, session_of: object) -> Part | None:
+    def _part(self, session_of: object) -> Part | None:
         """For `multi`: this lock as one of several; None: it cannot be one. Raises ConfigError if it belongs to another
         client than the one with that `session_of`."""
         if self._session_of != session_of:
             raise ConfigError(f"{self!r} is another client's: make all locks of a multi lock with one client")
         return self._parts[0] if type(self) is Lock and not self._kind.parts else None
 
-    def __wish__(self) -> Wish:
+    def _wish(self) -> Wish:
         """For the client: what it asks of the stores."""
         names, settings = tuple(part.name for part in self._parts), self._settings
         return Wish(self._use, self._kind, names, settings.lease, settings.min_hold, settings.fencing)
@@ -94,7 +91,7 @@ class Lock:
     @property
     def _parts(self) -> tuple[Part, ...]:
         """Its names, each with its kind."""
-        return self._kind.parts or (Part(self._name, cast("Rule", self._kind)),)
+        return parts_for(self._name, self._kind)
 
     @property
     def name(self) -> str:
@@ -113,8 +110,8 @@ class Lock:
         (this task would wait for itself), ConfigError (a wrong timeout, a server that refuses a command, or a name in
         use as another kind).
         """
-        tenure = await self._acquire(timeout)
-        return Lease(tenure, self._kept) if isinstance(tenure, Tenure) else None
+        taken = await self._acquire(timeout)
+        return Lease(taken, self._kept) if isinstance(taken, Tenure) else None
 
     async def _acquire(self, timeout: Seconds | None) -> Tenure | NoLease:
         if timeout is UNSET:
@@ -133,23 +130,23 @@ class Lock:
             if wait:
                 wait = max(wait - opened_in, 1e-6)
         if session.limited:  # the stores may have been unknown when this lock was made
-            session.check_supported(self.__wish__())
-        terms = Terms(self._name, self._kind, self._settings, task, wait)
+            session.check_supported(self._wish())
+        terms = self._terms(task, wait)
         try:
             if session.observers.active:
-                tenure = await self._take_observed(session, terms, opened_in)
+                taken = await self._take_observed(session, terms, opened_in)
             else:
-                tenure = await self._take(session, terms)
-            if isinstance(tenure, Tenure):
-                self._kept.add(tenure)
-                return tenure
-            tenure = tenure._replace(waited=opened_in + tenure.waited)
+                taken = await self._take(session, terms)
+            if isinstance(taken, Tenure):
+                self._kept.add(taken)
+                return taken
+            refusal = taken._replace(waited=opened_in + taken.waited)
             if wait == 0 and not self._settings.fencing:  # a plain SET does not say who holds the key, or what it is
                 found = (await self._peek()).holder()
-                tenure = tenure if found is None else tenure._replace(holder=found.holder, left=found.left)
+                refusal = refusal if found is None else refusal._replace(holder=found.holder, left=found.left)
         except WrongKind:
             raise (await wrong_kind(session, self._parts)) from None
-        return tenure
+        return refusal
 
     async def _take_observed(self, session: Session, terms: Terms, opened_in: float) -> Tenure | NoLease:
         """As `_take`, and tells the outcome. `opened_in`: seconds for which the caller has waited for connections."""
@@ -173,34 +170,11 @@ class Lock:
                     raise
         return taken
 
+    def _terms(self, task: asyncio.Task[Any] | None, wait: float | None) -> Terms:
+        return Terms(self._name, self._kind, self._settings, task, wait)
+
     def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:
-        if terms.timeout != 0 and self._is_held_by_task(session, terms):
-            return self._take_beside(session, terms)
         return acquire(session, terms)
-
-    def _is_held_by_task(self, session: Session, terms: Terms) -> bool:
-        """Whether the task that asks may hold the name already."""
-        if session.holds.get(self._name) is None:
-            return False
-        return any(_is_of(each, terms) for each in session.holds.tenures(self._name))
-
-    async def _take_beside(self, session: Session, terms: Terms) -> Tenure | NoLease:
-        """As `_take`, where tasks of this process may hold these names."""
-        mine = {part: sum(_is_of(each, terms) for each in session.holds.tenures(part.name)) for part in self._parts}
-        if any(mine.values()) and all(part.kind.shared for part, count in mine.items() if count):
-            # This task may get one more hold beside its own. It must not wait: it would wait for itself.
-            with contextlib.suppress(QuorumUnavailable):
-                one_try = Terms(terms.name, terms.kind, terms.settings, terms.task, 0, terms.owner)
-                if isinstance(tenure := await acquire(session, one_try), Tenure):
-                    return tenure
-        for part, count in mine.items():
-            if count >= part.kind.max_per_task:
-                raise SelfDeadlock(
-                    f"this {owner_of(terms.task)} holds {brief(part.name)} already and would wait for itself: "
-                    f"{self._kind.deadlock_hint}",
-                    name=part.name,
-                )
-        return await acquire(session, terms)
 
     async def release(self) -> None:
         """Release the lease that this task acquired last through this Lock; without one, the only open lease of a task
@@ -214,23 +188,41 @@ class Lock:
     async def locked(self) -> bool:
         """Whether another owner's `acquire(timeout=0)` would be refused now: the holders leave no room, or a waiter
         goes first (of a fair lock, or a writer before readers). Raises QuorumUnavailable, ConfigError."""
-        ballot = await self._peek()
-        return would_refuse(ballot.denials(), ballot.nodes, self._kind)
+        session = await self._opened()
+        asked = self._peeks(session)
+        await session.all_settled([ballot for _, ballot in asked])
+        for _, ballot in asked:
+            await self._check_answered(session, ballot)
+        return any(would_refuse(ballot.denials(), ballot.nodes, kind) for kind, ballot in asked)
 
-    async def _peek(self) -> Ballot:
-        """Ask all nodes whether an attempt would enter, and for the holders."""
+    async def _opened(self) -> Session:
         session = self._session_of(None)
         if not session.opened:
             await session.open(self._settings, session.connect_limit(None), check=False)
         if session.limited:
-            session.check_supported(self.__wish__())
-        kind = self._kind
-        op = Op(PEEK, kind, self._name, PEEK_ID + kind.mode, 0.0, queueing=no_ticket(Serve.NOBODY, kind.fair, 1))
-        ballot = session.quorum.ask(op, session.within(self._settings), everyone=True)
-        if await ballot.settled(session.loop) is Outcome.UNREACHABLE:
+            session.check_supported(self._wish())
+        return session
+
+    def _peeks(self, session: Session) -> list[tuple[Kind, Ballot]]:
+        """Ask all nodes, for each kind, whether an attempt would enter."""
+        return [(self._kind, self._peek_at(session, self._kind, self._name))]
+
+    def _peek_at(self, session: Session, kind: Kind, name: str) -> Ballot:
+        op = Op(PEEK, kind, name, PEEK_ID + kind.mode, 0.0, queueing=no_ticket(Serve.NOBODY, kind.fair, 1))
+        return session.quorum.ask(op, session.within(self._settings), everyone=True)
+
+    async def _peek(self) -> Ballot:
+        """Ask all nodes whether an attempt would enter, and for the holders."""
+        session = await self._opened()
+        ballot = self._peek_at(session, self._kind, self._name)
+        await session.settled(ballot)
+        await self._check_answered(session, ballot)
+        return ballot
+
+    async def _check_answered(self, session: Session, ballot: Ballot) -> None:
+        if ballot.outcome is Outcome.UNREACHABLE:
             error: Exception = session.quorum.unavailable(ballot, self._name)
             raise (await wrong_kind(session, self._parts)) if isinstance(error, WrongKind) else error
-        return ballot
 
     @coroutine_function
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
@@ -240,20 +232,20 @@ class Lock:
         return self._enter((id(frame), frame.f_code, frame.f_lasti))  # type: ignore[return-value] # mypy's Coroutine
 
     async def _enter(self, caller: Caller) -> Lease:
-        tenure = await self._acquire(UNSET)
-        if not isinstance(tenure, Tenure):
-            raise self._timed_out(tenure)
-        guard(tenure, ref(self._kept), tenure.task, caller)
-        return Lease(tenure, self._kept)
+        taken = await self._acquire(UNSET)
+        if not isinstance(taken, Tenure):
+            raise self._timed_out(taken)
+        guard(taken, ref(self._kept), taken.task, caller)
+        return Lease(taken, self._kept)
 
-    async def __lease__(self) -> Lease:
+    async def _leased(self) -> Lease:
         """For `lead`: as `acquire`, but raises LockTimeout where that returns None."""
-        tenure = await self._acquire(UNSET)
-        if isinstance(tenure, Tenure):
-            return Lease(tenure, self._kept)
-        raise self._timed_out(tenure)
+        taken = await self._acquire(UNSET)
+        if isinstance(taken, Tenure):
+            return Lease(taken, self._kept)
+        raise self._timed_out(taken)
 
-    async def __pause__(self, seconds: float) -> None:
+    async def _sleep(self, seconds: float) -> None:
         """For `lead`: wait so long, by the clock of the client."""
         await sleep(seconds, self._session_of(None).clock)
 
@@ -262,7 +254,7 @@ class Lock:
         session = self._session_of(None)
         here = _holder_here(session, [part.name for part in self._parts], refusal.holder)
         wall, timeout, several = session.clock.wall(), self._settings.timeout, len(self._parts) > 1
-        return timed_out(self._name, refusal, here, wall, timeout=timeout, several=several)
+        return lock_timeout_error(self._name, refusal, here, wall, timeout=timeout, several=several)
 
     @coroutine_function
     def __aexit__(
@@ -302,15 +294,10 @@ def _holder_here(session: Session, names: Iterable[str], id: str) -> Holder | No
     """The holder of one of these names in this process, if there is one; with an `id`, only the hold of that id."""
     now, wall = session.clock.now(), session.clock.wall()
     for name in names:
-        for hold in session.holds.of(name):
+        for hold in session.machine.holds.of(name):
             for tenure in hold.tenures if hold.op.id == id or not id else ():
                 if tenure.held:
-                    tag = tag_of(hold.op.id)
+                    note = note_of(hold.op.id)
                     since, metadata = wall - tenure.held_for, tenure.terms.settings.metadata
-                    return Holder(name, tag.host, tag.pid, since, tenure.ends - now, metadata)
+                    return Holder(name, note.host, note.pid, since, tenure.ends - now, metadata)
     return None
-
-
-def _is_of(tenure: Tenure, terms: Terms) -> bool:
-    """Whether the task that asks holds that tenure now."""
-    return tenure.task == terms.task and tenure.held  # equal and not the same: the calls of one thread

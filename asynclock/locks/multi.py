@@ -10,23 +10,22 @@ for all names again.
 from __future__ import annotations
 
 import math
-import random
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import ConfigError, brief
 from asynclock.locks.lock import Lock
-from asynclock.rules.kind import Part
+from asynclock.rules.model import Part
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
     from asynclock._options import LockSettings
-    from asynclock.acquire.session import Session
-    from asynclock.acquire.tenure import Terms
-    from asynclock.rules.kind import Rule, Slots
+    from asynclock.quorum.ballot import Ballot
+    from asynclock.rules.model import Kind, Rule, Slots
+    from asynclock.runtime.session import Session
 
-MOST = 256
+MOST_NAMES = 256
 """The most names of one multi lock. The server runs nothing else while it checks them all."""
 
 
@@ -55,7 +54,7 @@ class Multi:
             parts.append(Part(part.name, part.kind.at(digit)))
         return Multi(parts)
 
-    def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
+    def choose(self, taken: Sequence[Slots], spare: int, random: Callable[[], float]) -> int | None:
         """The slots to try next, as one number. None, unless a majority refused because of the same name, and that name
         has other slots that may be free."""
         slot, size = 0, 1
@@ -64,10 +63,10 @@ class Multi:
             if not part.kind.slots:
                 continue
             refused = [slots for slots in taken if slots.part == index]
-            digit = part.kind.choose(refused, spare) if len(refused) > spare else None
+            digit = part.kind.choose(refused, spare, random) if len(refused) > spare else None
             found = found or digit is not None
             if digit is None:
-                digit = random.randrange(part.kind.slots)  # noqa: S311 - no secret
+                digit = int(random() * part.kind.slots)
             slot, size = slot + digit * size, size * part.kind.slots
         return slot if found else None
 
@@ -89,27 +88,23 @@ class MultiLock(Lock):
     ) -> None:
         super().__init__(", ".join(part.name for part in kind.parts), kind, settings, session_of)
 
-    def _is_held_by_task(self, session: Session, terms: Terms) -> bool:
-        del session, terms
-        return True  # of its names some may be
-
-    async def locked(self) -> bool:
-        if await super().locked():
-            return True
-        # Over N nodes the slots of each name need a majority of their own.
-        slotted = (part for part in self._parts if part.kind.slots)
-        return any([await Lock(each.name, each.kind, self._settings, self._session_of).locked() for each in slotted])
+    def _peeks(self, session: Session) -> list[tuple[Kind, Ballot]]:
+        asked = super()._peeks(session)
+        if len(session.quorum.nodes) > 1:  # there the slots of each name need a majority of their own
+            slotted = [part for part in self._parts if part.kind.slots]
+            asked += [(each.kind, self._peek_at(session, each.kind, each.name)) for each in slotted]
+        return asked
 
 
 def parts_of(
     locks: Sequence[object], mutex: Rule, session_of: object, check_name: Callable[[object], str]
 ) -> list[Part]:
     """The names of these locks and their kinds; a str is a mutex. Raises ConfigError."""
-    if not 0 < len(locks) <= MOST:
-        raise ConfigError(f"multi() of {len(locks) or 'no'} locks: name 1 to {MOST}, as in multi('a', 'b')")
+    if not 0 < len(locks) <= MOST_NAMES:
+        raise ConfigError(f"multi() of {len(locks) or 'no'} locks: name 1 to {MOST_NAMES}, as in multi('a', 'b')")
     parts: list[Part] = []
     for lock in locks:
-        part = lock.__part__(session_of) if isinstance(lock, Lock) else Part(check_name(lock), mutex)
+        part = lock._part(session_of) if isinstance(lock, Lock) else Part(check_name(lock), mutex)
         if part is None:
             raise ConfigError(f"{lock!r} cannot be part of a multi lock: give its names, or plain locks of them")
         parts.append(part)

@@ -25,15 +25,17 @@ from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 from asynclock._errors import LockNotHeld, brief
-from asynclock._loop import no_loop, owner_of
-from asynclock.acquire.tenure import GIVEN
+from asynclock._loop import no_loop
 from asynclock.locks.cancellation import Block
+from asynclock.protocol.hold import GIVEN_BACK
+from asynclock.protocol.terms import owner_of
+from asynclock.runtime.session import session_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asynclock.acquire.tenure import Tenure
     from asynclock.locks.cancellation import Caller
+    from asynclock.protocol.hold import Tenure
 
 log = logging.getLogger("asynclock")
 
@@ -91,7 +93,7 @@ class TenuresByTask:
         mine = by_task.get(task)
         if mine is None:
             return []
-        while mine and mine[-1].state in GIVEN and mine[-1].on_lost is None:
+        while mine and mine[-1].state in GIVEN_BACK and mine[-1].on_lost is None:
             mine.pop()
         if not mine:
             del by_task[task]
@@ -134,7 +136,7 @@ class TenuresByTask:
         """The tenures of this event loop. Other loops may share the Lock."""
         loop = asyncio.get_running_loop()
         groups = list(self._all().values())  # one step for the threads of other loops
-        return [each for tenures in groups for each in tenures if each.hold.session.loop is loop]
+        return [each for tenures in groups for each in tenures if session_of(each).loop is loop]
 
     def entered(self, name: str, caller: Caller) -> Tenure:
         """The tenure of the block that ends here; `caller` called `__aexit__`. Raises LockNotHeld."""
@@ -155,7 +157,7 @@ class TenuresByTask:
             return blocks[-1] if blocks else self.taken(name)
         # A tenure that was lost goes first: its end takes the lock from no body.
         tenure = next((each for each in fits if not each.open), fits[-1])
-        if len(fits) > 1 and tenure.hold.session.journal.admits_fault("blocks of which several may have ended"):
+        if len(fits) > 1 and session_of(tenure).journal.admits_fault("blocks of which several may have ended"):
             log.warning(
                 "asynclock: %s ends one of %d blocks over one Lock of %s, and an exit stack or a wrapper hides which: "
                 "%s; enter `await lock.acquire()` there",

@@ -17,20 +17,17 @@ The rules:
 from __future__ import annotations
 
 import math
-from asyncio import Future
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock.quorum.denials import holder_of, lost_to
 from asynclock.stores.port import Reconnecting, Refused
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
     from asynclock._errors import Reason
-    from asynclock.rules.kind import Slots
-    from asynclock.rules.model import Op
+    from asynclock.rules.model import Op, Slots
     from asynclock.stores.port import Grant, Undone, Vote
 
 
@@ -50,6 +47,14 @@ class Outcome(Enum):
 
 WON, REFUSED, UNREACHABLE = Outcome
 """Faster to read than the members of the class, as in `model.py`."""
+
+
+class Waiter(Protocol):
+    """Something for which a task waits, such as a future."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: Any, /) -> None: ...
 
 
 def tally(nodes: int, yes: int, no: int, failed: int) -> Outcome | None:
@@ -78,11 +83,11 @@ _NOT_ASKED = LookupError("not asked")
 
 
 class Ballot:
-    """One op sent to all nodes. Handles the replies, also after the task that awaits it was cancelled."""
+    """One op sent to all nodes. Handles the replies, also after the task that waits for it was cancelled."""
 
     __slots__ = (
-        "_certain", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "failed", "gives_up", "late",
-        "no", "nodes", "on_settled", "op", "outcome", "sent", "votes", "yes",
+        "_certain", "_early", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "failed",
+        "gives_up", "late", "no", "nodes", "on_settled", "op", "outcome", "sent", "votes", "yes",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +101,7 @@ class Ballot:
         certain: bool = False,
         on_vote: Callable[[Ballot, int], object] | None = None,
         gives_up: float = math.inf,
+        sending: bool = False,
     ) -> None:
         self.op = op
         self.nodes = nodes
@@ -113,8 +119,10 @@ class Ballot:
         self._everyone = everyone  # settle only after each node has answered or failed
         self._certain = certain  # REFUSED only if one holder has a majority, or all nodes have answered or failed
         self._on_vote = on_vote  # called with each vote, before the vote can settle the ballot
+        # Answers and failures that came while the op was still being sent (`sending`); None: it has been sent.
+        self._early: tuple[tuple[int, Any, bool], ...] | None = () if sending else None
         self._maybe = 0  # bit i: node i cast no vote, but may carry the op out
-        self._waiter: Future[Outcome] | None = None
+        self._waiter: Waiter | None = None
 
     def __repr__(self) -> str:
         outcome = self.outcome.value if self.outcome else "open"
@@ -122,9 +130,12 @@ class Ballot:
         return f"<Ballot {self.op.verb.value} {outcome}: {votes}>"
 
     def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
+        if self._early is not None:
+            self._early += ((index, reply, False),)
+            return
         if self.votes[index] is not None:
             return
-        granted = reply.__class__ is tuple
+        granted = isinstance(reply, tuple)
         if granted:
             self.yes += 1
         else:
@@ -136,6 +147,9 @@ class Ballot:
             self._count(index)
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
+        if self._early is not None:
+            self._early += ((index, error, maybe),)
+            return
         if self.votes[index] is not None:
             return
         self.votes[index] = error
@@ -143,6 +157,20 @@ class Ballot:
         if maybe:
             self._maybe |= 1 << index
         self._count(index)
+
+    def was_sent(self, later: Callable[..., object]) -> None:
+        """The op was sent to all nodes. What a node has answered inside that call counts in the next turn: no event is
+        delivered inside a call of the machine."""
+        early, self._early = self._early, None
+        if early:
+            later(self._count_early, early)
+
+    def _count_early(self, early: Sequence[tuple[int, Any, bool]]) -> None:
+        for index, vote, maybe in early:
+            if isinstance(vote, Exception):
+                self.fail(index, vote, maybe=maybe)
+            else:
+                self.answer(index, vote)
 
     def defer(self, why: Callable[[], Exception]) -> None:
         """It waits in the queue of the only node."""
@@ -214,21 +242,20 @@ class Ballot:
         if on_settled is not None:
             on_settled(self)
 
-    async def settled(self, loop: asyncio.AbstractEventLoop) -> Outcome:
-        """Wait for the outcome. A cancellation ends the waiting, not the ballot."""
-        return self.outcome or await self.waiter(loop)
+    def when_settled(self, call: Callable[[Ballot], object] | None) -> None:
+        """Call it with this ballot once there is an outcome; None: nothing."""
+        self.on_settled = call
 
-    def waiter(self, loop: asyncio.AbstractEventLoop) -> Future[Outcome]:
-        """A future of the outcome, to await while there is none. It saves the coroutine of `settled`."""
-        self._waiter = Future(loop=loop)  # as loop.create_future(), with one call less
-        return self._waiter
+    def wakes(self, waiter: Waiter) -> None:
+        """Complete it with the outcome. A caller that waits no longer does not end the ballot."""
+        self._waiter = waiter
 
     def traces(self) -> list[int]:
         """The nodes where the op took effect or may still do so (rule 3)."""
         return [
             i
             for i, vote in enumerate(self.votes)
-            if vote is None or vote.__class__ is tuple or (self._maybe >> i & 1 and isinstance(vote, Exception))
+            if vote is None or isinstance(vote, tuple) or (self._maybe >> i & 1 and isinstance(vote, Exception))
         ]
 
     @property
@@ -238,16 +265,16 @@ class Ballot:
 
     def refused_nodes(self) -> list[int]:
         """The nodes that answered no or failed."""
-        return [i for i, vote in enumerate(self.votes) if vote is not None and vote.__class__ is not tuple]
+        return [i for i, vote in enumerate(self.votes) if vote is not None and not isinstance(vote, tuple)]
 
     def fences(self) -> list[int]:
         """The fence F of each node that answered yes."""
-        return [vote[0] for vote in self.votes if vote.__class__ is tuple]  # type: ignore[misc]  # a Grant
+        return [vote[0] for vote in self.votes if isinstance(vote, tuple)]
 
     def token(self) -> tuple[int, bool]:
         """The fencing token of the grants, and whether a majority of nodes are witnesses of it (rule 4)."""
         if self.nodes == 1:
-            return self.votes[0][0], True  # type: ignore[index,return-value]  # a Grant
+            return self.votes[0][0], True  # type: ignore[index]  # a Grant
         fences = self.fences()
         top = max(fences)
         return top, fences.count(top) > self.nodes // 2

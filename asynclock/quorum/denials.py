@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from asynclock._errors import Reason
-    from asynclock.rules.kind import Kind
+    from asynclock.rules.model import Kind
 
 
 def holder_of(denials: Collection[Refused], nodes: int) -> Refused | None:
@@ -46,7 +46,7 @@ def would_refuse(replies: Collection[Refused], nodes: int, kind: Kind) -> bool:
         return True
     if nodes == 1 or not kind.slots or kind.parts:
         return False
-    return kind.choose([each.slots for each in entering if each.slots is not None], spare) is None
+    return kind.choose([each.slots for each in entering if each.slots is not None], spare, lambda: 0.0) is None
 
 
 def first_free(denials: Collection[Refused], nodes: int) -> float:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asynclock._clock import Clock
+    from asynclock._time import Clock
     from asynclock.stores.port import Facts
 
 VOTES = -math.inf

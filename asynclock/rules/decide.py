@@ -65,7 +65,7 @@ from asynclock.rules.model import (
 )
 
 if TYPE_CHECKING:
-    from asynclock.rules.kind import Rule
+    from asynclock.rules.model import Rule
 
 HasListener: TypeAlias = Callable[[str], bool | None]
 """Whether a client listens to the channel of a tag; None: the node has no permission to publish."""

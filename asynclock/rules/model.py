@@ -1,20 +1,19 @@
-"""The values of the rules: the state of a name at a node and its answers (State, Reply, Notice), and the requests to it
-(Op and its verbs, Queueing). The rules themselves are in `decide.py`. All times are in seconds; a store converts them
-to its own units."""
+"""The values of the rules: the state of a name at a node and its answers (State, Reply, Notice), the requests to it (Op
+and its verbs, Queueing), and what a kind of lock is: `Kind`, as a client sees it, and `Rule`, by which a store decides
+who may enter. The rules themselves are in `decide.py`. All times are in seconds; a store converts them to its own
+units."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 from asynclock._options import RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asynclock.rules.kind import Kind
+    from collections.abc import Callable, Sequence
 
 ID_LENGTH = 32
 """The length of the random part of an id. It begins with the tag of its client, which names the client's channel."""
@@ -113,7 +112,7 @@ class Reply:
     marked: bool = False  # other clients already wait for the granted hold
 
 
-def mode_of(id: str) -> str:
+def letter_of(id: str) -> str:
     """The letter of the kind of a hold (rules/registry.py); "" for a mutex and for the id of another program."""
     letter = id[ID_LENGTH + 1 : ID_LENGTH + 2]
     return letter if letter.isalpha() and id[ID_LENGTH : ID_LENGTH + 1] in ("|", "!") else ""
@@ -163,6 +162,119 @@ SERVED = 64
 
 LAST = 8
 """The last so many of these continue the batch. More than one, because some clients may be dead."""
+
+
+class Slots(NamedTuple):
+    """The slots in use, in the refusal of a node."""
+
+    taken: tuple[int, ...]
+    part: int = 0  # the number of the name, for an op of several names
+
+
+class Kind(Protocol):
+    """A kind of lock, as a client sees it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def letter(self) -> str:
+        """The first character of its mode, by which a store finds its rule or script; "" for the mutex."""
+
+    @property
+    def fair(self) -> bool:
+        """Whether its attempts enter only in the order of the queue."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether several ids can hold a name at once. If not, the hold on Redis is a plain string with the mark of
+        rule 9, and the tasks of one process use a local queue."""
+
+    @property
+    def mode(self) -> str:
+        """The text after the bar in its ids, which describes the hold; "" for the mutex."""
+
+    @property
+    def max_per_task(self) -> int:
+        """The number of holds of a name with which a task that waits for one more waits for itself."""
+
+    @property
+    def deadlock_hint(self) -> str:
+        """The advice in the message of SelfDeadlock."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The names that it holds together; (): only the name of its op."""
+
+    @property
+    def slots(self) -> int:
+        """The number of slots. Over N nodes each hold has a slot, which its id contains and a majority grants; 0: the
+        kind has no slots."""
+
+    def at(self, slot: int) -> Kind:
+        """The kind of an attempt for this slot."""
+
+    def choose(self, taken: Sequence[Slots], spare: int, random: Callable[[], float]) -> int | None:
+        """A slot that a majority may grant. `taken`: the slots in use at each node that refused; `spare`: the number of
+        nodes that a majority does not need; `random`: draws a number from 0.0 up to 1.0. None: no such slot is
+        known."""
+
+    def respects_queue(self, id: str) -> bool:
+        """Whether an attempt enters after the tickets before it, even if it could enter now."""
+
+
+class Rule(Kind, Protocol):
+    """The rule of a kind of lock of one name: which attempts can enter. Pure. No hold has ended, and none is of
+    `id`."""
+
+    def at(self, slot: int) -> Rule: ...
+
+    def of_mode(self, mode: str) -> Rule:
+        """The rule of a hold whose id has this mode, which has the same letter."""
+
+    def taken(self, holds: Sequence[Entry]) -> tuple[int, ...] | None:
+        """The slots in use; None: the kind has no slots."""
+
+    def admits(self, holds: Sequence[Entry], id: str) -> bool:
+        """Whether the id can hold the name together with `holds`."""
+
+    def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
+        """The hold that a refused attempt waits for: it tries again when this hold ends."""
+
+
+class Slotless:
+    """The methods that are the same for all rules without slots."""
+
+    parts = ()
+    slots = 0
+
+    def at(self, slot: int) -> Self:
+        del slot
+        return self
+
+    def of_mode(self, mode: str) -> Self:
+        del mode
+        return self
+
+    def choose(self, taken: Sequence[Slots], spare: int, random: Callable[[], float]) -> None:
+        del taken, spare, random
+
+    def taken(self, holds: Sequence[Entry]) -> None:
+        del holds
+
+
+_SLOT = re.compile(r"/\d+")
+
+
+class Part(NamedTuple):
+    """One of several names that are held together."""
+
+    name: str
+    kind: Rule
+
+    def named(self, id: str, *, waits: bool = False) -> str:
+        """The id of that hold at this name; or of its ticket, which is not for a single slot."""
+        mode = _SLOT.sub("/", self.kind.mode) if waits else self.kind.mode
+        return f"{id[: ID_LENGTH + 1]}{mode}{id[ID_LENGTH + 1 :]}" if id else ""
 
 
 class Verb(StrEnum):
@@ -306,3 +418,22 @@ class Op:
     def ask_with_ticket(self, ticket: str) -> None:
         """Before it is sent: turn the acquire into a renewal of that ticket, which only reads."""
         self.verb, self.id = WAIT, ticket
+
+
+class Named(Protocol):
+    """What is about a name, or about several names together: an op, or the request of a caller."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> Kind: ...
+
+
+def parts_of(what: Named) -> tuple[Part, ...]:
+    """The names, usually one, each with its kind."""
+    return parts_for(what.name, what.kind)
+
+
+def parts_for(name: str, kind: Kind) -> tuple[Part, ...]:
+    """The same, of a kind that is of several names or of this one."""
+    return kind.parts or (Part(name, cast("Rule", kind)),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asynclock.rules.kind import Slotless
+from asynclock.rules.model import Slotless
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

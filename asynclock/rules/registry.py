@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock.rules.model import mode_of
+from asynclock.rules.model import letter_of
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import SEMAPHORE
 
 if TYPE_CHECKING:
-    from asynclock.rules.kind import Rule
+    from asynclock.rules.model import Rule
 
 
 class Registered(NamedTuple):
@@ -43,7 +43,7 @@ RULES_BY_FAMILY: dict[str, Rule] = {each.family: each.rule for each in REGISTRY}
 
 def family_of(id: str) -> str | None:
     """The family of a hold with this id; None if its letter is not registered."""
-    return FAMILIES.get(mode_of(id))
+    return FAMILIES.get(letter_of(id))
 
 
 def rule_of(mode: str) -> Rule:

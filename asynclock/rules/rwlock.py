@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asynclock.rules.kind import Slotless
-from asynclock.rules.model import mode_of
+from asynclock.rules.model import Slotless, letter_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +31,10 @@ class ReadWrite(Slotless):
         self.mode = mode
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
-        return not holds or (mode_of(id) == "r" and all(mode_of(each.id) == "r" for each in holds))
+        return not holds or (letter_of(id) == "r" and all(letter_of(each.id) == "r" for each in holds))
 
     def respects_queue(self, id: str) -> bool:
-        return mode_of(id) == "r"
+        return letter_of(id) == "r"
 
     def blocking_hold(self, holds: Sequence[Entry]) -> Entry:
         return max(holds, key=lambda each: (each.ends or 0.0, each.id))

@@ -8,22 +8,20 @@ on a majority.
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from asynclock.rules.kind import Slots
-    from asynclock.rules.model import Entry
+    from asynclock.rules.model import Entry, Slots
 
-MOST = 10_000
+MOST_PERMITS = 10_000
 """The greatest number of permits. A refusal visits each holder, and blocks the server meanwhile."""
 
 _WANTS = re.compile(r".{33}s([0-9]{1,5})/([0-9]{0,5})\.", re.DOTALL)
-"""Numbers with more digits than MOST were written by another program."""
+"""Numbers with more digits than MOST_PERMITS were written by another program."""
 
 
 class Semaphore:
@@ -48,10 +46,10 @@ class Semaphore:
         permits, _ = wants(f"{'':33}{mode}")
         return Semaphore(permits)
 
-    def choose(self, taken: Sequence[Slots], spare: int) -> int | None:
+    def choose(self, taken: Sequence[Slots], spare: int, random: Callable[[], float]) -> int | None:
         used = Counter(slot for slots in taken for slot in slots.taken)
         free = [slot for slot in range(self.slots) if used[slot] <= spare]
-        return random.choice(free) if free else None  # noqa: S311 - not a secret
+        return free[int(random() * len(free))] if free else None
 
     def admits(self, holds: Sequence[Entry], id: str) -> bool:
         permits, slot = wants(id)

@@ -24,8 +24,7 @@ from asynclock.rules.model import ALONE, Op, Queueing, Reply, Verb, Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asynclock.rules.kind import Part
-    from asynclock.rules.model import Notice, State
+    from asynclock.rules.model import Notice, Part, State
 
 
 class Several(NamedTuple):
@@ -41,12 +40,12 @@ def decide_all(
     parts: Sequence[Part], states: Sequence[State], op: Op, now: float, has_listener: HasListener
 ) -> Several:
     """The answer of a node to an op for several names, each with its state."""
-    decision = Decision(parts, states, op, now, has_listener)
+    decision = JointDecision(parts, states, op, now, has_listener)
     reply, part = decision.acquire() if op.verb is Verb.ACQUIRE else decision.each()
     return Several(reply, part, decision.states, decision.notices)
 
 
-class Decision:
+class JointDecision:
     """The decision of one node on one op for several names: the states so far, and the notices to send."""
 
     def __init__(

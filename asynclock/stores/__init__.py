@@ -21,8 +21,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from asynclock._clock import Clock, Timer
 from asynclock._errors import ConfigError, Unsupported, brief
+from asynclock._time import Clock, Timer
 from asynclock.rules.model import Op, State, Verb
 from asynclock.stores.port import (
     PROBE,

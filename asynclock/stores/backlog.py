@@ -30,7 +30,7 @@ from asynclock.stores.port import deferrable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock._clock import Clock, Timer
+    from asynclock._time import Clock, Timer
     from asynclock.rules.model import Op
     from asynclock.stores.port import Deferrable, NodeConfig, ReplyHandler
 

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from asynclock._errors import brief
 from asynclock.rules.decide import decide
-from asynclock.rules.kind import Slots, parts_of
-from asynclock.rules.model import Notice, Op, Queueing, State, Verb, Verdict
+from asynclock.rules.model import Notice, Op, Queueing, Slots, State, Verb, Verdict, parts_of
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.port import UNDONE, NodeView, Refused, WaiterView, WrongKind
 
 if TYPE_CHECKING:
-    from asynclock.rules.kind import Kind
-    from asynclock.rules.model import Reply
+    from asynclock.rules.model import Kind, Reply
     from asynclock.stores.port import Grant, Undone
 
 _MARGIN = 0.001

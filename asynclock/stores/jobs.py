@@ -18,7 +18,7 @@ from asynclock.stores.deciding import copy_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
 
-    from asynclock._clock import Clock
+    from asynclock._time import Clock
     from asynclock.rules.model import Op
     from asynclock.stores.port import Grant, NodeConfig, Refused, ReplyHandler, Undone
 

@@ -7,13 +7,14 @@ import threading
 from itertools import count
 from typing import TYPE_CHECKING
 
-from asynclock._clock import SYSTEM, Clock
+from asynclock._clock import SYSTEM
 from asynclock.rules.model import State
 from asynclock.stores.transactional import TransactionalStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from asynclock._time import Clock
     from asynclock.rules.model import Notice
     from asynclock.stores.transactional import Step
 

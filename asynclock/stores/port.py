@@ -3,21 +3,20 @@ times are in seconds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from asynclock._errors import ConfigError
 from asynclock._options import RESERVED
-from asynclock.rules.kind import Slots
-from asynclock.rules.model import Notice
+from asynclock.rules.model import Notice, Slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock._clock import Clock
+    from asynclock._time import Clock
     from asynclock.events import Event
-    from asynclock.rules.kind import Kind
-    from asynclock.rules.model import Op
+    from asynclock.rules.model import Kind, Op
     from asynclock.stores.distance import Distance
 
 __all__ = [
@@ -59,10 +58,11 @@ __all__ = [
 
 Grant: TypeAlias = tuple[int, bool]
 """A node grants: the fence F of the node, and whether other clients wait for the name there. It is a plain tuple,
-because one is made for each acquire; test for it with `vote.__class__ is tuple`."""
+because one is made for each acquire. No other vote is a tuple."""
 
 
-class Refused(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Refused:
     """A node refuses."""
 
     left: float | None  # seconds until the blocking hold ends; math.inf: never, or unknown; None: nobody holds the name

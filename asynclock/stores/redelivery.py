@@ -19,7 +19,7 @@ from asynclock.stores.undelivered import PAUSES, Undelivered
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock._clock import Clock, Timer
+    from asynclock._time import Clock, Timer
     from asynclock.rules.model import Op
     from asynclock.stores.undelivered import PendingRelease
 

@@ -15,7 +15,7 @@ from asynclock.stores.port import Busy, Reconnecting
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock._clock import Clock
+    from asynclock._time import Clock
     from asynclock.events import Event
 
 log = logging.getLogger("asynclock")

@@ -37,7 +37,7 @@ from asynclock.stores.reports import Reports
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from asynclock._clock import Clock, Timer
+    from asynclock._time import Clock, Timer
     from asynclock.stores.jobs import Running
     from asynclock.stores.port import Grant, NodeConfig, ReplyHandler, Undone
     from asynclock.stores.undelivered import PendingRelease

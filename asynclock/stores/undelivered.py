@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 
-from asynclock.rules.kind import parts_of
-from asynclock.rules.model import CONTENDED, Op
+from asynclock.rules.model import CONTENDED, Op, parts_of
 
 log = logging.getLogger("asynclock")
 

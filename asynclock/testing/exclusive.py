@@ -19,18 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock._errors import ConfigError, LockTimeout, brief
-from asynclock.acquire.observers import observe_all
-from asynclock.acquire.sessions import all_tenures
 from asynclock.events import Acquired, LockEvent, TimedOut
 from asynclock.locks.decorators import Skipped
-from asynclock.rules.kind import parts_of
+from asynclock.rules.model import parts_of
+from asynclock.runtime.observers import observe_all
+from asynclock.runtime.session import session_of
+from asynclock.runtime.sessions import all_tenures
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
     from types import FrameType, TracebackType
 
-    from asynclock.acquire.tenure import Tenure
     from asynclock.events import Event
+    from asynclock.protocol.hold import Tenure
 
 _JOINS = {"asyncio.tasks", "asyncio.taskgroups", "anyio._backends._asyncio"}
 """The modules that wait for child tasks."""
@@ -74,7 +75,7 @@ class _Call:
         return frozenset(held)
 
     def _of(self, tenure: Tenure) -> Iterator[_Key]:
-        hold, session = tenure.hold, tenure.hold.session
+        hold, session = tenure.hold, session_of(tenure)
         for name, kind in parts_of(hold.op):
             if kind.letter == "r" or kind.slots > 1:
                 what = "a semaphore" if kind.slots else "a read lock"

@@ -17,8 +17,7 @@ from asynclock._clock import wait_ended, wake
 from asynclock._errors import ConfigError, LockNotHeld, brief
 from asynclock._options import ANSWER_TIMEOUT, check_name
 from asynclock._options import seconds as checked
-from asynclock.rules.kind import Part, parts_of
-from asynclock.rules.model import ID_LENGTH, QUIET, Entry, Op, Serve, State, Verb
+from asynclock.rules.model import ID_LENGTH, QUIET, Entry, Op, Part, Serve, State, Verb, parts_of
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, family_of, rule_of
 from asynclock.rules.rwlock import WRITE
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from asynclock._options import Seconds
-    from asynclock.rules.kind import Rule
+    from asynclock.rules.model import Rule
     from asynclock.stores.jobs import Running
     from asynclock.stores.port import Grant, NodeConfig, Refused, Undone
     from asynclock.stores.transactional import Change, Step

@@ -22,7 +22,7 @@ def use(*stores: Store) -> Iterator[None]:
     their own nodes again, and what they used in the block is closed: leases that are still held are lost ("closed").
     Raises ConfigError.
     """
-    begun = redlock.__substitute__(stores)
+    begun = redlock._substitute(stores)
     try:
         yield
     finally:

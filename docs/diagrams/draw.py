@@ -13,6 +13,7 @@ comment, and `\\n` breaks a line. The kinds:
     timeline    `axis: FROM TO STEP UNIT`, then `row NAME`, each followed by its bars and marks:
                 `bar FROM TO STYLE TEXT`, `mark AT STYLE TEXT`.
     floors      `NUMBER | FILES | TEXT`, from the top floor to the bottom.
+    states      `FROM -> TO: EVENT`: a table with a row for each FROM and a column for each TO.
 
 It needs the standard library only. Each picture has a background of its own, so that it is readable on light and dark
 pages, and refers to no other file.
@@ -316,7 +317,34 @@ def floors(source: Source) -> str:
     return source.finish(canvas, x + MARGIN, y)
 
 
-KINDS = {"sequence": sequence, "timeline": timeline, "floors": floors}
+# -- states ------------------------------------------------------------------------------------------------------------
+
+CELL, NAME = 132, 120  # pixels for an event, and for the name of a state
+
+
+def states(source: Source) -> str:
+    """What follows what: a row for each state, and a column for each state that follows one."""
+    edges = [re.split(" -> |: ", line, maxsplit=2) for line in source.lines]
+    begins = list(dict.fromkeys(begin for begin, _, _ in edges))
+    ends = list(dict.fromkeys(end for _, end, _ in edges))
+    ends.sort(key=lambda end: begins.index(end) if end in begins else len(begins))
+    canvas, y = Canvas(), float(TOP)
+    columns = {end: MARGIN + NAME + number * CELL for number, end in enumerate(ends)}
+    for end, x in columns.items():
+        canvas.text(x + 8, y + 14, end, bold=True)
+    y += 24
+    for number, begin in enumerate(begins):
+        cells = {end: _wrapped(event, CELL - 16) for start, end, event in edges if start == begin}
+        height = max(len(lines) for lines in cells.values()) * LINE + 14
+        canvas.box(MARGIN, y, NAME + CELL * len(ends), height, FILLS[number % 2], RULE, 0)
+        canvas.text(MARGIN + 8, y + 18, begin, bold=True)
+        for end, lines in cells.items():
+            canvas.text(columns[end] + 8, y + 18, "\n".join(lines))
+        y += height
+    return source.finish(canvas, MARGIN * 2 + NAME + CELL * len(ends), y + 8)
+
+
+KINDS = {"sequence": sequence, "timeline": timeline, "floors": floors, "states": states}
 
 
 def draw(text: str) -> str:

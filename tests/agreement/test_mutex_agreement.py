@@ -11,7 +11,7 @@ import pytest
 import redis
 from hypothesis import assume, given
 
-from asynclock.rules.kind import Kind
+from asynclock.rules.model import Kind
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.stores.redis.encoding import NATIVE_RELEASES
 from tests.support.agreement import Live, Stalled, Still

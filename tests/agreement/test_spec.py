@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from spec import one_node, quorum, restart, span, split
+from spec import machine, one_node, quorum, restart, span, split
 from spec.explorer import DEAD_END, Report, Step, explore
 
-MODULES: list[ModuleType] = [one_node, quorum, split, restart, span]
+MODULES: list[ModuleType] = [one_node, quorum, split, restart, span, machine]
 
 SCENES = [pytest.param(each, scene, id=f"{_name}-{scene}".replace(" ", "-"))
           for each in MODULES for _name in [each.__name__.removeprefix("spec.")] for scene in each.SCENES]  # fmt: skip

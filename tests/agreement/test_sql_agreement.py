@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from asynclock.rules.kind import Kind
-from asynclock.rules.model import Verb
+from asynclock.rules.model import Kind, Verb
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.stores.sql import SQLStore
 from tests.support.directed import DIRECTED

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+
+from asynclock.protocol.states import NEXT
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "diagrams"
@@ -49,3 +52,9 @@ def test_the_readme_shows_the_lease_and_the_stale_writer() -> None:
     for name in ("lease", "fencing"):
         assert f"][{name}]" in readme
         assert f"/docs/diagrams/{name}.svg\n" in readme
+
+
+def test_the_picture_of_the_states_is_the_table_that_runs() -> None:
+    """Each line of the text is a state, the next one, and the event."""
+    drawn = re.findall(r"^(\w+) -> (\w+): (.*)$", (FOLDER / "states.txt").read_text("utf-8"), re.M)
+    assert drawn == [(one.__name__, two.__name__, why) for one, follow in NEXT.items() for two, why in follow.items()]

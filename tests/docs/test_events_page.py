@@ -10,8 +10,8 @@ from pathlib import Path
 
 import asynclock
 from asynclock import events
-from asynclock.acquire.journal import LINES
 from asynclock.events import Event, LockEvent
+from asynclock.runtime.observers import LINES
 
 PACKAGE = Path(asynclock.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "events.md").read_text("utf-8")

@@ -52,7 +52,7 @@ async def use(client: Redlock, name: str) -> None:
     async with client(name) as lease:
         waiter = asyncio.create_task(client(name).acquire())
         renew_now(lease)
-        await until(lambda: client.__counts__()[0].waiting)
+        await until(lambda: client._counts_of_sessions()[0].waiting)
     lease_after = await waiter
     await lease_after.release()
 

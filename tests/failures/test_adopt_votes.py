@@ -14,7 +14,7 @@ import pytest
 import redis as blocking
 
 from asynclock import ConfigError, LockError, LockNotHeld, QuorumUnavailable, Redlock
-from asynclock.acquire.handover import parse_handle
+from asynclock.protocol.handover import parse_handle
 from asynclock.rules.model import ID_LENGTH, Op, Verb
 from asynclock.stores.port import NodeConfig, Refused, ReplyHandler
 from asynclock.stores.transactional import TransactionalNode

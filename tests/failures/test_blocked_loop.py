@@ -15,8 +15,8 @@ import pytest
 
 from asynclock import Lease, Lock, LockLost, Redlock
 from asynclock._clock import now
-from asynclock.acquire.threaded_hold import ThreadedHold
 from asynclock.quorum.ballot import Ballot
+from asynclock.runtime.renewal_thread import ThreadedHold
 from asynclock.stores.redis.keys import keys
 from tests.support.blocked_loop import ThreadedProxy, block_until, lag_of, try_elsewhere
 from tests.support.probes import grant_of, id_of, stores_of, valid_until

@@ -14,6 +14,7 @@ import pytest
 
 from asynclock import ConfigError, LockLost, LockNotHeld, Redlock
 from asynclock.quorum.ballot import Ballot
+from asynclock.runtime.session import Session
 from tests.support.cancelled_waits import sent
 from tests.support.default_keys import key_of
 from tests.support.probes import nodes_of, renew_now, valid_until
@@ -230,13 +231,13 @@ async def test_a13_a_release_in_a_cancelled_scope_sleeps(
 ) -> None:
     """While the release waits for its reply, the scope does not cancel it in each turn of the loop."""
     waits: list[Ballot] = []
-    settled = Ballot.settled
+    settled = Session.settled
 
-    def counted(ballot: Ballot, loop: asyncio.AbstractEventLoop) -> Any:
+    def counted(session: Session, ballot: Ballot) -> Any:
         waits.append(ballot)
-        return settled(ballot, loop)
+        return settled(session, ballot)
 
-    monkeypatch.setattr(Ballot, "settled", counted)
+    monkeypatch.setattr(Session, "settled", counted)
     async with Proxy(server.path.with_suffix(".p"), server.path) as proxy, Redlock(proxy.url) as client:
         lease = await client(name).acquire(timeout=None)
         proxy.hold_replies()

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from asynclock import Redlock
-from asynclock.acquire import shutdown
+from asynclock.runtime import shutdown
 from asynclock.stores.memory import MemoryStore
 from tests.support.waiters import LIMIT, LONG
 

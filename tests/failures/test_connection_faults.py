@@ -26,6 +26,7 @@ from tests.support.probes import (
     nodes_of,
     pending_releases_of,
     release_by_script,
+    settled,
     undo,
 )
 from tests.support.proxy import RELEASE, Proxy
@@ -320,12 +321,12 @@ async def test_c18_the_same_id_is_granted_twice(server: Server, name: str) -> No
         seed = int(clock_of(redlock).wall() * 1_000_000)
         op = Op(Verb.ACQUIRE, kind_of(redlock(name)), name, new_id(redlock, seed), 20.0, seed, 60.0)
         first = ask_nodes(redlock, op, 1.0)
-        await first.settled(asyncio.get_running_loop())
+        await settled(redlock, first)
         ended: Any = server.cli().pexpiretime(key_of(name))
         while int(server.cli().pttl(key_of(name))) > 19_900:  # type: ignore[arg-type]
             await asyncio.sleep(0.005)
         again = ask_nodes(redlock, op, 1.0)
-        await again.settled(asyncio.get_running_loop())
+        await settled(redlock, again)
         assert again.fences() == first.fences()
         assert server.cli().pexpiretime(key_of(name)) > ended
         undo(redlock, again)

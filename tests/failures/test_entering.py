@@ -10,6 +10,7 @@ from contextlib import aclosing
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock.runtime.opening import check
 from tests.support.cut_servers import Clocked
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import loops_of, nodes_of, session_of
@@ -187,11 +188,11 @@ async def test_c20_a_silence_of_the_last_moment_hides_no_reason(servers: Servers
     server = servers.start("--maxmemory", "1")
     async with aclosing(Redlock(Clocked(server.url, clock))) as client:
         await client.health()
-        assert "OOM" in str(await session_of(client).quorum.check(LIMIT))
+        assert "OOM" in str(await check(session_of(client).quorum, LIMIT))
         server.freeze()
         for seconds, reason in ((0.0, "OOM"), (2.0, "did not answer")):
             clock.advance(seconds)
-            checking = asyncio.create_task(session_of(client).quorum.check(0.05))
+            checking = asyncio.create_task(check(session_of(client).quorum, 0.05))
             await turns()
             clock.advance(0.1)
             assert reason in str(await checking)

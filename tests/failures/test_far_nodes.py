@@ -13,8 +13,8 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock, _options
 from asynclock._options import ClientSettings, LockSettings, longest_node_timeout, node_timeout
-from asynclock.quorum.checks import too_late
 from asynclock.quorum.limits import Limits
+from asynclock.runtime.opening import too_late
 from asynclock.stores import Checked, distance
 from asynclock.stores.redis.connection import Connection
 from tests.support.far_servers import FarProxy, far_servers

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from asynclock import LockLost, LockTimeout, Redlock
-from tests.support.probes import watched_by
+from tests.support.probes import end_of, watched_by
 from tests.support.servers import Server
 from tests.support.waiters import is_free
 
@@ -40,7 +40,7 @@ async def test_a8_loss_and_outside_cancel_at_once(server: Server, name: str, out
             holder.cancel()
         else:
             (lost,) = watched_by(redlock)[0].tenures
-            await lost.wait_lost()
+            await end_of(lost)
             assert not holder.done()  # the loss has cancelled it, and it has not run yet
             holder.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -9,7 +9,7 @@ import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock._clock import now
-from asynclock.acquire import backoff
+from asynclock.protocol import planner
 from tests.support.probes import acquisitions_of, nodes_of, sleeps_until
 from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT, until
@@ -127,7 +127,7 @@ async def test_c20_the_end_of_an_outage_wakes_those_who_wait_for_it(
         for each in started:
             each.kill()
         await until(lambda: all(node.error is not None for node in nodes_of(client)))
-        monkeypatch.setattr(backoff, "_OUTAGE_RATE", 1 / 120)
+        monkeypatch.setattr(planner, "_OUTAGE_RATE", 1 / 120)
         waiting = [asyncio.create_task(client(f"{name}:{number}").acquire(timeout=None)) for number in range(3)]
         await until(lambda: sum(sleeps_until(each) > now() + 30 for each in acquisitions_of(client)) == len(waiting))
         for each in started[: nodes // 2 + 1]:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import ConfigError, Lease, LockLost, Redlock, Unsupported
 from asynclock._flood import BURST
-from asynclock.acquire.renewal import RENEW_BELOW, thread_extends_by
+from asynclock.protocol.watchdog import RENEW_BELOW, thread_extends_by
 from asynclock.quorum.ballot import Ballot, drift
 from asynclock.rules.model import EXTEND, Op
 from asynclock.stores.memory import MemoryStore

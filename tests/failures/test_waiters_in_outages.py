@@ -10,8 +10,8 @@ from typing import Any, Self
 import pytest
 
 from asynclock import ConfigError, Lease, QuorumUnavailable, Redlock
-from asynclock.acquire import outages
 from asynclock.events import NodeDown, NodeUp
+from asynclock.protocol import machine
 from asynclock.rules.model import Verb
 from tests.support.cut_servers import Clocked, FaultyProxy, proxies_to
 from tests.support.fake_clock import FakeClock
@@ -326,7 +326,7 @@ async def test_f3_several_clients_meet_servers_that_do_not_write(
 
 async def test_b11_an_outage_wakes_the_waiters_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks of the loop run in between. The rest is left alone if the node is back meanwhile."""
-    monkeypatch.setattr(outages, "SLICE", -1.0)  # one waiter takes longer
+    monkeypatch.setattr(machine, "SLICE", -1.0)  # one waiter takes longer
     still, names = Still(1, name), [f"{name}:{i}" for i in range(20)]
     async with still.client(lease=LONG) as holder, still.client(lease=LONG) as client:
         held = [await holder(each).acquire(timeout=None) for each in names]

@@ -150,7 +150,7 @@ async def test_a15_a_local_waiter_asks_after_a_drop(make: Make, name: str) -> No
 
 
 class DropAt:
-    """Calls `drop` before the line of the package with that number, counted from the first call into `acquire/`."""
+    """Calls `drop` before the line of the package with that number, counted from the first call into `protocol/`."""
 
     def __init__(self, drop: Callable[[], object], line: int) -> None:
         self.drop = drop
@@ -158,7 +158,7 @@ class DropAt:
 
     def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
         del arg
-        if "/asynclock/acquire/" not in frame.f_code.co_filename:
+        if "/asynclock/protocol/" not in frame.f_code.co_filename:
             return None
         if event == "line":
             self.left -= 1

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from asynclock import ConfigError, Holder, Lock, QuorumUnavailable, Redlock, Waiter
-from asynclock.acquire.tags import tag_of
 from asynclock.locks import admin
 from asynclock.locks.admin import merged_waiters
+from asynclock.protocol.causes import note_of
 from asynclock.rules.model import DONE, RESTING
 from asynclock.stores.port import NodeView, WaiterView
 from tests.support.default_keys import key_of
@@ -237,10 +237,10 @@ async def test_bad_names_are_refused(redlock: Redlock) -> None:
 def test_an_id_shows_nothing_of_its_secret() -> None:
     """And a value that another program wrote is no error."""
     random = "0f" * 16
-    assert tag_of(f"{random}|1700000000000000|17|host|a|b") == ("host", 17, 1_700_000_000.0, "a|b")
-    assert tag_of(f"{random}!1700000000000000|17|host|") == ("host", 17, 1_700_000_000.0, "")
-    assert tag_of(RESTING).metadata == "(resting)"
-    assert tag_of(DONE).metadata == "(done)"
-    assert tag_of(f"~{'0' * 31}|r.1|2|host|note").metadata == "(resting)"
+    assert note_of(f"{random}|1700000000000000|17|host|a|b") == ("host", 17, 1_700_000_000.0, "a|b")
+    assert note_of(f"{random}!1700000000000000|17|host|") == ("host", 17, 1_700_000_000.0, "")
+    assert note_of(RESTING).metadata == "(resting)"
+    assert note_of(DONE).metadata == "(done)"
+    assert note_of(f"~{'0' * 31}|r.1|2|host|note").metadata == "(resting)"
     for strange in ("", "x", random, random + "|", random + "|a|b|c|d", "+" + random):
-        assert random not in str(tag_of(strange))
+        assert random not in str(note_of(strange))

@@ -12,8 +12,20 @@ import redis
 from asynclock import Lock, QuorumUnavailable, Redlock
 from asynclock.quorum.denials import would_refuse
 from asynclock.rules.decide import decide
-from asynclock.rules.kind import Rule
-from asynclock.rules.model import ACQUIRE, ID_LENGTH, PEEK, PEEK_ID, Entry, Op, Queueing, Serve, State, Ticket, Verdict
+from asynclock.rules.model import (
+    ACQUIRE,
+    ID_LENGTH,
+    PEEK,
+    PEEK_ID,
+    Entry,
+    Op,
+    Queueing,
+    Rule,
+    Serve,
+    State,
+    Ticket,
+    Verdict,
+)
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
+from random import random
 
 import pytest
 import redis as blocking
 
 from asynclock import Lease, LockLost, Redlock
-from asynclock.rules.kind import Slots
+from asynclock.rules.model import Slots
 from asynclock.rules.semaphore import Semaphore, wants
 from tests.support.cancelled_waits import sent
 from tests.support.default_keys import key_of
@@ -33,14 +34,14 @@ def test_a_slot_is_asked_for_while_a_majority_may_give_it(
     taken: list[tuple[int, ...]], spare: int, free: set[int]
 ) -> None:
     """That is as long as no more nodes refuse it than a majority can do without."""
-    found = {Semaphore(2).choose([Slots(each) for each in taken], spare) for _ in range(50)}
+    found = {Semaphore(2).choose([Slots(each) for each in taken], spare, random) for _ in range(50)}
     assert found == (free or {None})
 
 
 def test_slots_are_told_apart_by_their_whole_number() -> None:
     """Slot 1 is not taken where slot 10 or 11 is."""
     others = Slots(tuple(slot for slot in range(12) if slot != 1))
-    assert {Semaphore(12).choose([others] * 3, 1) for _ in range(20)} == {1}
+    assert {Semaphore(12).choose([others] * 3, 1, random) for _ in range(20)} == {1}
 
 
 def slot_of(lease: Lease) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asynclock import LockLost, Redlock
-from asynclock.acquire.tenure import Tenure
+from asynclock.protocol.hold import Tenure
 from asynclock.rules.model import Verb
 from tests.support.probes import tenures_of
 from tests.support.still_clock import Still, turns

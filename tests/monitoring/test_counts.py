@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from asynclock import Redlock
-from asynclock.acquire.counts import Counts
+from asynclock.runtime.counts import Counts
 from tests.support.probes import acquisitions_of, clock_of, waits_for_notice
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
@@ -20,13 +20,13 @@ Make = Callable[..., Redlock]
 
 def counts_of(client: Redlock) -> Counts:
     """Of its only session."""
-    (counts,) = client.__counts__()
+    (counts,) = client._counts_of_sessions()
     return counts
 
 
 async def test_a_client_that_was_not_used_has_no_counts(make: Make) -> None:
     """It has no session, and making one for a metric would connect it."""
-    assert make().__counts__() == []
+    assert make()._counts_of_sessions() == []
 
 
 async def test_each_hold_counts_once(redlock: Redlock, name: str) -> None:

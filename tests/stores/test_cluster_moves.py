@@ -160,7 +160,7 @@ async def test_a_release_while_a_slot_moves(
 ) -> None:
     """It is not lost, although the client closes: it waits for the slot. It does so between two attempts, and while the
     answer to one is on its way. On a busy machine a slot may need more than the 3 s that a release waits."""
-    monkeypatch.setattr("asynclock.acquire.hold.RELEASE_TIMEOUT", LIMIT)
+    monkeypatch.setattr("asynclock.protocol.hold.RELEASE_TIMEOUT", LIMIT)
     monkeypatch.setattr("asynclock.stores.redis.cluster.node._FAREWELL", LIMIT)
     slot = slot_of(PREFIX, name)
     to = another(cluster, slot)

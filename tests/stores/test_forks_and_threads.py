@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from asynclock import Redlock
-from asynclock.acquire.session import Session
+from asynclock.runtime.session import Session
 from tests.support.embedded_box import Box, gone, leave, lines, processes_of
 from tests.support.probes import session_of
 from tests.support.programs import run_python

@@ -15,9 +15,9 @@ import pytest
 
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.locks import health
-from asynclock.quorum.checks import check_votes
 from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Op, Queueing, Serve
 from asynclock.rules.mutex import MUTEX
+from asynclock.runtime.opening import check_votes
 from asynclock.stores import Clock
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Node, Reconnecting, Refused

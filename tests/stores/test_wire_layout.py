@@ -22,8 +22,7 @@ from typing import Any
 import pytest
 
 from asynclock import Lock, Redlock
-from asynclock.rules.kind import Kind
-from asynclock.rules.model import Op, Queueing, Serve, Verb
+from asynclock.rules.model import Kind, Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.rwlock import READ
 from asynclock.rules.semaphore import Semaphore

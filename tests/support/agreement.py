@@ -18,8 +18,7 @@ import hiredis
 import redis
 
 from asynclock.rules.decide import decide
-from asynclock.rules.kind import Kind
-from asynclock.rules.model import ID_LENGTH, MARK, Notice, Op, Reply, State, Ticket
+from asynclock.rules.model import ID_LENGTH, MARK, Kind, Notice, Op, Reply, State, Ticket
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis.encoding import encode_whole
 from asynclock.stores.redis.keys import channel

@@ -13,7 +13,6 @@ from functools import partial
 
 from hypothesis import strategies as st
 
-from asynclock.rules.kind import Kind
 from asynclock.rules.model import (
     ANY,
     DONE,
@@ -22,6 +21,7 @@ from asynclock.rules.model import (
     RESTING,
     TAG_LENGTH,
     Entry,
+    Kind,
     Op,
     Queueing,
     Serve,

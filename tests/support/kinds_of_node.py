@@ -1,4 +1,4 @@
-"""What a promise of `locks/` and `acquire/` is tested over: one node, several nodes, and nodes in memory. The stores
+"""What a promise of `locks/` and `protocol/` is tested over: one node, several nodes, and nodes in memory. The stores
 differ below the port, and their own tests check that."""
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from asynclock.rules.kind import Kind
-from asynclock.rules.model import ALONE, DONE, ID_LENGTH, RESTING, Op, Queueing, Serve, Verb
+from asynclock.rules.model import ALONE, DONE, ID_LENGTH, RESTING, Kind, Op, Queueing, Serve, Verb
 from tests.support.agreement import KEYS, command_of
 from tests.support.histories import AT, ELDER, IDS, NAME, NOBODY, THIRD, YOUNGER
 from tests.support.stage import Stage

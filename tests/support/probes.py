@@ -14,13 +14,14 @@ import redis
 from redis.asyncio import ConnectionPool
 
 from asynclock import Lease, Lock, Redlock
-from asynclock.acquire.acquisition import Acquisition
-from asynclock.acquire.handover import Adoption
-from asynclock.acquire.states import Pausing, Queued
-from asynclock.acquire.tenure import Loss, Terms
 from asynclock.locks import lease as lease_module
-from asynclock.rules.kind import Kind
-from asynclock.rules.model import Notice, State
+from asynclock.protocol.acquisition import Acquisition
+from asynclock.protocol.attempt import Wake
+from asynclock.protocol.causes import Loss
+from asynclock.protocol.handover import Adoption
+from asynclock.protocol.states import OwnerEntering, Pausing, Queued
+from asynclock.protocol.terms import Terms
+from asynclock.rules.model import Kind, Notice, State
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis import encoding
 from asynclock.stores.redis.cluster.node import ClusterNode
@@ -86,6 +87,11 @@ def replace_ask(client: Redlock, ask: Callable[..., Any]) -> Callable[..., Any]:
     return before
 
 
+async def settled(client: Redlock, ballot: Any) -> None:
+    """Wait for the outcome of a ballot of that client."""
+    await session_of(client).settled(ballot)
+
+
 def new_id(client: Redlock, seed: int) -> str:
     return session_of(client).new_id(seed, "")
 
@@ -107,24 +113,24 @@ def ask_nodes(client: Redlock, op: Any, within: float, undone: bool = False) -> 
 
 def acquisitions_of(client: Redlock) -> set[Any]:
     """Acquires and adoptions under way."""
-    return set(session_of(client).under_way)
+    return set(session_of(client).machine.under_way)
 
 
 def tickets_of(client: Redlock) -> dict[str, Any]:
     """The random part of each ticket's id -> the acquisition that sent it."""
-    return dict(session_of(client).tickets._by_id)
+    return dict(session_of(client).machine.tickets._by_id)
 
 
 def forget_tickets(client: Redlock) -> None:
     """From now on the client ignores notices for its tickets."""
-    session_of(client).tickets._by_id.clear()
+    session_of(client).machine.tickets._by_id.clear()
 
 
 def waits_for_notice(acquisition: Any) -> bool:
     """Whether it sleeps until a notice or a timer, or waits in the local queue."""
     if isinstance(acquisition, Adoption):
         return False
-    return isinstance(acquisition.state, Queued) or pauses(acquisition)
+    return isinstance(acquisition.state, Queued | OwnerEntering) or pauses(acquisition)
 
 
 def in_outage(acquisition: Any) -> bool:
@@ -155,7 +161,7 @@ def asked_id(acquisition: Any) -> str:
 
 
 def send_ticket_again(acquisition: Any) -> None:
-    acquisition.ask_soon(0.05, probe=True)
+    acquisition.wake(0.05, Wake.MISSED)
 
 
 def ballot_of(acquisition: Any) -> Any:
@@ -165,9 +171,12 @@ def ballot_of(acquisition: Any) -> Any:
 
 def pauses(acquisition: Any) -> bool:
     """Whether it pauses between two rounds."""
-    if isinstance(acquisition, Adoption):
-        return acquisition._pause.waits
     return isinstance(acquisition.state, Pausing)
+
+
+def states_of(store: MemoryStore) -> dict[str, State]:
+    """Key -> the state of its name."""
+    return store._states
 
 
 def set_fence(store: MemoryStore, name: str, fence: int) -> None:
@@ -204,13 +213,13 @@ def nesting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 def local_queues_of(client: Redlock) -> Mapping[str, Any]:
     """Name -> its waiters in this process, or the task that asks alone."""
-    queues = session_of(client).local_queues
+    queues = session_of(client).machine.queues
     return {**queues._alone, **queues._by_name}
 
 
 def holds_of(client: Redlock) -> dict[str, Any]:
     """Name -> the holds that this process has of it."""
-    return session_of(client).holds._by_name
+    return session_of(client).machine.holds._by_name
 
 
 def left_over(client: Redlock) -> dict[str, Any]:
@@ -417,7 +426,7 @@ def enter_again(lease: Lease, lock: Lock) -> Lease:
 
 def watched_by(client: Redlock) -> list[Any]:
     """The holds that the client's watchdog renews."""
-    return [hold for slot in session_of(client).watchdog._wheel.values() for hold in slot if not hold.over]
+    return [hold for slot in session_of(client).machine.watchdog._wheel.values() for hold in slot if not hold.over]
 
 
 def in_wheel(watchdog: Any) -> list[Any]:
@@ -428,13 +437,25 @@ def in_wheel(watchdog: Any) -> list[Any]:
 def renew_now(lease: Lease) -> None:
     """Let the watchdog find at its next turn that the lease is due."""
     hold = hold_of(lease)
-    hold.renew_at = hold.session.clock.now()
+    hold.renew_at = hold.core.clock.now()
     hold.watch()
 
 
 def stop_renewals(client: Redlock) -> None:
     """The client renews nothing any more."""
-    session_of(client).watchdog.stop()
+    session_of(client).machine.watchdog.stop()
+
+
+def stop_renewals_of(lease: Lease) -> None:
+    """The client of the lease renews nothing any more."""
+    hold_of(lease)._holds.watchdog.stop()
+
+
+async def end_of(tenure: Any) -> None:
+    """Wait until it ends, in the turn in which it does."""
+    ended = asyncio.get_running_loop().create_future()
+    tenure.add_waiter(ended)
+    await ended
 
 
 def waiting_for_loss(lease: Lease) -> Any:

@@ -15,8 +15,7 @@ from typing import Any, cast
 import redis
 
 from asynclock.rules.decide import decide
-from asynclock.rules.kind import Rule
-from asynclock.rules.model import ID_LENGTH, MARK, Entry, Notice, Op, State, mode_of
+from asynclock.rules.model import ID_LENGTH, MARK, Entry, Notice, Op, Rule, State, letter_of
 from asynclock.rules.several import decide_all
 from asynclock.stores.redis.keys import Keys
 from tests.support.agreement import STAND_STILL, View, assert_same_notices, command_of
@@ -235,7 +234,7 @@ def _in_ms(state: State, shared: bool) -> State:
 def assert_same_answer(op: Op, wire: list[Any], real: Any, early: float) -> None:
     """The reply on the wire is what decide says; a pttl may differ as that of a key, where it is one."""
     assert isinstance(real, list), f"{op}: {real!r}, not {wire}"
-    if wire[0] == 0 and wire[1] >= 0 and (op.kind.parts or not mode_of(wire[2].decode())):
+    if wire[0] == 0 and wire[1] >= 0 and (op.kind.parts or not letter_of(wire[2].decode())):
         assert wire[1] - early <= real[1] <= wire[1] + 0.5, f"{op}: {real}, not {wire}"
         wire[1] = real[1]
     assert real == wire, f"{op}: {real}, not {wire}"

@@ -12,7 +12,6 @@ from functools import cache, partial
 from hypothesis import strategies as st
 
 from asynclock.locks.multi import Multi
-from asynclock.rules.kind import Part, Rule
 from asynclock.rules.model import (
     ANY,
     ID_LENGTH,
@@ -21,7 +20,9 @@ from asynclock.rules.model import (
     TAG_LENGTH,
     Entry,
     Op,
+    Part,
     Queueing,
+    Rule,
     Serve,
     State,
     Ticket,

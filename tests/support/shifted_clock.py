@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from asynclock import Redlock
-from asynclock._clock import SYSTEM, Timer
+from asynclock._clock import SYSTEM
+from asynclock._time import Timer
 from asynclock.stores.redis.store import RedisStore
 
 

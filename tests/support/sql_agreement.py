@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from asynclock.rules.decide import decide
-from asynclock.rules.kind import Kind, Rule
-from asynclock.rules.model import Notice, Op, State
+from asynclock.rules.model import Kind, Notice, Op, Rule, State
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all

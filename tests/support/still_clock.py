@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from asynclock import Lease, Redlock
-from asynclock.acquire.hold import Hold
+from asynclock.protocol.hold import Hold
 from asynclock.rules.model import Op, Verb
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Grant, Refused, Undone

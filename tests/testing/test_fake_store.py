@@ -10,8 +10,8 @@ import fakeredis
 import pytest
 
 from asynclock import ConfigError, Health, LockLost, LockNotHeld, LockTimeout, QuorumUnavailable, Redlock
-from asynclock.acquire import shutdown
 from asynclock.events import NodeDown, NodeUp
+from asynclock.runtime import shutdown
 from asynclock.stores import MemoryStore
 from asynclock.testing import FakeStore
 

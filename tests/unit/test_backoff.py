@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from random import random
 
 import pytest
 
 from asynclock._options import QUORUM_TIMEOUT
-from asynclock.acquire.backoff import Pace, Plan, after_notice_to_another, after_split, next_question, waking_time
+from asynclock.protocol.planner import Pace, Plan, after_notice_to_another, after_split, next_question, waking_time
 from tests.support.probes import stop_renewals
 from tests.support.still_clock import Still, idle, turns
 
@@ -37,7 +38,7 @@ SECOND = 1_000.0
 def test_next_question(rank: int, left: float | None, ours: bool, soonest: float, latest: float, probe: bool) -> None:
     """Of a ticket that lives for 30 s and was sent now."""
     for _ in range(20):
-        at, probes = next_question(SECOND, SECOND, 30.0, rank, left, ours)
+        at, probes = next_question(random, SECOND, SECOND, 30.0, rank, left, ours)
         assert soonest - 1e-9 <= at - SECOND <= latest + 1e-9
         assert probes is probe
 
@@ -61,20 +62,24 @@ def test_next_question(rank: int, left: float | None, ours: bool, soonest: float
 def test_after_split(rtt: float, rank: int, splits: int, most: float) -> None:
     """From about a round trip up to a quarter of a second, however many votes were split before."""
     for _ in range(20):
-        at, probe = after_split(SECOND, rtt, rank, splits)
+        at, probe = after_split(random, SECOND, rtt, rank, splits)
         assert most / 2 - 1e-9 <= at - SECOND <= most + 1e-9
         assert not probe
 
 
 def test_after_notice_to_another() -> None:
     """The other waiter has a moment to enter. Then this one tries."""
-    assert all(0.01 - 1e-9 <= after_notice_to_another(SECOND, 0.001).at - SECOND <= 0.02 + 1e-9 for _ in range(20))
-    assert all(0.04 - 1e-9 <= after_notice_to_another(SECOND, 0.02).at - SECOND <= 0.08 + 1e-9 for _ in range(20))
+    assert all(
+        0.01 - 1e-9 <= after_notice_to_another(random, SECOND, 0.001).at - SECOND <= 0.02 + 1e-9 for _ in range(20)
+    )
+    assert all(
+        0.04 - 1e-9 <= after_notice_to_another(random, SECOND, 0.02).at - SECOND <= 0.08 + 1e-9 for _ in range(20)
+    )
 
 
 def test_pauses_after_refusals_grow_up_to_a_bound() -> None:
     """And none is longer than the holder's lease lasts."""
-    pace = Pace(5.0)
+    pace = Pace(random, 5.0)
     pauses = [pace.after_refusal(SECOND).at - SECOND for _ in range(20)]
     assert pauses[0] <= 0.002
     assert all(0.125 - 1e-9 <= pause <= 0.25 + 1e-9 for pause in pauses[8:])
@@ -84,7 +89,7 @@ def test_pauses_after_refusals_grow_up_to_a_bound() -> None:
 @pytest.mark.parametrize(("patience", "within", "left"), [(5.0, 0.0, QUORUM_TIMEOUT), (5.0, 1.0, 1.0), (1.0, 3.0, 0.5)])
 def test_f17_the_last_try_in_an_outage_leaves_time_for_its_reply(patience: float, within: float, left: float) -> None:
     """As long as the nodes need, but at most half of the patience. After it the waiter sleeps until the end."""
-    pace, now, tries = Pace(patience, within), SECOND, list[float]()
+    pace, now, tries = Pace(random, patience, within), SECOND, list[float]()
     while (plan := pace.after_outage(now, math.inf, began=SECOND)) is not None:
         tries.append(now := plan.at)
     assert tries[-2:] == [SECOND + patience - left, SECOND + patience]
@@ -93,7 +98,7 @@ def test_f17_the_last_try_in_an_outage_leaves_time_for_its_reply(patience: float
 def test_a_crowd_pauses_longer_in_an_outage() -> None:
     """So that all tasks of a client together do not ask more often than a loop can bear; a few ask as soon as one."""
     for crowd, least in ((1, 0.01), (20, 0.01), (10_000, 2.5)):
-        pauses = [Pace(60.0).after_outage(SECOND, math.inf, crowd) for _ in range(20)]
+        pauses = [Pace(random, 60.0).after_outage(SECOND, math.inf, crowd) for _ in range(20)]
         assert all(plan is not None and least <= plan.at - SECOND <= 2 * least + 1e-9 for plan in pauses)
 
 

@@ -215,8 +215,30 @@ def test_expiry_does_not_change_an_outcome() -> None:
     assert made.outcome is Outcome.WON
 
 
-async def test_each_waiting_task_gets_the_outcome() -> None:
-    """At once where it is certain already."""
-    made = ballot(1)
-    made.answer(0, NO)
-    assert await made.settled(asyncio.get_running_loop()) is Outcome.REFUSED
+async def test_a_waiting_task_gets_the_outcome() -> None:
+    """Also one that was cancelled meanwhile: then nothing is completed twice."""
+    for cancelled in (False, True):
+        made, waiter = ballot(1), asyncio.get_running_loop().create_future()
+        made.wakes(waiter)
+        if cancelled:
+            waiter.cancel()
+        made.answer(0, NO)
+        assert waiter.cancelled() is cancelled
+        assert cancelled or await waiter is Outcome.REFUSED
+
+
+def test_votes_that_come_while_it_is_sent_count_later() -> None:
+    """In the next turn, in their order, and once for each node."""
+    op, calls = Op(Verb.ACQUIRE, MUTEX, "x", "", 30.0), list[tuple[object, ...]]()
+    made = Ballot(op, 3, 0.0, 1.0, sending=True)
+    made.fail(0, BROKEN, maybe=True)
+    made.answer(1, YES)
+    made.answer(1, NO)
+    assert (made.votes, made.outcome) == ([None] * 3, None)
+    made.was_sent(lambda *call: calls.append(call))
+    assert made.votes == [None] * 3
+    made.answer(2, YES)
+    [(call, early)] = calls
+    call(early)  # type: ignore[operator]
+    assert made.votes == [BROKEN, YES, YES]
+    assert (made.outcome, made.traces()) == (Outcome.WON, [0, 1, 2])

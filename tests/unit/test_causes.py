@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
+from typing import get_args
 
 import pytest
 
+from asynclock._errors import Reason
 from asynclock._options import LockSettings
-from asynclock.acquire.causes import BLOCKED, Cause, NoLease, lost, timed_out
-from asynclock.acquire.tenure import Loss
 from asynclock.info import Holder
+from asynclock.protocol.causes import BLOCKED, Cause, Loss, NoLease, lock_lost_error, lock_timeout_error
 from asynclock.quorum.denials import most_named
 from asynclock.rules.model import DONE, RESTING
 from asynclock.stores.port import Refused
@@ -94,7 +95,7 @@ HERE = Holder("k", "web-1", 99, NOW - 3.0, 20.0, "batch")
 )
 def test_a_timeout_names_the_holder(refusal: NoLease, here: Holder | None, timeout: float, text: str) -> None:
     """By what is known of it; and shows neither its id nor the value of a key of another program."""
-    error = timed_out("k", refusal, here, NOW, timeout=timeout, several=False)
+    error = lock_timeout_error("k", refusal, here, NOW, timeout=timeout, several=False)
     assert str(error) == text
     assert error.waited == refusal.waited
     assert RANDOM not in repr(error.holder)
@@ -104,15 +105,15 @@ def test_a_timeout_names_the_holder(refusal: NoLease, here: Holder | None, timeo
 
 def test_a_timeout_of_several_names_says_so() -> None:
     """It is not known which of them was held."""
-    error = timed_out("a, b", NoLease(), None, NOW, timeout=1.0, several=True)
+    error = lock_timeout_error("a, b", NoLease(), None, NOW, timeout=1.0, several=True)
     assert str(error) == "one or another of 'a, b' was held by another owner for the whole timeout (1 s)"
 
 
 def test_the_holder_of_a_timeout_has_what_its_id_says() -> None:
     """The end is counted by the nodes; None: it never ends."""
-    known = timed_out("k", NoLease(NIGHTLY, 19.0), None, NOW, timeout=1.0, several=False)
+    known = lock_timeout_error("k", NoLease(NIGHTLY, 19.0), None, NOW, timeout=1.0, several=False)
     assert known.holder == Holder("k", "web-3", 812, 1_700_000_000.0, 19.0, "nightly")
-    never = timed_out("k", NoLease(FOREIGN, math.inf), None, NOW, timeout=1.0, several=False)
+    never = lock_timeout_error("k", NoLease(FOREIGN, math.inf), None, NOW, timeout=1.0, several=False)
     assert never.holder == Holder("k", "", 0, 0.0, None, "")
 
 
@@ -160,7 +161,7 @@ def cause(loss: Loss, **facts: object) -> Cause:
 )
 def test_a_loss_says_why(why: Cause, text: str) -> None:
     """In its message, by the facts; and shows no id."""
-    error = lost("k", why, LABELS)
+    error = lock_lost_error("k", why, LABELS)
     assert str(error).startswith("lost the lock 'k': ")
     assert text in str(error)
     assert error.reason == why.loss.value
@@ -171,7 +172,7 @@ def test_a_loss_says_why(why: Cause, text: str) -> None:
 def test_the_errors_of_a_loss_are_those_of_each_node() -> None:
     """An exception, or what a refusal says; a node that said nothing has no entry. They pickle."""
     said = cause(Loss.EXPIRED, errors={0: TimeoutError("silent")}, denials={1: Refused(9.0, OTHER)})
-    error = lost("k", said, LABELS)
+    error = lock_lost_error("k", said, LABELS)
     assert list(error.errors) == ["redis://a", "redis://b"]
     assert isinstance(error.errors["redis://a"], TimeoutError)
     assert str(error.errors["redis://b"]) == "redis://b: the name is held by web-9, pid 7"
@@ -184,7 +185,7 @@ def test_the_errors_of_a_loss_are_those_of_each_node() -> None:
 @pytest.mark.parametrize(("share", "blocked"), [(BLOCKED * 0.9, False), (BLOCKED, True), (2.0, True)])
 def test_a_late_watchdog_is_named_from_a_third_of_the_lease_on(share: float, blocked: bool) -> None:
     """A shorter delay leaves time for several renewals, so it is not why the lease ended."""
-    error = lost("k", cause(Loss.EXPIRED, late=30.0 * share), LABELS)
+    error = lock_lost_error("k", cause(Loss.EXPIRED, late=30.0 * share), LABELS)
     assert ("the event loop did not run" in str(error)) is blocked
 
 
@@ -202,3 +203,7 @@ def test_the_holder_that_most_nodes_name(denials: list[Refused], holder: str | N
     """Of those that are named as often, the one that holds longest."""
     named = most_named(denials)
     assert (named.holder if named is not None else None) == holder
+
+
+def test_the_reasons_of_the_error_are_those_of_a_loss() -> None:
+    assert [each.value for each in Loss] == list(get_args(Reason))

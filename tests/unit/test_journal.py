@@ -10,8 +10,8 @@ import pytest
 
 from asynclock import events
 from asynclock._flood import BURST, WINDOW, Flood
-from asynclock.acquire.journal import LINES, Journal, write
 from asynclock.events import Event, Lost, NodeDown
+from asynclock.runtime.observers import LINES, Journal, write
 from tests.support.fake_clock import FakeClock
 
 VALUES = {"name": "order:42", "kind": "mutex", "label": "order:{id}", "node": "redis://a", "reason": "expired"}

@@ -12,10 +12,8 @@ from contextlib import suppress
 import pytest
 
 from asynclock import LockLost, Redlock
-from asynclock.acquire.loop_lag import LoopLag
-from asynclock.acquire.renewal import Due
-from asynclock.acquire.watchdog import SLICE, Watchdog
 from asynclock.events import Event, LoopLagged
+from asynclock.protocol.watchdog import RENEWALS, LoopLag, Watchdog
 from asynclock.quorum.ballot import Ballot
 from asynclock.stores.memory import MemoryStore
 from tests.support.blocked_loop import lag_of
@@ -148,14 +146,13 @@ async def test_a_loss_soon_after_a_block_names_it(name: str) -> None:
 class Slow:
     """In the place of a hold: each check takes longer than a slice."""
 
-    def due(self, now: float) -> Due:
+    def check(self, now: float) -> None:
         del now
         began = time.perf_counter()
-        while time.perf_counter() - began <= SLICE:
+        while time.perf_counter() - began <= RENEWALS:
             pass
-        return Due.NOTHING
 
-    def watch(self) -> None: ...
+    def watch_at(self, at: float) -> None: ...
 
 
 def test_the_slices_after_a_block_are_no_blocks() -> None:

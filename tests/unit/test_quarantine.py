@@ -9,8 +9,8 @@ import pytest
 
 from asynclock._options import client_settings
 from asynclock.quorum.quarantine import VOTES, Quarantine, judge
-from asynclock.quorum.quorum import quorum_over
 from asynclock.rules.model import Notice
+from asynclock.runtime.opening import quorum_over
 from asynclock.stores import MemoryStore
 from asynclock.stores.port import Facts, Node, NodeConfig
 from tests.support.fake_clock import FakeClock

@@ -8,10 +8,10 @@ import pytest
 
 from asynclock import QuorumUnavailable
 from asynclock.quorum.ballot import Ballot
-from asynclock.quorum.checks import is_decided
 from asynclock.quorum.quorum import Quorum
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
+from asynclock.runtime.opening import is_decided
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Checked, NodeConfig
 from tests.support.fake_clock import FakeClock

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from asynclock.acquire.transitions import Next, Refusal, after_notice, after_refusal
+from asynclock.protocol.planner import Next, Refusal, after_notice, after_refusal
 
 ALONE: list[tuple[dict[str, Any], Next]] = [
     ({"has_ticket": True}, Next.WAIT_FOR_HOLDER),

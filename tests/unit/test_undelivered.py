@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from asynclock.locks.multi import Multi
-from asynclock.rules.kind import Part
-from asynclock.rules.model import Op, Queueing, Verb
+from asynclock.rules.model import Op, Part, Queueing, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores import undelivered
 from asynclock.stores.redelivery import Redelivery

@@ -10,11 +10,9 @@ import pytest
 from asynclock import ConfigError, LockError
 from asynclock._options import LockSettings
 from asynclock._untrusted import number_of, printable, said
-from asynclock.acquire.causes import Cause, NoLease, lost, timed_out
-from asynclock.acquire.tags import Tag, tag_of
-from asynclock.acquire.tenure import Loss
 from asynclock.cli.program import complain
 from asynclock.locks.admin import free_permits
+from asynclock.protocol.causes import Cause, HolderNote, Loss, NoLease, lock_lost_error, lock_timeout_error, note_of
 from asynclock.rules.model import State
 from asynclock.rules.semaphore import wants
 from asynclock.stores.port import Refused
@@ -35,7 +33,7 @@ ODD_NUMBERS = ["", "²", "٣", "-1", "+1", " 1", "1_0", "1e3", "0x1", "9" * 17, 
 def test_f11_a_number_is_a_few_digits(text: str) -> None:
     """In the fields of an id, of a semaphore, of the data of ZooKeeper's nodes, and in the replies of Redis."""
     assert number_of(text) is None
-    assert tag_of(f"{RANDOM}|{text}|7|web|note") == tag_of(f"{RANDOM}|1|{text}|web|note") == Tag()
+    assert note_of(f"{RANDOM}|{text}|7|web|note") == note_of(f"{RANDOM}|1|{text}|web|note") == HolderNote()
     assert wants(f"{RANDOM}|s{text}/.1|7|web|") == (0, "")
     assert read(f"{RANDOM}|1|7|web|\0{text}".encode())[1] == 1
     slots = refusal_of([0, 5, b"x", 0, 0, f"3 {text} 4".encode()]).slots
@@ -47,13 +45,13 @@ def test_f11_a_number_is_a_few_digits(text: str) -> None:
 def test_f11_usual_numbers_are_read() -> None:
     """Up to 2^53."""
     assert (number_of("0"), number_of(str(2**53))) == (0, 2**53)
-    assert tag_of(f"{RANDOM}|s3/1.1700000000000000|4194304|web|a|b") == Tag("web", 4194304, 1.7e9, "a|b")
+    assert note_of(f"{RANDOM}|s3/1.1700000000000000|4194304|web|a|b") == HolderNote("web", 4194304, 1.7e9, "a|b")
     assert wants(f"{RANDOM}|s10000/9999.1|7|web|") == (10000, "9999")
 
 
 def test_f11_a_host_of_any_length_is_cut() -> None:
     """No host name is longer than 255 characters."""
-    assert tag_of(f"{RANDOM}|1|7|{'h' * 8000}|").host == "h" * 255
+    assert note_of(f"{RANDOM}|1|7|{'h' * 8000}|").host == "h" * 255
 
 
 def test_f11_no_character_moves_the_cursor() -> None:
@@ -76,15 +74,15 @@ def test_f11_each_error_is_one_line() -> None:
 def test_f11_errors_show_the_host_of_a_holder_escaped() -> None:
     """Of one who holds the name, took it or broke it."""
     id_ = f"{RANDOM}|1700000000000000|812|{ODD_HOST}|note"
-    timeout = timed_out("k", NoLease(id_, 19.0), None, 1_700_000_041.0, timeout=5.0, several=False)
+    timeout = lock_timeout_error("k", NoLease(id_, 19.0), None, 1_700_000_041.0, timeout=5.0, several=False)
     assert f"the holder is {SHOWN}, pid 812 ('note')" in str(timeout)
     assert timeout.holder is not None
     assert timeout.holder.host == ODD_HOST  # a value is left as it is
     facts = (LockSettings(), 0.0, 1.0, 0.0)
-    taken = lost("k", Cause(Loss.TAKEN, *facts, None, {}, {0: Refused(5.0, id_)}), ["redis://a"])
+    taken = lock_lost_error("k", Cause(Loss.TAKEN, *facts, None, {}, {0: Refused(5.0, id_)}), ["redis://a"])
     assert f"another owner holds the name now: {SHOWN}, pid 812" in str(taken)
     assert SHOWN in str(taken.errors["redis://a"])
-    broken = lost("k", Cause(Loss.BROKEN, *facts, f"7\n|{ODD_HOST}|a\nb", {}, {}), [])
+    broken = lock_lost_error("k", Cause(Loss.BROKEN, *facts, f"7\n|{ODD_HOST}|a\nb", {}, {}), [])
     assert rf"{SHOWN}, pid 7\n ('a\nb') broke it" in str(broken)
 
 

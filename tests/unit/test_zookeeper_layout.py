@@ -8,7 +8,7 @@ import pytest
 
 from asynclock import ConfigError
 from asynclock.locks.multi import Multi
-from asynclock.rules.kind import Part, Rule
+from asynclock.rules.model import Part, Rule
 from asynclock.rules.mutex import MUTEX, Mutex
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore

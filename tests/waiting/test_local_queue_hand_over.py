@@ -11,7 +11,7 @@ from typing import Any, Self
 import pytest
 
 from asynclock import Redlock
-from asynclock.acquire.local_queue import PASSING, SPAN, may_pass
+from asynclock.protocol.local_queue import PASSING, SPAN, may_pass
 from tests.support.kinds_of_node import each_kind_of_node
 from tests.support.probes import hold_of, holds_of, last_fence, local_queues_of, settings_of
 from tests.support.still_clock import TenureRecord, all_of, lengths, turns

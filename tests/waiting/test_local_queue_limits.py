@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
-from asynclock.acquire.local_queue import SPAN
+from asynclock.protocol.local_queue import SPAN
 from asynclock.rules.model import Notice, Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
 from tests.support.default_keys import PREFIX

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock
-from asynclock.acquire.holds import Holds
-from asynclock.acquire.local_queue import LocalQueues
+from asynclock.protocol.hold import Holds
+from asynclock.protocol.local_queue import LocalQueues
 from tests.support.kinds_of_node import in_memory
 from tests.support.waiters import LIMIT, LONG, works
 
@@ -102,7 +102,8 @@ def test_b11_leaving_the_queue_compares_no_others() -> None:
 def test_b11_a_hold_that_ends_compares_no_others() -> None:
     """The same for the holds that a process has of one name, such as the permits of a semaphore."""
     count = 2_000
-    holds = Holds()
+    nothing: Any = None
+    holds = Holds(nothing, nothing, nothing, nothing, nothing)
     some: list[Any] = [Compared() for _ in range(count)]
     for each in some:
         holds.add(each)

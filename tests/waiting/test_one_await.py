@@ -1,5 +1,5 @@
 """A call of an open client waits once, for one future. So a cancel can arrive at one place only, and what it finds
-there is either under way or done (`acquire/acquisition.py`)."""
+there is either under way or done (`protocol/machine.py`)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,35 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Awaitable, Generator
+from dataclasses import replace
+from itertools import pairwise
 from types import coroutine
 from typing import Any, TypeVar
 
 import pytest
 
-from asynclock import ConfigError, LockLost, QuorumUnavailable, Redlock
-from asynclock.acquire.attempt import Attempt
-from asynclock.acquire.tenure import Loss
-from asynclock.rules.model import Verb
-from tests.support.probes import acquisitions_of, after_grant, hold_of, left_over, nesting, session_of, set_fence
-from tests.support.still_clock import Still, idle, turns
+from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, SelfDeadlock
+from asynclock.protocol import local_queue
+from asynclock.protocol.attempt import Attempt
+from asynclock.protocol.causes import Loss
+from asynclock.quorum.ballot import Ballot
+from asynclock.rules.model import Op, Verb
+from asynclock.rules.mutex import MUTEX
+from tests.support.default_keys import key_of
+from tests.support.probes import (
+    acquisitions_of,
+    after_grant,
+    hold_of,
+    left_over,
+    nesting,
+    new_id,
+    nodes_of,
+    replace_ask,
+    session_of,
+    set_fence,
+    states_of,
+)
+from tests.support.still_clock import Still, all_of, idle, turns
 from tests.support.waiters import LIMIT, until
 
 _Result = TypeVar("_Result")
@@ -57,6 +75,156 @@ async def test_calls_without_contention_wait_once(name: str, nodes: int) -> None
             waits.clear()
             await counted(call, waits)
             assert (len(waits), asyncio.all_tasks()) == (1, tasks)
+
+
+@both
+async def test_detach_and_adopt_wait_once(name: str, nodes: int) -> None:
+    """Also with a second round, where the counters of the nodes differ."""
+    still = Still(nodes, name)
+    for counter, store in enumerate(still.stores):
+        set_fence(store, name, 10**17 + counter)
+    async with still.held() as (_, lease), still.client() as other:
+        tasks = asyncio.all_tasks()
+        waits: list[object] = []
+        handle = await counted(lease.detach(), waits)
+        assert (len(waits), asyncio.all_tasks()) == (1, tasks)
+        for counter, store in enumerate(still.stores):
+            held = states_of(store)[key_of(name)]
+            states_of(store)[key_of(name)] = replace(held, fence=held.fence + counter)
+        waits.clear()
+        still.asked()
+        adopted = await counted(other.adopt(handle), waits)
+        assert (len(waits), asyncio.all_tasks()) == (1, tasks)
+        assert adopted.fence > lease.fence
+        assert ([verb for verb, _ in still.asked()].count(Verb.EXTEND) > 0) is (nodes > 1)
+        await adopted.release()
+
+
+async def test_an_adoption_in_an_outage_waits_once(name: str) -> None:
+    """With a pause between two rounds, for the whole patience."""
+    still = Still(1, name)
+    async with still.held() as (_, lease), still.client(patience=3.0) as other:
+        handle = await lease.detach()
+        waits: list[object] = []
+        ask = replace_ask(other, lambda op, within, **_: unreachable(op, still.clock.now()))
+        adopting = asyncio.create_task(on_its_own(counted(other.adopt(handle), waits)))
+        await turns()
+        await still.until(still.clock.now() + 4.0)
+        with pytest.raises(QuorumUnavailable):
+            await adopting
+        replace_ask(other, ask)
+        assert len(waits) == 1
+        assert left_over(other) == {}
+
+
+def unreachable(op: Op, now: float) -> Ballot:
+    """A round that fails at once: in the next turn."""
+    ballot = Ballot(op, 1, now, now + 1.0)
+    asyncio.get_running_loop().call_soon(lambda: ballot.fail(0, ConnectionError("down"), maybe=False))
+    return ballot
+
+
+@both
+async def test_the_tasks_of_one_owner_wait_once(name: str, nodes: int) -> None:
+    """The first asks; the others enter with it. Entering again waits for nothing."""
+    still = Still(nodes, name)
+    seen: list[list[object]] = []
+    leases: list[Lease] = []
+
+    async def enters(timeout: float | None) -> None:
+        seen.append([])
+        lock = client(name, reentrant=True, owner="us")
+        if (lease := await counted(lock.acquire(timeout=timeout), seen[-1])) is not None:
+            leases.append(lease)
+
+    async with still.held() as (_, lease), still.client() as client:
+        tasks = [asyncio.create_task(enters(None)) for _ in range(3)] + [asyncio.create_task(enters(5.0))]
+        await until(lambda: idle(client))
+        first = tasks.pop(0)
+        first.cancel()  # the next of the owner asks
+        await asyncio.wait({first})
+        await still.until(still.clock.now() + 6.0)
+        await lease.release()
+        await all_of(tasks)
+        assert [len(waits) for waits in seen] == [1] * 4
+        assert len({each.fence for each in leases}) == 1
+        assert len(leases) == 2
+        await enters(None)
+        assert seen[-1] == []
+        for each in leases:
+            await each.release()
+        assert left_over(client) == {}
+
+
+async def test_many_tasks_of_one_owner_enter_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tasks of the loop run in between."""
+    monkeypatch.setattr(local_queue, "SLICE", -1.0)  # one task takes longer
+    still = Still(1, name)
+    async with still.held() as (_, lease), still.client() as client:
+        lock = client(name, reentrant=True, owner="us")
+        tasks = [asyncio.create_task(lock.acquire(timeout=None)) for _ in range(20)]
+        await until(lambda: idle(client))
+        await lease.release()
+        entered: list[int] = []
+        while not all(each.done() for each in tasks):
+            await asyncio.sleep(0)
+            entered.append(sum(each.done() for each in tasks))
+        assert max(after - before for before, after in pairwise(entered)) == 1
+        for each in tasks:
+            entered_one = each.result()
+            assert entered_one is not None
+            await entered_one.release()
+
+
+@both
+async def test_a_lock_beside_the_own_one_waits_once(name: str, nodes: int) -> None:
+    """A task that has one permit tries once for another, and then waits, where it does not wait for itself."""
+    still = Still(nodes, name)
+    async with still.client() as client, still.client() as other:
+        mine = await client.semaphore(name, 3).acquire(timeout=0)
+        others = [await other.semaphore(name, 3).acquire(timeout=None) for _ in range(2)]
+        waits: list[object] = []
+        with pytest.raises(SelfDeadlock):
+            await counted(client.semaphore(name, 1).acquire(timeout=5), waits)
+        assert len(waits) == 1
+        task = asyncio.current_task()
+        release = asyncio.get_running_loop().call_soon
+        waits.clear()
+        assert mine is not None
+        seen: list[object] = []
+
+        def free() -> None:
+            if idle(client):
+                seen.append(asyncio.create_task(others[0].release()))
+            else:
+                release(free)
+
+        release(free)
+        again = await counted(client.semaphore(name, 3).acquire(timeout=None), waits)
+        assert task is asyncio.current_task()
+        assert (len(waits), len(seen)) == (1, 1)
+        for lease in (again, mine, others[1]):
+            await lease.release()
+        assert left_over(client) == {}
+
+
+@both
+async def test_a_multi_lock_waits_once(name: str, nodes: int) -> None:
+    """Its acquire beside an own hold, its release, and its question whether it is locked."""
+    still = Still(nodes, name)
+    async with still.client() as client:
+        several = client.multi(client.semaphore(name, 3), client.read(f"{name}:b"), f"{name}:c")
+        own = await client.read(f"{name}:b").acquire(timeout=None)
+        tasks = asyncio.all_tasks()
+        waits: list[object] = []
+        lease = await counted(several.acquire(timeout=5), waits)
+        assert lease is not None
+        assert (len(waits), asyncio.all_tasks()) == (1, tasks)
+        for call in (several.locked(), lease.extend(), lease.release(), several.locked()):
+            waits.clear()
+            await counted(call, waits)
+            assert (len(waits), asyncio.all_tasks()) == (1, tasks)
+        await own.release()
 
 
 @both
@@ -159,7 +327,7 @@ async def test_a_hold_that_is_lost_before_its_task_wakes_is_not_returned(name: s
         lost: list[Any] = []
 
         def lose() -> None:
-            lost.extend(session_of(other).holds.of(name))
+            lost.extend(session_of(other).machine.holds.of(name))
             lost[0].lose(Loss.TAKEN)
 
         after_grant(acquires, lose)
@@ -353,3 +521,24 @@ async def test_a_late_vote_with_a_greater_counter(name: str) -> None:
         assert again is not None
         assert again.fence > lease.fence
         await again.release()
+
+
+async def test_nothing_answers_inside_a_call(name: str) -> None:
+    """A node that fails at once, as one that is known to be down: the release, the renewal and the acquire that ask it
+    learn that in the next turn."""
+    client = Redlock("unix:///nowhere/0", patience=600, connect_timeout=0.1)
+    try:
+        waiting = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(lambda: bool(acquisitions_of(client)) and isinstance(nodes_of(client)[0].error, OSError))
+        settled: list[Ballot] = []
+        quorum = session_of(client).quorum
+        for verb in (Verb.ACQUIRE, Verb.RELEASE):
+            ballot = quorum.ask(Op(verb, MUTEX, name, new_id(client, 1), 9.0), 1.0, on_settled=settled.append)
+            assert (ballot.outcome, ballot.silent(), settled) == (None, [0], [])
+            await asyncio.sleep(0)
+            assert settled == [ballot]
+            settled.clear()
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    finally:
+        await client.aclose()

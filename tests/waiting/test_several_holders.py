@@ -8,13 +8,13 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from random import random
 from typing import Any
 
 import pytest
 
 from asynclock import Lease, Redlock
-from asynclock.acquire.backoff import after_doubt
-from asynclock.acquire.obstacles import Obstacles
+from asynclock.protocol.planner import Obstacles, after_doubt
 from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.denials import first_free, holder_of, is_held, soonest
 from asynclock.rules.model import ID_LENGTH, Entry, Op, Verb
@@ -26,11 +26,11 @@ from tests.support.memory_probes import set_state
 from tests.support.probes import (
     acquisitions_of,
     clock_of,
-    hold_of,
     id_of,
     most_known_ids,
     probe_nodes,
     sleeps_until,
+    stop_renewals_of,
     tag_of,
 )
 from tests.support.servers import Server
@@ -148,7 +148,7 @@ async def test_e19_holders_that_die_are_followed(name: str, nodes: int, kind: st
     crowded = Crowded(nodes, name, kind)
     async with crowded.crowd() as (other, leases):
         for lease in leases:
-            hold_of(lease).session.watchdog.stop()
+            stop_renewals_of(lease)
         waiting = asyncio.create_task(crowded.wants(other, name, nodes).acquire(timeout=None))
         await crowded.pass_time(29.5, 0.05)
         assert not waiting.done()
@@ -298,7 +298,7 @@ def test_the_first_hold_that_ends() -> None:
 
 def test_since_when_ids_are_known() -> None:
     """The longest time for which a majority of the ids that the nodes name has been known, at whichever node."""
-    seen = Obstacles(0.1)
+    seen = Obstacles(random, 0.1)
     assert seen.since([Refused(9.0, "a"), Refused(9.0, "b"), Refused(9.0, "c")], 3, 1.0) == 1.0
     assert seen.since([Refused(9.0, "a"), Refused(9.0, "d"), Refused(9.0, "e")], 3, 2.0) == 2.0
     assert seen.since([Refused(9.0, "b"), FREE, Refused(9.0, "c")], 3, 3.0) == 1.0
@@ -308,7 +308,7 @@ def test_since_when_ids_are_known() -> None:
 
 def test_ids_are_forgotten() -> None:
     """However many have come and gone, a few are kept: those that were named last."""
-    seen = Obstacles(0.1)
+    seen = Obstacles(random, 0.1)
     for number in range(1_000):
         seen.since([Refused(9.0, "stays"), Refused(9.0, "stays"), Refused(9.0, str(number))], 3, float(number))
     assert most_known_ids(seen) <= 64
@@ -326,7 +326,7 @@ def refused(verb: Verb, sent: float, *ids: str) -> Ballot:
 
 def test_the_pauses_grow_while_others_are_served() -> None:
     """New ids at each probe: after a few tries the waiter only probes, later and later, at last with each renewal."""
-    seen, now, verb = Obstacles(0.1), 100.0, Verb.ACQUIRE
+    seen, now, verb = Obstacles(random, 0.1), 100.0, Verb.ACQUIRE
     pauses: list[float] = []
     for number in range(14):
         look = seen.plan(refused(verb, now, *(f"{number}{each}" for each in "abc")), now + 0.001, 0.001, 0)
@@ -343,7 +343,7 @@ def test_the_pauses_grow_while_others_are_served() -> None:
 def test_holds_are_waited_for_once_they_are_known() -> None:
     """The same ids at a probe that an attempt could not have lived to see: then only a renewal is due. New ids at a
     renewal cost one more probe."""
-    seen = Obstacles(0.1)
+    seen = Obstacles(random, 0.1)
     assert seen.plan(refused(Verb.ACQUIRE, 100.0, *"abc"), 100.01, 0.01, 0).at < 100.1
     assert seen.plan(refused(Verb.ACQUIRE, 100.109, *"abc"), 100.11, 0.01, 0).at < 100.2
     look = seen.plan(refused(Verb.ACQUIRE, 100.111, *"bca"), 100.12, 0.01, 0)
@@ -359,7 +359,7 @@ def test_f17_an_attempt_of_a_far_client() -> None:
     """The same ids at a probe that an attempt of this client could not have lived to see. A client that is farther from
     the nodes has more time: the waiter probes soon again, with pauses that grow, until no client's attempt could have
     lived so long."""
-    seen, now, probes = Obstacles(0.1, 6.0), 100.0, list[float]()
+    seen, now, probes = Obstacles(random, 0.1, 6.0), 100.0, list[float]()
     verb = Verb.ACQUIRE
     while now < 106.0:
         look = seen.plan(refused(verb, now, *"abc"), now + 0.001, 0.001, 0)
@@ -375,5 +375,5 @@ def test_f17_an_attempt_of_a_far_client() -> None:
 
 def test_after_doubt_is_bounded_by_the_renewal() -> None:
     """Whatever has gone on before."""
-    assert after_doubt(100.0, 100.0, 0.3, 100.0, 0.2, 0) <= (100.1, True)
-    assert 108.0 <= after_doubt(100.0, 100.0, 30.0, 100.0, 0.1, 1_000).at <= 110.0
+    assert after_doubt(random, 100.0, 100.0, 0.3, 100.0, 0.2, 0) <= (100.1, True)
+    assert 108.0 <= after_doubt(random, 100.0, 100.0, 30.0, 100.0, 0.1, 1_000).at <= 110.0

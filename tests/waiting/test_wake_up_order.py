@@ -9,6 +9,7 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.rules.model import ID_LENGTH
+from asynclock.runtime.session import Session
 from asynclock.stores.port import Notice
 from tests.support.cancelled_waits import SOON, Make
 from tests.support.distant_stores import Beyond
@@ -124,7 +125,7 @@ async def test_notified_while_a_renewal_is_unanswered(name: str) -> None:
 @pytest.fixture
 def latest(monkeypatch: pytest.MonkeyPatch) -> None:
     """All jitter is as great as it can be."""
-    monkeypatch.setattr("asynclock.acquire.acquisition.random.uniform", lambda least, most: most)
+    monkeypatch.setattr(Session, "random", lambda _: 1.0 - 1e-12)
 
 
 @nodes

@@ -18,7 +18,7 @@ from asynclock.stores.redis.handlers import CommandReply, IgnoredCommand, Ignore
 from asynclock.stores.redis.replies import PLAIN_YES, ServerError, refusal_of
 
 if TYPE_CHECKING:
-    from asynclock._clock import Clock
+    from asynclock._time import Clock
     from asynclock.stores.distance import Distance
     from asynclock.stores.port import ReplyHandler
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock._clock import Clock
+    from asynclock._time import Clock
 
 _PAUSES = (0.05, 2.0)  # seconds: the first and the longest pause
 _HOPELESS = 5.0  # seconds between attempts when only the user can solve the problem

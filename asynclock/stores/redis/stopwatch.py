@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable
 
-    from asynclock._clock import Clock, Timer
+    from asynclock._time import Clock, Timer
     from asynclock.stores.port import Grant, Refused, ReplyHandler, Undone
 
 _LONGEST = 2.0  # seconds; a command without an answer for so long is no sample

@@ -7,8 +7,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._untrusted import number_of
-from asynclock.rules.kind import Part, parts_of
-from asynclock.rules.model import DONE
+from asynclock.rules.model import DONE, Part, parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from asynclock._clock import Clock, Timer
+    from asynclock._time import Clock, Timer
     from asynclock.stores.zookeeper.contender import Contender
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from typing import Any
 
-    from asynclock.rules.kind import Part
+    from asynclock.rules.model import Part
     from asynclock.stores.zookeeper.contender import Contender
     from asynclock.stores.zookeeper.layout import Child, Layout
     from asynclock.stores.zookeeper.places import Places

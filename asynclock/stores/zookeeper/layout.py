@@ -37,7 +37,7 @@ from asynclock.rules.registry import FAMILIES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from asynclock.rules.kind import Rule
+    from asynclock.rules.model import Rule
 
 FOREIGN = "-" * ID_LENGTH + "|"
 """The beginning of the id under which a hold of another program is shown. It has the bar of an id, because the store

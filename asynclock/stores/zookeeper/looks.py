@@ -15,7 +15,7 @@ from asynclock.stores.zookeeper.contender import read
 from asynclock.stores.zookeeper.layout import escaped, holders, prefix_of, queue_of, tickets_of, unescaped
 
 if TYPE_CHECKING:
-    from asynclock._clock import Clock
+    from asynclock._time import Clock
     from asynclock.rules.model import Op
     from asynclock.stores.zookeeper.connection import Connection, Stat
     from asynclock.stores.zookeeper.layout import Child

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING
 
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
-from asynclock.rules.kind import parts_of
-from asynclock.rules.model import ID_LENGTH, Notice, Verb
+from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
 from asynclock.stores.backlog import Asked, Backlog
 from asynclock.stores.closing import AWAITED, CANCELLING, closing_time
 from asynclock.stores.port import Reconnecting, Refused
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
-    from asynclock._clock import Timer
+    from asynclock._time import Timer
     from asynclock.rules.model import Op
     from asynclock.stores.port import Checked, Grant, NodeConfig, NodeView, ReplyHandler
     from asynclock.stores.zookeeper.settings import Settings

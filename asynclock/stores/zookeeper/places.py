@@ -26,8 +26,8 @@ from asynclock.stores.zookeeper.looks import Looks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from asynclock._clock import Clock
-    from asynclock.rules.kind import Part
+    from asynclock._time import Clock
+    from asynclock.rules.model import Part
     from asynclock.stores.zookeeper.connection import Connection, Stat
     from asynclock.stores.zookeeper.contender import Contender
     from asynclock.stores.zookeeper.layout import Child, Obstacle

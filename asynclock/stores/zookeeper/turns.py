@@ -8,6 +8,7 @@ one watches all children. A holder watches its own node, so that it learns at on
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-    from asynclock.rules.kind import Part
+    from asynclock.rules.model import Part
     from asynclock.stores.port import Grant
     from asynclock.stores.zookeeper.contender import Contender
     from asynclock.stores.zookeeper.layout import Layout
@@ -243,7 +244,7 @@ class Turns:
             _check_kind(queue, part)
             if (found := obstacle(queue, part.kind)) is not None:
                 refused = await self._places.refused(part, queue, len(queue), found)
-                return refused._replace(rank=0)
+                return replace(refused, rank=0)
         return Refused(None)
 
 

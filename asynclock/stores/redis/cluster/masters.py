@@ -22,8 +22,8 @@ from asynclock.stores.redis.keys import mark, only_slot, slot_of, tag_of, tag_wi
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Sequence
 
-    from asynclock._clock import Timer
     from asynclock._errors import ConfigError
+    from asynclock._time import Timer
     from asynclock.stores.port import NodeConfig, ReplyHandler
     from asynclock.stores.redis.cluster.topology import Range
     from asynclock.stores.redis.restarts import Dialer

@@ -14,7 +14,7 @@ from asynclock.rules.model import RELEASE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asynclock._clock import Clock, Timer
+    from asynclock._time import Clock, Timer
     from asynclock.stores.port import ReplyHandler
 
 Entry: TypeAlias = "tuple[ReplyHandler, Exception]"

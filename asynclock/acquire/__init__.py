@@ -1,1 +1,0 @@
-"""How a hold is acquired, renewed, passed on and released."""

@@ -1,0 +1,157 @@
+"""Handover of a hold to another process: `detach` returns a handle, and `adopt` takes over the hold of that handle.
+
+The handle is a secret, since it contains the id. An adoption does not wait in the queue, since it knows the id. It asks
+with one new id until a majority has answered. Each node gives the hold to that id at most once, and repeats its reply
+when it is asked again. So a lost reply does no harm. A second adoption finds another id at the nodes, and all of them
+refuse it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock._errors import ConfigError, LockNotHeld, brief, client_closed
+from asynclock.protocol.attempt import Attempt, withdraw
+from asynclock.protocol.machine import Claim
+from asynclock.protocol.planner import Pace
+from asynclock.protocol.states import DONE, Asking, BackingOff, Confirming
+from asynclock.quorum.ballot import REFUSED, WON
+from asynclock.rules.model import ADOPT, ID_LENGTH, Op, Queueing, letter_of
+
+if TYPE_CHECKING:
+    from asynclock.protocol.hold import Hold
+    from asynclock.protocol.machine import Machine
+    from asynclock.protocol.terms import Terms
+    from asynclock.quorum.ballot import Ballot
+
+_MARK = "asynclock1."
+_SUM = 6  # bytes of the checksum: a damaged handle is not reported as one that came too late
+
+
+class Handle(NamedTuple):
+    """The content of a handle."""
+
+    name: str
+    id: str
+    token: int
+
+    @property
+    def mode(self) -> str:
+        """The part of the id that names the kind of hold; the next id has it, too. "" for a mutex."""
+        return self.id[ID_LENGTH + 1 :].partition(".")[0] + "." if letter_of(self.id) else ""
+
+
+def handle_of(op: Op, token: int) -> str:
+    """The handle of the hold of `op`, with its fencing token."""
+    content = json.dumps([op.name, op.id, token]).encode()
+    return _MARK + base64.urlsafe_b64encode(_sum(content) + content).decode()
+
+
+def parse_handle(handle: object) -> Handle:
+    """The content of a handle. Raises ConfigError for all that detach() did not return."""
+    if isinstance(handle, str) and handle.startswith(_MARK):
+        try:
+            raw = base64.b64decode(handle.removeprefix(_MARK), altchars=b"-_", validate=True)
+            if raw[:_SUM] == _sum(raw[_SUM:]):
+                return Handle(*json.loads(raw[_SUM:]))
+        except (binascii.Error, ValueError, TypeError):
+            pass
+    raise ConfigError("this is no handle: pass the string that detach() returned, unchanged")
+
+
+def _sum(content: bytes) -> bytes:
+    return sha256(content).digest()[:_SUM]
+
+
+class Adoption(Claim):
+    """One adoption of one handle."""
+
+    def __init__(self, machine: Machine, terms: Terms, handle: Handle) -> None:
+        super().__init__(machine, terms)
+        core = machine.core
+        self._handle = handle
+        self._since = core.clock.now()  # its id is not older
+        seed = max(int(core.clock.wall() * 1_000_000), handle.token + 1)
+        queueing = Queueing(core.quorum.serve, waiter=handle.id)
+        settings = terms.settings
+        new_id = core.new_id(seed, settings.metadata, handle.mode)
+        memory = settings.lease + core.settings.fence_memory
+        self._op = Op(ADOPT, terms.kind, terms.name, new_id, settings.lease, seed, memory, queueing=queueing)
+        self._attempt = Attempt(machine.holds, machine.tickets, terms, None)
+        self._pace = Pace(core.random, core.settings.patience)
+        self._traces: set[int] = set()  # the nodes where an earlier round took effect or still may
+
+    def start(self) -> None:
+        self._machine.under_way[self] = None
+        self._ask()
+
+    def again(self) -> Adoption:
+        return Adoption(self._machine, self.terms, self._handle)
+
+    def _ask(self) -> None:
+        self._await(Asking(self._attempt.ask(self._op)))
+
+    def _settled(self, ballot: Ballot) -> None:
+        """A round has its outcome."""
+        state, attempt = self.state, self._attempt
+        if not isinstance(state, Asking) or state.ballot is not ballot:
+            return  # it gave up before
+        try:
+            if self._core.closed:
+                raise client_closed()
+            if isinstance(state, Confirming):
+                hold, last, _ = attempt.confirmed(state.won, ballot, contended=True)
+                self._after_round(hold, state.won, last)
+            elif ballot.outcome is WON:
+                top, sure = ballot.token()
+                if sure:
+                    self._after_round(attempt.hold(ballot, top, contended=True), ballot, ballot)
+                else:
+                    self._await(Confirming(attempt.ask_to_raise(ballot), ballot))
+            elif ballot.outcome is REFUSED:
+                raise self._refused()
+            else:
+                self._after_round(None, ballot, ballot)
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _after_round(self, hold: Hold | None, asked: Ballot, last: Ballot) -> None:
+        """Its hold; or a pause, before the same id asks again. Raises QuorumUnavailable, ConfigError if an outage lasts
+        too long."""
+        if hold is not None:
+            hold.may_be_at(self._traces)
+            self._succeed(hold.begin(self.terms))
+            return
+        self._traces.update(asked.traces())
+        plan = self._pace.after_outage(self._core.clock.now(), math.inf)
+        error = self._core.quorum.unavailable(last, self.terms.name)
+        if plan is None or isinstance(error, ConfigError):
+            raise error
+        state = BackingOff(plan.at, False, last)
+        self._enter(state)
+        state.timer = self._core.clock.call_at(plan.at, self._ask)
+
+    def _refused(self) -> LockNotHeld:
+        name = self.terms.name
+        return LockNotHeld(
+            f"{brief(name)}: this handle was adopted already, or its hold has ended, or it comes from other servers or "
+            "another prefix",
+            name=name,
+        )
+
+    def _leave(self) -> None:
+        if not self._op.revoked:
+            self._op.revoke()
+            withdraw(self._core, self.terms, self._op.id, since=self._since)
+
+    def _finish(self, has_it: bool) -> None:
+        del has_it
+        self._enter(DONE)
+        self._machine.under_way.pop(self, None)

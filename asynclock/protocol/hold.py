@@ -1,0 +1,692 @@
+"""Hold: what the nodes keep under one id, from grant to release. Tasks of this process may have it one after the other,
+each as a Tenure of its own (`local_queue.py`).
+
+The rules:
+
+1. At each node the hold ends one lease after the send of the last command that the node granted. The hold as a whole
+   ends when it is left at less than a majority of the nodes.
+2. A node that refuses a renewal no longer counts, even while the round is undecided. Once a majority has refused, the
+   hold is lost. A node that lost its key gets it again ("is healed") after a round that was won without that node, and
+   counts from the next round. After a server has said that an operator broke the hold, no node is healed: the key that
+   the operator deleted would come back.
+3. A node that does not have the token gets it in the background.
+4. After a release no command is sent that could bring the key back. So renewal stops before the release is sent.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from asynclock._errors import LockNotHeld, brief
+from asynclock._options import RELEASE_TIMEOUT, THREAD, same_terms
+from asynclock.events import Detached, Released, Renewed
+from asynclock.protocol.causes import Cause, Loss, lock_lost_error
+from asynclock.protocol.core import SLICE
+from asynclock.protocol.local_queue import may_pass
+from asynclock.protocol.watchdog import RENEW_BELOW, Due, due, retry_after
+from asynclock.quorum.ballot import WON, Ballot, drift, valid_until
+from asynclock.quorum.denials import lost_to
+from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, LOOKING, QUIET, RELEASE, Op, Verb
+from asynclock.stores.port import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from asynclock._errors import LockLost
+    from asynclock._options import LockSettings
+    from asynclock.protocol.core import Core
+    from asynclock.protocol.local_queue import LocalQueues, YieldedNames
+    from asynclock.protocol.terms import Terms
+    from asynclock.protocol.watchdog import LoopLag, Watchdog
+    from asynclock.quorum.ballot import Waiter
+
+
+class TenureState(Enum):
+    """The state of a tenure."""
+
+    HELD = "held"
+    UNKNOWN = "unknown"  # held, but the last renewal had no reply
+    LOST = "lost"
+    RELEASED = "released"
+    DETACHED = "detached"  # another process may adopt it
+
+
+HELD, UNKNOWN, LOST, RELEASED, DETACHED = TenureState  # quicker to read than from the class, as those of `model.py`
+OPEN = (HELD, UNKNOWN)
+GIVEN_BACK = (RELEASED, DETACHED)
+
+
+class Tenure:
+    """What belongs to one owner of a hold, from its grant to its end. `Hold.begin` makes it. Times are seconds of the
+    client's clock.
+
+    A hold has one tenure at a time, or several of one owner that entered again. The Lock and the Lease keep the tenure;
+    the hold refers to it weakly. So a tenure that the program has dropped is collected, warns, and is renewed no
+    more."""
+
+    __slots__ = (
+        "__weakref__", "_on_loss", "_untaken", "_waiters", "done_for", "fence", "hold", "loss", "on_lost",
+        "since", "state", "task", "terms", "unattended", "until", "weak_self",
+    )  # fmt: skip
+
+    _untaken: bool  # without a value, unless its task was cancelled before it had the tenure
+    _on_loss: Callable[[LockLost], None]  # without a value, unless its owner is a thread that wants to be told
+
+    def __init__(self, hold: Hold, terms: Terms, fence: int, since: float) -> None:
+        self.state = HELD
+        self.hold = hold
+        self.terms = terms
+        self.fence = fence
+        self.since = since
+        max_hold = terms.settings.max_hold
+        self.until = math.inf if max_hold is None else since + max_hold  # when max_hold ends it
+        self.task = terms.task  # the task that took it, then the task that entered it
+        self.loss: Loss | None = None
+        self.done_for = 0.0  # seconds for which the name is marked as done after the release (`once`)
+        self.on_lost: Callable[[Loss], None] | None = None  # interrupts the body that it guards; None: there is none
+        self.unattended = False  # its task has ended, and the log says so
+        self.weak_self = ref(self)
+        self._waiters: dict[Waiter, None] | None = None  # most tenures have none
+
+    def __repr__(self) -> str:
+        return f"<Tenure {brief(self.hold.name)} {self.state.value}>"
+
+    @property
+    def open(self) -> bool:
+        """Whether it was neither released, nor detached, nor lost, as far as this client knows."""
+        return self.state in OPEN
+
+    @property
+    def held(self) -> bool:
+        """Whether it is held now, by the clock."""
+        hold = self.hold
+        if self.state not in OPEN or hold.core.forked:
+            return False
+        now = hold.core.clock.now()
+        return now < hold.valid_until and now < self.until
+
+    @property
+    def lost_early(self) -> bool:
+        """Whether its hold is lost, before its task could take it. The end of max_hold is no such loss: it counts from
+        the grant, and may be shorter than a turn of the loop."""
+        lost = self.loss is not None and self.loss is not Loss.MAX_HOLD
+        return lost or self.hold.core.clock.now() >= self.hold.valid_until
+
+    @property
+    def ends(self) -> float:
+        """When it ends, unless it is renewed."""
+        return min(self.hold.valid_until, self.until)
+
+    @property
+    def held_for(self) -> float:
+        """Seconds since it began."""
+        return self.hold.core.clock.now() - self.since
+
+    def check_clock(self) -> None:
+        """Lose it if its time is over. After a loop was blocked beyond the lease, this runs before any timer."""
+        now = self.hold.core.clock.now()
+        if self.state in OPEN and (now >= self.hold.valid_until or now >= self.until):
+            self.hold.lose(self._over(now))
+
+    def error(self) -> LockLost | LockNotHeld:
+        """The error for the use of a tenure that has ended."""
+        name = self.hold.name
+        if self.hold.core.forked:
+            return LockNotHeld(
+                f"{brief(name)} was acquired before a fork: its lease belongs to the parent process; acquire it here",
+                name=name,
+            )
+        if self.state in GIVEN_BACK:
+            how = "detached" if self.state is DETACHED else "released already"
+            return LockNotHeld(f"{brief(name)} was {how}", name=name)
+        return self.hold.lost_error(self.loss or self._over(self.hold.core.clock.now()))
+
+    def _over(self, now: float) -> Loss:
+        return Loss.MAX_HOLD if now >= self.until else Loss.EXPIRED
+
+    def add_waiter(self, waiter: Waiter) -> None:
+        """Complete it at the end of the tenure."""
+        self._waiters = self._waiters or {}
+        self._waiters[waiter] = None
+
+    def remove_waiter(self, waiter: Waiter) -> None:
+        """Nobody waits for it any more."""
+        if self._waiters is not None:
+            self._waiters.pop(waiter, None)
+
+    def enter(self, task: Any, on_lost: Callable[[Loss], None]) -> None:
+        """The body that it guards begins, in that task."""
+        self.task = task
+        self.on_lost = on_lost
+
+    def leave(self) -> None:
+        """The body has ended."""
+        self.on_lost = None
+
+    def renewed(self, answered: bool) -> None:
+        """A renewal is decided, or had no reply from a majority."""
+        self.state = HELD if answered else UNKNOWN
+
+    def mark_untaken(self) -> None:
+        """Its task was cancelled before it had the tenure: no acquire was told, so its end is not told either."""
+        self._untaken = True
+
+    def mark_done(self, within: float) -> None:
+        """A run of `once` has returned: the name stays taken for `within` seconds after the release."""
+        self.done_for = within
+
+    def call_on_loss(self, call: Callable[[LockLost], None]) -> None:
+        """Claim it in the event loop when the tenure is lost; now, if it is lost already."""
+        self._on_loss = call
+        if self.state is LOST:
+            call(self.hold.lost_error(self.loss or Loss.EXPIRED))
+
+    def end(self, state: TenureState, loss: Loss | None = None) -> None:
+        """End it in that state. Tasks in `wait_lost` wake, and a loss interrupts the body."""
+        self.state = state
+        self.loss = loss
+        if self._waiters is not None:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+        observers = self.hold.core.observers
+        if observers.active and loss is None and not getattr(self, "_untaken", False):
+            ended = Detached if state is DETACHED else Released
+            observers.tell(ended(*self.terms.described, self.held_for))
+        if loss is not None and self.on_lost is not None:
+            self.on_lost(loss)
+        if loss is not None and (call := getattr(self, "_on_loss", None)) is not None:
+            call(self.hold.lost_error(loss))
+
+    def rest(self) -> float:
+        """Seconds for which the name stays taken after a release now."""
+        settings = self.terms.settings
+        if not settings.min_hold or getattr(self, "_untaken", False):
+            return self.done_for
+        return max(self.done_for, self.since + settings.min_hold - self.hold.core.clock.now())
+
+    def mark_unattended(self) -> bool:
+        """Whether its task has ended without a release, and nobody has asked before."""
+        if self.unattended or self.on_lost is not None or self.task is None or not self.task.done():
+            return False
+        self.unattended = True
+        return True
+
+    def __del__(self) -> None:
+        if self.state in OPEN:
+            self.hold.core.dropped(self)
+
+
+class Hold:
+    """See the module. Made of the ballot that won it. Times are seconds of the client's clock."""
+
+    __slots__ = (
+        "_ballot", "_broken", "_cause", "_denials", "_ends", "_errors", "_healed", "_holds", "_promised", "_renewal",
+        "_renewed_at", "_settings", "_tenures", "_watched_at", "contended", "core", "last_fence", "names", "next_fence",
+        "op", "over", "renew_at", "round_trip_at", "valid_until",
+    )  # fmt: skip
+
+    def __init__(
+        self, holds: Holds, settings: LockSettings, grant: Ballot, token: int, contended: bool = False
+    ) -> None:
+        self._holds = holds
+        self.core = core = holds.core
+        self.op = op = grant.op
+        parts = op.kind.parts
+        self.names = tuple([part.name for part in parts]) if parts else (op.name,)  # most holds have one name
+        self.last_fence = token  # the last fence of the span that came with it, and the only one that the nodes know
+        self.next_fence = token + 1 - op.queueing.span
+        self.contended = contended  # another client waits for it, as far as this client knows
+        self.round_trip_at = core.clock.now()  # it may be passed on for PASSING seconds from here
+        self.over = False  # released, detached or lost
+        self._tenures: list[ref[Tenure]] = []  # one, or those of an owner that entered again
+        self._settings = settings
+        self._watched_at = -math.inf  # when the watchdog checks it
+        self._ballot: Ballot | None = grant  # None: each node has answered, and none failed
+        self._healed = 0  # bit i: node i may have it by another round than the one that won it
+        self._broken: str | None = None  # who broke it there, as a server said; "": the server does not know
+        self._promised = math.inf  # its end before the last refusal of a renewal that found it with an end
+        self._denials: dict[int, Refused] | None = None  # the last refusal of each node that refused and was not healed
+        self._errors: dict[int, Exception] | None = None  # why each node did not renew it, since it did so last
+        self._renewal: Ballot | None = None  # by the watchdog, while it is not decided
+        self._renewed_at = grant.sent  # when the last renewal was sent that a majority granted
+        self._cause: Cause | None = None  # of its loss
+        # A majority has granted. All these grants end at the same time, which counts from the one send.
+        end = grant.sent + settings.lease - drift(settings.lease)
+        self.valid_until = -math.inf
+        self._ends = [-math.inf] * grant.nodes  # at each node
+        for index, vote in enumerate(grant.votes):
+            if vote == (token, False):
+                self._ends[index] = end
+            elif vote is not None:
+                self.count(grant, index)
+        self.valid_until = end
+        self.renew_at = self._next_renewal()
+        if grant.complete:
+            self._forget_grant(grant)
+        else:
+            grant.on_late_vote(self._count_late)
+
+    def _count_late(self, grant: Ballot, index: int) -> None:
+        """A node has replied to the grant after its outcome."""
+        self.count(grant, index)
+        if grant.complete:
+            self._forget_grant(grant)
+
+    def _forget_grant(self, grant: Ballot) -> None:
+        """All nodes have voted. What is not needed any more is dropped: a client may have many holds."""
+        grant.op.forget_packed()
+        if not grant.failed:
+            self._ballot = None
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    # -- its tenures ---------------------------------------------------------------------------------------------
+
+    @property
+    def tenures(self) -> list[Tenure]:
+        """The tenures that have not ended."""
+        return [tenure for known in self._tenures if (tenure := known()) is not None]
+
+    def begin(self, terms: Terms) -> Tenure:
+        """The tenure of its next owner, with the next fence of the span."""
+        fence = self.next_fence
+        self.next_fence = fence + 1
+        # max_hold and min_hold count from here. A ticket may have been sent long before it was granted.
+        tenure = Tenure(self, terms, fence, self.core.clock.now())
+        self._tenures.append(tenure.weak_self)
+        if self._watched_at == -math.inf:  # the first one
+            self._holds.add(self)
+            self._watched_at = at = min(self.renew_at, self.valid_until, tenure.until)
+            self._holds.watchdog.watch(self, at)
+        return tenure
+
+    def enter_again(self, tenure: Tenure, terms: Terms) -> Tenure:
+        """One more tenure for the same owner, with the same fence. The hold ends with the last of them."""
+        again = Tenure(self, terms, tenure.fence, self.core.clock.now())
+        self._tenures.append(again.weak_self)
+        if again.until < self._watched_at:
+            self.watch_at(again.until)
+        return again
+
+    def end(self, tenure: Tenure) -> Ballot | None:
+        """The owner releases its tenure. Returns the ballot of the release; None: the hold continues, with another
+        tenure of this owner or of the task to which it was passed. A lost tenure is released, too, since some node may
+        still have the hold."""
+        queues, is_open = self._holds.queues, tenure.open
+        if is_open and ((len(self._tenures) > 1 and len(self.tenures) > 1) or self._pass_on(tenure)):
+            self._tenures.remove(tenure.weak_self)
+            tenure.end(RELEASED)
+            return None
+        if self.contended:
+            ballot = self._release_contended(tenure)
+        else:
+            ballot = self.release(tenure.rest(), done=tenure.done_for > 0)
+        if is_open:
+            self._give_up()
+            tenure.end(RELEASED)
+        queues.next_turn(self.names)
+        return ballot
+
+    def _pass_on(self, tenure: Tenure) -> bool:
+        """Give it to the next task of this process that waits for it, if that may have it after this tenure."""
+        waiter = None if self.op.kind.shared else self._holds.queues.first_waiter(self.op.name)
+        if waiter is None:
+            return False
+        settings, now = tenure.terms.settings, self.core.clock.now()
+        if tenure.done_for or now >= tenure.until or not same_terms(settings, waiter.acquisition.terms.settings):
+            return False
+        left = self.last_fence - self.next_fence + 1
+        if not may_pass(now, self.round_trip_at, self.valid_until, settings.lease, left):
+            return False
+        waiter.take(self)
+        return True
+
+    def _release_contended(self, tenure: Tenure) -> Ballot:
+        """Clients elsewhere wait for the hold: the release leaves before anything else, in one write with the next
+        attempt of this process, which comes after theirs."""
+        local = bool(self._holds.queues)
+        ballot = self.release(tenure.rest(), at_once=not local, done=tenure.done_for > 0)
+        if tenure.open:
+            self._holds.yielded.add(self.op.kind, self.name)
+        if local:
+            self._holds.queues.next_turn(self.names)
+            self.core.quorum.flush()
+        return ballot
+
+    def detach(self, tenure: Tenure) -> None:
+        """Another process may adopt it from now on. This one neither renews nor releases it any more."""
+        self._give_up()
+        tenure.end(DETACHED)
+        self._holds.queues.next_turn(self.names)
+
+    def lose(self, loss: Loss) -> None:
+        """It is lost, with all its tenures. Their owners are notified."""
+        if self.over:
+            return
+        tenures = self.tenures
+        if loss is not Loss.CLOSED:  # that needs no facts: a client with many holds closes without an object for each
+            self._cause = self._why(loss)
+        self._give_up()
+        for tenure in tenures:
+            tenure.end(LOST, loss)
+        self._holds.queues.next_turn(self.names)
+        for tenure in tenures:
+            self.core.tell_lost(tenure.terms, loss.value, tenure.held_for, tenure.error)
+
+    def lost_error(self, loss: Loss, release: Ballot | None = None) -> LockLost:
+        """The error for a tenure that was lost, or whose time is over, or whose `release` a majority refused."""
+        cause = self._cause or self._why(loss)
+        if release is not None:
+            denials = {index: vote for index, vote in enumerate(release.votes) if isinstance(vote, Refused)}
+            cause = cause._replace(errors=dict(release.errors()), denials=denials)
+        return lock_lost_error(self.name, cause, [node.label for node in self.core.quorum.nodes])
+
+    def _why(self, loss: Loss) -> Cause:
+        """The facts about its loss, as they are now."""
+        clock, errors, denials = self.core.clock, self._errors or {}, self._denials or {}
+        now, renewed = clock.now(), self._renewed_at
+        late = self._holds.lag.late(now, self._watched_at, renewed)
+        return Cause(loss, self._settings, clock.wall(), now - renewed, late, self._broken, errors, denials)
+
+    def close(self) -> Ballot:
+        """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""
+        owners = self.tenures
+        self.lose(Loss.CLOSED)
+        rest = max((each.rest() for each in owners), default=0.0)
+        return self.release(rest, done=any(each.done_for for each in owners))
+
+    def dropped(self, weak_self: ref[Tenure]) -> None:
+        """The program no longer refers to that tenure. Without another one, it is renewed no more, and expires."""
+        self._tenures = [known for known in self._tenures if known is not weak_self and known() is not None]
+        if not (self._tenures or self.over):
+            self._give_up()
+            self._holds.queues.next_turn(self.names)
+
+    def _give_up(self) -> None:
+        """This client no longer has it."""
+        self.over = True
+        self._tenures.clear()
+        self._holds.remove(self)
+        if self._watched_at > -math.inf:
+            self._holds.watchdog.forget(self, self._watched_at)
+
+    # -- for the watchdog ----------------------------------------------------------------------------------------
+
+    def check(self, now: float) -> None:
+        """Do what is due. Nothing is due for a hold that is over, even if the watchdog still has it."""
+        if self.over:
+            return
+        match due(now, self.valid_until, self.renew_at, self._until):
+            case Due.MAX_HOLD:
+                self.lose(Loss.MAX_HOLD)
+            case Due.EXPIRED:
+                self.lose(Loss.EXPIRED)
+            case Due.RENEWAL:
+                self.renew(now)
+        self.watch()
+
+    @property
+    def _until(self) -> float:
+        """When max_hold ends the first of its tenures."""
+        return min([tenure.until for tenure in self.tenures], default=math.inf)
+
+    def renew(self, now: float) -> None:
+        """Ask for another lease. Without a reply it asks again after lease/12; but not while the renewal waits in the
+        queue of this client, which a second one would only make longer."""
+        self.core.renews(self.tenures)
+        self.renew_at = now + retry_after(self._settings.lease, self.core.random)
+        if self._renewal is None or self._renewal.deferred is None:
+            self._renewal = self.extend(self._settings.lease)
+
+    def renew_soon(self, at: float) -> None:
+        """Renew it at that moment at the latest, if it is renewed at all: its only node may lack it by now."""
+        if self.renew_at < math.inf:
+            self.renew_at = min(self.renew_at, at)
+            self.watch()
+
+    def watch(self) -> None:
+        """Let the watchdog check it when an action may be due next."""
+        if not self.over:
+            self.watch_at(min(self.renew_at, self.valid_until, self._until))
+
+    def watch_at(self, at: float) -> None:
+        if self._watched_at > -math.inf:
+            self._holds.watchdog.forget(self, self._watched_at)
+        self._holds.watchdog.watch(self, at)
+        self._watched_at = at
+
+    # -- asking the nodes ----------------------------------------------------------------------------------------
+
+    def extend(self, length: float) -> Ballot:
+        """Move its end to `length` seconds from now, or later. Its tenures learn the outcome."""
+        op, within = self._op(EXTEND, length), self.core.within(self._settings)
+        return self.core.quorum.ask(op, within, on_settled=self._extended, on_vote=self.count)
+
+    def waited_for(self, id: str) -> None:
+        """A server says that a client waits for the hold of that id."""
+        self.contended = self.contended or self.op.id.startswith(id)
+
+    def broken(self, id: str, by: str = "") -> None:
+        """A server says that an operator deleted the hold of that id there. The operator may have reached only a
+        minority of the nodes, so all nodes are asked. `by`: who it was; the notice without a name follows."""
+        if self.op.id.startswith(id):
+            self._broken = by or self._broken or ""
+            if not (by or self.over):
+                self.extend(0.0)
+
+    def release(self, rest: float = 0.0, at_once: bool = False, done: bool = False) -> Ballot:
+        """Release it. The name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).
+        `at_once`: see Quorum.ask."""
+        self.over = True
+        grant, quorum = self.op, self.core.quorum
+        grant.revoke()
+        queueing = CONTENDED if self.contended else LOOKING if grant.plain else QUIET
+        op = Op(
+            RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.last_fence,
+            grant.memory, rest, queueing=queueing[quorum.serve], done=done,
+        )  # fmt: skip
+        within = min(self.core.within(self._settings), RELEASE_TIMEOUT)
+        failed = self._ballot is not None and self._ballot.failed
+        return quorum.ask(op, within, only=self._where() if failed else None, at_once=at_once)
+
+    def _op(self, verb: Verb, length: float) -> Op:
+        grant = self.op
+        return Op(verb, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self.last_fence, grant.memory)
+
+    def may_be_at(self, nodes: Iterable[int]) -> None:
+        """These nodes may have it, too: its release goes to them as well."""
+        for index in nodes:
+            self._healed |= 1 << index
+
+    def _where(self) -> Sequence[int]:
+        """The nodes that may have it: those that granted it or may have done so, and those that were healed. The others
+        get no release: a node that is down would leave one pending for each lock."""
+        granted = self._ballot.traces() if self._ballot is not None else range(len(self._ends))
+        return [i for i in range(len(self._ends)) if i in granted or self._healed >> i & 1]
+
+    # -- counting their votes ------------------------------------------------------------------------------------
+
+    def _extended(self, ballot: Ballot) -> None:
+        """A renewal is decided. Some nodes may answer later."""
+        if ballot is self._renewal:
+            self._renewal = None
+        if self.over:
+            return
+        if ballot.outcome is WON:
+            self._renewed_at, self._errors = ballot.sent, None
+            self.renew_at = self._next_renewal()
+            for index in range(ballot.nodes):
+                self._repair(ballot, index)
+        observers = self.core.observers
+        # `count` has seen each refusal. If a majority refused, the hold is lost already, and `over`.
+        for tenure in self.tenures:
+            tenure.renewed(ballot.outcome is WON)
+            if observers.active and ballot.op.lease:
+                observers.tell(Renewed(*tenure.terms.described, "ok" if ballot.outcome is WON else "failed"))
+
+    def count(self, ballot: Ballot, index: int) -> None:
+        """Count one node's vote: until when it has the hold; or that it lacks the token or the key, and needs it."""
+        vote, op = ballot.votes[index], ballot.op
+        if isinstance(vote, Exception) and op.verb is EXTEND:
+            self._errors = {**(self._errors or {}), index: vote}
+        if self.over or vote is None or isinstance(vote, Exception):
+            return
+        end = ballot.sent + op.lease - drift(op.lease)
+        if isinstance(vote, tuple):
+            self.contended = self.contended or vote[1] is True
+            if self._denials:
+                self._denials.pop(index, None)
+            if self._errors:
+                self._errors.pop(index, None)
+            if end > self._ends[index]:
+                self._ends[index] = end
+                if end > self.valid_until:
+                    self._recount()
+        elif isinstance(vote, Refused) and op.verb is EXTEND:
+            self._refused_by(ballot, index, vote)
+        self._repair(ballot, index)
+
+    def _recount(self) -> None:
+        self.valid_until = valid_until(self._ends)
+
+    def _refused_by(self, ballot: Ballot, index: int, refusal: Refused) -> None:
+        """Rule 2. The lease may now end sooner than the watchdog expects. If the round is decided, the watchdog checks
+        it now; else at the deadline of the round, since a grant that is still to come may make up for the refusal. But
+        the owner learns of the loss at the latest when the lease would have ended without this refusal."""
+        if self.valid_until > -math.inf:  # an earlier refusal of this round may have left it without an end
+            self._promised = self.valid_until
+        self._ends[index] = -math.inf
+        self._recount()
+        self._denials = denials = self._denials or {}
+        denials[index] = refusal
+        now = self.core.clock.now()
+        if len(denials) > len(self._ends) // 2 or (self._broken is not None and self.valid_until <= now):
+            self.lose(Loss(lost_to(denials.values(), len(self._ends), self._broken is not None)))
+            return
+        soonest = ballot.deadline if ballot.outcome is None else now
+        at = max(min(self.renew_at, self.valid_until, self._until), soonest)
+        self.watch_at(max(now, min(at, self._promised, self._until)))
+
+    def _repair(self, ballot: Ballot, index: int) -> None:
+        """Rules 2 and 3: send a node the token or the key that it lacks."""
+        vote, op = ballot.votes[index], ballot.op
+        if self.over or self.op.plain:
+            return
+        if isinstance(vote, Refused):
+            if op.verb is not EXTEND:
+                self._send_to(index, EXTEND)
+            elif ballot.outcome is WON and self._broken is None and (vote.left is None or op.kind.shared):
+                self._send_to(index, ACQUIRE)  # a shared kind is healed beside other holders
+        elif isinstance(vote, tuple) and op.verb is not EXTEND and vote[0] < self.last_fence:
+            self._send_to(index, EXTEND)
+
+    def _send_to(self, index: int, verb: Verb) -> None:
+        """Send the token to one node (extend), or heal it (acquire). A healed node counts from the next round on."""
+        grant, core, lease = self.op, self.core, self.op.lease if verb is ACQUIRE else 0.0
+        op = Op(verb, grant.kind, grant.name, grant.id, lease, self.last_fence, grant.memory)
+        if verb is ACQUIRE:
+            self._healed |= 1 << index
+            if self._denials:  # it may have the key again: its next reply decides
+                self._denials.pop(index, None)
+        op.revoke()  # the node does not send it again: a release may have been sent before that
+        now, nodes = core.clock.now(), core.quorum.nodes
+        nodes[index].send(op, Ballot(op, len(nodes), now, now + core.within(self._settings)))
+
+    def _next_renewal(self) -> float:
+        return self.valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf
+
+
+class Holds:
+    """The holds of one session, by name, and what they share. A name with several holds keeps them in a dict, so that
+    removing one takes constant time."""
+
+    __slots__ = ("_by_name", "_threaded", "core", "get", "lag", "queues", "watchdog", "yielded")
+
+    def __init__(
+        self,
+        core: Core,
+        watchdog: Watchdog,
+        lag: LoopLag,
+        queues: LocalQueues,
+        yielded: YieldedNames,
+        threaded: Callable[..., Hold] | None = None,
+    ) -> None:
+        self.core = core
+        self.watchdog = watchdog
+        self.lag = lag
+        self.queues = queues
+        self.yielded = yielded
+        self._threaded = threaded or Hold  # makes those with renew="thread"
+        self._by_name: dict[str, Hold | dict[Hold, None]] = {}
+        self.get = self._by_name.get  # called for each acquire
+
+    def __len__(self) -> int:
+        """The number of names."""
+        return len(self._by_name)
+
+    def make(self, settings: LockSettings, grant: Ballot, token: int, contended: bool) -> Hold:
+        """The hold of a ballot that was won."""
+        made_as = self._threaded if settings.renew == THREAD else Hold
+        return made_as(self, settings, grant, token, contended)
+
+    def all(self) -> list[Hold | dict[Hold, None]]:
+        """All that there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
+        return list(self._by_name.values())
+
+    def in_slices(self) -> Iterator[Hold | None]:
+        """All holds that there are now; None after each slice of work: then the caller lets the loop run other tasks.
+        References to a hold are dropped one by one, too, because freeing all of them at once would take long."""
+        left = self.all()
+        left.reverse()
+        began = self.core.spent()
+        while left:
+            found = left.pop()
+            for hold in tuple(found) if isinstance(found, dict) else (found,):
+                if not hold.over:
+                    yield hold
+            if self.core.spent() - began > SLICE:
+                yield None
+                began = self.core.spent()
+
+    def copied(self) -> list[Hold]:
+        """All that there are now, for another thread than the loop's: `dict.copy` is one step for other threads."""
+        found: dict[Hold, None] = {}
+        for each in self._by_name.copy().values():
+            found.update(each.copy() if isinstance(each, dict) else {each: None})
+        return list(found)
+
+    def of(self, name: str) -> Iterable[Hold]:
+        """The holds of a name, oldest first."""
+        found = self._by_name.get(name)
+        return () if found is None else tuple(found) if isinstance(found, dict) else (found,)
+
+    def tenures(self, name: str) -> list[Tenure]:
+        """The tenures of a name, oldest first."""
+        return [tenure for hold in self.of(name) for tenure in hold.tenures]
+
+    def add(self, hold: Hold) -> None:
+        for name in hold.names:
+            known = self._by_name.get(name)
+            if known is None:
+                self._by_name[name] = hold
+            elif isinstance(known, dict):
+                known[hold] = None
+            else:
+                self._by_name[name] = {known: None, hold: None}
+
+    def remove(self, hold: Hold) -> None:
+        """Harmless for one that is not there."""
+        for name in hold.names:
+            known = self._by_name.get(name)
+            if known is hold:
+                del self._by_name[name]
+            elif isinstance(known, dict):
+                known.pop(hold, None)
+                if not known:
+                    del self._by_name[name]

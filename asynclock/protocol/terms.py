@@ -1,0 +1,72 @@
+"""Terms: the request of one caller."""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+    from contextvars import ContextVar
+
+    from asynclock._options import LockSettings
+    from asynclock.rules.model import Kind
+
+_T = TypeVar("_T")
+
+
+class Terms:
+    """A kind of lock of that name, under these settings, within `timeout` seconds."""
+
+    __slots__ = ("_waits", "context", "kind", "name", "owner", "settings", "task", "timeout")
+
+    _waits: bool  # without a value until it waits: most do not
+
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        settings: LockSettings,
+        task: Any,
+        timeout: float | None,
+        owner: Hashable = None,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.settings = settings
+        self.task = task  # the task that asks; for a thread, what stands for it (`blocking/calls.py`)
+        self.timeout = timeout  # None: as long as it takes; 0: one try
+        self.owner = owner  # the owner that may enter again, of a reentrant lock
+        self.context = copy_context()  # of the caller: what is logged and told about it belongs there
+
+    def one_try(self) -> Terms:
+        """The same, for one try."""
+        return Terms(self.name, self.kind, self.settings, self.task, 0, self.owner)
+
+    def mark_waiting(self) -> None:
+        """It was not granted at once: it waits in the local queue, at the servers, or for a pause."""
+        self._waits = True
+
+    @property
+    def had_to_wait(self) -> bool:
+        """Whether it waits, or did so before its end."""
+        return getattr(self, "_waits", False)
+
+    @property
+    def owner_is(self) -> str:
+        """What messages call the owner of its lease: the task, or the thread for which it runs."""
+        return owner_of(self.task)
+
+    def variable(self, variable: ContextVar[_T], default: _T) -> _T:
+        """The value of a variable in the context of the caller."""
+        return self.context.get(variable, default)
+
+    @property
+    def described(self) -> tuple[str, str, str]:
+        """The name, the kind and the label, as an event has them."""
+        return self.name, self.kind.name, self.settings.label
+
+
+def owner_of(task: object) -> str:
+    """What owns the leases that this task acquires: itself; or the thread for which it runs (`blocking/calls.py`)."""
+    return getattr(task, "owner_is", "task")

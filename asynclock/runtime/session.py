@@ -1,0 +1,473 @@
+"""Session: one client in one event loop. It is the outside of the machine there (`protocol/core.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+import warnings
+from collections import deque
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from asynclock._clock import SYSTEM, wait_ended
+from asynclock._errors import ConfigError, QuorumUnavailable, brief, client_closed
+from asynclock._loop import no_loop, own_task, running_task
+from asynclock._options import RESERVED, LockSettings, node_timeout
+from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
+from asynclock.protocol.machine import Machine
+from asynclock.protocol.terms import owner_of
+from asynclock.protocol.watchdog import LoopLag
+from asynclock.quorum.ballot import UNREACHABLE, WON
+from asynclock.rules.model import ID_LENGTH, TAG_LENGTH
+from asynclock.runtime import opening, shutdown
+from asynclock.runtime.observers import Journal, write
+from asynclock.runtime.renewal_thread import RenewalThread, ThreadedHold
+from asynclock.stores import check_supported, limited_of
+from asynclock.stores.port import is_thread_safe
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from asynclock._errors import Reason
+    from asynclock._options import ClientSettings
+    from asynclock.events import Event
+    from asynclock.protocol.hold import Hold, Holds, Tenure
+    from asynclock.protocol.terms import Terms
+    from asynclock.quorum.ballot import Ballot, Outcome
+    from asynclock.runtime.observers import Observers
+    from asynclock.stores.port import Notice, Store, Wish
+
+log = logging.getLogger("asynclock")
+
+_DRAW = 64
+"""This many ids are drawn at once, because one call into the system costs more than an id (docs/decisions.md)."""
+
+_RELEASES = 256
+"""So many outcomes of releases are looked at in one turn of the loop."""
+
+_HOST = socket.gethostname().replace("|", "_")
+
+
+class Session:
+    """Made by the client at first use in a loop. No other loop may use it."""
+
+    def __init__(self, settings: ClientSettings, stores: Sequence[Store], observers: Observers) -> None:
+        clocks = [store.clock for store in stores if store.clock is not None]
+        self.loop = asyncio.get_running_loop()
+        self.settings = settings
+        self.observers = observers
+        observers.look_at_level()
+        self.clock = clocks[0] if clocks else SYSTEM
+        self.journal = Journal(self.clock)
+        self.lag = LoopLag(lambda seconds: Context().run(self.tell, LoopLagged(seconds)))
+        self.machine = Machine(self, self.lag, len(stores), self._make_threaded)
+        self.tag = secrets.token_hex(TAG_LENGTH // 2)
+        self.forked = False
+        self.closed = False  # nothing new begins
+        self.hung_up = False  # until this is True, releases are still sent
+        self.opened = False  # the first attempts to connect have ended
+        self.ready = False  # and no majority of the nodes refuses for a reason that only the user can solve
+        under_way = self.machine.under_way
+        self.quorum = opening.quorum_over(stores, settings, self.clock, self, self._reported, lambda: bool(under_way))
+        self._limits = self.quorum.limits
+        self._usual = 0.0  # the node timeout of a lock without options of its own
+        self._usual_of = -1.0  # the limit of the nodes for which it was computed; -1.0: it was not
+        self.limited = limited_of(stores)
+        self._stores = stores
+        self._renewal_thread: RenewalThread | None = None
+        self._whoami = f"{os.getpid()}|{_HOST}"
+        self._random: list[str] = []  # ids drawn ahead; a forked child has another session and draws its own
+        self._opening: asyncio.Task[ConfigError | QuorumUnavailable | None] | None = None
+        self._judging: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._closer: AsyncGenerator[None, None] | None = None
+        self._votes = False  # somebody wants to know whether a majority would vote
+        self._quarantines: dict[str, Event] = {}  # node -> told while the session opens
+
+    def check(self) -> None:
+        """Raise ConfigError in a forked child, and outside this session's event loop."""
+        if self.forked:
+            raise ConfigError(
+                "this Lease was taken before a fork: it belongs to the parent process; acquire the lock again here"
+            )
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            raise no_loop() from None
+        if here is not self.loop:
+            raise ConfigError("this Lease belongs to another event loop: use it there, or acquire the lock again here")
+
+    def forget_after_fork(self) -> None:
+        """This is a forked child: the sockets are the parent's, and nothing is held here."""
+        self.forked = True
+
+    def connect_limit(self, wait: float | None) -> float:
+        """Seconds for which a first use waits, at most. The first attempts to connect end after connect_timeout. With a
+        timeout or a patience of 0 it tries once, too."""
+        longest = max(self.settings.patience, self.settings.connect_timeout)
+        return min(wait, longest) if wait else longest
+
+    def check_supported(self, wish: Wish) -> None:
+        """Raise Unsupported for a lock that the stores cannot keep."""
+        check_supported(self.limited, wish._replace(prefix=self.settings.prefix))
+
+    def check_open(self) -> None:
+        """Raise ConfigError once the client was closed."""
+        if self.closed:
+            raise client_closed()
+
+    def within(self, settings: LockSettings) -> float:
+        """The node timeout of a lock, in seconds."""
+        measured = self._limits.longest
+        if settings is self.settings.lock and measured == self._usual_of:
+            return self._usual
+        timeout = node_timeout(self.settings, settings, len(self.quorum.nodes), measured=measured)
+        if settings.lease < self.lag.lease:
+            self.lag.use(settings.lease)
+            if self._renewal_thread is not None:
+                self._renewal_thread.look_again()
+        if settings is self.settings.lock:
+            self._usual, self._usual_of = timeout, measured
+        return timeout
+
+    def new_id(self, seed: int, metadata: str, mode: str = "") -> str:
+        """A fresh id: the session's tag, 80 random bits, a bar, and what an operator may read of its holder. The bar
+        says that this client receives notices and that its release serves waiters. A client without notices writes
+        another sign (`is_ours`)."""
+        if not self._random:
+            length = ID_LENGTH - TAG_LENGTH
+            drawn = secrets.token_hex(length // 2 * _DRAW)
+            bar = "|" if self.quorum.listens else "!"
+            self._random = [f"{self.tag}{drawn[i : i + length]}{bar}" for i in range(0, len(drawn), length)]
+        return f"{self._random.pop()}{mode}{seed}|{self._whoami}|{metadata}"
+
+    # -- the outside of the machine ------------------------------------------------------------------------------
+
+    random = staticmethod(random.random)
+    spent = staticmethod(time.perf_counter)
+
+    def result(self) -> asyncio.Future[None]:
+        """For a caller that waits."""
+        return self.loop.create_future()
+
+    def later(self, call: Callable[..., object], *args: object) -> None:
+        """Call it in the next turn of the loop."""
+        self.loop.call_soon(call, *args, context=Context())
+
+    def renews(self, tenures: Sequence[Tenure]) -> None:
+        """A hold with these tenures is renewed now. Log it if its task has ended without a release. Its Lock keeps it,
+        so no other report comes. Other tasks may use it on purpose, so this is no warning."""
+        self.observers.look_at_level()
+        for tenure in tenures:
+            if tenure.mark_unattended():
+                log.info(
+                    "asynclock: the %s that acquired %s has ended; its lease is renewed until it is released (set "
+                    "max_hold to end it)",
+                    owner_of(tenure.task),
+                    brief(tenure.hold.name),
+                )
+
+    def dropped(self, tenure: Tenure) -> None:
+        """The program no longer refers to it. A garbage collector calls this in any thread, and between any two steps
+        of the loop's thread. So it changes nothing: the loop ends it, in a turn of its own. Done here, the end could
+        fall between the look of an acquire at the holds and its place in the local queue; nothing would wake that."""
+        hold = tenure.hold
+        last, held, left = all(each is tenure for each in hold.tenures), tenure.held, tenure.ends - self.clock.now()
+        if not self.forked:  # in a forked child the loop is the parent's
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits in it
+                self.loop.call_soon_threadsafe(hold.dropped, tenure.weak_self, context=Context())
+        if last and held:
+            warnings.warn(
+                f"the lease of {brief(hold.name)} was dropped while held: release it, or use a `with` block; "
+                f"it ends by itself in {left:.3g} s",
+                ResourceWarning,
+                source=tenure,
+                stacklevel=4,
+            )
+
+    def fault(self, where: object, error: Exception) -> None:
+        """A check of the watchdog has raised. It is repeated."""
+        if self.journal.admits_fault("checks of the watchdog that failed"):
+            log.error("asynclock: the watchdog failed on %r and will try again", where, exc_info=error)
+
+    def judge_again(self) -> None:
+        """An acquire finds no majority. In the background: servers that came up since may be new, and need no
+        quarantine."""
+        if self._judging is None or self._judging.done():
+            self._judging = own_task(opening.judge_again(self.quorum), "asynclock judge")
+
+    # -- for the floors above ------------------------------------------------------------------------------------
+
+    def introduction(self, metadata: str) -> str:
+        """What the holder of a lock reads of the client that breaks it: process, host and the first 80 characters of
+        the note."""
+        return f"{self._whoami}|{metadata.replace(RESERVED, '')[:80]}"
+
+    def _make_threaded(self, holds: Holds, settings: LockSettings, grant: Ballot, token: int, contended: bool) -> Hold:
+        """A hold that a thread extends while the loop is blocked. It starts that thread, if it does not run. A store
+        with a clock of its own has no thread, because only a test moves that clock. Neither has a store that threads
+        cannot share. If the system gives no thread, the next lease tries again."""
+        if self._renewal_thread is None and self.clock is SYSTEM and all(map(is_thread_safe, self._stores)):
+            try:
+                thread = RenewalThread(self.machine, self.lag, self.loop, self._stores)
+                thread.start()
+                self._renewal_thread = thread
+            except (OSError, RuntimeError):  # no more files, or no more threads
+                if self.journal.admits_fault("times that the renewal thread could not start"):
+                    log.exception("asynclock: the renewal thread cannot start: leases end if the event loop is blocked")
+        return ThreadedHold(self.loop, holds, settings, grant, token, contended)
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """Log an event that is not one of DEBUG, and tell it to the listeners."""
+        self.journal.write(event)
+        if self.observers.active:
+            self.observers.tell(event)
+
+    def tell_lost(self, terms: Terms, reason: Reason, held_for: float, why: Callable[[], object]) -> None:
+        """A lease was lost. `why` makes the error that says so, if it is logged. A client that closes ends its leases
+        on purpose: that is no warning."""
+        if self.forked:
+            return
+        level = logging.INFO if reason == "closed" else logging.WARNING
+        if (logged := self.journal.admits(Lost, level)) or self.observers.active:
+            event = Lost(*terms.described, reason, held_for)
+            if logged:
+                in_context(terms, write, event, level, str(why()))
+            in_context(terms, self.observers.tell, event)
+
+    def _reported(self, event: Event) -> None:
+        """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
+        for a moment only, which is not told."""
+        self.machine.reported(event)
+        if isinstance(event, Quarantined) and self._opening is not None and not self._opening.done():
+            self._quarantines[event.node] = event
+        elif not isinstance(event, QuarantineEnded) or self._quarantines.pop(event.node, None) is None:
+            Context().run(self.tell, event)  # it is about no caller, also where a caller finds it
+
+    # -- notices -------------------------------------------------------------------------------------------------
+
+    def received(self, index: int, notice: Notice) -> None:
+        """Node `index` has sent a notice."""
+        self.machine.received(index, notice)
+
+    def connected(self, index: int, *, missed: bool = True) -> None:
+        """Node `index` is connected again. If notices may have been lost meanwhile (`missed`), all tickets are sent
+        again. If it was the end of an outage, the acquires that wait for that try again."""
+        del index
+        self._random.clear()  # an id says whether notices come, and that may have changed
+        self.machine.connected(missed)
+
+    # -- opening and closing -------------------------------------------------------------------------------------
+
+    async def open(self, settings: LockSettings, limit: float, *, check: bool = True) -> QuorumUnavailable | None:
+        """Connect at first use, and check whether a majority would vote; wait for that at most `limit` seconds. Returns
+        the error of an outage. Raises ConfigError. Without `check` it only connects: a vote writes, and a client that
+        only reads may have no right to that."""
+        self.within(settings)  # raises for a lease that is too short, before anything is sent
+        self.check_open()
+        self._votes |= check
+        if self._opening is None:
+            self._opening = own_task(self._open(), "asynclock open")
+        opening = self._opening
+        await wait_ended(opening, limit, self.clock)
+        if opening.done():
+            if self._opening is opening:
+                self._opening = None
+            self.check_open()
+            error = None if opening.cancelled() else opening.result()
+            if check and isinstance(error, ConfigError):
+                raise error
+            if isinstance(error, QuorumUnavailable):
+                return error
+        return None
+
+    async def _open(self) -> ConfigError | QuorumUnavailable | None:
+        if self._closer is None:
+            self._closer = self._close_with_loop()
+            await anext(self._closer)
+        if not self.opened:
+            await opening.open_nodes(self.quorum)
+            self.opened = True
+        error = await opening.check(self.quorum, self.within(self.settings.lock)) if self._votes else None
+        self.ready = self._votes and not isinstance(error, ConfigError)
+        quarantines, self._quarantines = self._quarantines, {}
+        for event in quarantines.values():
+            self.tell(event)
+        return error
+
+    async def _close_with_loop(self) -> AsyncGenerator[None, None]:
+        """asyncio.run closes all async generators at its end. Then this one closes a client that the program has not
+        closed."""
+        try:
+            yield
+        finally:
+            if self._closing is None or self._closing.cancelled():
+                try:
+                    self._warn_unclosed()
+                finally:
+                    await self.aclose()
+
+    def _warn_unclosed(self) -> None:
+        """Warn of them: their event loop ends, and the program has not closed the client. Code that still works under
+        one of their leases runs without the lock."""
+        held = [
+            hold.name for hold in self.machine.holds.in_slices() if hold and any(tenure.held for tenure in hold.tenures)
+        ]
+        if not held:
+            return
+        which = f"{brief(held[0])} and {len(held) - 1:,} more" if len(held) > 1 else brief(held[0])
+        log.warning(
+            "asynclock: the event loop ended while the lease of %s was held, so it is released: work under a lease in "
+            "the event loop that acquired it (asyncio.run and async_to_sync make a new one for each call)",
+            which,
+        )
+        text = f"the lease of {which} was held at the end of its event loop: release it before, or close the client"
+        warnings.warn(text, ResourceWarning, stacklevel=2)
+
+    def not_released(self, ballot: Ballot, terms: Terms) -> None:
+        """A release had no majority. After an outage the hold ends by itself, which is told. Raises ConfigError where
+        servers refuse the command: the key stays, and only the user can fix that."""
+        error = self.quorum.unavailable(ballot, terms.name)
+        if isinstance(error, ConfigError):
+            raise error
+        in_context(terms, self.tell, ReleaseFailed(*terms.described, str(error)))
+
+    def waiter(self, ballot: Ballot) -> asyncio.Future[Outcome]:
+        """A future of the outcome, to await while there is none."""
+        future: asyncio.Future[Outcome] = asyncio.Future(loop=self.loop)  # as loop.create_future(), with one call less
+        ballot.wakes(future)
+        return future
+
+    async def settled(self, ballot: Ballot) -> Outcome:
+        """Wait for the outcome. A cancellation ends the waiting, not the ballot."""
+        return ballot.outcome or await self.waiter(ballot)
+
+    async def all_settled(self, ballots: Sequence[Ballot]) -> None:
+        """Wait for the outcomes of several ballots, once."""
+        left = [ballot for ballot in ballots if ballot.outcome is None]
+        if left:
+            countdown = _Countdown(len(left), self.loop.create_future())
+            for ballot in left:
+                ballot.wakes(countdown)
+            await countdown.future
+
+    async def wait_shielded(self, ballot: Ballot) -> None:
+        """Wait for an outcome in a task that was cancelled: it comes within the node timeout. The caller continues the
+        cancel after it."""
+        import anyio  # 20 ms of import, needed here only
+
+        with anyio.CancelScope(shield=True):
+            while ballot.outcome is None:
+                try:
+                    await self.settled(ballot)
+                except asyncio.CancelledError:
+                    continue  # a second cancel; the caller raises the first
+
+    async def release_all(self) -> None:
+        """Release all holds, even if the task is cancelled meanwhile. Errors of single locks are logged and not
+        raised."""
+        releases: deque[tuple[Ballot, Terms]] = deque()
+        cancelled: asyncio.CancelledError | None = None
+        for hold in self.machine.holds.in_slices():
+            if hold is None:
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError as error:  # it goes on once all releases were sent
+                    cancelled = error
+                continue
+            for tenure in hold.tenures:
+                tenure.check_clock()  # the owner of a lease that is over is told so
+                if (ballot := hold.end(tenure)) is not None:
+                    releases.append((ballot, tenure.terms))
+        if cancelled is not None:
+            raise cancelled
+        await self._tell_failed(releases)
+
+    async def _tell_failed(self, releases: deque[tuple[Ballot, Terms]]) -> None:
+        """Tell each release that had no majority, after its outcome. A client that hung up gets no more replies."""
+        for number in range(1, len(releases) + 1):
+            ballot, terms = releases.popleft()
+            if (ballot.outcome if self.hung_up else await self.settled(ballot)) is UNREACHABLE:
+                with contextlib.suppress(ConfigError):
+                    self.not_released(ballot, terms)
+            if number % _RELEASES == 0:  # most outcomes are there already, so the loop would wait for all of them
+                await asyncio.sleep(0)
+
+    async def aclose(self) -> None:
+        """Release all holds, wait for the replies that are on their way, and close the connections. Leases that are
+        still held are lost ("closed")."""
+        if self._closing is None or self._closing.cancelled():
+            self.closed = True
+            self.ready = self.opened = False
+            self.machine.queues.close()
+            self._closing = own_task(self._close(), "asynclock close")
+        await asyncio.shield(self._closing)  # a cancel of the caller does not stop it
+
+    async def _close(self) -> None:
+        await shutdown.cancelled([each for each in (self._opening, self._judging) if each is not None])
+        releases: deque[tuple[Ballot, Terms]] = deque()
+        for hold in self.machine.holds.in_slices():
+            if hold is None:
+                await asyncio.sleep(0)
+                while releases and releases[0][0].outcome is WON:  # not kept: a garbage collection would look at all
+                    releases.popleft()
+            else:
+                owners = hold.tenures[:1]
+                ballot = hold.close()
+                releases.extend([(ballot, owner.terms) for owner in owners])
+        self.machine.watchdog.stop()
+        for each in list(self.machine.under_way):
+            each.close()
+        await shutdown.drained(self.machine.under_way)
+        self.hung_up = True
+        closing = [node.aclose() for node in self.quorum.nodes]
+        if self._renewal_thread is not None:
+            closing.append(self._renewal_thread.aclose())
+        await shutdown.all_ended(closing, shutdown.CLOSING)
+        await self._tell_failed(releases)
+        self.journal.stop()
+        closer, self._closer = self._closer, None
+        if closer is not None:
+            with contextlib.suppress(RuntimeError):  # it runs already: it has called aclose()
+                await closer.aclose()
+
+
+class _Countdown:
+    """A waiter for several ballots, with the future that the last of them completes."""
+
+    def __init__(self, left: int, future: asyncio.Future[None]) -> None:
+        self._left = left
+        self.future = future
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def set_result(self, outcome: Any, /) -> None:
+        del outcome
+        self._left -= 1
+        if not self._left:
+            self.future.set_result(None)
+
+
+def in_context(terms: Terms, function: Callable[..., object], *args: object) -> None:
+    """Log or tell what is about this caller, in its context, wherever it is found. The caller that finds it itself may
+    have changed its context since then, and is in it already."""
+    if running_task() is terms.task:
+        function(*args)
+    else:
+        terms.context.copy().run(function, *args)  # a copy is never entered already
+
+
+def session_of(tenure: Tenure) -> Session:
+    """The session that has it."""
+    session = tenure.hold.core
+    assert isinstance(session, Session)  # noqa: S101 - the floors above have only such tenures
+    return session
