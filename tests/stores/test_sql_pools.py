@@ -206,9 +206,7 @@ async def test_f26_an_engine_that_is_used_up_while_a_client_uses_it(
             pass
         async with engine.connect(), engine.connect():
             for timeout in (0.1, None):
-                with pytest.raises(
-                    QuorumUnavailable, match="all 2 connections of the engine are in use"
-                ):
+                with pytest.raises(QuorumUnavailable, match="all 2 connections of the engine are in use"):
                     await client("a").acquire(timeout=timeout)
     await engine.dispose()
 
