@@ -10,6 +10,8 @@ Three things work together, and none of them is enough alone:
 Make the tables and some orders:
 
     DATABASE_URL=postgresql+asyncpg://postgres@127.0.0.1/shop python examples/orders.py
+
+$PROVIDER_URL is a payment provider: `POST /payments` with an Idempotency-Key answers with a receipt.
 """
 
 import asyncio

@@ -110,6 +110,7 @@ class Customers:
             await self.hang_up.wait()
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("example", ["fastapi_shop.py", "aiohttp_shop.py"])
 async def test_each_order_is_paid_and_recorded_once(
     start: Start, five: list[Server], provider: Provider, database: str, example: str

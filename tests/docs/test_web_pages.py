@@ -69,7 +69,7 @@ async def look(shared_urls: list[str], name: str) -> Any:
 
 
 def http(port: int) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False)
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
 
 
 @each_page
@@ -102,7 +102,7 @@ async def test_the_answers(
     page: str, look: Redlock, shared_urls: list[str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Busy is 409; a lost lock and a stale token are 503. They are problems with Retry-After, and name no lock."""
-    shop = Shop(page, Redlock(shared_urls[0], prefix=name), monkeypatch, wait="0.1")
+    shop = Shop(page, Redlock(shared_urls[0], prefix=name), monkeypatch, wait="0")
     async with serving(shop.app) as port, http(port) as web:
         async with look("order:7"):
             answers = [await web.post("/orders/7/charge")]

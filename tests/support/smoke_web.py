@@ -67,7 +67,7 @@ async def fastapi(url: str) -> None:
 
     @router.post("/orders/{order_id}")
     async def order(
-        order_id: int, lease: Annotated[Lease, Locked("order:{order_id}", timeout=0.1)], order: Order
+        order_id: int, lease: Annotated[Lease, Locked("order:{order_id}", timeout=0)], order: Order
     ) -> dict[str, str]:
         return {"name": lease.name}
 
@@ -115,7 +115,7 @@ async def aiohttp(url: str) -> None:
 
     async def order(request: web.Request) -> web.Response:
         order_id = int(request.match_info["order_id"])
-        async with request.config_dict[asynclock.aiohttp.CLIENT](f"order:{order_id}", timeout=0.1) as lease:
+        async with request.config_dict[asynclock.aiohttp.CLIENT](f"order:{order_id}", timeout=0) as lease:
             return web.json_response({"name": lease.name})
 
     async def wait(request: web.Request) -> web.Response:

@@ -92,13 +92,13 @@ async def test_an_outage(server: Server, name: str) -> None:
     """503 while the server is down, of the readiness route, too; no answer names it. Then requests are served again."""
 
     async def handler(request: web.Request) -> web.Response:
-        async with request.config_dict[CLIENT](name, timeout=0.5):
+        async with request.config_dict[CLIENT](name):
             return web.Response()
 
     async def serves() -> bool:
         return (await http.post("/")).status == 200
 
-    async with served(app_over(Redlock(server.url), handler, ready="/ready")) as http:
+    async with served(app_over(Redlock(server.url, patience=0.2), handler, ready="/ready")) as http:
         assert await serves()
         server.kill()
         answer = await http.post("/")

@@ -132,7 +132,7 @@ async def test_answers(client: Redlock, other: Redlock, name: str) -> None:
     install(app, client)
 
     @app.post("/busy")
-    async def busy(lease: Annotated[Lease, Locked(name, timeout=0.01)]) -> None: ...
+    async def busy(lease: Annotated[Lease, Locked(name, timeout=0)]) -> None: ...
 
     @app.post("/down")
     async def down() -> None:
@@ -167,7 +167,7 @@ async def test_own_answers(client: Redlock, other: Redlock, name: str) -> None:
     install(app, client, busy_status=423)
 
     @router.post("/busy/{it:path}")
-    async def busy(lease: Annotated[Lease, Locked(name, timeout=0.01)]) -> None: ...
+    async def busy(lease: Annotated[Lease, Locked(name, timeout=0)]) -> None: ...
 
     @app.post("/plain")
     async def plain() -> None: ...

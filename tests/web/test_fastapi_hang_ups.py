@@ -77,7 +77,7 @@ async def test_the_body_is_replayed(application: FastAPI, other: Redlock, name: 
     async def waiting() -> bool:
         return bool((await other.inspect(name)).waiters)
 
-    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
+    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as web:
         for size in (0, 10, 3_000_000):
             async with other(name):
                 answer = asyncio.create_task(web.post("/", content=b"x" * size))
@@ -136,7 +136,7 @@ async def test_cancel_body_leaves_the_body_to_the_endpoint(application: FastAPI,
     async def read(request: Request, lease: Annotated[Lease, Locked(name, cancel_body=True)]) -> int:
         return len(await request.body())
 
-    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
+    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as web:
         for size in (0, 10, 3_000_000):
             assert (await web.post("/", content=b"x" * size)).json() == size
 
@@ -163,6 +163,6 @@ async def test_the_lock_is_free_before_the_response_is_sent(application: FastAPI
     async def charge(lease: Annotated[Lease, Locked(name)]) -> bool:
         return await other(name).locked()
 
-    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as web:
+    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as web:
         assert (await web.post("/")).json() is True
     assert seen == [False]
