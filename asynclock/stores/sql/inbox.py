@@ -97,13 +97,10 @@ class Inbox:
         return key in self._holding or key in self._waiting
 
     def seen_plain(self, key: str, id: str, lease: float) -> None:
-        """As `seen`, where nobody waits: an op has left the hold of that id for its lease (0: for as long as before);
-        "": none."""
+        """As `seen`, where nobody waits: an op has left the hold of that id for its lease; "": none."""
         self._waiting.pop(key, None)
         if not id or not self._is_ours(id):
             self._holding.pop(key, None)
-            return
-        if not lease and key in self._holding:
             return
         self._holding[key] = {(id[:ID_LENGTH], 0): self._loop.time() + lease}
         self._look.set()
