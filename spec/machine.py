@@ -14,7 +14,8 @@ may fire (`timers`); a state in which a client waits for one more is where a wal
 The flaws:
     two holders             two clients have a tenure that is held
     a token did not rise    the token of a tenure is not above the tokens of all tenures before it
-    something is left       both clients are done, and the node has a hold or a ticket, or a machine has a call
+    an orphan               the node has a hold or a ticket of an id that no client knows, and no op of it is under way
+    something is left       both clients are done, and a machine has a claim, a hold or a ticket
     dead end                a client that neither gets the name nor waits for a timer
 """
 
@@ -57,8 +58,8 @@ class Rule(StrEnum):
 
 
 BREAKS = {
-    Rule.UNDO: ("lost reply", "something is left"),
-    Rule.LEAVE: ("gives up", "something is left"),
+    Rule.UNDO: ("lost reply", "an orphan"),
+    Rule.LEAVE: ("gives up", "an orphan"),
 }
 """For each rule: the scene that fails without it, and the flaw."""
 
@@ -345,11 +346,25 @@ class World:
         """The flaw of this state."""
         if sum(tenure.held for tenure in self.tenures.values()) > 1:
             return "two holders"
+        if self.flaw:
+            return self.flaw
+        known = self._known_ids()
+        if {each.id for each in self.state.holds} - known or {each.id for each in self.state.queue} - known:
+            return "an orphan"
         under_way = any(link.out or link.inbox or link.unanswered for link in self.links.values())
-        if self.flaw or len(self.done) < len(self.links) or under_way:
-            return self.flaw or None
+        if len(self.done) < len(self.links) or under_way:
+            return None
         left = any(each.under_way or len(each.holds) or each.tickets.all() for each in self.machines.values())
-        return "something is left" if left or self.state.holds or self.state.queue else None
+        return "something is left" if left else None
+
+    def _known_ids(self) -> set[str]:
+        """Of holds, of claims, and of ops under way."""
+        known = {hold.op.id for each in self.machines.values() for hold in each.holds.of(NAME)}
+        for link in self.links.values():
+            known.update(op.id for op, _ in link.out)
+            known.update(ballot.op.id for ballot in link.unanswered)
+        attempts = [each._attempt for each in self.calls.values()]  # noqa: SLF001 - there is no other way to it
+        return known | {each.op.id for each in attempts if each is not None and each.op is not None}
 
     def good(self) -> bool:
         """Both are done; or one waits for a timer, and no more may fire."""

@@ -166,11 +166,18 @@ class Ballot:
             later(self._count_early, early)
 
     def _count_early(self, early: Sequence[tuple[int, Any, bool]]) -> None:
+        """All of them are known before the first can settle it: the error of an outage names each node."""
+        counted: list[int] = []
         for index, vote, maybe in early:
-            if isinstance(vote, Exception):
-                self.fail(index, vote, maybe=maybe)
-            else:
-                self.answer(index, vote)
+            if self.votes[index] is None:
+                self.votes[index] = vote
+                self.failed += isinstance(vote, Exception)
+                self.yes += isinstance(vote, tuple)
+                self._maybe |= maybe << index
+                counted.append(index)
+        self.no = sum(vote is not None for vote in self.votes) - self.yes - self.failed
+        for index in counted:
+            self._count(index)
 
     def defer(self, why: Callable[[], Exception]) -> None:
         """It waits in the queue of the only node."""

@@ -242,3 +242,14 @@ def test_votes_that_come_while_it_is_sent_count_later() -> None:
     call(early)  # type: ignore[operator]
     assert made.votes == [BROKEN, YES, YES]
     assert (made.outcome, made.traces()) == (Outcome.WON, [0, 1, 2])
+
+
+def test_all_early_failures_are_known_when_it_settles() -> None:
+    """Two of three decide; the error names the third, too."""
+    made = Ballot(Op(Verb.ACQUIRE, MUTEX, "x", "", 30.0), 3, 0.0, 1.0, sending=True)
+    settled: list[int] = []
+    made.when_settled(lambda ballot: settled.append(len(ballot.errors())))
+    for index in range(3):
+        made.fail(index, BROKEN, maybe=False)
+    made.was_sent(lambda call, early: call(early))
+    assert (made.outcome, made.failed, settled) == (Outcome.UNREACHABLE, 3, [3])
