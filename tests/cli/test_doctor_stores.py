@@ -325,7 +325,7 @@ def test_an_ensemble() -> None:
         code, found = doctor(url_of(servers[:2]))
         assert (code, [*found]) == (1, ["named"])
         servers[2].kill()
-        until(one_is_down, "there is no new leader")
+        until(one_is_down, "there is no new leader", within=40.0)
         servers[1].kill()
         until(lambda: doctor(url_of(servers))[0] == 2, "the majority is still there")
     finally:

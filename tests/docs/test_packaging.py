@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 import asynclock
 from tests.support.lowest import lowest, of_project
-from tests.support.programs import run_python
+from tests.support.programs import run_fresh_python, run_python
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -31,7 +31,7 @@ def test_an_import_does_not_read_the_version() -> None:
         from asynclock._version import version
         print(version.cache_info().currsize, asynclock.__version__ != "", version.cache_info().currsize)
     """
-    assert run_python(program) == "0 True 1\n"
+    assert run_fresh_python(program) == "0 True 1\n"
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
@@ -128,7 +128,7 @@ def test_a_system_without_fork_and_fcntl_has_locks_and_a_command_line() -> None:
     print(runner.invoke(app, ["run", "order:42", "--url", "redis://host:6379", "--", "true"]).output)
     """
     )
-    said = run_python(program)
+    said = run_fresh_python(program)
     assert "'embedded:' needs Linux or macOS" in said
     assert "name a server, redis://host" in said
     assert "\n0\n" in said

@@ -38,7 +38,7 @@ from asynclock import (
 )
 from asynclock.stores.urls import STORES
 from tests.support.default_keys import key_of
-from tests.support.programs import run_python
+from tests.support.programs import run_fresh_python
 from tests.support.servers import Server
 
 PACKAGE = Path(asynclock.__file__).parent
@@ -121,7 +121,7 @@ def test_all_stores_that_are_installed_import() -> None:
         assert not {"SQLStore", "lock_table", "ZooKeeperStore"} & {*dir(), *dir(stores)}
         inspect.getmembers(stores)
         """
-    run_python(program)
+    run_fresh_python(program)
     assert set(stores.__all__) <= set(dir(stores))
 
 

@@ -116,7 +116,7 @@ async def test_c21_connect_timeout_bounds_the_handshake(servers: Servers, nodes:
         for each in proxies:
             each.instead = b"*", b""  # the first list of a handshake is the reply to HELLO
             each.hold_replies()
-        said = await refused(*(each.url for each in proxies), connect_timeout=0.3)
+        said = await refused(*(each.url for each in proxies), connect_timeout=1.0)
         assert said.count("no reply to HELLO") == nodes
 
 
@@ -128,7 +128,7 @@ async def test_c21_a_full_server_has_no_connection() -> None:
             waiting.append(socket.socket())
             waiting[-1].setblocking(False)
             waiting[-1].connect_ex(full.getsockname())
-        said = await refused(f"redis://127.0.0.1:{full.getsockname()[1]}", connect_timeout=0.3)
+        said = await refused(f"redis://127.0.0.1:{full.getsockname()[1]}", connect_timeout=1.0)
         assert "no connection" in said
         for each in waiting:
             each.close()
@@ -144,7 +144,7 @@ async def test_c21_tls_on_the_clients_side_only(servers: Servers) -> None:
     """A server without TLS waits for more, or answers with an error: either way the message is about TLS."""
     port = free_port()
     servers.start("--port", str(port), "--bind", "127.0.0.1")
-    assert "TLS" in await refused(f"rediss://127.0.0.1:{port}", connect_timeout=0.3)
+    assert "TLS" in await refused(f"rediss://127.0.0.1:{port}", connect_timeout=1.0)
     async with answering(b"-ERR unknown command\r\n") as address:
         assert "answers without TLS" in await refused(f"rediss://{address}")
 

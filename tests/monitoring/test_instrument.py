@@ -14,7 +14,7 @@ import pytest
 from asynclock import Redlock
 from asynclock.otel import instrument
 from tests.support.meters import Meters
-from tests.support.programs import run_python
+from tests.support.programs import run_fresh_python
 
 Make = Callable[..., Redlock]
 
@@ -138,7 +138,7 @@ except ImportError as error:
 
 def test_a_missing_api_is_an_error_that_says_what_to_install() -> None:
     """The other modules do not need it."""
-    assert "pip install 'asynclock[otel]'" in run_python(NO_API)
+    assert "pip install 'asynclock[otel]'" in run_fresh_python(NO_API)
 
 
 NO_SDK = """
@@ -161,7 +161,7 @@ print("works")
 
 def test_it_works_without_an_sdk() -> None:
     """The API alone: ints that nothing reads."""
-    assert run_python(NO_SDK) == "works\n"
+    assert run_fresh_python(NO_SDK) == "works\n"
 
 
 LATE_SDK = """
@@ -192,4 +192,4 @@ asyncio.run(main())
 
 def test_the_global_provider_may_be_set_later() -> None:
     """A library does not know when the application sets it. What was counted before is reported."""
-    assert run_python(LATE_SDK) == "[2]\n"
+    assert run_fresh_python(LATE_SDK) == "[2]\n"

@@ -301,7 +301,7 @@ def test_c8_each_loop_and_each_child_has_connections_of_its_own(url: str, name: 
         """
         import asyncio, os, sys
         from asynclock import Redlock
-        redlock = Redlock(sys.argv[1])
+        redlock = Redlock(sys.argv[1], connect_timeout=20)  # the machine may be busy
         async def once(name):
             async with redlock(name):
                 pass

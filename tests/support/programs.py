@@ -55,6 +55,17 @@ def run_python(program: str, *args: str, **env: str) -> str:
     """The output of a program of its own; it must end well, and print no warning."""
     words = ["-c", QUIET + textwrap.dedent(program), *args]
     done = run(words, LIBRARY, STRICT, env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin", **env})
+    return _output(done)
+
+
+def run_fresh_python(program: str) -> str:
+    """The same, for a program in which other modules can be imported than here: nothing is imported before it."""
+    words = [sys.executable, *STRICT, "-c", QUIET + textwrap.dedent(program)]
+    env = {"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin"}
+    return _output(subprocess.run(words, env=env, capture_output=True, text=True, timeout=50, check=False))
+
+
+def _output(done: subprocess.CompletedProcess[str]) -> str:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     return done.stdout
 
@@ -175,6 +186,8 @@ def _begin(request: dict[str, Any], fds: list[int]) -> str:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
+    first = request["env"].get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [each for each in first if each and each not in sys.path]
     option, text, *_ = [*request["words"], ""]
     if option == "-c":
         sys.argv = request["words"][:1] + request["words"][2:]
