@@ -135,7 +135,7 @@ def test_all_of_blocking() -> None:
         for attribute, method in vars(getattr(blocking, name)).items():
             if inspect.isfunction(method) and not attribute.startswith("_"):
                 assert inspect.getdoc(method), f"{name}.{attribute} says nothing"
-    run_python("import asynclock, sys; assert 'asynclock.blocking' not in sys.modules")
+    run_fresh_python("import asynclock, sys; assert 'asynclock.blocking' not in sys.modules")
 
 
 def test_the_client_names_each_scheme() -> None:
@@ -221,7 +221,7 @@ def test_what_is_for_tests_is_documented() -> None:
         assert inspect.getdoc(value)
     for method in ("advance", "busy", "free", "lose", "down", "up", "hang", "restart"):
         assert inspect.getdoc(getattr(testing.FakeStore, method))
-    run_python("import sys; sys.modules['pytest'] = None; import asynclock.testing")
+    run_fresh_python("import sys; sys.modules['pytest'] = None; import asynclock.testing")
 
 
 def test_every_event_is_documented() -> None:

@@ -123,7 +123,7 @@ def _started(options: tuple[str, ...], request: dict[str, Any], fds: list[int]) 
 def _origin(options: tuple[str, ...]) -> socket.socket:
     """The way to the process that is copied, with these options of the interpreter."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    program = f"from tests.support.programs import serve; exec(serve({its.fileno()}), {{'__name__': '__main__'}})"
+    program = f"from tests.support.programs import serve; exec(serve({its.fileno()}))"  # as __main__, until its end
     env = {**os.environ, "PYTHONPATH": PYTHONPATH}
     process = subprocess.Popen([sys.executable, *options, "-c", program], env=env, pass_fds=[its.fileno()], cwd=REPO)
     its.close()
