@@ -73,7 +73,7 @@ class Core(Protocol):
         """Seconds of work, on a clock that measures it. A slice compares two readings. 0.0 in a simulation."""
 
     def later(self, call: Callable[..., object], *args: object) -> None:
-        """Claim it in the next turn."""
+        """Call it in the next turn."""
 
     def result(self) -> Result:
         """For a caller that waits."""

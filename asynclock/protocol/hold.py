@@ -179,7 +179,7 @@ class Tenure:
         self.done_for = within
 
     def call_on_loss(self, call: Callable[[LockLost], None]) -> None:
-        """Claim it in the event loop when the tenure is lost; now, if it is lost already."""
+        """Call it in the event loop when the tenure is lost; now, if it is lost already."""
         self._on_loss = call
         if self.state is LOST:
             call(self.hold.lost_error(self.loss or Loss.EXPIRED))
