@@ -88,6 +88,11 @@ def version(of: str) -> tuple[int, ...]:
             tmpfs={"/data": ""},  # else the image makes a volume, which would stay
             labels=labels,
         )
+    return version_in(said)
+
+
+def version_in(said: bytes) -> tuple[int, ...]:
+    """The version that a server has printed."""
     found = re.search(rb"v=(\d+)\.(\d+)", said)
     assert found, said
     return tuple(map(int, found.groups()))

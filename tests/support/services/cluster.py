@@ -4,8 +4,10 @@ that no time is lost with introductions. A new cluster refuses commands for two 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from typing import Any
 
 import redis
 
-from tests.support.containers import at_least
+from tests.support.containers import at_least, image, version, version_in
 from tests.support.ports import free_ports
 from tests.support.servers import Running, freeze, run
 from tests.support.services import redis_server
@@ -97,12 +99,19 @@ class Member:
             self.process.wait()
 
 
+@functools.cache
+def _version(binary: Path) -> tuple[int, ...]:
+    """Of the servers."""
+    return version(tried) if (tried := image()) else version_in(subprocess.check_output([binary, "--version"]))
+
+
 class Cluster:
     """Masters that share the slots, each with so many replicas."""
 
     def __init__(self, masters: int = 3, replicas: int = 1, *options: str) -> None:
         at_least(7, 0)  # --cluster-port
         self._binary = redis_server()
+        self._has_shards = _version(self._binary) >= (7, 2)  # Valkey 9.1 aborts at SPUBLISH if it does not know its own
         self._folder = tempfile.TemporaryDirectory(prefix="asynclock-cluster-")
         self._options = ("--cluster-node-timeout", "400", "--cluster-replica-validity-factor", "0", *options)
         self.members: list[Member] = []
@@ -128,7 +137,8 @@ class Cluster:
             (me.folder / "nodes.conf").write_text(text)
 
     def _line(self, number: int, each: Member, masters: int, *, mine: bool) -> str:
-        head = f"{each.id} 127.0.0.1:{each.port}@{each.bus} {'myself,' if mine else ''}"
+        shard = f",,shard-id={self.members[number % masters].id}" if self._has_shards else ""
+        head = f"{each.id} 127.0.0.1:{each.port}@{each.bus}{shard} {'myself,' if mine else ''}"
         if number >= masters:
             return f"{head}slave {self.members[number % masters].id} 0 0 {number % masters + 1} connected"
         first, last = SLOTS * number // masters, SLOTS * (number + 1) // masters - 1
