@@ -15,10 +15,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
 from asynclock.events import NodeDown, NodeUp
+from asynclock.stores.port import Reconnecting
 from asynclock.stores.sql import SQLStore, engines
 from tests.support.proxy import TcpProxy
 from tests.support.services.postgresql import pgbouncer
-from tests.support.waiters import LIMIT, until
+from tests.support.sql_states import database_of
+from tests.support.waiters import LIMIT, LONG, until
 
 DRIVERS = {"postgresql": "psycopg", "mariadb": "aiomysql"}
 
@@ -81,6 +83,23 @@ async def test_a_server_that_is_gone_is_down_and_comes_back(url: str, name: str)
             await until(lambda: any(isinstance(each, NodeUp) for each in events))
             async with asyncio.timeout(LIMIT), client(name):
                 pass
+
+
+async def test_f15_idle_connections_that_are_cut_with_the_others_are_no_outage(url: str, name: str) -> None:
+    """These drivers notice that only when they use them again. The client opens its node again after the first one, and
+    tells nobody."""
+    events: list[Any] = []
+    async with TcpProxy(urlsplit(url).port or 0) as proxy:
+        store = SQLStore(url.replace(f":{urlsplit(url).port}", f":{proxy.port}"))
+        async with Redlock(store, lease=LONG, patience=LIMIT) as client:
+            client.subscribe(events.append)
+            async with client(name):
+                pass
+            proxy.cut()
+            database_of(store)._lose(Reconnecting("one of them was closed"))  # noqa: SLF001
+            async with client(name, timeout=LIMIT):
+                pass
+    assert [each for each in events if isinstance(each, NodeDown)] == []
 
 
 async def test_a_database_that_is_not_there_is_a_config_error(url: str) -> None:
