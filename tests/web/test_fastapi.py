@@ -248,6 +248,8 @@ async def test_loss_in_a_def_endpoint(client: Redlock, other: Redlock, name: str
     def endpoint(lease: Annotated[Lease, Locked(name, kind=kind)]) -> None:
         asyncio.run_coroutine_threadsafe(other.break_lock(name), loop).result()
         asyncio.run_coroutine_threadsafe(lease.wait_lost(), loop).result()
+        for _ in range(20):  # a cancelled request would be answered now
+            asyncio.run_coroutine_threadsafe(names_of(other, name), loop).result()
         went_on.set()
 
     async with http(app) as web:
@@ -335,6 +337,25 @@ async def test_lock_of_a_router_and_of_a_dependency(client: Redlock, other: Redl
     app.include_router(router, prefix="/orders")
     async with http(app) as web:
         assert (await web.post("/orders/07")).json() == [f"{name}:7"]
+
+
+async def test_lock_where_a_router_is_included(client: Redlock, other: Redlock, name: str) -> None:
+    """A lock and other dependencies may stand where the router is included. A wrong parameter there is a 422, too."""
+    app, router = FastAPI(), APIRouter()
+    install(app, client)
+
+    def page(number: int) -> int:
+        return number
+
+    @router.post("/{order_id}")
+    async def charge(order_id: int) -> Any:
+        return await names_of(other, name)
+
+    app.include_router(router, prefix="/orders", dependencies=[Locked(name + ":{order_id}:{number}"), Depends(page)])
+    async with http(app) as web:
+        assert (await web.post("/orders/07?number=01")).json() == [f"{name}:7:1"]
+        async with other(f"{name}:7:1"):
+            assert (await web.post("/orders/07?number=x")).status_code == 422
 
 
 async def test_an_exception_frees_the_lock(client: Redlock, other: Redlock, name: str) -> None:

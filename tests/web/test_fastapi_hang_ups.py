@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, Any
 
+import anyio
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from asynclock import Lease, Redlock
+from asynclock import Lease, Lock, Redlock
 from asynclock.fastapi import Locked, install
 from tests.support.web import BODY, hanging_up, serving, until
 
@@ -83,6 +84,78 @@ async def test_the_body_is_replayed(application: FastAPI, other: Redlock, name: 
                 answer = asyncio.create_task(web.post("/", content=b"x" * size))
                 await until(waiting)
             assert (await answer).json() == size
+
+
+class Receives:
+    """A middleware that sees what the application has received."""
+
+    def __init__(self, app: Any, size: list[int], disconnected: asyncio.Event) -> None:
+        self.app, self.size, self.disconnected = app, size, disconnected
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def received() -> Any:
+            message = await receive()
+            self.size[0] += len(message.get("body", b""))
+            if message["type"] == "http.disconnect":
+                self.disconnected.set()
+            return message
+
+        await self.app(scope, received, send)
+
+
+async def test_a_large_body_is_not_read_while_its_request_waits(
+    application: FastAPI, other: Redlock, name: str
+) -> None:
+    """A mebibyte of it is, and what came with that; the rest stays with the client."""
+    size = [0]
+    application.add_middleware(Receives, size=size, disconnected=asyncio.Event())
+
+    @application.post("/")
+    async def read(request: Request, lease: Annotated[Lease, Locked(name)]) -> int:
+        return len(await request.body())
+
+    async def read_a_mebibyte() -> bool:
+        return size[0] > 1 << 20
+
+    async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as web:
+        async with other(name):
+            answer = asyncio.create_task(web.post("/", content=b"x" * 8_000_000))
+            await until(read_a_mebibyte)
+            for _ in range(30):
+                await other.inspect(name)
+            assert size[0] < 3 << 20
+        assert (await answer).json() == 8_000_000
+
+
+async def test_a_hang_up_at_the_moment_of_the_grant(application: FastAPI, other: Redlock, name: str) -> None:
+    """The lock that was granted is released at once, and the endpoint does not run."""
+    granted, disconnected, called = asyncio.Event(), asyncio.Event(), list[str]()
+    application.add_middleware(Receives, size=[0], disconnected=disconnected)
+
+    class Late:
+        """A lock whose grant arrives together with the hang-up."""
+
+        def __init__(self, lock: Lock) -> None:
+            self.lock = lock
+
+        async def __lease__(self) -> Lease:
+            lease = await self.lock.__lease__()
+            with anyio.CancelScope(shield=True):
+                granted.set()
+                await disconnected.wait()
+                for _ in range(5):
+                    await asyncio.sleep(0)
+            return lease
+
+    @application.post("/")
+    async def pay(lease: Annotated[Lease, Locked(name, kind=lambda client, name: Late(client(name)))]) -> None:
+        called.append(name)
+
+    async with serving(application) as port:
+        async with hanging_up(port, "/", b""):
+            await granted.wait()
+        async with other(name, timeout=20):  # the lease is 30 s, and renewed
+            assert called == []
 
 
 async def test_f13_a_hang_up_does_not_end_the_body(application: FastAPI, other: Redlock, name: str) -> None:
