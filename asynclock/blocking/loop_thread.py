@@ -206,17 +206,18 @@ def run_in_background(
 
 
 def _check_threads() -> None:
-    """Raise ConfigError where threads are greenlets: the loop would block them all."""
+    """Raise ConfigError where threads are greenlets: a wait would block them all. Where only sockets or `select` are
+    patched, the loop could not wait."""
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
-    if gevent is not None and gevent.is_module_patched("threading"):
+    if gevent is not None and any(map(gevent.is_module_patched, ("threading", "socket", "select"))):
         patched = "gevent"
-    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+    elif eventlet is not None and any(map(eventlet.is_monkey_patched, ("thread", "socket", "select"))):
         patched = "eventlet"
     else:
         return
     raise ConfigError(
-        f"asynclock.blocking needs threads of the system, and {patched} has replaced them by greenlets: use another "
-        "kind of worker (threads or processes), or do not patch threads"
+        f"asynclock.blocking needs the threads and sockets of the system, and {patched} has replaced them by its own: "
+        "use another kind of worker (threads or processes), or do not patch them"
     )
 
 

@@ -289,12 +289,14 @@ def test_a_spawned_child(tmp_path: object, client: Redlock, shared_urls: list[st
         pass
 
 
-def test_gevent_is_refused(shared_urls: list[str]) -> None:
-    """Where its monkey-patching made greenlets of threads, the loop would block them all. The error says so."""
+@pytest.mark.parametrize("patched", ["patch_all()", "patch_select()", "patch_socket()"])
+def test_gevent_is_refused(shared_urls: list[str], patched: str) -> None:
+    """Where it made greenlets of threads, a wait would block them all; where it patched `select`, the loop could not
+    wait. The error says so."""
     pytest.importorskip("gevent")
-    program = """
+    program = f"""
         from gevent import monkey
-        monkey.patch_all()
+        monkey.{patched}
         import sys
         from asynclock.blocking import Redlock
         try:

@@ -22,7 +22,7 @@ def test_its_tests_pass(pytester: pytest.Pytester, wheel: None) -> None:
     plugins, shop, *tests = SNIPPETS
     pytester.makeconftest(plugins)
     pytester.makepyfile(shop=shop, **{f"test_{number}": test for number, test in enumerate(tests)})
-    found = sum(len(re.findall(r"^async def test_", test, re.M)) for test in tests)
+    found = sum(len(re.findall(r"^(?:async )?def test_", test, re.M)) for test in tests)
     assert found > 10
     ran = pytester.runpytest_subprocess("-n2", "-Werror", *AUTO)
     ran.assert_outcomes(passed=found)

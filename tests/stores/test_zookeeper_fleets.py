@@ -162,7 +162,8 @@ async def test_curators_locks_and_ours_exclude_each_other(
         async with redlock(name):
             assert await curator.ask(f"try {path}") == "busy"
             curator.tell(f"mutex {path}")
-            await asyncio.sleep(MOMENT)
+            while len((await redlock.inspect(name)).waiters) != 1:
+                await asyncio.sleep(0.02)
         assert await asyncio.to_thread(curator.said) == "held"
         assert await redlock(name).acquire(timeout=0) is None
         waiting = asyncio.create_task(redlock(name).acquire(timeout=None))
@@ -182,8 +183,8 @@ async def test_curators_locks_and_ours_exclude_each_other(
         assert await curator.ask("release") == "free"
         async with redlock.write(name):
             curator.tell(f"read {path}")
-            await asyncio.sleep(MOMENT)
-            assert len((await redlock.inspect(name)).waiters) == 1
+            while len((await redlock.inspect(name)).waiters) != 1:
+                await asyncio.sleep(0.02)
         assert await asyncio.to_thread(curator.said) == "held"
 
 
