@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,6 +56,16 @@ class Shop:
             self.charged.append(order_id)
         finally:
             self._charges = False
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """Litestar sets it up when an application is made. Later tests of this process would log more than they expect."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture
