@@ -59,7 +59,11 @@ async def main():
     assert len(before) >= len(urls), before
     pid = os.fork()
     if pid == 0:
-        os._exit(len(connected_to(servers)))
+        kept = connected_to(servers)
+        for fd in kept:
+            with socket.socket(fileno=os.dup(fd)) as sock:
+                print("the child keeps", fd, sock.getpeername(), flush=True)
+        os._exit(len(kept))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert connected_to(servers) == before
     for client, lease in zip(clients, leases):
