@@ -321,7 +321,8 @@ class Acquisition(Claim):
     def _await(self, state: Asking) -> None:
         """Go on with the outcome of its round, which comes at the latest when the caller's time is up, or the
         patience."""
-        super()._await(state)
+        self._enter(state)
+        state.ballot.when_settled(self._settled)
         ballot, clock, timeout = state.ballot, self._core.clock, self.terms.timeout
         patience_ends = math.inf if self.planner is None else self.planner.patience_ends
         if patience_ends < self._give_up:
