@@ -89,8 +89,9 @@ class Acquisition(Claim):
             self._begin()
 
     def again(self) -> Acquisition:
-        acquisition = Acquisition(self._machine, self.terms, self._give_up)
-        acquisition.asked_late = self._core.clock.now() >= self._give_up
+        terms, give_up = self._full or (self.terms, self._give_up)
+        acquisition = Acquisition(self._machine, terms, give_up)
+        acquisition.asked_late = self._core.clock.now() >= give_up
         return acquisition
 
     def _begin(self) -> None:
