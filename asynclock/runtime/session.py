@@ -185,7 +185,7 @@ class Session:
                 f"it ends by itself in {left:.3g} s",
                 ResourceWarning,
                 source=tenure,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def fault(self, where: object, error: Exception) -> None:
