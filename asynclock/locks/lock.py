@@ -183,7 +183,7 @@ class Lock:
         Raises LockNotHeld (no lease to release), LockLost, ConfigError (the servers refuse the command). An outage is
         logged: the lease ends by itself.
         """
-        await release(self._kept.taken(self._name), self._kept)
+        await release(self._kept.last_of_task(self._name), self._kept)
 
     async def locked(self) -> bool:
         """Whether another owner's `acquire(timeout=0)` would be refused now: the holders leave no room, or a waiter
@@ -265,7 +265,7 @@ class Lock:
         if only is not None:
             return leave(only, self._kept, e)  # type: ignore[return-value]
         frame = frame_at(1)
-        find = partial(self._kept.entered, self._name, (id(frame), frame.f_code, frame.f_lasti))
+        find = partial(self._kept.of_block, self._name, (id(frame), frame.f_code, frame.f_lasti))
         return leave(find, self._kept, e)  # type: ignore[return-value]
 
 

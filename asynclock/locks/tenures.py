@@ -112,7 +112,7 @@ class TenuresByTask:
             if not mine:
                 del self._by_task[tenure.terms.task]
 
-    def taken(self, name: str) -> Tenure:
+    def last_of_task(self, name: str) -> Tenure:
         """The tenure that this task acquired last; else the only open tenure of a task that has ended (a test
         fixture's). Raises LockNotHeld."""
         try:
@@ -138,7 +138,7 @@ class TenuresByTask:
         groups = list(self._all().values())  # one step for the threads of other loops
         return [each for tenures in groups for each in tenures if session_of(each).loop is loop]
 
-    def entered(self, name: str, caller: Caller) -> Tenure:
+    def of_block(self, name: str, caller: Caller) -> Tenure:
         """The tenure of the block that ends here; `caller` called `__aexit__`. Raises LockNotHeld."""
         mine = self._all().get(asyncio.current_task(), [])
         if not caller[1].co_flags & CO_ASYNC_GENERATOR:  # several tasks may run an async generator in turns
@@ -154,7 +154,7 @@ class TenuresByTask:
         fits = fits or _entered_by_call(self._of_all_tasks())
         if not fits:  # perhaps a wrapper calls `__aexit__` alone
             blocks = [each for each in mine if _caller(each) is not None]
-            return blocks[-1] if blocks else self.taken(name)
+            return blocks[-1] if blocks else self.last_of_task(name)
         # A tenure that was lost goes first: its end takes the lock from no body.
         tenure = next((each for each in fits if not each.open), fits[-1])
         if len(fits) > 1 and session_of(tenure).journal.admits_fault("blocks of which several may have ended"):

@@ -89,8 +89,9 @@ class Acquisition(Claim):
             self._begin()
 
     def again(self) -> Acquisition:
-        acquisition = Acquisition(self._machine, self.terms, self._give_up)
-        acquisition.asked_late = self._core.clock.now() >= self._give_up
+        terms, give_up = self._full or (self.terms, self._give_up)
+        acquisition = Acquisition(self._machine, terms, give_up)
+        acquisition.asked_late = self._core.clock.now() >= give_up
         return acquisition
 
     def _begin(self) -> None:
@@ -321,7 +322,8 @@ class Acquisition(Claim):
     def _await(self, state: Asking) -> None:
         """Go on with the outcome of its round, which comes at the latest when the caller's time is up, or the
         patience."""
-        super()._await(state)
+        self._enter(state)
+        state.ballot.when_settled(self._settled)
         ballot, clock, timeout = state.ballot, self._core.clock, self.terms.timeout
         patience_ends = math.inf if self.planner is None else self.planner.patience_ends
         if patience_ends < self._give_up:

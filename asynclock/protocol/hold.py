@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from asynclock._errors import LockLost
     from asynclock._options import LockSettings
     from asynclock.protocol.core import Core
-    from asynclock.protocol.local_queue import LocalQueues, YieldedNames
+    from asynclock.protocol.local_queue import LocalQueues, LocalWaiter, YieldedNames
     from asynclock.protocol.terms import Terms
     from asynclock.protocol.watchdog import LoopLag, Watchdog
     from asynclock.quorum.ballot import Waiter
@@ -319,10 +319,14 @@ class Hold:
         tenure of this owner or of the task to which it was passed. A lost tenure is released, too, since some node may
         still have the hold."""
         queues, is_open = self._holds.queues, tenure.open
-        if is_open and ((len(self._tenures) > 1 and len(self.tenures) > 1) or self._pass_on(tenure)):
-            self._tenures.remove(tenure.weak_self)
-            tenure.end(RELEASED)
-            return None
+        if is_open:
+            goes_on = len(self._tenures) > 1 and len(self.tenures) > 1
+            if not (goes_on or self.op.kind.shared) and (waiter := queues.first_waiter(self.op.name)) is not None:
+                goes_on = self._pass_on(tenure, waiter)
+            if goes_on:
+                self._tenures.remove(tenure.weak_self)
+                tenure.end(RELEASED)
+                return None
         if self.contended:
             ballot = self._release_contended(tenure)
         else:
@@ -333,11 +337,8 @@ class Hold:
         queues.next_turn(self.names)
         return ballot
 
-    def _pass_on(self, tenure: Tenure) -> bool:
+    def _pass_on(self, tenure: Tenure, waiter: LocalWaiter) -> bool:
         """Give it to the next task of this process that waits for it, if that may have it after this tenure."""
-        waiter = None if self.op.kind.shared else self._holds.queues.first_waiter(self.op.name)
-        if waiter is None:
-            return False
         settings, now = tenure.terms.settings, self.core.clock.now()
         if tenure.done_for or now >= tenure.until or not same_terms(settings, waiter.acquisition.terms.settings):
             return False

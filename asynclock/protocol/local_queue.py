@@ -444,13 +444,16 @@ class Entry:
     def ended(self, core: Core) -> None:
         """Those that wait enter, too, or one of them asks and the others wait for it. In slices, too."""
         began = core.spent()
-        while self._waiters:
-            waiter = next(iter(self._waiters))
-            self.leave(waiter)
-            waiter.owner_entered()
-            if core.spent() - began > SLICE:
+        try:
+            while self._waiters:
+                waiter = next(iter(self._waiters))
+                self.leave(waiter)
+                waiter.owner_entered()
+                if core.spent() - began > SLICE:
+                    return
+        finally:  # also after a KeyboardInterrupt
+            if self._waiters:
                 core.later(self.ended, core)
-                return
 
 
 class Entries:

@@ -132,12 +132,13 @@ class Machine:
             self.core.later(self._renew_slice, waking_time(len(self.holds)))
 
     def _renew_slice(self, within: float) -> None:
-        for hold in self._renewals if self._renewals is not None and not self.core.closed else ():
+        renewals, self._renewals = self._renewals, None
+        for hold in renewals if renewals is not None and not self.core.closed else ():
             if hold is None:
+                self._renewals = renewals
                 self.core.later(self._renew_slice, within)
                 return
             hold.renew_soon(self.core.clock.now() + uniform(self.core.random, 0.0, within))
-        self._renewals = None
 
 
 def give_back(result: Tenure | NoLease) -> None:

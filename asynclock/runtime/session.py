@@ -60,6 +60,7 @@ class Session:
     def __init__(self, settings: ClientSettings, stores: Sequence[Store], observers: Observers) -> None:
         clocks = [store.clock for store in stores if store.clock is not None]
         self.loop = asyncio.get_running_loop()
+        self.result: Callable[[], asyncio.Future[None]] = self.loop.create_future
         self.settings = settings
         self.observers = observers
         observers.look_at_level()
@@ -152,10 +153,6 @@ class Session:
     random = staticmethod(random.random)
     spent = staticmethod(time.perf_counter)
 
-    def result(self) -> asyncio.Future[None]:
-        """For a caller that waits."""
-        return self.loop.create_future()
-
     def later(self, call: Callable[..., object], *args: object) -> None:
         """Call it in the next turn of the loop."""
         self.loop.call_soon(call, *args, context=Context())
@@ -188,7 +185,7 @@ class Session:
                 f"it ends by itself in {left:.3g} s",
                 ResourceWarning,
                 source=tenure,
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def fault(self, where: object, error: Exception) -> None:

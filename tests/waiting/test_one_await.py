@@ -208,6 +208,31 @@ async def test_a_lock_beside_the_own_one_waits_once(name: str, nodes: int) -> No
         assert left_over(client) == {}
 
 
+async def test_a_lock_beside_the_own_one_that_is_lost_early_is_asked_for_with_all_its_time(name: str) -> None:
+    """It was granted at the one try, and lost before its task woke. The next claim is that of the caller."""
+    still = Still(1, name)
+    async with still.client() as client:
+        mine = await client.semaphore(name, 3).acquire(timeout=0)
+        assert mine is not None
+        again: list[float | None] = []
+
+        def lose() -> None:
+            list(session_of(client).machine.holds.of(name))[-1].lose(Loss.TAKEN)
+
+        def watch() -> None:
+            (acquires,) = acquisitions_of(client)
+            again.append(acquires.again().terms.timeout)
+            after_grant(acquires, lose)
+
+        asyncio.get_running_loop().call_soon(watch)
+        second = await client.semaphore(name, 3).acquire(timeout=5)
+        assert second is not None
+        assert second.held
+        assert again == [5]
+        for lease in (second, mine):
+            await lease.release()
+
+
 @both
 async def test_a_multi_lock_waits_once(name: str, nodes: int) -> None:
     """Its acquire beside an own hold, its release, and its question whether it is locked."""
