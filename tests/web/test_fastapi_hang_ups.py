@@ -13,6 +13,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 
 from asynclock import Lease, Lock, Redlock
 from asynclock.fastapi import Locked, install
+from tests.support.probes import leased
 from tests.support.web import BODY, hanging_up, serving, until
 
 
@@ -138,8 +139,8 @@ async def test_a_hang_up_at_the_moment_of_the_grant(application: FastAPI, other:
         def __init__(self, lock: Lock) -> None:
             self.lock = lock
 
-        async def __lease__(self) -> Lease:
-            lease = await self.lock.__lease__()
+        async def _leased(self) -> Lease:
+            lease = await leased(self.lock)
             with anyio.CancelScope(shield=True):
                 granted.set()
                 await disconnected.wait()

@@ -351,6 +351,7 @@ class EngineSource:
         self.own = own
         self._path = path
         self.settings = settings  # of connections that are taken from now on
+        self.shortage: UsedUp | None = None  # of an engine of the user: it was used up as the last connect began
         if path is not None:
             _watch(engine, path)
         self._made: weakref.WeakSet[Any] = weakref.WeakSet()  # the connections of the driver
@@ -366,12 +367,6 @@ class EngineSource:
         if (kept := keep_socket(connection.driver_connection)) is not None:
             self._sockets = {each for each in self._sockets if each.is_open} | {kept}
 
-    @property
-    def shortage(self) -> UsedUp | None:
-        """See `Source`. Of an engine of the user."""
-        used = "" if self.own else used_up(self.engine)
-        return UsedUp(used) if used else None
-
     async def connect(self, *, further: bool = False) -> Line:
         """A connection of its pool. Raises its error, UsedUp, Queued or TimeoutError."""
         return await self.limited(self._connect(), lambda line: line.abandon(), further=further)
@@ -382,7 +377,8 @@ class EngineSource:
         """Await a connect; see `limits.limited`. `further`: others are open, so it has half of the time. Raises UsedUp,
         Queued, TimeoutError, or the error of the connect."""
         seconds, logged_in = self._timeout / 2 if further else self._timeout, list[Any]()
-        shortage = self.shortage  # before this one counts
+        used = "" if self.own else used_up(self.engine)  # before this one counts
+        shortage = self.shortage = UsedUp(used) if used else None
 
         async def noted() -> _Result:
             _LOGGED_IN.set(logged_in)
@@ -393,7 +389,7 @@ class EngineSource:
                 cut(each)
 
         try:
-            return await limited(noted(), seconds, cut=give_up, late=late)
+            connected = await limited(noted(), seconds, cut=give_up, late=late)
         except PoolTimeout as error:
             raise (shortage or UsedUp(_USED_UP)) from error
         except TimeoutError as error:
@@ -403,6 +399,8 @@ class EngineSource:
             if logged_in:
                 raise Queued(seconds) from error
             raise TimeoutError(f"{label} did not answer a connect within {seconds:g} s{lookup}") from error
+        self.shortage = None
+        return connected
 
     async def _connect(self) -> Line:
         if self._path is None:
