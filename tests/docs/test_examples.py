@@ -20,6 +20,8 @@ from tests.support.default_keys import key_of
 from tests.support.example_programs import Journal, Program, Serve, Start, began, take, wait_for
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.xdist_group("examples")  # one process imports the frameworks for all
+
 LOAD = 100
 
 

@@ -21,6 +21,8 @@ from tests.support.ports import free_port
 from tests.support.servers import Server
 from tests.support.web import hanging_up, until
 
+pytestmark = pytest.mark.xdist_group("examples")  # one process imports the frameworks for all
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ORDERS = range(1, 6)
 DIES, HUNG_UP = 1, 2

@@ -53,6 +53,11 @@ def test_child_process():
         finally:
             child.kill()
 
+def test_that_swallows_one_signal():
+    with contextlib.suppress(BaseException):
+        time.sleep(1000)
+    time.sleep(1000)
+
 @pytest.fixture
 async def hanging():
     yield
@@ -93,8 +98,9 @@ def test_a_test_that_hangs_fails(tmp_path: Path) -> None:
         for name in ("coroutine", "task", "busy_loop", "background_task", "blocked_loop"):
             assert f"FAILED test_hanging.py::test_{name}[{loop}] - {why}" in ran.stdout
         assert f"ERROR test_hanging.py::test_tear_down_after_a_failure[{loop}] - {why}" in ran.stdout
-    assert f"FAILED test_hanging.py::test_child_process - {why}" in ran.stdout
-    assert "13 failed, 2 passed" in ran.stdout
+    for name in ("child_process", "that_swallows_one_signal"):
+        assert f"FAILED test_hanging.py::test_{name} - {why}" in ran.stdout
+    assert "14 failed, 2 passed" in ran.stdout
     assert re.search(r"1 wait here:\n.* in test_coroutine\n.* in never_set\n", ran.stdout)
 
 

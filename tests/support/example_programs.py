@@ -8,7 +8,6 @@ import os
 import socket
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TypeVar
 import pytest
 
 from asynclock import Lease, Redlock
+from tests.support import programs
 from tests.support.ports import free_port
 from tests.support.programs import PATIENT, PYTHONPATH
 
@@ -27,6 +27,10 @@ Start = Callable[..., "Program"]
 Serve = Callable[..., list["Program"]]
 Journal = Callable[[int], list[tuple[int, str]]]
 _numbers = itertools.count()
+_IMPORTED = (
+    *(*programs.LIBRARY, "asyncpg", "httpx", "sqlalchemy.ext.asyncio", "uvicorn"),
+    *("aiohttp.web", "asynclock.aiohttp", "fastapi", "asynclock.fastapi"),
+)
 
 
 def wait_for(what: Callable[[], _T], why: str, limit: float = 30.0) -> _T:
@@ -45,8 +49,10 @@ class Program:
         self.port = 0
         self._log = folder / f"{next(_numbers)}-{example}.log"
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-u", str(ROOT / "examples" / example), *args],
+            self.process = programs.Program(
+                [str(ROOT / "examples" / example), *args],
+                _IMPORTED,
+                ("-u",),
                 env={
                     **{key: value for key, value in os.environ.items() if not key.startswith("SHOP")},
                     "PYTHONPATH": PYTHONPATH,

@@ -22,6 +22,7 @@ import pytest
 
 _SETTINGS = pytest.StashKey[Any]()
 _MANY = 20  # so many different places are shown
+_AGAIN = 5.0  # seconds until the next signal, if the test goes on after one
 
 
 class Hung(pytest.fail.Exception, SystemExit):
@@ -38,6 +39,7 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
 
     def hung(number: int, frame: FrameType | None) -> None:
         __tracebackhide__ = True
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN)  # a finalizer, say, may swallow the exception
         print(tasks_shown(), file=sys.stderr)
         assert callable(fail)
         try:

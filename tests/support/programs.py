@@ -179,7 +179,7 @@ def _begin(request: dict[str, Any], fds: list[int]) -> str:
         os.dup2(fd, number)
         os.close(fd)
         errors = "backslashreplace" if name == "stderr" else None
-        line_by_line = 1 if name == "stderr" or os.isatty(number) else -1
+        line_by_line = 1 if name == "stderr" or "-u" in sys.orig_argv or os.isatty(number) else -1
         stream = open(number, "w" if number else "r", line_by_line, errors=errors, closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
