@@ -59,6 +59,22 @@ async def test_d3_first_use_leaves_its_mark_on_servers_of_age(servers: Servers, 
             assert cli.get(mark(PREFIX)) == info_of(each)["run_id"].encode()
 
 
+async def test_d3_a_mark_that_was_lost_with_its_connection_is_set_again(servers: Servers, name: str) -> None:
+    """Otherwise a server would look unused after it was used, and a deployment new that is not."""
+    some = [servers.start() for _ in range(3)]
+    async with Redlock(*urls_of(some), lease=LONG, node_timeout=5.0) as client:
+        async with client(name):
+            pass
+        await back(client)
+        before = connection_of(nodes_of(client)[0])
+        with some[0].cli() as cli:
+            await until(lambda: cli.delete(mark(PREFIX)))  # as if the command had never arrived
+            for kind in ("normal", "pubsub"):
+                cli.client_kill_filter(_type=kind, skipme=True)
+            await until(lambda: connection_of(nodes_of(client)[0]) is not before)
+            await until(lambda: cli.get(mark(PREFIX)) == info_of(some[0])["run_id"].encode())
+
+
 async def test_a_server_in_quarantine_goes_on_keeping_its_key(servers: Servers, name: str) -> None:
     """One of three restarts with the hold in its dump. It casts no vote, but renewals reach it. Otherwise its key would
     end within the lease, and after the quarantine the node would not know the holder."""

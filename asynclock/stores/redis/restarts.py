@@ -68,6 +68,8 @@ class Restarts:
         run_id = said.get("run_id", "")
         self._refuse_double(run_id)
         if self.facts is not None and self.facts.run_id == run_id:
+            if mark != run_id.encode():  # the command that set it may have been lost with its connection
+                self.facts = self.facts._replace(mark="")
             return
         before, self._dialer.run_id = self._dialer.run_id, run_id or self._dialer.run_id
         if run_id and before not in ("", run_id):
