@@ -34,6 +34,11 @@ __all__ = ["CLIENT", "setup"]
 CLIENT: web.AppKey[Redlock] = web.AppKey("asynclock", Redlock)
 """The client of an application: `request.config_dict[CLIENT]`, in the handlers of its sub-applications, too."""
 
+_ENDING = 5.0
+"""Seconds for which the end of an application waits for the handlers that it has cancelled."""
+
+_UNSET = object()
+
 _HANDLERS = web.AppKey("asynclock_handlers", set[asyncio.Task[web.StreamResponse]])
 _BEGUN: Any = getattr(web, "RequestKey", lambda name, _: name)("asynclock_response_begun", bool)
 """A key of a request: the headers of its response may have been sent, so there can be no other answer."""
@@ -81,7 +86,8 @@ async def _outliving(request: web.Request, handler: Handler) -> web.StreamRespon
     still have to commit."""
     context, handlers = copy_context(), request.config_dict[_HANDLERS]
     before = last_entry(context)
-    task: asyncio.Task[web.StreamResponse] = asyncio.create_task(_run(handler, request), context=context)
+    # Not create_task: a task factory of the program may not know `context`.
+    task = asyncio.Task(_run(handler, request), loop=asyncio.get_running_loop(), context=context)
     handlers.add(task)
     task.add_done_callback(handlers.discard)
     try:
@@ -91,6 +97,10 @@ async def _outliving(request: web.Request, handler: Handler) -> web.StreamRespon
         if last_entry(context) is before:
             task.cancel()
         raise
+    finally:  # aiohttp's log of accesses, and its signals, read what the handler has set
+        for variable, value in context.items():
+            if variable.get(_UNSET) is not value:
+                variable.set(value)
 
 
 async def _run(handler: Handler, request: web.Request) -> web.StreamResponse:
@@ -110,7 +120,8 @@ async def _end_handlers(app: web.Application) -> None:
     handlers = app[_HANDLERS].copy()
     for task in handlers:
         task.cancel()
-    await asyncio.gather(*handlers, return_exceptions=True)
+    if handlers:
+        await asyncio.wait(handlers, timeout=_ENDING)
 
 
 async def _begun(request: web.Request, _: web.StreamResponse) -> None:

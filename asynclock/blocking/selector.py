@@ -45,7 +45,7 @@ class EventSelector(selectors.DefaultSelector):
         self._left_out = 0
         seconds = -1.0 if timeout is None else math.ceil(max(timeout, 0.0) * 1e3) * 1e-3
         found = self._epoll.poll(seconds, len(self._keys) + 1)
-        while self._begun:
+        for _ in range(len(self._begun)):  # those that come meanwhile ring again, and timers are due in between
             call = self._begun.popleft()
             call.context.run(call.begin)
         ready = list[tuple[selectors.SelectorKey, int]]()

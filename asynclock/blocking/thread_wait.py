@@ -48,9 +48,13 @@ class _LockWait:
 
 class _EventWait:
     def __init__(self) -> None:
+        self._epoll = select.epoll()  # first: the collector closes it if there are no more descriptors
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll = select.epoll()
-        self._epoll.register(self._event, select.EPOLLIN | select.EPOLLET)  # by edges: it is never read
+        try:
+            self._epoll.register(self._event, select.EPOLLIN | select.EPOLLET)  # by edges: it is never read
+        except BaseException:
+            os.close(self._event)
+            raise
 
     def wait(self, seconds: float) -> None:
         try:
@@ -60,7 +64,8 @@ class _EventWait:
                 raise
 
     def wake(self) -> None:
-        os.eventfd_write(self._event, 1)
+        with contextlib.suppress(OSError):  # the program has closed all descriptors: the thread looks up by itself
+            os.eventfd_write(self._event, 1)
 
     def reuse(self) -> None:
         if self._event >= 0:
@@ -68,8 +73,9 @@ class _EventWait:
 
     def close(self) -> None:
         event, self._event = self._event, -1
-        self._epoll.close()
-        os.close(event)
+        with contextlib.suppress(OSError):  # the same
+            self._epoll.close()
+            os.close(event)
 
 
 # Any thread may use these two between any two steps of another one. Their operations are atomic.

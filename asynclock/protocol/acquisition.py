@@ -183,8 +183,10 @@ class Acquisition(Claim):
         try:
             if isinstance(self.state, OwnerEntering) and self._begin_entry(self.terms.owner):
                 self._begin()
-        except Exception as error:
+        except BaseException as error:
             self.fail(error)
+            if not isinstance(error, Exception):
+                raise
 
     def owner_time_up(self) -> None:
         """Its time is up, and another task of its owner still asks."""
@@ -208,7 +210,8 @@ class Acquisition(Claim):
         try:
             self._leave()
             self._attempt = self.planner = None
-            self._notified, self._free_at, self.asked_late, self._continues_batch = 0, math.inf, False, False
+            self._notified, self._free_at, self._continues_batch = 0, math.inf, False
+            self.asked_late = self._core.clock.now() >= self._give_up  # the one try took all of its time
             self._check_deadlock(self._held_by_task())
             self._ask(probe=False)
         except BaseException as error:

@@ -129,6 +129,8 @@ class Adoption(Claim):
             hold.may_be_at(self._traces)
             self._succeed(hold.begin(self.terms))
             return
+        if self._op.revoked:  # granted, but too late: it was released, and no later op may bring it back
+            raise self._refused()
         self._traces.update(asked.traces())
         plan = self._pace.after_outage(self._core.clock.now(), math.inf)
         error = self._core.quorum.unavailable(last, self.terms.name)
@@ -136,7 +138,16 @@ class Adoption(Claim):
             raise error
         state = BackingOff(plan.at, False, last)
         self._enter(state)
-        state.timer = self._core.clock.call_at(plan.at, self._ask)
+        state.timer = self._core.clock.call_at(plan.at, self._ask_again)
+
+    def _ask_again(self) -> None:
+        """A timer: the pause is over."""
+        try:
+            self._ask()
+        except BaseException as error:
+            self.fail(error)
+            if not isinstance(error, Exception):
+                raise
 
     def _refused(self) -> LockNotHeld:
         name = self.terms.name
@@ -147,9 +158,8 @@ class Adoption(Claim):
         )
 
     def _leave(self) -> None:
-        if not self._op.revoked:
-            self._op.revoke()
-            withdraw(self._core, self.terms, self._op.id, since=self._since)
+        self._op.revoke()
+        withdraw(self._core, self.terms, self._op.id, since=self._since)
 
     def _finish(self, has_it: bool) -> None:
         del has_it

@@ -79,3 +79,20 @@ def test_a_hang_up_is_told(selector: module.EventSelector, pipe: tuple[int, int]
     key = selector.register(write, module.selectors.EVENT_WRITE)
     assert selector.select(60) == [(key, module.selectors.EVENT_WRITE)]
     os.close(write)
+
+
+def test_calls_that_begin_others_do_not_keep_the_loop(selector: module.EventSelector) -> None:
+    """A thread may begin its next call before the loop has looked at its timers. That call waits for the next turn."""
+    ran: list[int] = []
+
+    def first_step() -> None:
+        ran.append(len(ran))
+        if len(ran) < 100:
+            selector.begin(call)  # type: ignore[arg-type]
+
+    call = Begun(first_step)
+    selector.begin(call)  # type: ignore[arg-type]
+    assert selector.select(60) == []
+    assert ran == [0]
+    assert selector.select(60) == []
+    assert ran == [0, 1]

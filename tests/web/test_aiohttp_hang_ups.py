@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 
 from asynclock import Redlock
 from asynclock.aiohttp import CLIENT, setup
@@ -163,3 +164,22 @@ async def test_a_handler_that_outlasts_the_server(
         await begun.wait()
     writer.close()
     assert log == ["handler", "database"]
+
+
+async def test_what_a_handler_sets_is_seen_by_the_server(app_of: Callable[[Any], web.Application]) -> None:
+    """Its context variables, as without asynclock: by signals and the log of accesses."""
+    number = ContextVar[int]("number")
+    seen = list[int]()
+
+    async def handler(request: web.Request) -> web.Response:
+        number.set(7)
+        return web.Response()
+
+    async def prepared(request: web.Request, response: web.StreamResponse) -> None:
+        seen.append(number.get(0))
+
+    app = app_of(handler)
+    app.on_response_prepare.append(prepared)
+    async with serving(app) as port, ClientSession() as session, session.post(f"http://127.0.0.1:{port}/") as answer:
+        assert answer.status == 200
+    assert seen == [7]

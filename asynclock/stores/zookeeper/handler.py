@@ -23,7 +23,6 @@ import math
 import os
 import queue
 import select
-import socket
 import struct
 import threading
 import time
@@ -36,6 +35,7 @@ from asynclock.stores.forks import keep_from_children
 from asynclock.stores.lookups import ADVICE, NO_ANSWER, addresses_within, is_address
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from asynclock.stores.lookups import Address
@@ -202,31 +202,36 @@ def _polled(rlist: list[Any], wlist: list[Any], timeout: float | None) -> tuple[
 
 
 class _Bell:
-    """Both ends of the pair by which kazoo is woken. It writes a byte for each request that it puts into its queue, and
-    reads one for each that it takes out. They are counted here, and only the first one is in the pair. So a write never
-    blocks: a few hundred bytes fill a pair, and its reader may wait for the thread that writes."""
+    """Both ends of the pipe by which kazoo is woken. It writes a byte for each request that it puts into its queue, and
+    reads one for each that it takes out. They are counted here, and only the first one is in the pipe. So a write never
+    blocks: some kilobytes fill a pipe, and its reader may wait for the thread that writes.
+
+    kazoo closes it when its thread has ended. If that takes too long, kazoo gives up, and the collector closes it."""
 
     def __init__(self) -> None:
-        self._reads, self._writes = socket.socketpair()
+        self._reads, self._writes = os.pipe()
         self._lock = threading.Lock()
         self._count = 0  # below 0: a request was taken out before its byte was written
 
     def fileno(self) -> int:
-        return self._reads.fileno()
+        return self._reads
 
     def send(self, data: bytes) -> int:
         with self._lock:
             self._count += 1
-            return self._writes.send(data) if self._count == 1 else len(data)
+            return os.write(self._writes, data) if self._count == 1 else len(data)
 
     def recv(self, size: int) -> bytes:
         with self._lock:
             self._count -= 1
-            return self._reads.recv(size) if self._count == 0 else bytes(size)
+            return os.read(self._reads, size) if self._count == 0 else bytes(size)
 
     def close(self) -> None:
-        self._reads.close()
-        self._writes.close()
+        ends, self._reads, self._writes = {self._reads, self._writes} - {-1}, -1, -1
+        for end in ends:
+            os.close(end)
+
+    __del__ = close
 
 
 class _Socket:
