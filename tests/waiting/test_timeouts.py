@@ -18,8 +18,10 @@ from asynclock.stores.memory import MemoryStore
 from asynclock.stores.port import Notice
 from tests.support.distant_stores import Beyond
 from tests.support.fake_clock import FakeClock
+from tests.support.gates import behind_gates
 from tests.support.kinds_of_node import each_kind_of_node
 from tests.support.probes import acquisitions_of, deliver_notice, tickets_of
+from tests.support.servers import Server
 from tests.support.still_clock import Still, forgotten, idle, turns
 from tests.support.user_store import state_of
 from tests.support.waiters import IN_VAIN, LIMIT, LONG, until
@@ -322,3 +324,17 @@ async def test_e1_released_in_any_turn(name: str, nodes: int, fair: bool, turn: 
                 break
             still.clock.advance(0.001)
         await waiting.result().release()
+
+
+async def test_the_one_try_beside_an_own_permit_may_take_all_the_time(server: Server, name: str) -> None:
+    """Its refusal comes after the time of the caller. All permits are held, and the server is up: that is no outage."""
+    async with Redlock(server.url, lease=LONG) as other, behind_gates([server], 0, lease=LONG) as (client, gates):
+        mine = await client.semaphore(name, 2).acquire(timeout=0)
+        theirs = await other.semaphore(name, 2).acquire(timeout=0)
+        assert mine is not None
+        assert theirs is not None
+        gates[0].open.clear()
+        asyncio.get_running_loop().call_later(3.2, gates[0].open.set)  # its time is over, and that of the node is not
+        assert await client.semaphore(name, 2).acquire(timeout=3.0) is None
+        await theirs.release()
+        await mine.release()
