@@ -103,7 +103,7 @@ class LocalWaiter:
 
     @property
     def confirm_from(self) -> float:
-        """From when on a majority must answer the asker: see `backoff.confirm_from`. It is computed again each time,
+        """From when on a majority must answer the asker: see `planner.confirm_from`. It is computed again each time,
         because the round trip of the asker may not have been known before."""
         if self._late:
             return self._joined

@@ -48,7 +48,7 @@ class Next(Enum):
     TRY_AFTER_ROUND_TRIP = "try after a round trip"  # more nodes may notify until then
     TRY_WHEN_FREE = "try when free"  # the node said when that will be
     WAIT_FOR_HOLDER = "wait for the holder"
-    WAIT_FOR_HOLDERS = "wait for the holders"  # several hold it, or votes are split (`obstacles.py`)
+    WAIT_FOR_HOLDERS = "wait for the holders"  # several hold it, or votes are split (`Obstacles`)
     WAIT_FOR_TURN = "wait for its turn"  # the name is free, but others are before it in the queue
     LET_EARLIER_TRY = "let earlier waiters try"  # they were notified; they try first
     BACK_OFF_AFTER_SPLIT = "back off after split votes"
@@ -433,7 +433,7 @@ class Planner:
         return self.interrupted is None or now < self._interrupted_until
 
     def confirm_from(self, give_up: float) -> float:
-        """See `backoff.confirm_from`."""
+        """See the function of this name."""
         within = self._core.within(self._terms.settings)
         return confirm_from(give_up, self._terms.timeout, within, self.rtt)
 
