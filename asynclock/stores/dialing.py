@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohappyeyeballs import start_connection
 
+from asynclock.stores.forks import keep_from_children
 from asynclock.stores.lookups import addresses_of
 
 if TYPE_CHECKING:
@@ -40,11 +41,19 @@ async def connected(addresses: Sequence[Address], limit: float) -> socket.socket
     task = asyncio.current_task()
     cancels = 0 if task is None else task.cancelling()
     delay = delay_of(len(addresses), limit)
-    sock = await start_connection(addresses, happy_eyeballs_delay=delay)
+    sock = await start_connection(addresses, happy_eyeballs_delay=delay, socket_factory=_socket)
     if task is not None and task.cancelling() > cancels:  # it loses a cancel while it ends the other attempts
         sock.close()
         raise asyncio.CancelledError
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _socket(address: Address) -> socket.socket:
+    """For a connect. A child that is forked before the connection is up has not this socket either."""
+    family, kind, protocol, *_ = address
+    sock = socket.socket(family, kind, protocol)
+    keep_from_children(sock.fileno())
     return sock
 
 

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from asynclock import Redlock
+from tests.support.ports import free_port
 from tests.support.programs import REPO, run_python
 from tests.support.servers import Server
 from tests.support.services.zookeeper import ZooKeeper
@@ -87,6 +88,42 @@ def test_f9_a_child_has_no_socket_of_its_parent(
     urls = [server.url, postgresql_url + table, mariadb_url + table, shared_zookeeper.url()]
     ports = [each.rpartition(":")[2].partition("/")[0] for each in urls[1:]]
     assert run_python(INHERITED, loop, " ".join(urls), f"{server.path} {' '.join(ports)}") == "fine\n"
+
+
+UNDER_WAY = (
+    BEGIN
+    + """
+from asynclock import Redlock
+
+async def main():
+    url, port = sys.argv[2:]
+    with socket.create_server(("127.0.0.1", int(port))) as silent:
+        silent.setblocking(False)
+        client = Redlock(url, connect_timeout=20, patience=20)
+        connecting = asyncio.ensure_future(client("a").acquire(timeout=20))
+        accepted, _ = await asyncio.get_running_loop().sock_accept(silent)
+        while not connected_to([port]):
+            await asyncio.sleep(0)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(len(connected_to([port])))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert connected_to([port])
+        print("fine", flush=True)
+        os._exit(0)
+
+begin(main)
+"""
+)
+
+
+@loops
+@pytest.mark.parametrize("url", ["redis", "postgresql", "mysql", "zookeeper"])
+def test_f9_a_child_has_no_socket_that_its_parent_is_connecting(url: str, loop: str) -> None:
+    """A server that accepts connections and says nothing: the connect is under way at the fork."""
+    port = free_port()
+    database = "/test" if url in {"postgresql", "mysql"} else ""
+    assert run_python(UNDER_WAY, loop, f"{url}://127.0.0.1:{port}{database}", str(port)) == "fine\n"
 
 
 FULL = """
