@@ -12,6 +12,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from typing import Any
+from zlib import crc32
 
 import pytest
 import redis.utils
@@ -75,15 +76,25 @@ def pytest_collection() -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, Any, Any]:
     """Leave out the items that need not run. The pure tests come last: they are short, so no worker waits long for
-    another at the end."""
+    another at the end. For several workers the others are mixed, in the same order each time: the tests of a file are
+    alike, and while all workers run tests that wait, the machine is idle."""
     items[:] = [item for item in items if not is_left_out(item)]
     for item in items:
         keep_together(item)
-    items.sort(key=lambda item: "unit" in item.path.parts)
+    mixed = hasattr(items[0].config, "workerinput") if items else False
+    items.sort(key=lambda item: ("unit" in item.path.parts, mixed and _place(item)))
     done = yield  # here xdist reads the groups
     for item in items:
         name_group(item)
     return done
+
+
+def _place(item: pytest.Item) -> int:
+    """Of a test among all. Tests that share the servers of their file stay together: a worker stops these servers
+    before it runs a test of another file."""
+    fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - pytest has no public name for it
+    of_the_file = any(each.scope == "module" for found in fixtures.values() for each in found)
+    return crc32((item.path.name if of_the_file else item.nodeid).encode())
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -249,7 +249,7 @@ async def test_an_acl_user(shared_cluster: Cluster, name: str) -> None:
 def test_doctor(shared_cluster: Cluster) -> None:
     """It examines each master. A cluster without replicas, whose masters do not wait for the disk, and refuse all
     commands while one of them is down."""
-    done = answered("doctor", "--json", ASYNCLOCK_URLS=shared_cluster.url)
+    done = answered("doctor", "--json", "--prefix", "of this test:", ASYNCLOCK_URLS=shared_cluster.url)
     answer = json_of(done)
     assert {each["check"] for each in answer["findings"]} == {"persistence", "replicas", "coverage"}
     assert [each["node"].partition(" ")[0] for each in answer["nodes"]] == [

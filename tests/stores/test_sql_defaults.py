@@ -18,7 +18,7 @@ from tests.support.services.postgresql import pgbouncer
 from tests.support.sql_states import administered
 from tests.support.waiters import LIMIT, LONG
 
-OPTIONS: dict[str, Any] = {"lease": LONG, "node_timeout": 5.0, "patience": LIMIT}
+OPTIONS: dict[str, Any] = {"lease": LONG, "node_timeout": 5.0, "connect_timeout": 10.0, "patience": LIMIT}
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,8 @@ async def test_f26_idle_connections_are_given_back(postgresql: Operated, monkeyp
 async def test_f26_a_user_with_one_connection(postgresql: Operated) -> None:
     """Without a pooler the server refuses a second one. The client looks for its notices, and says so."""
     await postgresql.run(f"ALTER ROLE {postgresql.user} CONNECTION LIMIT 1")
-    async with telling(Redlock(postgresql.url, **OPTIONS)) as client, asyncio.timeout(LIMIT):
+    client = Redlock(postgresql.url, **{**OPTIONS, "connect_timeout": 10.0})
+    async with telling(client), asyncio.timeout(LIMIT):
         await asyncio.gather(*(work(client, "a", number) for number in range(TASKS)))
         assert (await client.health()).nodes[0].error == FEW
 
@@ -176,7 +177,7 @@ async def test_f26_an_engine_that_is_used_up_at_the_start(
 ) -> None:
     """The client says so, and not that the database is down. It works once the program gives a connection back."""
     engine = create_async_engine(url_of(postgresql.url.partition("?")[0]), pool_size=2, max_overflow=0)
-    options = {**OPTIONS, "connect_timeout": 0.3}
+    options = {**OPTIONS, "connect_timeout": 1.5}  # a new connection does not take longer on a busy machine
     client = Redlock(SQLStore(engine, postgresql.table), **options)
     events: list[Any] = []
     client.subscribe(events.append)
@@ -185,7 +186,7 @@ async def test_f26_an_engine_that_is_used_up_at_the_start(
         async with engine.connect():
             assert used_up in (await client.health()).reason
             with pytest.raises(QuorumUnavailable, match=used_up):
-                await client("a").acquire(timeout=1)
+                await client("a").acquire(timeout=2)
         async with asyncio.timeout(LIMIT), client("a", timeout=LIMIT):
             pass
     assert not [each for each in events if type(each).__name__ == "NodeDown"]

@@ -69,6 +69,7 @@ async def test_a_client_in_use_keeps_its_nodes(server: Server, name: str) -> Non
 
 async def test_a_program_that_configures_inside(server: Server) -> None:
     """`configure` of a program that starts sets its nodes for later, and the options for now."""
+    redlock = Redlock()  # as the ready-made one, which other tests use
     with use(FakeStore()):
         redlock.configure("redis://nowhere.invalid:1", lease=7)
         try:
