@@ -145,8 +145,8 @@ def test_c8_a_child_has_a_loop_of_its_own(client: Redlock, shared_urls: list[str
             except LockNotHeld as error:
                 assert "parent process" in str(error)
             assert client(f"{name}:held").acquire(timeout=0) is None
-            with client(f"{name}:child", lease=0.5) as lease:
-                time.sleep(0.8)  # it is renewed by a loop of this process
+            with client(f"{name}:child", lease=1.5) as lease:
+                time.sleep(1.8)  # it is renewed by a loop of this process
                 lease.ensure_held()
             globals()["left"] = client(f"{name}:exit").acquire()
 

@@ -257,11 +257,11 @@ def test_on_lost_may_block_and_use_locks(client: Redlock, name: str) -> None:
         may_end.wait(LIMIT)
         raise RuntimeError("logged, and nothing else")
 
-    kept = client(f"{name}:kept", lease=0.6).acquire(timeout=None)
+    kept = client(f"{name}:kept", lease=1.5).acquire(timeout=None)
     lease = client(name, on_lost=on_lost).acquire(timeout=None)
     client.break_lock(name)
     until(lambda: told)
-    renewed_until = time.monotonic() + 1.2
+    renewed_until = time.monotonic() + 2.0
     while time.monotonic() < renewed_until:
         kept.ensure_held()
         time.sleep(0.05)
