@@ -78,7 +78,7 @@ async def test_a_server_in_read_only_mode_is_no_working_node(two: list[ZooKeeper
     """It has lost its quorum, and would still answer reads. It grants nothing, also to a client that begins meanwhile;
     the error says why. Once the quorum is back, the lease of before is still held, and names are granted again."""
     url = url_of(two, session_timeout=LIMIT)
-    async with Redlock(url, lease=LIMIT, patience=0, connect_timeout=LIMIT / 2) as client:
+    async with Redlock(url, lease=LIMIT, patience=LIMIT, connect_timeout=LIMIT / 2) as client:
         lease = await client(name).acquire(timeout=None)
         two[1].kill()
         async with asyncio.timeout(LIMIT):
