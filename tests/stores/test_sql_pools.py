@@ -233,7 +233,10 @@ async def test_f6_a_statement_that_nobody_can_cancel(postgresql: Operated, monke
     async with (
         asyncio.timeout(2 * LIMIT),
         TcpProxy(port) as network,
-        Redlock(postgresql.url.replace(f":{port}/", f":{network.port}/"), **{**OPTIONS, "patience": 0}) as client,
+        Redlock(
+            postgresql.url.replace(f":{port}/", f":{network.port}/"),
+            **{**OPTIONS, "patience": 0, "connect_timeout": 5.0},
+        ) as client,
     ):
         async with client("other"):
             pass
