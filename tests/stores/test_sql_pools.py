@@ -140,8 +140,9 @@ async def test_f26_fewer_connections_than_clients(postgresql_url: str, name: str
         assert code == 2
         assert found["reachable"]["advice"][1:-1] in str(caught.value)
         async with asyncio.timeout(LIMIT), late(name, timeout=LIMIT):
-            code, found = await asyncio.to_thread(examined, (), ASYNCLOCK_URLS=postgresql_url)
-            assert "connections" not in found
+            found = {"connections": {}}  # a connect of doctor may take too long on a busy machine
+            while "connections" in found:
+                code, found = await asyncio.to_thread(examined, (), ASYNCLOCK_URLS=postgresql_url)
         await late.aclose()
         code, found = await asyncio.to_thread(examined, (), ASYNCLOCK_URLS=url)
         assert "1 connection" in found["connections"]["what"]
