@@ -1,0 +1,3 @@
+from simulation.cli import main
+
+main()
