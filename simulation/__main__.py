@@ -1,3 +1,8 @@
+"""See cli.py."""
+
+import sys
+
 from simulation.cli import main
 
-main()
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,6 @@
-"""Rules of the shipped client and of the shipped nodes, each taken out by a patch. The simulation has to find what breaks.
+"""Rules of the shipped client and of the shipped nodes, each taken out by a patch. The simulation finds what breaks.
 
-    python -m simulation.ablations [NAME ...]     the table of docs/evidence.md
+python -m simulation.ablations [NAME ...]     the table of docs/evidence.md
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _last_sending(ticket: Any) -> tuple[float, int] | None:
 
 
 def _late_undo(self: Any, ballot: Any, keep_ticket: bool) -> None:
-    self._core.clock.call_at(self._core.clock.now() + 0.05, partial(_UNDO, self, ballot, keep_ticket))
+    self._core.own_clock.call_at(self._core.clock.now() + 0.05, partial(_UNDO, self, ballot, keep_ticket))
 
 
 def _undo_that_serves(serve: Serve) -> Callable[..., Any]:
@@ -61,7 +61,7 @@ def _undo_that_serves(serve: Serve) -> Callable[..., Any]:
         before, self.serve = self.serve, serve
         nodes = len(self.nodes)
         try:
-            with mock.patch.object(Ballot, "traces", lambda ballot: list(range(nodes))):
+            with mock.patch.object(Ballot, "traces", return_value=list(range(nodes))):
                 return _QUORUM_UNDO(self, ballot, within, ticket)
         finally:
             self.serve = before
@@ -114,27 +114,67 @@ _WITHOUT_MAJORITY, _JUDGE = Acquisition._plan_without_majority, quarantine.judge
 _HOLD, _REFUSED_BY = Decision._hold, Hold._refused_by
 
 ABLATIONS = {
-    "NUMBERED_VALIDITY": Ablation("validity counts from when the granted number of the ticket was sent", Ticket, "take_grant", _last_sending),
-    "OWN_ID_MOVES_END": Ablation("the end of a hold moves with the answer to its own id", Decision, "_hold", _fixed_end),
-    "FREER_SERVES": Ablation("the command that frees the name serves the queue", Decision, "_may_serve", lambda self: False),
-    "ONLY_FREER_SERVES": Ablation("no other command serves the queue of a mutex that is held", Decision, "_may_serve", lambda self: True),
+    "NUMBERED_VALIDITY": Ablation(
+        "validity counts from when the granted number of the ticket was sent", Ticket, "take_grant", _last_sending
+    ),
+    "OWN_ID_MOVES_END": Ablation(
+        "the end of a hold moves with the answer to its own id", Decision, "_hold", _fixed_end
+    ),
+    "FREER_SERVES": Ablation(
+        "the command that frees the name serves the queue", Decision, "_may_serve", lambda self: False
+    ),
+    "ONLY_FREER_SERVES": Ablation(
+        "no other command serves the queue of a mutex that is held", Decision, "_may_serve", lambda self: True
+    ),
     "LEAVING_TAKES_TICKET": Ablation("a release deletes the ticket of its id", Decision, "_drop", _nothing),
     "ONLY_OWN_HOLD": Ablation("a release deletes the hold only if it is the id's", Decision, "_mine", _any_hold),
-    "TOMBSTONE": Ablation("an undo on another connection leaves a tombstone, which counts", Decision, "_is_undone", lambda self: False),
+    "TOMBSTONE": Ablation(
+        "an undo on another connection leaves a tombstone, which counts", Decision, "_is_undone", lambda self: False
+    ),
     "NEVER_AFTER_UNDO": Ablation("after the undo of an id nothing of it is sent again", Op, "revoke", _nothing),
     "UNDO_FIRST": Ablation("undo k is sent before attempt k + 1", Attempt, "undo", _late_undo),
     "QUIET_UNDO": Ablation("an undo of a minority serves nobody", Quorum, "undo", _undo_that_serves(Serve.WAKE)),
-    "WAKING_UNDO": Ablation("an undo that may have had a majority serves the queue", Quorum, "undo", _undo_that_serves(Serve.NOBODY)),
+    "WAKING_UNDO": Ablation(
+        "an undo that may have had a majority serves the queue", Quorum, "undo", _undo_that_serves(Serve.NOBODY)
+    ),
     "UNDO": Ablation("a round that was refused or had no answer is undone", Attempt, "undo", _nothing),
-    "BACK_OFF": Ablation("after split votes the pause is random and grows", planner, "after_split", lambda random, now, rtt, rank, splits: Plan(now + planner.round_trip(rtt))),
-    "ORDER_KEY": Ablation("the order key is the same at every node and in every renewal", Ticket, "send", _only_ticket_order),
-    "TICKET_NEEDS_MAJORITY": Ablation("a ticket is kept only while its owner reaches a majority", Acquisition, "_plan_without_majority", _without_leave),
-    "DELAYED_RESTART": Ablation("a restarted server casts no vote for a time", quarantine, "_until", lambda each, now, length: quarantine.VOTES),
-    "MARK": Ablation("a deployment is new only if no server that answers has a mark", quarantine, "judge", _new_if(lambda facts: facts.replaced is None)),
-    "SEEN_OTHER": Ablation("... and this client has met no other server there", quarantine, "judge", _new_if(lambda facts: facts.mark == "")),
-    "WITNESSES": Ablation("a token counts once a majority has it", Ballot, "token", lambda self: (max(self.fences()), True)),
+    "BACK_OFF": Ablation(
+        "after split votes the pause is random and grows",
+        planner,
+        "after_split",
+        lambda random, now, rtt, rank, splits: Plan(now + planner.round_trip(rtt)),
+    ),
+    "ORDER_KEY": Ablation(
+        "the order key is the same at every node and in every renewal", Ticket, "send", _only_ticket_order
+    ),
+    "TICKET_NEEDS_MAJORITY": Ablation(
+        "a ticket is kept only while its owner reaches a majority",
+        Acquisition,
+        "_plan_without_majority",
+        _without_leave,
+    ),
+    "DELAYED_RESTART": Ablation(
+        "a restarted server casts no vote for a time", quarantine, "_until", lambda each, now, length: quarantine.VOTES
+    ),
+    "MARK": Ablation(
+        "a deployment is new only if no server that answers has a mark",
+        quarantine,
+        "judge",
+        _new_if(lambda facts: facts.replaced is None),
+    ),
+    "SEEN_OTHER": Ablation(
+        "... and this client has met no other server there",
+        quarantine,
+        "judge",
+        _new_if(lambda facts: facts.mark == ""),
+    ),
+    "WITNESSES": Ablation(
+        "a token counts once a majority has it", Ballot, "token", lambda self: (max(self.fences()), True)
+    ),
     "STAYS_IN_SPAN": Ablation("no tenure leaves the span of its hold", local_queue, "may_pass", lambda *args: True),
-    "CLOCK_SEEDS": Ablation("a new hold's fence is not below its client's clock", Decision, "_next_fences", _own_counter),
+    "CLOCK_SEEDS": Ablation(
+        "a new hold's fence is not below its client's clock", Decision, "_next_fences", _own_counter
+    ),
     "LEAVE": Ablation("a client that gives up takes back what it sent", Acquisition, "_leave", _nothing),
     "DRIFT": Ablation("the drift allowance is subtracted", hold, "drift", lambda lease: 0.0),
     "REFUSAL_COUNTS": Ablation("a node that refuses a renewal no longer counts", Hold, "_refused_by", _still_counts),
@@ -142,7 +182,7 @@ ABLATIONS = {
     "WITHDRAW": Ablation("the winner withdraws its other tickets", Attempt, "withdraw_ticket", _nothing),
     "MERGED_ENDS": Ablation("a lease ends at the majority-th latest of its ends", hold, "valid_until", max),
     "ADOPT_ONCE": Ablation("a claim that is given up withdraws its id", attempt, "withdraw", _nothing),
-}  # fmt: skip
+}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock.rules.model import ADOPT, ID_LENGTH, RELEASE, RESTING_MARK, TIMED, Verb
+from asynclock.rules.model import ADOPT, ID_LENGTH, RELEASE, RESTING_MARK, TAG_LENGTH, TIMED, Verb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,10 +116,14 @@ class Judge:
 
     # -- at the servers ------------------------------------------------------------------------------------------
 
-    def carried_out(self, server: Server, op: Op, vote: object, before: Sequence[State], after: Sequence[State]) -> None:
+    def carried_out(
+        self, server: Server, op: Op, vote: object, before: Sequence[State], after: Sequence[State]
+    ) -> None:
         """A server has carried an op out."""
         now, nodes = server.now(), len(self._world.servers)
-        own = {op.id[:ID_LENGTH], op.queueing.waiter[:ID_LENGTH]} if op.verb in (RELEASE, ADOPT) else {op.id[:ID_LENGTH]}
+        own = (
+            {op.id[:ID_LENGTH], op.queueing.waiter[:ID_LENGTH]} if op.verb in (RELEASE, ADOPT) else {op.id[:ID_LENGTH]}
+        )
         for old, new in zip(before, after, strict=True):
             had, has = _ids(old, now), _ids(new, now)
             for key, entry in has.items():
@@ -302,9 +306,10 @@ class Judge:
         for server in self._world.servers:
             for name, stored in server.states.items():
                 state = stored.at(server.now())
-                for id in (*(each.id for each in state.holds), *(each.id for each in state.queue)):
-                    if id[:12] in live and id[:ID_LENGTH] not in self._left_alone:
-                        self.fail("something is left", f"{id[12:18]} of {id[:4]} in {name} at {server.label}")
+                for its_id in (*(each.id for each in state.holds), *(each.id for each in state.queue)):
+                    if its_id[:TAG_LENGTH] in live and its_id[:ID_LENGTH] not in self._left_alone:
+                        about = f"{its_id[12:18]} of {its_id[:4]} in {name} at {server.label}"
+                        self.fail("something is left", about)
 
     def _check_idle(self, client: Client) -> None:
         machine = client.machine
@@ -332,5 +337,3 @@ def _ids(state: State, now: float) -> dict[str, Entry]:
         for each in state.holds
         if (each.ends is None or each.ends > now) and each.id not in TIMED and each.id[0] != RESTING_MARK
     }
-
-

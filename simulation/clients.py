@@ -81,7 +81,8 @@ class Client:
         self.lag = LoopLag()
         self.machine: Machine
         self.nodes = [SimulatedNode(self, server, world.links[slot, server.index]) for server in world.servers]
-        self.quorum = Quorum(self.nodes, self.clock, self.quarantine, Limits(nodes), self.loop.later)
+        nodes_of_port: Any = self.nodes
+        self.quorum = Quorum(nodes_of_port, self.clock, self.quarantine, Limits(nodes), self.loop.later)
         self.machine = Machine(self, self.lag, nodes)
         self._opening = [Result(self.loop)]
         self._judging = False
@@ -405,5 +406,3 @@ class Client:
 def _wake(result: Result) -> None:
     if not result.done():
         result.set_result()
-
-

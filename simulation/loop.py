@@ -267,7 +267,9 @@ class Result:
 class Task:
     """Runs a coroutine that awaits only `Result`s, as asyncio runs one."""
 
-    def __init__(self, loop: Loop, work: Callable[[Task], Coroutine[Any, Any, None]], ended: Callable[[], object]) -> None:
+    def __init__(
+        self, loop: Loop, work: Callable[[Task], Coroutine[Any, Any, None]], ended: Callable[[], object]
+    ) -> None:
         self._coroutine: Coroutine[Any, Any, None] | None = work(self)
         self._ended = ended
         self._waits: Result | None = None

@@ -1,5 +1,5 @@
-"""The links between clients and servers, and the connections over them: in order within one connection, each message with
-a delay of its own. What a cut connection had under way may still arrive, in its order."""
+"""The links between clients and servers, and the connections over them: in order within one connection, each message
+with a delay of its own. What a cut connection had under way may still arrive, in its order."""
 
 from __future__ import annotations
 
@@ -62,7 +62,12 @@ class Connection:
     """One connection. `received` gets each message at the client; `lost` learns that the other side has ended it."""
 
     def __init__(
-        self, link: Link, server: Server, tag: str, received: Callable[[Any], object], lost: Callable[[Exception], object]
+        self,
+        link: Link,
+        server: Server,
+        tag: str,
+        received: Callable[[Any], object],
+        lost: Callable[[Exception], object],
     ) -> None:
         self.link = link
         self.server = server

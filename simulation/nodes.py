@@ -1,5 +1,5 @@
-"""A node as its client sees it: the port of `stores/port.py` over simulated connections, as `stores/redis/node.py` keeps
-it. The pending releases, and when a command is overdue, are those that are shipped."""
+"""A node as its client sees it: the port of `stores/port.py` over simulated connections, as `stores/redis/node.py`
+keeps it. The pending releases, and when a command is overdue, are those that are shipped."""
 
 from __future__ import annotations
 
@@ -374,4 +374,3 @@ class SimulatedNode:
             self._ask(Request("mark"), read)
         else:
             result.set_result()
-

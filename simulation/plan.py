@@ -1,5 +1,5 @@
-"""The plan of one run, drawn from a seed: the deployment, the locks, the jobs of the programs, and the faults. A plan is
-the whole input of a run: the same plan gives the same run, and a shorter plan may fail in the same way."""
+"""The plan of one run, drawn from a seed: the deployment, the locks, the jobs of the programs, and the faults. A
+plan is the whole input of a run: the same plan gives the same run, and a shorter plan may fail in the same way."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ class _Drawing:
         delay = random.choice((0.0002, 0.001, 0.004, 0.015))
         timeout = None if nodes == 1 or random.random() < 0.6 else round(min(0.2, lease / 4), 3)
         settings = ClientSettings(
-            LockSettings(lease=lease), max_lease=max_lease, node_timeout=timeout, patience=random.choice((0.5, 2.0, 5.0)),
-            fence_memory=random.choice((60.0, 300.0)),
+            LockSettings(lease=lease), max_lease=max_lease, node_timeout=timeout,
+            patience=random.choice((0.5, 2.0, 5.0)),            fence_memory=random.choice((60.0, 300.0)),
         )  # fmt: skip
         self.lease, self.max_lease = lease, max_lease
         skew = 0.0 if not self.safe else random.choice((0.0, 0.05, 4.0))
@@ -199,7 +199,20 @@ class _Drawing:
             renew=random.random() < 0.9,
             metadata="note" if random.random() < 0.1 else "",
         )
-        kinds = ("mutex", "mutex", "mutex", "fair", "fair", "read-write", "read-write", "semaphore", "multi", "reentrant", "once", "plain")
+        kinds = (
+            "mutex",
+            "mutex",
+            "mutex",
+            "fair",
+            "fair",
+            "read-write",
+            "read-write",
+            "semaphore",
+            "multi",
+            "reentrant",
+            "once",
+            "plain",
+        )
         match random.choice(kinds):
             case "fair":
                 return LockPlan(name, FAIR, settings)

@@ -33,7 +33,9 @@ class ServerError(Exception):
 class Server:
     """One server."""
 
-    def __init__(self, index: int, schedule: Schedule, random: Random, judge: Judge, rate: float, offset: float) -> None:
+    def __init__(
+        self, index: int, schedule: Schedule, random: Random, judge: Judge, rate: float, offset: float
+    ) -> None:
         self.index = index
         self.label = f"node {index}"
         self.up = True
@@ -174,6 +176,4 @@ class Server:
     def evict(self, name: str) -> None:
         """Delete the key of the hold."""
         if (state := self.states.get(name)) is not None:
-            self.states[name] = State(
-                (), state.fence, state.fence_ends, state.undone, state.queue, state.queue_ends
-            )
+            self.states[name] = State((), state.fence, state.fence_ends, state.undone, state.queue, state.queue_ends)

@@ -1,4 +1,4 @@
-"""One run: it builds the deployment of a plan, lets the jobs and the faults of the plan happen, and heals all at its end."""
+"""One run: it builds the deployment of a plan, lets the jobs and the faults of the plan happen, and then heals all."""
 
 from __future__ import annotations
 
@@ -186,6 +186,6 @@ def simulate(plan: Plan, *, tracing: bool = False) -> Outcome:
             gc.enable()
     seconds = min(world.schedule.now, plan.seconds)
     lines = tuple(world.lines)
-    return Outcome(world.judge.flaw, world.counts["calls"], world.counts["faults"], seconds, process_time() - began, lines)
-
-
+    return Outcome(
+        world.judge.flaw, world.counts["calls"], world.counts["faults"], seconds, process_time() - began, lines
+    )
