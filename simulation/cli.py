@@ -76,7 +76,7 @@ def explain(seed: int, run: int, flaw: Flaw) -> str:
         [
             f"seed {seed}, run {run}: {flaw}",
             f"again: python -m simulation --base {seed} --run {run}",
-            f"left are {len(shorter.jobs)} of {len(plan.jobs)} jobs, {len(shorter.faults)} of {len(plan.faults)} faults:",
+            f"left: {len(shorter.jobs)} of {len(plan.jobs)} jobs, {len(shorter.faults)} of {len(plan.faults)} faults",
             deployment,
             *(f"{each.at:12.6f}  {each}" for each in steps),
             "",

@@ -84,7 +84,7 @@ class Client:
         nodes_of_port: Any = self.nodes
         self.quorum = Quorum(nodes_of_port, self.clock, self.quarantine, Limits(nodes), self.loop.later)
         self.machine = Machine(self, self.lag, nodes)
-        self._opening = [Result(self.loop)]
+        self._opening: list[Result] = []  # of those that wait for its connections
         self._judging = False
         self.loop.post(self._open)
 
@@ -164,7 +164,7 @@ class Client:
             return
         self.opened = True
         for opening in self._opening:
-            opening.set_result()
+            _wake(opening)
         if self.quorum.is_up and self.quorum.quarantines:
             self._run(partial(self._judge_restarts, self.quorum.reaches_all_known()))
 
