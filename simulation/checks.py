@@ -309,7 +309,7 @@ class Judge:
                 for its_id in (*(each.id for each in state.holds), *(each.id for each in state.queue)):
                     if its_id[:TAG_LENGTH] in live and its_id[:ID_LENGTH] not in self._left_alone:
                         about = f"{its_id[12:18]} of {its_id[:4]} in {name} at {server.label}"
-                        self.fail("something is left", about)
+                        self.fail("an id is left at a server", about)
 
     def _check_idle(self, client: Client) -> None:
         machine = client.machine
@@ -319,7 +319,7 @@ class Judge:
         }  # fmt: skip
         for what, each in parts.items():
             if each:
-                self.fail("something is left", f"{what} of {client.name}")
+                self.fail(f"{what} is left", client.name)
 
     def nothing_is_stored(self) -> None:
         """All leases have ended."""
@@ -327,7 +327,7 @@ class Judge:
             for name, stored in server.states.items():
                 state = stored.at(server.now())
                 if state.holds or state.queue or state.undone:
-                    self.fail("something is left", f"{name} at {server.label}: {state}")
+                    self.fail("a server keeps what has ended", f"{name} at {server.label}: {state}")
 
 
 def _ids(state: State, now: float) -> dict[str, Entry]:

@@ -105,9 +105,11 @@ class World:
     def detached(self, job: Job, handle: str) -> None:
         """A program has sent a handle to others."""
         for after, slot in job.adopters:
+            self.counts["handles"] += 1
             self.schedule.at(self.schedule.now + after, self._adopt, job, handle, slot)
 
     def _adopt(self, job: Job, handle: str, slot: int) -> None:
+        self.counts["handles"] -= 1
         if (client := self.clients[slot]) is not None:
             client.loop.post(client.adopt, job, handle)
 
@@ -160,7 +162,7 @@ class World:
         return True
 
     def _is_busy(self) -> bool:
-        return any(client.tasks for client in self.live())
+        return self.counts["handles"] > 0 or any(client.tasks for client in self.live())
 
     def _is_unsettled(self) -> bool:
         return not all(node.is_settled for client in self.live() for node in client.nodes)
