@@ -88,6 +88,7 @@ class Judge:
         self._granted_at: dict[str, float] = {}  # id -> when a node had it first
         self._tokens: dict[str, Tokens] = {}
         self._written: dict[str, int] = {}  # the protected data: name -> the greatest token of a write
+        self._released: set[tuple[int, str]] = set()  # node, id: a release of it was carried out there
         self._broken: set[str] = set()  # ids that an operator has broken
         self._left_alone: set[str] = set()  # ids of holds whose end nobody sends: dropped, detached, or plain
         self._released_at: dict[str, float] = {}
@@ -133,6 +134,7 @@ class Judge:
                     self._granted_at[key] = self.now
                 if entry.ends is not None:
                     ends[server.index] = max(ends[server.index], server.true_time(entry.ends))
+            self._check_stays_away(server, op, new, has)
             gone = had.keys() - has.keys()
             if op.verb is Verb.BREAK:
                 self._broken |= gone
@@ -144,6 +146,15 @@ class Judge:
         if self._world.tracing:
             self._world.trace(server.label, f"{op.verb.value} {op.name} {op.id[12:18]} of {op.id[:4]}: {vote}")
 
+    def _check_stays_away(self, server: Server, op: Op, state: State, has: dict[str, Entry]) -> None:
+        """An id is spent by its release: neither its hold nor its ticket comes back."""
+        key = op.id[:ID_LENGTH]
+        if (server.index, key) in self._released and key not in self._left_alone:
+            if key in has or any(each.id[:ID_LENGTH] == key for each in state.queue):
+                self.fail("an id came back after its release", f"{op!r} of {key[12:18]} at {server.label}")
+        elif op.verb is RELEASE and not op.queueing.number:
+            self._released.add((server.index, key))
+
     def _check_not_held(self, op: Op) -> None:
         for record, _ in self._held():
             if record.key == op.id[:ID_LENGTH]:
@@ -151,7 +162,7 @@ class Judge:
 
     def forgot(self, server: Server) -> None:
         """A server has lost counters."""
-        del server
+        self._released = {each for each in self._released if each[0] != server.index}
         if not self._safe:
             self._lost_at = self.now
             for tokens in self._tokens.values():

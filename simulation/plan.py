@@ -241,7 +241,14 @@ class _Drawing:
             near = random.choice(faults) if random.random() < 0.5 else random.uniform(0, SECONDS - 1)
             start = min(max(0.0, near + random.gauss(0, 2)), SECONDS - 1)
             times += [start + random.expovariate(4) for _ in range(random.randint(1, 8))]
-        return tuple(self._job(number, at) for number, at in enumerate(sorted(times)))
+        jobs = [self._job(number, at) for number, at in enumerate(sorted(times))]
+        return tuple(jobs + self._crowd(len(jobs)))
+
+    def _crowd(self, number: int) -> list[Job]:
+        """Many tasks of one client want one name at the same moment."""
+        random, first = self.random, self._job(number, self.random.uniform(0, SECONDS - 1))
+        crowd = replace(first, timeout=None, holds_for=0.0, ends_by="release", cancelled_after=None, extends_by=None)
+        return [replace(crowd, number=number + each) for each in range(random.choice((0, 5, 30)))]
 
     def _job(self, number: int, at: float) -> Job:
         random, lock = self.random, self.random.choice(self.locks)
@@ -273,7 +280,17 @@ class _Drawing:
         if random.random() < 0.5:  # two at the same moment
             times = sorted([*times, random.choice(times) + random.uniform(0, 1)])
         self._forgot: list[tuple[float, int]] = []
-        return tuple(self._fault(at) for at in times)
+        faults = [self._fault(at) for at in times]
+        return tuple(sorted([*faults, *self._beside(faults)], key=lambda each: each.at))
+
+    def _beside(self, faults: list[Fault]) -> list[Fault]:
+        """While a server is about to lose data, another one is often out of reach: then its votes count."""
+        random = self.random
+        return [
+            Fault(fault.at - random.uniform(0, 2), "isolate", node=(fault.node + 1) % self.nodes, seconds=self.lease)
+            for fault in faults
+            if self.nodes > 1 and fault.what.startswith("crash ") and random.random() < 0.6
+        ]
 
     def _fault(self, at: float) -> Fault:
         random = self.random
