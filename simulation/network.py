@@ -153,12 +153,14 @@ class Connection:
     def _keep_some(self) -> float:
         """When the last of the requests arrives that are not lost; the first ones are kept."""
         schedule, under_way = self.link.schedule, self._under_way[0]
-        limit = schedule.now + LATE * self.link.random.random()
+        random = self.link.random.random
+        limit = max(schedule.now, self.link.blocked[0]) + LATE * random()
         kept = self.link.random.randint(0, len(under_way))
         while len(under_way) > kept:
             under_way.pop().cancel()
+        late = random() < 0.5  # after what another connection brings
         for event in list(under_way):
-            if event.when > limit:
+            if late or event.when > limit:
                 assert event.call is not None  # noqa: S101 - it has not happened yet
                 call, args = event.call, event.args
                 event.cancel()

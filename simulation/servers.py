@@ -74,7 +74,9 @@ class Server:
         self._connections[connection] = None
 
     def forget(self, connection: Connection) -> None:
-        self._connections.pop(connection, None)
+        """The client has ended it. A frozen server still reads what has arrived before."""
+        if not connection.unread:
+            self._connections.pop(connection, None)
 
     def receive(self, connection: Connection, request: Request) -> None:
         if self.frozen:
@@ -150,6 +152,8 @@ class Server:
         for connection in connections if not self.frozen and self.up else ():
             while connection.unread:
                 self._handle(connection, connection.unread.popleft())
+            if not connection.open_there:
+                self.forget(connection)
 
     def crash(self, silent: bool) -> None:
         self.up, self.silent = False, silent
