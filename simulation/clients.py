@@ -235,6 +235,7 @@ class Client:
             opening = self.result()
             self._opening.append(opening)
             await opening
+        self.check_open()
 
     async def _use(self, job: Job, task: Task, depth: int) -> None:
         """Acquire it, work, and end it as the job says."""
@@ -394,7 +395,7 @@ class Client:
         for node in self.nodes:
             node.close()
         self.world.judge.closed(self)
-        self.loop.later(self.loop.kill)
+        self.loop.later(self.kill)
 
     def _gone(self) -> None:
         self.world.judge.gone(self)

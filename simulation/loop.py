@@ -286,7 +286,9 @@ class Task:
 
     def drop(self) -> None:
         """The process is gone."""
-        self._coroutine = self._waits = None
+        coroutine, self._coroutine, self._waits = self._coroutine, None, None
+        if coroutine is not None:
+            coroutine.close()
 
     def _step(self) -> None:
         if self._coroutine is None:
