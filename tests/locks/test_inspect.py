@@ -127,11 +127,11 @@ async def test_a_process_that_waits_has_one_entry_with_its_tasks(make: Callable[
     async with make()(name):
         tasks = [asyncio.create_task(once(each(name))) for each in (client, client, client, other)]
         async with asyncio.timeout(20):
-            while [waiter.tasks for waiter in (await other.inspect(name)).waiters] != [4]:
+            info = await other.inspect(name)
+            while not all("4 wait" in said for said in info.nodes.values()):
                 await asyncio.sleep(0.01)
-        info = await other.inspect(name)
-        assert [waiter.pid for waiter in info.waiters] == [os.getpid()]
-        assert all("4 wait" in said for said in info.nodes.values())
+                info = await other.inspect(name)
+        assert [(waiter.pid, waiter.tasks) for waiter in info.waiters] == [(os.getpid(), 4)]
     await asyncio.gather(*tasks)
 
 

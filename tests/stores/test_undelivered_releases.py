@@ -133,7 +133,8 @@ async def test_f23_a_user_with_few_connections(postgresql: Operated) -> None:
     """One that listens, and one for transactions, serve all ops: none fails for want of more."""
     await postgresql.run(f"ALTER ROLE {postgresql.user} CONNECTION LIMIT 2")
     events: list[Any] = []
-    async with Redlock(postgresql.url, **OPTIONS) as client:
+    # The ops wait for their turn on the one connection.
+    async with Redlock(postgresql.url, **{**OPTIONS, "node_timeout": 6.0}) as client:
         async with asyncio.timeout(LIMIT), client.multi("a", "b"):  # the connection that tried out push is gone
             pass
         client.subscribe(events.append)

@@ -141,7 +141,7 @@ class Peer:
         self._asked: dict[int, Future[Words]] = {0: first}
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
-        self.module = Path(first.result(LIMIT)["module"])
+        self.module = Path(first.result(3 * LIMIT)["module"])
 
     def _read(self) -> None:
         assert self._popen.stdout is not None

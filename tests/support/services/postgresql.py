@@ -38,7 +38,7 @@ def own(folder: Path, name: str) -> None:
         shutil.chown(folder, name)
 
 
-def until(check: Any, what: str, within: float = 20.0) -> None:
+def until(check: Any, what: str, within: float = 60.0) -> None:
     """Wait until check() is true."""
     end = time.monotonic() + within
     while not check():
