@@ -19,7 +19,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,17 +79,17 @@ def _decisions(tree: ast.Module) -> Iterator[ast.AST]:
                         yield node
 
 
-def _other_operator(node: ast.AST) -> Iterator[tuple[int, str]]:
+def _other_operator(node: Any) -> Iterator[tuple[int, str]]:
     if isinstance(node, ast.Compare):
         for index, operator in enumerate(node.ops):
-            node.ops[index] = _SWAPPED[type(operator)]()  # type: ignore[assignment]
+            node.ops[index] = _SWAPPED[type(operator)]()
             yield node.lineno, f"{_name(operator)} is {_name(node.ops[index])}"
             node.ops[index] = operator
     elif isinstance(node, (ast.BoolOp, ast.BinOp)) and type(node.op) in _SWAPPED:
         operator = node.op
-        node.op = _SWAPPED[type(operator)]()  # type: ignore[assignment]
+        node.op = _SWAPPED[type(operator)]()
         yield node.lineno, f"{_name(operator)} is {_name(node.op)}"
-        node.op = operator  # type: ignore[assignment]
+        node.op = operator
     elif isinstance(node, ast.Name) and node.id in ("min", "max"):
         before = node.id
         node.id = "max" if before == "min" else "min"
