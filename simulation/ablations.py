@@ -1,0 +1,226 @@
+"""Rules of the shipped client and of the shipped nodes, each taken out by a patch. The simulation finds what breaks.
+
+python -m simulation.ablations [NAME ...]     the table of docs/evidence.md
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest import mock
+
+from asynclock.protocol import attempt, hold, local_queue, planner
+from asynclock.protocol.acquisition import Acquisition
+from asynclock.protocol.attempt import Attempt, Ticket
+from asynclock.protocol.hold import Hold
+from asynclock.protocol.planner import Plan
+from asynclock.quorum import quarantine
+from asynclock.quorum.ballot import Ballot
+from asynclock.quorum.quorum import Quorum
+from asynclock.rules.decide import Decision
+from asynclock.rules.model import Op, Serve
+from simulation.plan import RUNS, plan_of
+from simulation.world import simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from simulation.checks import Flaw
+
+HOURS = 40
+"""Seeds that are tried for a rule, at most."""
+
+
+class Ablation(NamedTuple):
+    """A rule, and what stands in its place."""
+
+    rule: str
+    owner: Any
+    attribute: str
+    instead: Any
+
+
+def _nothing(*args: object, **options: object) -> None: ...
+
+
+def _last_sending(ticket: Any) -> tuple[float, int] | None:
+    if ticket._granted is None:
+        return None
+    (_, top), ticket._granted = ticket._granted, None
+    return max(ticket._sent_at.values()), top
+
+
+def _late_undo(self: Any, ballot: Any, keep_ticket: bool) -> None:
+    self._core.own_clock.call_at(self._core.clock.now() + 0.05, partial(_UNDO, self, ballot, keep_ticket))
+
+
+def _undo_that_serves(serve: Serve) -> Callable[..., Any]:
+    def undo(self: Quorum, ballot: Any, within: float, ticket: Any = None) -> Any:
+        before, self.serve = self.serve, serve
+        nodes = len(self.nodes)
+        try:
+            with mock.patch.object(Ballot, "traces", return_value=list(range(nodes))):
+                return _QUORUM_UNDO(self, ballot, within, ticket)
+        finally:
+            self.serve = before
+
+    return undo
+
+
+def _without_leave(self: Any, planner: Any, attempt: Any, ballot: Any, now: float) -> Any:
+    with mock.patch.object(Acquisition, "_leave", _nothing):
+        return _WITHOUT_MAJORITY(self, planner, attempt, ballot, now)
+
+
+def _new_if(condition: Callable[[Any], bool]) -> Callable[..., Any]:
+    def judge(facts: Any, now: float, length: float, *, complete: bool) -> Any:
+        known = [each for each in facts if each is not None]
+        if complete and known and all(now < each.started + length and condition(each) for each in known):
+            return quarantine.Ruling((quarantine.VOTES,) * len(facts), new=True, doubtful=False)
+        return _JUDGE(facts, now, length, complete=complete)
+
+    return judge
+
+
+def _own_counter(self: Any, seed: int | None, memory: float, span: int) -> None:
+    self._put(fence=self.state.fence + span, fence_ends=self.now + memory)
+
+
+def _any_hold(self: Any) -> Any:
+    return next(iter(self.state.holds), None)
+
+
+def _only_ticket_order(self: Any, serve: Any, fair: bool, span: int, fresh: float, tasks: int) -> Any:
+    self.order = 0
+    return _SEND(self, serve, fair, span, fresh, tasks)
+
+
+def _fixed_end(self: Any, id: str, ends: float) -> None:
+    if self._mine() is None:
+        _HOLD(self, id, ends)
+
+
+def _still_counts(self: Any, ballot: Any, index: int, refusal: Any) -> None:
+    kept = list(self._ends)
+    _REFUSED_BY(self, ballot, index, refusal)
+    self._ends[:] = kept
+    self._recount()
+
+
+_UNDO, _QUORUM_UNDO, _SEND = Attempt.undo, Quorum.undo, Ticket.send
+_WITHOUT_MAJORITY, _JUDGE = Acquisition._plan_without_majority, quarantine.judge
+_HOLD, _REFUSED_BY = Decision._hold, Hold._refused_by
+
+ABLATIONS = {
+    "NUMBERED_VALIDITY": Ablation(
+        "validity counts from when the granted number of the ticket was sent", Ticket, "take_grant", _last_sending
+    ),
+    "OWN_ID_MOVES_END": Ablation(
+        "the end of a hold moves with the answer to its own id", Decision, "_hold", _fixed_end
+    ),
+    "FREER_SERVES": Ablation(
+        "the command that frees the name serves the queue", Decision, "_may_serve", lambda self: False
+    ),
+    "ONLY_FREER_SERVES": Ablation(
+        "no other command serves the queue of a mutex that is held", Decision, "_may_serve", lambda self: True
+    ),
+    "LEAVING_TAKES_TICKET": Ablation("a release deletes the ticket of its id", Decision, "_drop", _nothing),
+    "ONLY_OWN_HOLD": Ablation("a release deletes the hold only if it is the id's", Decision, "_mine", _any_hold),
+    "TOMBSTONE": Ablation(
+        "an undo on another connection leaves a tombstone, which counts", Decision, "_is_undone", lambda self: False
+    ),
+    "NEVER_AFTER_UNDO": Ablation("after the undo of an id nothing of it is sent again", Op, "revoke", _nothing),
+    "UNDO_FIRST": Ablation("undo k is sent before attempt k + 1", Attempt, "undo", _late_undo),
+    "QUIET_UNDO": Ablation("an undo of a minority serves nobody", Quorum, "undo", _undo_that_serves(Serve.WAKE)),
+    "WAKING_UNDO": Ablation(
+        "an undo that may have had a majority serves the queue", Quorum, "undo", _undo_that_serves(Serve.NOBODY)
+    ),
+    "UNDO": Ablation("a round that was refused or had no answer is undone", Attempt, "undo", _nothing),
+    "BACK_OFF": Ablation(
+        "after split votes the pause is random and grows",
+        planner,
+        "after_split",
+        lambda random, now, rtt, rank, splits: Plan(now + planner.round_trip(rtt)),
+    ),
+    "ORDER_KEY": Ablation(
+        "the order key is the same at every node and in every renewal", Ticket, "send", _only_ticket_order
+    ),
+    "TICKET_NEEDS_MAJORITY": Ablation(
+        "a ticket is kept only while its owner reaches a majority",
+        Acquisition,
+        "_plan_without_majority",
+        _without_leave,
+    ),
+    "DELAYED_RESTART": Ablation(
+        "a restarted server casts no vote for a time", quarantine, "_until", lambda each, now, length: quarantine.VOTES
+    ),
+    "MARK": Ablation(
+        "a deployment is new only if no server that answers has a mark",
+        quarantine,
+        "judge",
+        _new_if(lambda facts: facts.replaced is None),
+    ),
+    "SEEN_OTHER": Ablation(
+        "... and this client has met no other server there",
+        quarantine,
+        "judge",
+        _new_if(lambda facts: facts.mark == ""),
+    ),
+    "WITNESSES": Ablation(
+        "a token counts once a majority has it", Ballot, "token", lambda self: (max(self.fences()), True)
+    ),
+    "STAYS_IN_SPAN": Ablation("no tenure leaves the span of its hold", local_queue, "may_pass", lambda *args: True),
+    "CLOCK_SEEDS": Ablation(
+        "a new hold's fence is not below its client's clock", Decision, "_next_fences", _own_counter
+    ),
+    "LEAVE": Ablation("a client that gives up takes back what it sent", Acquisition, "_leave", _nothing),
+    "DRIFT": Ablation("the drift allowance is subtracted", hold, "drift", lambda lease: 0.0),
+    "REFUSAL_COUNTS": Ablation("a node that refuses a renewal no longer counts", Hold, "_refused_by", _still_counts),
+    "RAISE": Ablation("a release and an extend raise the counter", Decision, "_raise", _nothing),
+    "WITHDRAW": Ablation("the winner withdraws its other tickets", Attempt, "withdraw_ticket", _nothing),
+    "MERGED_ENDS": Ablation("a lease ends at the majority-th latest of its ends", hold, "valid_until", max),
+    "ADOPT_ONCE": Ablation("a claim that is given up withdraws its id", attempt, "withdraw", _nothing),
+}
+
+
+@contextmanager
+def without(name: str) -> Iterator[None]:
+    """The shipped code without that rule."""
+    ablation = ABLATIONS[name]
+    owners = [ablation.owner]
+    if ablation.attribute in ("may_pass", "withdraw", "after_split") and ablation.owner is not hold:
+        from asynclock.protocol import handover
+
+        owners += [each for each in (hold, handover) if hasattr(each, ablation.attribute)]
+    patches = [mock.patch.object(owner, ablation.attribute, ablation.instead) for owner in owners]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def find(name: str, base: int = 0, hours: int = HOURS) -> tuple[int, int, Flaw] | None:
+    """The first seed and run with a flaw."""
+    with without(name):
+        for seed in range(base, base + hours):
+            for run in range(RUNS):
+                flaw = simulate(plan_of(seed, run)).flaw
+                if flaw is not None:
+                    return seed, run, flaw
+    return None
+
+
+def main() -> None:
+    for name in sys.argv[1:] or ABLATIONS:
+        found = find(name)
+        place, what = ("not found", "") if found is None else (f"{found[0]}, {found[1]}", found[2].what)
+        print(f"| {ABLATIONS[name].rule} | `{name}` | {place} | {what} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,350 @@
+"""What is promised, checked in true time. The Judge knows what no client and no server knows: when each thing happened,
+and what each node has granted until when."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from typing import TYPE_CHECKING, NamedTuple
+
+from asynclock.rules.model import ADOPT, ID_LENGTH, RELEASE, RESTING_MARK, TAG_LENGTH, TIMED, Verb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from weakref import ref
+
+    from asynclock.protocol.hold import Tenure
+    from asynclock.rules.model import Entry, Op, State
+    from simulation.clients import Client
+    from simulation.plan import Job, LockPlan
+    from simulation.servers import Server
+    from simulation.world import World
+
+_TOLD = 0.02
+"""A loss is told so many seconds after the end of the lease, at most: the watchdog looks every 0.01 s."""
+
+_OLD = 25.0
+"""A token is above those given so many seconds before, also where the counters were lost (docs/safety.md: 20 s)."""
+
+_ROUNDING = 1e-6
+
+
+class Flaw(NamedTuple):
+    """A promise that was not kept."""
+
+    what: str
+    about: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.about}"
+
+
+class Record(NamedTuple):
+    """A tenure that was given to a program."""
+
+    key: str  # the random part of the id of its hold
+    client: Client
+    tenure: ref[Tenure]
+    lock: LockPlan
+    job: int
+    fence: int
+
+    def __str__(self) -> str:
+        return f"{self.client.name} (job {self.job}, id {self.key[12:18]}, token {self.fence})"
+
+
+class Tokens:
+    """The tokens of one name that programs have got, in the order of time."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._tops: list[int] = []  # the greatest so far
+        self.owners: dict[int, str] = {}  # token -> the hold that has it
+
+    def before(self, time: float) -> int:
+        """The greatest that was given before that time."""
+        index = bisect_left(self._times, time)
+        return self._tops[index - 1] if index else 0
+
+    def add(self, time: float, token: int, key: str) -> None:
+        self._times.append(time)
+        self._tops.append(max(token, self._tops[-1] if self._tops else 0))
+        self.owners[token] = key
+
+    def forget_lately(self, time: float) -> None:
+        """Counters were lost: only what was given before that time counts from now on."""
+        index = bisect_left(self._times, time)
+        del self._times[index:], self._tops[index:]
+
+
+class Judge:
+    """See the module. `flaw` is the first flaw."""
+
+    def __init__(self, world: World) -> None:
+        self.flaw: Flaw | None = None
+        self._world = world
+        self._records: dict[Record, None] = {}  # of tenures that may be held
+        self._ends: dict[str, list[float]] = {}  # id -> the true time until which each node has granted it
+        self._granted_at: dict[str, float] = {}  # id -> when a node had it first
+        self._tokens: dict[str, Tokens] = {}
+        self._written: dict[str, int] = {}  # the protected data: name -> the greatest token of a write
+        self._released: set[tuple[int, str]] = set()  # node, id: a release of it was carried out there
+        self._broken: set[str] = set()  # ids that an operator has broken
+        self._left_alone: set[str] = set()  # ids of holds whose end nobody sends: dropped, detached, or plain
+        self._released_at: dict[str, float] = {}
+        self._done_until: dict[str, float] = {}  # name -> until when no run of `once` may begin
+        self._adopted: dict[str, str] = {}  # handle -> the adopter
+        self._lost_at = -math.inf  # when counters were lost last, in a plan that is not safe
+
+    @property
+    def now(self) -> float:
+        return self._world.schedule.now
+
+    @property
+    def _safe(self) -> bool:
+        return self._world.plan.safe
+
+    def fail(self, what: str, about: object) -> None:
+        if self.flaw is None:
+            self.flaw = Flaw(what, str(about))
+            self._world.trace("judge", str(self.flaw))
+
+    def escaped(self, client: Client, error: BaseException) -> None:
+        """An error has reached the event loop."""
+        if not isinstance(error, Exception):
+            raise error
+        self.fail("an error escaped", f"{client.name}: {error!r}")
+
+    # -- at the servers ------------------------------------------------------------------------------------------
+
+    def carried_out(
+        self, server: Server, op: Op, vote: object, before: Sequence[State], after: Sequence[State]
+    ) -> None:
+        """A server has carried an op out."""
+        now, nodes = server.now(), len(self._world.servers)
+        own = (
+            {op.id[:ID_LENGTH], op.queueing.waiter[:ID_LENGTH]} if op.verb in (RELEASE, ADOPT) else {op.id[:ID_LENGTH]}
+        )
+        for old, new in zip(before, after, strict=True):
+            had, has = _ids(old, now), _ids(new, now)
+            for key, entry in has.items():
+                ends = self._ends.get(key)
+                if ends is None:
+                    ends = self._ends[key] = [-math.inf] * nodes
+                    self._granted_at[key] = self.now
+                if entry.ends is not None:
+                    ends[server.index] = max(ends[server.index], server.true_time(entry.ends))
+            self._check_stays_away(server, op, new, has)
+            gone = had.keys() - has.keys()
+            if op.verb is Verb.BREAK:
+                self._broken |= gone
+                self._done_until.pop(op.name, None)
+            elif gone - own:
+                self.fail("another's key was deleted", f"{op!r} of {op.id[12:18]} at {server.label}")
+            elif gone and op.verb is RELEASE:
+                self._check_not_held(op)
+        if self._world.tracing:
+            self._world.trace(server.label, f"{op.verb.value} {op.name} {op.id[12:18]} of {op.id[:4]}: {vote}")
+
+    def _check_stays_away(self, server: Server, op: Op, state: State, has: dict[str, Entry]) -> None:
+        """An id is spent by its release: neither its hold nor its ticket comes back."""
+        key = op.id[:ID_LENGTH]
+        if (server.index, key) in self._released and key not in self._left_alone:
+            if key in has or any(each.id[:ID_LENGTH] == key for each in state.queue):
+                self.fail("an id came back after its release", f"{op!r} of {key[12:18]} at {server.label}")
+        elif op.verb is RELEASE and not op.queueing.number:
+            self._released.add((server.index, key))
+
+    def _check_not_held(self, op: Op) -> None:
+        for record, _ in self._held():
+            if record.key == op.id[:ID_LENGTH]:
+                self.fail("released while held", f"{record} of {op.name}")
+
+    def forgot(self, server: Server) -> None:
+        """A server has lost counters."""
+        self._released = {each for each in self._released if each[0] != server.index}
+        if not self._safe:
+            self._lost_at = self.now
+            for tokens in self._tokens.values():
+                tokens.forget_lately(self.now - _OLD)
+
+    # -- at the clients ------------------------------------------------------------------------------------------
+
+    def entered(self, client: Client, tenure: Tenure, lock: LockPlan, job: int) -> None:
+        """A program has got a tenure."""
+        key = tenure.hold.op.id[:ID_LENGTH]
+        record = Record(key, client, tenure.weak_self, lock, job, tenure.fence)
+        self._world.trace(client.name, f"has {lock.name} as {record}")
+        if tenure.held:
+            self._check_alone(record)
+            for part in lock.parts:
+                if self._safe and self.now < self._done_until.get(part.name, -math.inf):
+                    self.fail("a run after a run that returned", f"{record} of {part.name}")
+        if lock.settings.fencing:
+            for part in lock.parts:
+                self._check_token(record, part.name, shared=part.kind.shared)
+        else:
+            self._left_alone.add(key)
+        self._records[record] = None
+        self._check_ends(record, tenure)
+
+    def _check_alone(self, record: Record) -> None:
+        """Disjoint: no other hold of the same names, unless their kinds admit both."""
+        if not self._safe or record.key in self._broken:
+            return
+        others = [each for each, _ in self._held() if each.key != record.key and each.key not in self._broken]
+        for part in record.lock.parts:
+            held = {each.key: (each, mine) for each in others for mine in each.lock.parts if mine.name == part.name}
+            if part.kind.slots:
+                wrong = len(held) >= part.kind.slots
+            else:
+                wrong = any(not (part.kind.letter == mine.kind.letter == "r") for _, mine in held.values())
+            if wrong:
+                beside = ", ".join(str(each) for each, _ in held.values())
+                self.fail("two holders", f"{record} got {part.name} beside {beside}")
+
+    def _check_token(self, record: Record, name: str, *, shared: bool) -> None:
+        tokens = self._tokens.setdefault(name, Tokens())
+        fence, key = record.fence, record.key
+        granted = self._granted_at.get(key, self.now)
+        others = tokens.owners.get(fence, key)
+        if not shared and others != key:
+            self.fail("a token was given twice", f"{record} of {name}")
+        lost_between = granted <= self._lost_at
+        if not lost_between and fence <= tokens.before(granted - _ROUNDING):
+            self.fail("a token did not rise", f"{record} of {name}, after {tokens.before(granted)}")
+        if self._safe and not shared and key not in self._broken and not self._broken_since(name):
+            again = record.lock.reentrant and others == key and fence in tokens.owners
+            if not again and fence <= tokens.before(math.inf):
+                self.fail("a token did not rise", f"{record} of {name}, after {tokens.before(math.inf)}")
+        if not lost_between:
+            tokens.add(self.now, fence, key)
+
+    def _broken_since(self, name: str) -> bool:
+        """Whether holds of that name were broken: then they may be given in another order than that of their grants."""
+        owners = self._tokens[name].owners.values()
+        return bool(self._broken) and any(key in self._broken for key in owners)
+
+    def _check_ends(self, record: Record, tenure: Tenure) -> None:
+        """The client takes the hold for its own no longer than the nodes have granted it."""
+        hold = tenure.hold
+        if not tenure.open or hold.valid_until == -math.inf:
+            return
+        ends = sorted(self._ends.get(record.key, ()), reverse=True)
+        end = ends[len(ends) // 2] if ends else -math.inf
+        mine = record.client.clock.true_time(hold.valid_until)
+        if mine > end + _ROUNDING:
+            self.fail("held past its end", f"{record} of {hold.name}: until {mine:.6f}, granted until {end:.6f}")
+
+    def _held(self) -> Iterator[tuple[Record, Tenure]]:
+        """The tenures that are held, by the clocks of their clients."""
+        for record in list(self._records):
+            tenure = record.tenure()
+            if tenure is None or not tenure.open:
+                del self._records[record]
+            elif tenure.held:
+                yield record, tenure
+
+    def look(self) -> None:
+        """At all tenures."""
+        for record in list(self._records):
+            tenure = record.tenure()
+            if tenure is None or not tenure.open:
+                del self._records[record]
+                continue
+            self._check_ends(record, tenure)
+            clock, loop = record.client.clock, record.client.loop
+            told_by = clock.true_time(tenure.ends) + _TOLD
+            if self.now > told_by and loop.runs_since < told_by - _TOLD and not record.client.closed:
+                self.fail("a loss was not told in time", f"{record} of {tenure.hold.name}")
+
+    def writes(self, tenure: Tenure) -> None:
+        """The program writes to the protected data, which refuses the writes of older tokens."""
+        hold, fence = tenure.hold, tenure.fence
+        if not tenure.terms.settings.fencing or hold.op.kind.shared:
+            return
+        if fence < self._written.get(hold.name, 0):
+            if self._safe and not self._broken_since(hold.name):
+                self.fail("a write under a lease was refused", f"{hold.name}, token {fence}")
+        else:
+            self._written[hold.name] = fence
+
+    def waited(self, client: Client, job: Job, seconds: float, since: float) -> None:
+        """A call has ended after so many seconds of its client."""
+        if job.timeout and client.loop.runs_since <= since and seconds > job.timeout + 0.01:
+            self.fail("a call outlasts its timeout", f"{client.name}, job {job.number}: {seconds:.3f} s")
+
+    def released(self, tenure: Tenure) -> None:
+        self._released_at[tenure.hold.name] = self.now
+
+    def done(self, tenure: Tenure) -> None:
+        """A majority knows that a run of `once` has returned."""
+        name = tenure.hold.name
+        self._done_until[name] = self._released_at[name] + 0.99 * tenure.done_for - 0.01
+
+    def dropped(self, tenure: Tenure) -> None:
+        self._left_alone.add(tenure.hold.op.id[:ID_LENGTH])
+
+    detached = dropped
+
+    def adopted(self, handle: str, tenure: Tenure) -> None:
+        """A program has taken a hold over."""
+        key = tenure.hold.op.id[:ID_LENGTH]
+        if self._adopted.setdefault(handle, key) != key and self._safe:
+            self.fail("a handle was adopted twice", tenure.hold.name)
+
+    def gone(self, client: Client) -> None:
+        """Its process has ended, or it closes."""
+        for record in [each for each in self._records if each.client is client]:
+            del self._records[record]
+
+    def closed(self, client: Client) -> None:
+        """It has closed: nothing of it is left in the process."""
+        self._check_idle(client)
+
+    # -- after all has healed ------------------------------------------------------------------------------------
+
+    def waits_too_long(self) -> None:
+        """All has healed long ago."""
+        waits = ", ".join(f"job {number} of {client.name}" for number, client in self._world.waits.items())
+        self.fail("not served", waits or "a task that does not end")
+
+    def nothing_is_left(self) -> None:
+        """All tasks have ended, and each node is connected."""
+        live = {client.tag for client in self._world.live()}
+        for client in self._world.live():
+            self._check_idle(client)
+        for server in self._world.servers:
+            for name, stored in server.states.items():
+                state = stored.at(server.now())
+                for its_id in (*(each.id for each in state.holds), *(each.id for each in state.queue)):
+                    if its_id[:TAG_LENGTH] in live and its_id[:ID_LENGTH] not in self._left_alone:
+                        about = f"{its_id[12:18]} of {its_id[:4]} in {name} at {server.label}"
+                        self.fail("an id is left at a server", about)
+
+    def _check_idle(self, client: Client) -> None:
+        machine = client.machine
+        parts = {
+            "a claim": machine.under_way, "a hold": machine.holds, "a ticket": machine.tickets.all(),
+            "a local queue": machine.queues, "a timer": client.clock.timers,
+        }  # fmt: skip
+        for what, each in parts.items():
+            if each:
+                self.fail(f"{what} is left", client.name)
+
+    def nothing_is_stored(self) -> None:
+        """All leases have ended."""
+        for server in self._world.servers:
+            for name, stored in server.states.items():
+                state = stored.at(server.now())
+                if state.holds or state.queue or state.undone:
+                    self.fail("a server keeps what has ended", f"{name} at {server.label}: {state}")
+
+
+def _ids(state: State, now: float) -> dict[str, Entry]:
+    """The holds of clients, by the random part of their ids."""
+    return {
+        each.id[:ID_LENGTH]: each
+        for each in state.holds
+        if (each.ends is None or each.ends > now) and each.id not in TIMED and each.id[0] != RESTING_MARK
+    }

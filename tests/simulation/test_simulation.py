@@ -1,0 +1,81 @@
+"""The simulation finds no violation in the shipped code, repeats a run exactly, and finds what a rule prevents when
+that rule is taken out."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulation import cli
+from simulation.ablations import find, without
+from simulation.mutants import mutants
+from simulation.plan import FAULTS, RUNS, plan_of
+from simulation.shrink import shrink
+from simulation.world import simulate
+
+FOUND = {
+    "OWN_ID_MOVES_END": {"held past its end"},
+    "ONLY_OWN_HOLD": {"two holders", "a token was given twice"},
+    "CLOCK_SEEDS": {"a token did not rise", "a token was given twice"},
+    "DRIFT": {"held past its end"},
+    "LEAVE": {"a ticket is left", "an id is left at a server", "a timer is left"},
+}
+"""Of each rule that is taken out: the promises of which one is broken in the first hour."""
+
+
+def test_no_violation() -> None:
+    """In an hour of it; it is long enough to count."""
+    hour = cli.hour_of(1)
+    assert hour.flaw is None
+    assert hour.counts
+
+
+def test_a_plan_gives_the_same_run_again() -> None:
+    """So that a seed repeats a failure."""
+    plan = plan_of(2, 3)
+    assert simulate(plan, tracing=True).trace == simulate(plan, tracing=True).trace
+
+
+@pytest.mark.parametrize("rule", FOUND)
+def test_a_missing_rule_is_found(rule: str) -> None:
+    """Each check can fail."""
+    found = find(rule, hours=1)
+    assert found is not None
+    assert found[2].what in FOUND[rule], found
+
+
+def test_a_failure_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its seed, the command that repeats it, and a shorter schedule; the exit code is 1."""
+    with without("ONLY_OWN_HOLD"):
+        code = cli.main(["--base", "0", "--run", "0"])
+    said = capsys.readouterr().out
+    assert code == 1
+    assert "seed 0, run 0: two holders" in said
+    assert "again: python -m simulation --base 0 --run 0" in said
+    assert "violations in 1 seeds" in said
+
+
+def test_a_shorter_plan_fails_in_the_same_way() -> None:
+    """With few jobs, and no fault that is not needed."""
+    plan = plan_of(0, 0)
+    with without("ONLY_OWN_HOLD"):
+        shorter = shrink(plan, "two holders")
+        flaw = simulate(shorter).flaw
+    assert len(shorter.jobs) <= 3
+    assert not shorter.faults
+    assert flaw is not None
+    assert flaw.what == "two holders"
+
+
+def test_plans_differ() -> None:
+    """They have one, three and five nodes, are safe or not, and have enough faults."""
+    plans = [plan_of(seed, run) for seed in range(4) for run in range(RUNS)]
+    assert {len(plan.nodes) for plan in plans} == {1, 3, 5}
+    assert {plan.safe for plan in plans} == {True, False}
+    assert all(len(plan.faults) >= FAULTS[0] for plan in plans)
+
+
+def test_each_mutant_is_a_change() -> None:
+    """Of files that decide something."""
+    found = mutants()
+    assert len(found) > 2000
+    assert {each.path.parent.name for each in found} == {"protocol", "quorum"}
