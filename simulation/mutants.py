@@ -74,22 +74,25 @@ def _decisions(tree: ast.Module) -> Iterator[ast.AST]:
         if isinstance(function, ast.FunctionDef) and function.name != "__repr__":
             yield function
             for statement in function.body:
-                for node in ast.walk(statement):
-                    if not isinstance(node, (ast.Raise, ast.JoinedStr)):
-                        yield node
+                for inner in ast.walk(statement):
+                    if not isinstance(inner, (ast.Raise, ast.JoinedStr)):
+                        yield inner
 
 
 def _other_operator(node: Any) -> Iterator[tuple[int, str]]:
+    before: Any
     if isinstance(node, ast.Compare):
-        for index, operator in enumerate(node.ops):
-            node.ops[index] = _SWAPPED[type(operator)]()
-            yield node.lineno, f"{_name(operator)} is {_name(node.ops[index])}"
-            node.ops[index] = operator
+        operators: list[Any] = node.ops
+        for index, before in enumerate(list(operators)):
+            operators[index] = _SWAPPED[type(before)]()
+            yield node.lineno, f"{_name(before)} is {_name(operators[index])}"
+            operators[index] = before
     elif isinstance(node, (ast.BoolOp, ast.BinOp)) and type(node.op) in _SWAPPED:
-        operator = node.op
-        node.op = _SWAPPED[type(operator)]()
-        yield node.lineno, f"{_name(operator)} is {_name(node.op)}"
-        node.op = operator
+        changing: Any = node
+        before = changing.op
+        changing.op = _SWAPPED[type(before)]()
+        yield node.lineno, f"{_name(before)} is {_name(changing.op)}"
+        changing.op = before
     elif isinstance(node, ast.Name) and node.id in ("min", "max"):
         before = node.id
         node.id = "max" if before == "min" else "min"
