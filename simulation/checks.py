@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asynclock.protocol.hold import Tenure
     from asynclock.rules.model import Entry, Op, State
     from simulation.clients import Client
-    from simulation.plan import Job, LockPlan
+    from simulation.plan import LockPlan
     from simulation.servers import Server
     from simulation.world import World
 
@@ -268,11 +268,6 @@ class Judge:
                 self.fail("a write under a lease was refused", f"{hold.name}, token {fence}")
         else:
             self._written[hold.name] = fence
-
-    def waited(self, client: Client, job: Job, seconds: float, since: float) -> None:
-        """A call has ended after so many seconds of its client."""
-        if job.timeout and client.loop.runs_since <= since and seconds > job.timeout + 0.01:
-            self.fail("a call outlasts its timeout", f"{client.name}, job {job.number}: {seconds:.3f} s")
 
     def released(self, tenure: Tenure) -> None:
         self._released_at[tenure.hold.name] = self.now
