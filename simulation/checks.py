@@ -149,12 +149,12 @@ class Judge:
     def _check_stays_away(self, server: Server, op: Op, state: State, has: dict[str, Entry]) -> None:
         """An id is spent by its release: neither its hold nor its ticket comes back. A plain SET looks at no tombstone,
         as docs/safety.md says: one that comes late takes the name for its lease."""
-        if op.plain:
-            self._left_alone.add(op.id[:ID_LENGTH])
-            return
         key = op.id[:ID_LENGTH]
         if (server.index, key) in self._released and key not in self._left_alone:
             if key in has or any(each.id[:ID_LENGTH] == key for each in state.queue):
+                if op.plain:
+                    self._left_alone.add(key)
+                    return
                 self.fail("an id came back after its release", f"{op!r} of {key[12:18]} at {server.label}")
         elif op.verb is RELEASE and not op.queueing.number:
             self._released.add((server.index, key))

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from asynclock.stores.dialing import connected, dial
-from asynclock.stores.forks import keep_from_children
 from asynclock.stores.lookups import ADVICE, NO_ANSWER, addresses_within, is_address
 
 if TYPE_CHECKING:
@@ -142,7 +141,6 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
             why = os.strerror(error.errno) if error.errno else error  # asyncio does not say what the number means
             self._failed(address, f": {why}")
             raise
-        keep_from_children(made.fileno())
         why = "its ensemble may have no quorum, or it has just started"
         self._failed(address, f" accepts connections, but opens no session: {why}")  # unless it does
         self._socket = _Socket(made, self._heard)
