@@ -86,6 +86,7 @@ class Judge:
         self._records: dict[Record, None] = {}  # of tenures that may be held
         self._ends: dict[str, list[float]] = {}  # id -> the true time until which each node has granted it
         self._granted_at: dict[str, float] = {}  # id -> when a node had it first
+        self._tickets_end: dict[tuple[int, str], float] = {}  # node, id -> the true time at which its ticket ends
         self._tokens: dict[str, Tokens] = {}
         self._written: dict[str, int] = {}  # the protected data: name -> the greatest token of a write
         self._released: set[tuple[int, str]] = set()  # node, id: a release of it was carried out there
@@ -133,7 +134,10 @@ class Judge:
                     ends = self._ends[key] = [-math.inf] * nodes
                     self._granted_at[key] = self.now
                 if entry.ends is not None:
-                    ends[server.index] = max(ends[server.index], server.true_time(entry.ends))
+                    granted = max(server.true_time(entry.ends), self._tickets_end.get((server.index, key), -math.inf))
+                    ends[server.index] = max(ends[server.index], granted)
+            if not self._safe and op.queueing.number:
+                self._note_ticket(server, op, new)
             self._check_stays_away(server, op, new, has)
             gone = had.keys() - has.keys()
             if op.verb is Verb.BREAK:
@@ -145,6 +149,14 @@ class Judge:
                 self._check_not_held(op)
         if self._world.tracing:
             self._world.trace(server.label, f"{op.verb.value} {op.name} {op.id[12:18]} of {op.id[:4]}: {vote}")
+
+    def _note_ticket(self, server: Server, op: Op, state: State) -> None:
+        """A ticket becomes a hold that ends with it. If the server's clock is stepped forward meanwhile, the hold ends
+        early, as docs/safety.md says of a step under a hold: its client cannot know that."""
+        key = (op.queueing.waiter or op.id)[:ID_LENGTH]
+        for ticket in state.queue:
+            if ticket.id[:ID_LENGTH] == key:
+                self._tickets_end[server.index, key] = server.true_time(ticket.ends)
 
     def _check_stays_away(self, server: Server, op: Op, state: State, has: dict[str, Entry]) -> None:
         """An id is spent by its release: neither its hold nor its ticket comes back. A plain SET looks at no tombstone,

@@ -147,6 +147,10 @@ class Loop:
         self._messages: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self._timers: list[Timer] = []
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._stops > 0
+
     def later(self, call: Callable[..., object], *args: object) -> None:
         """Call it in the next turn."""
         self._ready.append((call, args))

@@ -114,6 +114,7 @@ class World:
             client.loop.post(client.adopt, job, handle)
 
     def _begin(self, job: Job) -> None:
+        self.counts["jobs"] += 1
         if (client := self.clients[job.client]) is not None:
             client.loop.post(client.begin, job)
 
@@ -162,7 +163,8 @@ class World:
         return True
 
     def _is_busy(self) -> bool:
-        return self.counts["handles"] > 0 or any(client.tasks for client in self.live())
+        to_begin = self.counts["jobs"] < len(self.plan.jobs) or self.counts["handles"] > 0
+        return to_begin or any(client.tasks or client.loop.is_stopped for client in self.live())
 
     def _is_unsettled(self) -> bool:
         return not all(node.is_settled for client in self.live() for node in client.nodes)

@@ -12,7 +12,9 @@
    +- CLOCK_SKEW. So the counters of all nodes agree without messages, and a counter that was lost starts above all
    fences that it gave.
 4. An extend is for the holder alone. It never creates a key.
-5. A release removes the hold and the ticket of its id, and no others. An adopt gives the hold of a known id to another
+5. A release removes the hold and the ticket of its id, and no others. An undo may bring the ticket of its waiter: it is
+   put back only where the undo removes a hold, because a refused attempt has left it in the queue. So an undo that
+   arrives late stores no ticket that was withdrawn meanwhile. An adopt gives the hold of a known id to another
    id, with new fences. A break removes the holds that asynclock made, notifies their holders, first of who breaks them
    (BROKEN_BY), and serves the queue. It removes the hold of another program only with the id ANY.
 6. An extend and a release raise F to the token that they carry, whether or not the id holds. So a node that missed the
@@ -163,8 +165,8 @@ class Decision:
             self._notify_of_rest()
         elif self._may_serve():
             self._serve()
-        self._enqueue()
         if mine:
+            self._enqueue()  # its ticket, whose place the hold took (rule 5)
             return Reply(Verdict.YES, self.state, fence, notices=tuple(self.notices))
         return replace(no, state=self.state, notices=tuple(self.notices))
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
+from asynclock.stores.sql.hosts import Hosts
 from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
 from tests.support.proxy import TcpProxy
 from tests.support.services.postgresql_pair import Pair, postgresql_pair
@@ -39,6 +42,28 @@ async def test_a_silent_host_does_not_hide_the_others(postgresql_url: str, name:
         url = url_of([silent.port, port_of(postgresql_url)], driver)
         async with asyncio.timeout(LIMIT), Redlock(url, connect_timeout=2.0) as client, client(name) as lease:
             assert lease.held
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_host_that_answers_as_its_connect_is_cancelled(postgresql_url: str, driver: str) -> None:
+    """Nobody gets that connection, so it is closed. Else it stays open until the garbage collector finds it, and
+    psycopg warns of it."""
+    name = driver.partition("+")[2] or "asyncpg"
+    module, port = importlib.import_module(name), port_of(postgresql_url)
+    arrived: list[Any] = []
+
+    async def connect(host: str, port: int) -> Any:
+        login = {"host": host, "port": port, "user": "postgres"}
+        connects = module.connect if name == "asyncpg" else module.AsyncConnection.connect
+        arrived.append(await connects(**login))
+        connecting.cancel()
+        return arrived[0]
+
+    hosts = Hosts(connect, LIMIT)
+    connecting = asyncio.create_task(hosts.connected(host=["127.0.0.1", "127.0.0.1"], port=[port, port]))
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    await until(lambda: arrived[0].is_closed() if name == "asyncpg" else arrived[0].closed)
 
 
 async def test_all_connections_lead_to_the_host_of_the_last_one(postgresql_url: str, name: str) -> None:

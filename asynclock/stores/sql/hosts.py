@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynclock._loop import own_task
 from asynclock.stores.sql.errors import Meaning, is_crowded, meaning, reason
-from asynclock.stores.sql.limits import abandon_task, cut
+from asynclock.stores.sql.limits import abandon_task, discard
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ class Hosts:
                     return found
         finally:
             for task in running:
-                abandon_task(task, late=cut)
+                abandon_task(task, late=discard)
         raise ConnectionError(f"none of its hosts can be used: {'; '.join(failed)}")
 
     async def _to(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:

@@ -176,6 +176,14 @@ def cut(driver: Any) -> None:
             driver.stop()
 
 
+def discard(driver: Any) -> None:
+    """As `cut`, of a connection that came too late: nothing uses it. Never raises."""
+    cut(driver)
+    with contextlib.suppress(Exception):
+        if hasattr(driver, "pgconn"):  # else psycopg warns of an open connection later
+            driver.pgconn.finish()
+
+
 def is_cut(driver: Any) -> bool:
     """Whether the connection of asyncmy is known to be closed: by the server, too."""
     transport = _transport(driver)

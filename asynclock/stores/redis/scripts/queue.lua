@@ -182,7 +182,7 @@ if polled then  -- the release of such a holder may notify nobody: the next wait
   if ticket then notify(head, string.match(ticket, '%S+'), '0', '-1') end
 end
 
-if number and verb == 'release' then enqueue() end
+if number and held and verb == 'release' then enqueue() end  -- its ticket, whose place the hold took
 if reply then return reply end
 if verb == 'wait' or not turn then return no(number and redis.call('ZRANK', queue, waiter) or -1, turn) end
 
