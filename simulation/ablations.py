@@ -92,6 +92,15 @@ def _any_hold(self: Any) -> Any:
     return next(iter(self.state.holds), None)
 
 
+def _always_back(self: Any) -> Any:
+    held = self._mine() is not None
+    reply = _RELEASE(self)
+    if held:
+        return reply
+    self._enqueue()
+    return reply.__class__(reply.verdict, self.state, reply.fence, reply.holder, notices=tuple(self.notices))
+
+
 def _only_ticket_order(self: Any, serve: Any, fair: bool, span: int, fresh: float, tasks: int) -> Any:
     self.order = 0
     return _SEND(self, serve, fair, span, fresh, tasks)
@@ -111,7 +120,7 @@ def _still_counts(self: Any, ballot: Any, index: int, refusal: Any) -> None:
 
 _UNDO, _QUORUM_UNDO, _SEND = Attempt.undo, Quorum.undo, Ticket.send
 _WITHOUT_MAJORITY, _JUDGE = Acquisition._plan_without_majority, quarantine.judge
-_HOLD, _REFUSED_BY = Decision._hold, Hold._refused_by
+_HOLD, _RELEASE, _REFUSED_BY = Decision._hold, Decision.release, Hold._refused_by
 
 ABLATIONS = {
     "NUMBERED_VALIDITY": Ablation(
@@ -132,6 +141,9 @@ ABLATIONS = {
         "an undo on another connection leaves a tombstone, which counts", Decision, "_is_undone", lambda self: False
     ),
     "NEVER_AFTER_UNDO": Ablation("after the undo of an id nothing of it is sent again", Op, "revoke", _nothing),
+    "BACK_WHERE_IT_HELD": Ablation(
+        "an undo puts a ticket back only where it removes a hold", Decision, "release", _always_back
+    ),
     "UNDO_FIRST": Ablation("undo k is sent before attempt k + 1", Attempt, "undo", _late_undo),
     "QUIET_UNDO": Ablation("an undo of a minority serves nobody", Quorum, "undo", _undo_that_serves(Serve.WAKE)),
     "WAKING_UNDO": Ablation(

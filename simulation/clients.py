@@ -244,7 +244,11 @@ class Client:
         terms = Terms(lock.name, lock.kind, lock.settings, task, timeout, owner)
         self.world.called(self.name, f"job {job.number} acquires {lock.name} (timeout={timeout})")
         session: Any = self
-        result = await calls.acquire(session, terms)
+        self.world.promptness.waits(job, self)
+        try:
+            result = await calls.acquire(session, terms)
+        finally:
+            self.world.promptness.ended(job)
         if not isinstance(result, Tenure):
             return
         await self._hold(job, result, task, depth)
@@ -252,6 +256,7 @@ class Client:
     async def _hold(self, job: Job, tenure: Tenure, task: Task, depth: int) -> None:
         self.world.waits.pop(job.number, None)
         self.world.judge.entered(self, tenure, job.lock, job.number)
+        self.world.promptness.entered(job.lock)
         try:
             if not await self._works(tenure, task, job.holds_for / 2):
                 if depth and not self.closed:
@@ -299,6 +304,8 @@ class Client:
         if job.lock.once and tenure.held:
             tenure.mark_done(job.lock.once)
         self.world.judge.released(tenure)
+        if tenure.held:
+            self.world.promptness.released(job.lock)
         if not self.closed:
             ballot = tenure.hold.end(tenure)
             if ballot is not None and tenure.done_for:

@@ -13,6 +13,7 @@ from simulation.clients import Client
 from simulation.faults import Faults
 from simulation.loop import Schedule
 from simulation.network import Link
+from simulation.promptness import Promptness
 from simulation.servers import Server
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.schedule = Schedule()
         self.judge = Judge(self)
+        self.promptness = Promptness(self)
         self.waits: dict[int, Client] = {}  # the jobs that wait for a lock
         self.servers = [
             Server(index, self.schedule, self.random_of(f"server {index}"), self.judge, node.rate, node.offset)

@@ -161,6 +161,11 @@ TICKETS: dict[str, list[Step]] = {
         *(acquire(), tries(YOUNGER), tries(THIRD)),
         *(grants(waiter=FOURTH, number=2, order=-5), looks(FOURTH), grants(YOUNGER, waiter=YOUNGER, number=2)),
     ],
+    "an undo that removes no hold stores no ticket": [
+        *(acquire(), tries(YOUNGER), release(FOURTH, waiter=THIRD, number=2, tombstone=True), looks(YOUNGER)),
+        *(tries(THIRD, waiter=FOURTH, number=1), release(FOURTH, tombstone=True)),
+        *(release(THIRD, waiter=FOURTH, number=1), looks(YOUNGER)),
+    ],
     "an undo puts the ticket back where the name rests": [
         *(acquire(), tries(YOUNGER), grants(rest=500, waiter=THIRD, number=2), looks(YOUNGER)),
     ],

@@ -147,6 +147,13 @@ def test_rule_7_an_undo_stores_the_ticket_again() -> None:
     assert reply.state.queue == (Ticket(NOW_US - 5, A, 2, NOW + 4, NOW + 10, 1),)
 
 
+def test_rule_5_an_undo_that_removes_no_hold_stores_no_ticket() -> None:
+    """It may arrive late, when the waiter has withdrawn its ticket. A ticket that is there stays as it is."""
+    queueing = Queueing(waiter=A, number=2, fresh=4.0, order=NOW_US - 5)
+    assert ids(asked(held(OTHER), Verb.RELEASE, queueing).state) == []
+    assert asked(held(OTHER, FIRST), Verb.RELEASE, queueing).state.queue == (FIRST,)
+
+
 def test_rule_5_release_deletes_its_own_ticket() -> None:
     """A waiter leaves the queue in that way."""
     assert ids(asked(held(OTHER, FIRST, ticket(ME, 7)), Verb.RELEASE, GRANT).state) == [A]
