@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from asynclock.info import Holder
 
 Reason: TypeAlias = Literal["expired", "taken", "broken", "max_hold", "closed"]
+"""Why a lease was lost."""
 
 _WHY: dict[Reason, str] = {
     "expired": "its lease expired before a renewal succeeded",

@@ -30,9 +30,9 @@ from simulation.nodes import SimulatedNode
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from asynclock._errors import Reason
     from asynclock._options import LockSettings
     from asynclock.events import Event
-    from asynclock.protocol.causes import Loss
     from asynclock.quorum.ballot import Ballot
     from asynclock.stores.port import Notice
     from simulation.plan import Job, LockPlan
@@ -279,11 +279,11 @@ class Client:
         tenure.check_clock()
         if not tenure.held:
             return True
-        lost: list[Loss] = []
+        lost: list[Reason] = []
         woken = self.result()
         timer = self.own_clock.call_at(self.clock.now() + seconds, partial(_wake, woken))
 
-        def tell(loss: Loss) -> None:
+        def tell(loss: Reason) -> None:
             lost.append(loss)
             _wake(woken)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import TypeAlias
 
-    from asynclock.protocol.causes import Loss
+    from asynclock._errors import Reason
 
     Caller: TypeAlias = tuple[int, CodeType, int]
     """A frame that calls a method: its id, its code, and the index of the instruction that calls."""
@@ -35,7 +35,7 @@ class Block:
         self._cancelling = task.cancelling() if task else 0
         self.cancelled = False  # by this block, and not taken back yet
 
-    def __call__(self, loss: Loss) -> None:
+    def __call__(self, loss: Reason) -> None:
         """Cancel the body, unless its own task is the caller: that task gets an exception."""
         del loss
         if not self._cancels:

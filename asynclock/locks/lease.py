@@ -22,7 +22,6 @@ from asynclock._errors import ConfigError, LockLost, Unsupported, brief
 from asynclock._options import lock_settings
 from asynclock.locks.cancellation import Block
 from asynclock.locks.tenures import TenuresByTask
-from asynclock.protocol.causes import Loss
 from asynclock.protocol.handover import handle_of
 from asynclock.protocol.hold import GIVEN_BACK, LOST, Tenure
 from asynclock.quorum.ballot import UNREACHABLE, WON
@@ -275,7 +274,7 @@ async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
     hold, session = tenure.hold, session_of(tenure)
     lost = tenure.state is LOST
     if session.hung_up:  # no release can be sent any more
-        hold.lose(Loss.CLOSED)
+        hold.lose("closed")
         forget(tenure, kept)
         raise tenure.error()
     ballot = hold.end(tenure)
@@ -305,7 +304,7 @@ def _check_released(tenure: Tenure, ballot: Ballot) -> None:
     """Raise LockLost where a majority says that another owner holds the name; log an outage."""
     session = session_of(tenure)
     if ballot.no > ballot.nodes // 2:
-        error = tenure.hold.lost_error(Loss(ballot.loss_reason()), ballot)
+        error = tenure.hold.lost_error(ballot.loss_reason(), ballot)
         session.tell_lost(tenure.terms, error.reason, tenure.held_for, lambda: error)
         raise error
     if ballot.outcome is UNREACHABLE:

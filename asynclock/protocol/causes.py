@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock._errors import LockError, LockLost, LockTimeout, brief
@@ -17,6 +16,7 @@ from asynclock.rules.model import DONE, ID_LENGTH, RESTING, RESTING_MARK, is_mad
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from asynclock._errors import Reason
     from asynclock._options import LockSettings
     from asynclock.stores.port import Refused
 
@@ -123,20 +123,10 @@ def describe_holder(holder: Holder, now: float, here: bool = False) -> str:
 # -- a lost lease ----------------------------------------------------------------------------------------------------
 
 
-class Loss(StrEnum):
-    """Why a tenure was lost: LockLost.reason."""
-
-    EXPIRED = "expired"
-    TAKEN = "taken"
-    BROKEN = "broken"
-    MAX_HOLD = "max_hold"
-    CLOSED = "closed"
-
-
 class Cause(NamedTuple):
     """Why a hold was lost. Times are seconds."""
 
-    loss: Loss
+    loss: Reason
     settings: LockSettings
     at: float  # when it was lost, as Unix time
     unrenewed: float  # since the last renewal that a majority granted was sent
@@ -154,25 +144,25 @@ def lock_lost_error(name: str, cause: Cause, labels: Sequence[str]) -> LockLost:
             errors[label] = cause.errors[index]
         elif index in cause.denials:
             errors[label] = LockError(f"{label}: {_refusal(cause.denials[index])}", name=name)
-    return LockLost(name, cause.loss.value, why=_why(cause, errors), errors=errors)
+    return LockLost(name, cause.loss, why=_why(cause, errors), errors=errors)
 
 
 def _why(cause: Cause, errors: Mapping[str, Exception]) -> str:
     match cause.loss:
-        case Loss.EXPIRED:
+        case "expired":
             return _why_expired(cause, errors)
-        case Loss.TAKEN:
+        case "taken":
             named = most_named(cause.denials.values())
             after = "" if cause.broken_by is None else f", after {_breaker(cause.broken_by)} broke it (break_lock)"
             return f"another owner holds the name now: {_owner(named.holder)}{after}" if named is not None else ""
-        case Loss.BROKEN if cause.broken_by is not None:
+        case "broken" if cause.broken_by is not None:
             return f"{_breaker(cause.broken_by)} broke it (break_lock)"
-        case Loss.BROKEN:
+        case "broken":
             return (
                 "its key is gone from a majority of the nodes: it was deleted by hand, flushed or evicted, or the "
                 "servers restarted without it"
             )
-        case Loss.MAX_HOLD if cause.settings.max_hold is not None:
+        case "max_hold" if cause.settings.max_hold is not None:
             return f"it was held for max_hold ({cause.settings.max_hold:g} s)"
     return ""
 

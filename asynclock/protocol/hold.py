@@ -23,7 +23,7 @@ from weakref import ref
 from asynclock._errors import LockNotHeld, brief
 from asynclock._options import RELEASE_TIMEOUT, THREAD, same_terms
 from asynclock.events import Detached, Released, Renewed
-from asynclock.protocol.causes import Cause, Loss, lock_lost_error
+from asynclock.protocol.causes import Cause, lock_lost_error
 from asynclock.protocol.core import SLICE
 from asynclock.protocol.local_queue import may_pass
 from asynclock.protocol.watchdog import RENEW_BELOW, Due, due, retry_after
@@ -35,7 +35,7 @@ from asynclock.stores.port import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from asynclock._errors import LockLost
+    from asynclock._errors import LockLost, Reason
     from asynclock._options import LockSettings
     from asynclock.protocol.core import Core
     from asynclock.protocol.local_queue import LocalQueues, LocalWaiter, YieldedNames
@@ -84,9 +84,9 @@ class Tenure:
         max_hold = terms.settings.max_hold
         self.until = math.inf if max_hold is None else since + max_hold  # when max_hold ends it
         self.task = terms.task  # the task that took it, then the task that entered it
-        self.loss: Loss | None = None
+        self.loss: Reason | None = None
         self.done_for = 0.0  # seconds for which the name is marked as done after the release (`once`)
-        self.on_lost: Callable[[Loss], None] | None = None  # interrupts the body that it guards; None: there is none
+        self.on_lost: Callable[[Reason], None] | None = None  # interrupts the body that it guards; None: there is none
         self.unattended = False  # its task has ended, and the log says so
         self.weak_self = ref(self)
         self._waiters: dict[Waiter, None] | None = None  # most tenures have none
@@ -112,7 +112,7 @@ class Tenure:
     def lost_early(self) -> bool:
         """Whether its hold is lost, before its task could take it. The end of max_hold is no such loss: it counts from
         the grant, and may be shorter than a turn of the loop."""
-        lost = self.loss is not None and self.loss is not Loss.MAX_HOLD
+        lost = self.loss is not None and self.loss != "max_hold"
         return lost or self.hold.core.clock.now() >= self.hold.valid_until
 
     @property
@@ -144,8 +144,8 @@ class Tenure:
             return LockNotHeld(f"{brief(name)} was {how}", name=name)
         return self.hold.lost_error(self.loss or self._over(self.hold.core.clock.now()))
 
-    def _over(self, now: float) -> Loss:
-        return Loss.MAX_HOLD if now >= self.until else Loss.EXPIRED
+    def _over(self, now: float) -> Reason:
+        return "max_hold" if now >= self.until else "expired"
 
     def add_waiter(self, waiter: Waiter) -> None:
         """Complete it at the end of the tenure."""
@@ -157,7 +157,7 @@ class Tenure:
         if self._waiters is not None:
             self._waiters.pop(waiter, None)
 
-    def enter(self, task: Any, on_lost: Callable[[Loss], None]) -> None:
+    def enter(self, task: Any, on_lost: Callable[[Reason], None]) -> None:
         """The body that it guards begins, in that task."""
         self.task = task
         self.on_lost = on_lost
@@ -182,9 +182,9 @@ class Tenure:
         """Call it in the event loop when the tenure is lost; now, if it is lost already."""
         self._on_loss = call
         if self.state is LOST:
-            call(self.hold.lost_error(self.loss or Loss.EXPIRED))
+            call(self.hold.lost_error(self.loss or "expired"))
 
-    def end(self, state: TenureState, loss: Loss | None = None) -> None:
+    def end(self, state: TenureState, loss: Reason | None = None) -> None:
         """End it in that state. Tasks in `wait_lost` wake, and a loss interrupts the body."""
         self.state = state
         self.loss = loss
@@ -366,21 +366,21 @@ class Hold:
         tenure.end(DETACHED)
         self._holds.queues.next_turn(self.names)
 
-    def lose(self, loss: Loss) -> None:
+    def lose(self, loss: Reason) -> None:
         """It is lost, with all its tenures. Their owners are notified."""
         if self.over:
             return
         tenures = self.tenures
-        if loss is not Loss.CLOSED:  # that needs no facts: a client with many holds closes without an object for each
+        if loss != "closed":  # that needs no facts: a client with many holds closes without an object for each
             self._cause = self._why(loss)
         self._give_up()
         for tenure in tenures:
             tenure.end(LOST, loss)
         self._holds.queues.next_turn(self.names)
         for tenure in tenures:
-            self.core.tell_lost(tenure.terms, loss.value, tenure.held_for, tenure.error)
+            self.core.tell_lost(tenure.terms, loss, tenure.held_for, tenure.error)
 
-    def lost_error(self, loss: Loss, release: Ballot | None = None) -> LockLost:
+    def lost_error(self, loss: Reason, release: Ballot | None = None) -> LockLost:
         """The error for a tenure that was lost, or whose time is over, or whose `release` a majority refused."""
         cause = self._cause or self._why(loss)
         if release is not None:
@@ -388,7 +388,7 @@ class Hold:
             cause = cause._replace(errors=dict(release.errors()), denials=denials)
         return lock_lost_error(self.name, cause, [node.label for node in self.core.quorum.nodes])
 
-    def _why(self, loss: Loss) -> Cause:
+    def _why(self, loss: Reason) -> Cause:
         """The facts about its loss, as they are now."""
         clock, errors, denials = self.core.clock, self._errors or {}, self._denials or {}
         now, renewed = clock.now(), self._renewed_at
@@ -398,7 +398,7 @@ class Hold:
     def close(self) -> Ballot:
         """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""
         owners = self.tenures
-        self.lose(Loss.CLOSED)
+        self.lose("closed")
         rest = max((each.rest() for each in owners), default=0.0)
         return self.release(rest, done=any(each.done_for for each in owners))
 
@@ -425,9 +425,9 @@ class Hold:
             return
         match due(now, self.valid_until, self.renew_at, self._until):
             case Due.MAX_HOLD:
-                self.lose(Loss.MAX_HOLD)
+                self.lose("max_hold")
             case Due.EXPIRED:
-                self.lose(Loss.EXPIRED)
+                self.lose("expired")
             case Due.RENEWAL:
                 self.renew(now)
         self.watch()
@@ -568,7 +568,7 @@ class Hold:
         denials[index] = refusal
         now = self.core.clock.now()
         if len(denials) > len(self._ends) // 2 or (self._broken is not None and self.valid_until <= now):
-            self.lose(Loss(lost_to(denials.values(), len(self._ends), self._broken is not None)))
+            self.lose(lost_to(denials.values(), len(self._ends), self._broken is not None))
             return
         soonest = ballot.deadline if ballot.outcome is None else now
         at = max(min(self.renew_at, self.valid_until, self._until), soonest)

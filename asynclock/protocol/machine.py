@@ -18,7 +18,6 @@ from asynclock._errors import brief, client_closed
 from asynclock._options import BROKEN_BY
 from asynclock.events import NodeDown, NodeUp
 from asynclock.protocol.attempt import Tickets, Wake
-from asynclock.protocol.causes import Loss, NoLease
 from asynclock.protocol.core import SLICE, uniform
 from asynclock.protocol.hold import Holds, Tenure
 from asynclock.protocol.local_queue import Entries, LocalQueues, YieldedNames
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from asynclock.events import Event
     from asynclock.protocol.attempt import TicketOwner
+    from asynclock.protocol.causes import NoLease
     from asynclock.protocol.core import Core
     from asynclock.protocol.hold import Hold
     from asynclock.protocol.terms import Terms
@@ -72,7 +72,7 @@ class Machine:
                 elif not notice.expired:
                     hold.waited_for(notice.id)
                 elif hold.op.id.startswith(notice.id):
-                    hold.lose(Loss.EXPIRED)
+                    hold.lose("expired")
             name, marked, by = notice.name.rpartition(BROKEN_BY)
             for hold in self.holds.of(name) if marked and notice.broken else ():
                 hold.broken(notice.id, by)
@@ -144,7 +144,7 @@ class Machine:
 def give_back(result: Tenure | NoLease) -> None:
     """Its caller does not wait for it any more: the hold is passed on or released. One that was lost is released, too,
     since some node may still have it."""
-    if isinstance(result, Tenure) and result.loss is not Loss.CLOSED:
+    if isinstance(result, Tenure) and result.loss != "closed":
         result.mark_untaken()
         result.hold.end(result)
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from asynclock._loop import start_thread
 from asynclock._options import node_timeout
-from asynclock.protocol.causes import Loss
 from asynclock.protocol.hold import Hold
 from asynclock.protocol.watchdog import retry_after, thread_extends_by
 from asynclock.quorum.ballot import drift
@@ -37,6 +36,7 @@ from asynclock.stores.port import Refused
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asynclock._errors import Reason
     from asynclock._options import LockSettings
     from asynclock.protocol.causes import Cause
     from asynclock.protocol.hold import Holds
@@ -95,20 +95,20 @@ class ThreadedHold(Hold):
         self._lost_in: Ballot | None = None  # the round of the thread that a majority refused
         super().__init__(holds, settings, grant, token, contended)
 
-    def lose(self, loss: Loss) -> None:
+    def lose(self, loss: Reason) -> None:
         super().lose(self._seen(loss))
 
-    def _why(self, loss: Loss) -> Cause:
+    def _why(self, loss: Reason) -> Cause:
         cause, ballot = super()._why(self._seen(loss)), self._lost_in
         if ballot is None:
             return cause
         denials = {index: vote for index, vote in enumerate(ballot.votes) if isinstance(vote, Refused)}
         return cause._replace(errors=dict(ballot.errors()), denials=denials)
 
-    def _seen(self, loss: Loss) -> Loss:
+    def _seen(self, loss: Reason) -> Reason:
         """What the thread found out about a hold that seems to have expired."""
         ballot = self._lost_in
-        return loss if ballot is None or loss is not Loss.EXPIRED else Loss(ballot.loss_reason())
+        return loss if ballot is None or loss != "expired" else ballot.loss_reason()
 
     # -- in the event loop ---------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class ThreadedHold(Hold):
     def _lose_after_notices(self) -> None:
         """The thread found the loss. In this turn the loop reads what the servers have sent while it was blocked: who
         broke the lock, for example. So the loss is told in the next turn."""
-        self.core.later(self.lose, Loss.EXPIRED)
+        self.core.later(self.lose, "expired")
 
     # -- in the renewal thread -----------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from asynclock import Lease, Lock, Redlock
 from asynclock.locks import lease as lease_module
 from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.attempt import Wake
-from asynclock.protocol.causes import Loss
 from asynclock.protocol.handover import Adoption
 from asynclock.protocol.states import OwnerEntering, Pausing, Queued
 from asynclock.protocol.terms import Terms
@@ -415,7 +414,7 @@ def extend(lease: Lease, seconds: float) -> Any:
 
 def lose(lease: Lease) -> None:
     """Let it be lost, as expired."""
-    hold_of(lease).lose(Loss.EXPIRED)
+    hold_of(lease).lose("expired")
 
 
 def settings_of(lease: Lease) -> Any:

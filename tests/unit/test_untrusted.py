@@ -12,7 +12,7 @@ from asynclock._options import LockSettings
 from asynclock._untrusted import number_of, printable, said
 from asynclock.cli.program import complain
 from asynclock.locks.admin import free_permits
-from asynclock.protocol.causes import Cause, HolderNote, Loss, NoLease, lock_lost_error, lock_timeout_error, note_of
+from asynclock.protocol.causes import Cause, HolderNote, NoLease, lock_lost_error, lock_timeout_error, note_of
 from asynclock.rules.model import State
 from asynclock.rules.semaphore import wants
 from asynclock.stores.port import Refused
@@ -79,10 +79,10 @@ def test_f11_errors_show_the_host_of_a_holder_escaped() -> None:
     assert timeout.holder is not None
     assert timeout.holder.host == ODD_HOST  # a value is left as it is
     facts = (LockSettings(), 0.0, 1.0, 0.0)
-    taken = lock_lost_error("k", Cause(Loss.TAKEN, *facts, None, {}, {0: Refused(5.0, id_)}), ["redis://a"])
+    taken = lock_lost_error("k", Cause("taken", *facts, None, {}, {0: Refused(5.0, id_)}), ["redis://a"])
     assert f"another owner holds the name now: {SHOWN}, pid 812" in str(taken)
     assert SHOWN in str(taken.errors["redis://a"])
-    broken = lock_lost_error("k", Cause(Loss.BROKEN, *facts, f"7\n|{ODD_HOST}|a\nb", {}, {}), [])
+    broken = lock_lost_error("k", Cause("broken", *facts, f"7\n|{ODD_HOST}|a\nb", {}, {}), [])
     assert rf"{SHOWN}, pid 7\n ('a\nb') broke it" in str(broken)
 
 

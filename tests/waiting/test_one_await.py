@@ -17,7 +17,6 @@ import pytest
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, SelfDeadlock
 from asynclock.protocol import local_queue
 from asynclock.protocol.attempt import Attempt
-from asynclock.protocol.causes import Loss
 from asynclock.quorum.ballot import Ballot
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
@@ -217,7 +216,7 @@ async def test_a_lock_beside_the_own_one_that_is_lost_early_is_asked_for_with_al
         again: list[float | None] = []
 
         def lose() -> None:
-            list(session_of(client).machine.holds.of(name))[-1].lose(Loss.TAKEN)
+            list(session_of(client).machine.holds.of(name))[-1].lose("taken")
 
         def watch() -> None:
             (acquires,) = acquisitions_of(client)
@@ -353,7 +352,7 @@ async def test_a_hold_that_is_lost_before_its_task_wakes_is_not_returned(name: s
 
         def lose() -> None:
             lost.extend(session_of(other).machine.holds.of(name))
-            lost[0].lose(Loss.TAKEN)
+            lost[0].lose("taken")
 
         after_grant(acquires, lose)
         await lease.release()
