@@ -274,27 +274,30 @@ class Task:
     def __init__(
         self, loop: Loop, work: Callable[[Task], Coroutine[Any, Any, None]], ended: Callable[[], object]
     ) -> None:
-        self._coroutine: Coroutine[Any, Any, None] | None = work(self)
+        self._work: Callable[[Task], Coroutine[Any, Any, None]] | None = work  # until the first step
+        self._coroutine: Coroutine[Any, Any, None] | None = None
         self._ended = ended
         self._waits: Result | None = None
         self._must_cancel = False
         loop.later(self._step)
 
     def done(self) -> bool:
-        return self._coroutine is None
+        return self._coroutine is None and self._work is None
 
     def cancel(self) -> None:
         """Cancel it where it waits. A task whose wait has just ended is cancelled at its next step."""
-        if self._coroutine is not None and (self._waits is None or not self._waits.cancel()):
+        if not self.done() and (self._waits is None or not self._waits.cancel()):
             self._must_cancel = True
 
     def drop(self) -> None:
         """The process is gone."""
-        coroutine, self._coroutine, self._waits = self._coroutine, None, None
+        coroutine, self._work, self._coroutine, self._waits = self._coroutine, None, None, None
         if coroutine is not None:
             coroutine.close()
 
     def _step(self) -> None:
+        if self._work is not None:
+            self._coroutine, self._work = self._work(self), None
         if self._coroutine is None:
             return
         cancel, self._must_cancel, self._waits = self._must_cancel, False, None

@@ -17,6 +17,7 @@ FOUND = {
     "ONLY_OWN_HOLD": {"two holders", "a token was given twice"},
     "CLOCK_SEEDS": {"a token did not rise", "a token was given twice"},
     "DRIFT": {"held past its end"},
+    "FREER_SERVES": {"served late"},
     "LEAVE": {"a ticket is left", "an id is left at a server", "a timer is left"},
 }
 """Of each rule that is taken out: the promises of which one is broken in the first hour."""
@@ -41,6 +42,24 @@ def test_a_missing_rule_is_found(rule: str) -> None:
     found = find(rule, hours=1)
     assert found is not None
     assert found[2].what in FOUND[rule], found
+
+
+@pytest.mark.parametrize(("seed", "run"), [(847239273, 4), (5059, 2), (20015, 2)])
+def test_a_late_undo_stores_no_ticket(seed: int, run: int) -> None:
+    """In these runs a server reads an undo from a connection that was cut, after its waiter has withdrawn the ticket.
+    The undo put the ticket back, until a longer run of the simulation found that."""
+    plan = plan_of(seed, run)
+    assert simulate(plan).flaw is None
+    with without("BACK_WHERE_IT_HELD"):
+        flaw = simulate(plan).flaw
+    assert flaw is not None
+    assert flaw.what == "an id came back after its release"
+
+
+@pytest.mark.parametrize(("seed", "run"), [(5018, 6), (5039, 11)])
+def test_runs_in_which_a_check_was_wrong(seed: int, run: int) -> None:
+    """A server's clock is stepped between a ticket and its grant; a job begins after all has healed."""
+    assert simulate(plan_of(seed, run)).flaw is None
 
 
 def test_a_failure_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
