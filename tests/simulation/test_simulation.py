@@ -45,7 +45,7 @@ def test_a_missing_rule_is_found(rule: str) -> None:
 
 
 @pytest.mark.parametrize(("seed", "run"), [(847239273, 4), (5059, 2), (20015, 2)])
-def test_a_late_undo_stores_no_ticket(seed: int, run: int) -> None:
+def test_c4_a_late_undo_stores_no_ticket(seed: int, run: int) -> None:
     """In these runs a server reads an undo from a connection that was cut, after its waiter has withdrawn the ticket.
     The undo put the ticket back, until a longer run of the simulation found that."""
     plan = plan_of(seed, run)
