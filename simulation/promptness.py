@@ -21,8 +21,8 @@ several attempts, if votes split."""
 
 
 class Promptness:
-    """Watches the names of mutexes, while nothing goes wrong: a ticket of a client that is gone, or a name that a
-    server does not know to be free, holds the queue up until it expires."""
+    """Watches the names of mutexes. It does not look near a fault: a ticket of a client that is gone, or a hold that a
+    server could not be told to release, delays the waiters until it expires."""
 
     def __init__(self, world: World) -> None:
         plan = world.plan
@@ -32,7 +32,6 @@ class Promptness:
         self._entered_at: dict[str, float] = {}
         self._troubled = [(each.at - self._within, each.at + each.seconds + _after(each, plan)) for each in plan.faults]
         self._counts = plan.safe and not plan.mute
-        self.looks = 0
 
     def waits(self, job: Job, client: Client) -> None:
         """A job waits for its lock."""
@@ -55,7 +54,6 @@ class Promptness:
             return
         waiting = [job for job, (name, since, _) in self._waits.items() if name == lock.name and since < now - _SINCE]
         if waiting:
-            self.looks += 1
             self._world.schedule.at(now + self._within, self._look, lock.name, now, waiting)
 
     def _look(self, name: str, since: float, waiting: list[int]) -> None:
