@@ -12,12 +12,14 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kazoo.client import KazooClient
 
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock
 from asynclock.events import Event, NodeDown
+from asynclock.stores.zookeeper.handler import Handler
 from tests.support.services.zookeeper import ZooKeeper, ZooKeepers
 from tests.support.waiters import LIMIT
 from tests.support.zookeeper_clients import SHORT, SOON, client_of
@@ -56,6 +58,28 @@ async def test_a_host_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(QuorumUnavailable, match=r"the host name no\.such\.host does not resolve: .*not known"):
         async with Redlock("zookeeper://no.such.host"):
             pass
+
+
+def test_the_next_lookup_does_not_hide_why_the_last_attempt_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kazoo tries again and again. A client whose time is over during a lookup names what is known."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def fails(host: str, *args: object) -> object:
+        asked.set()
+        answer.wait(LIMIT)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fails)
+    handler = Handler(LIMIT, LIMIT, LIMIT, lambda timeout, session: None, lambda: False)
+    with ThreadPoolExecutor(1) as pool:
+        for known in ("no answer to the lookup", "not known"):
+            looking = pool.submit(handler.addresses, [("no.such.host", 2181)])
+            assert asked.wait(LIMIT)
+            assert known in str(handler.trouble)
+            answer.set()
+            looking.result()
+            asked.clear()
+            answer.clear()
 
 
 async def test_c10_a_frozen_server(zookeepers: ZooKeepers, name: str) -> None:

@@ -115,7 +115,7 @@ class Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no
         """The addresses of all hosts: name, address, port."""
         hosts = [(host.strip(), port) for host, port in hosts]
         before, names = self.trouble, [host for host, _ in hosts if not is_address(host)]
-        if names:
+        if names and before is None:  # else what the last attempt has found out says more, until this one has ended
             self.trouble = ConnectionError(f"{', '.join(names)}: {NO_ANSWER}; {ADVICE}")
         self._known.clear()
         every = addresses_within(hosts, self._limit)
