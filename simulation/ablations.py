@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
@@ -98,7 +99,7 @@ def _always_back(self: Any) -> Any:
     if held:
         return reply
     self._enqueue()
-    return reply.__class__(reply.verdict, self.state, reply.fence, reply.holder, notices=tuple(self.notices))
+    return replace(reply, state=self.state, notices=tuple(self.notices))
 
 
 def _only_ticket_order(self: Any, serve: Any, fair: bool, span: int, fresh: float, tasks: int) -> Any:
