@@ -24,14 +24,21 @@ from tests.support.zookeeper_clients import SOON, behind, client_of
 from tests.support.zookeeper_probes import asks, change, contenders_of, watchers_of, zookeeper_session
 
 
+def take_over_and_close(server: ZooKeeper, session: tuple[int, bytes] | None) -> None:
+    """A session, from another client. In one thread: a body that loses its lease meanwhile is cancelled, and the client
+    is closed for all that."""
+    other = KazooClient(server.address, client_id=session)
+    other.start()
+    other.stop()
+    other.close()
+
+
 async def end_session(server: ZooKeeper, client: Redlock) -> None:
     """Another client takes the session over and closes it, as an expiry does. The two displace each other, so it may
     need several tries."""
     session = zookeeper_session(client)
     while zookeeper_session(client) in (session, None):
-        other = KazooClient(server.address, client_id=session)
-        for each in (other.start, other.stop, other.close):
-            await asyncio.to_thread(each)
+        await asyncio.to_thread(take_over_and_close, server, session)
         await asyncio.sleep(0.2)
 
 
