@@ -34,8 +34,10 @@ def six() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(six: Cluster) -> Cluster:
-    """Three masters with a replica each."""
+    """Three masters with a replica each, without the holds that the tests before have left at a master that died."""
     six.heal()
+    for each in six.masters:
+        each.cli("FLUSHALL")
     return six
 
 

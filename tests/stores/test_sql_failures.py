@@ -237,7 +237,7 @@ async def test_a_killed_mariadb_comes_back(mariadb: MariaDB, name: str) -> None:
         with pytest.raises(QuorumUnavailable):
             await client(name).acquire(timeout=0)
         mariadb.start()
-        async with asyncio.timeout(LIMIT), client(name):
+        async with asyncio.timeout(LIMIT), client(f"{name}:after"):  # it may have forgotten the release of the first
             pass
 
 
@@ -249,7 +249,7 @@ async def test_an_idle_client_does_not_notice_a_restart(mariadb: MariaDB, name: 
         leases = await asyncio.gather(*[client(each).acquire(timeout=0) for each in names])
         await client.release_all()
         await until(lambda: not store_idle(store))
-        mariadb.stop()
+        mariadb.stop(signal.SIGTERM)  # one that is killed forgets the releases of the last second
         mariadb.start()
         leases = [await client(each).acquire(timeout=0) for each in names]
         assert all(leases)

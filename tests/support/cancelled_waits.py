@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from asynclock import Redlock
@@ -16,7 +17,7 @@ from tests.support.proxy import cancelled_at, stepped
 from tests.support.still_clock import idle
 from tests.support.stored_keys import keys_at
 from tests.support.user_store import state_of
-from tests.support.waiters import LONG
+from tests.support.waiters import LONG, until
 from tests.support.zookeeper_probes import contenders_of, seen_at
 
 SOON = 10.0
@@ -48,10 +49,16 @@ async def known(redlock: Redlock, name: str) -> list[Any]:
     return found
 
 
+def connected(client: Redlock) -> bool:
+    """Whether all of its nodes are."""
+    return all(node.error is None for node in nodes_of(client))
+
+
 async def sent(clients: Iterable[Redlock], name: str = "any") -> None:
     """Return once the servers have carried out, and answered, all that these clients have sent; a SQL database: all
     about that name."""
     for client in clients:
+        await until(partial(connected, client))  # a client enters once a majority is connected
         await asyncio.gather(*(ping(node, name) for node in nodes_of(client)))
     for _ in range(3):  # a memory store answers in the next turn
         await asyncio.sleep(0)
