@@ -1,78 +1,145 @@
-"""The shipped client, explored: two machines of `asynclock/protocol` and one node, which is the shipped `decide`.
+"""The shipped client, explored: machines of `asynclock/protocol` over nodes that are the shipped `decide`.
 
 The other models of this folder write the client once more, and smaller. Here nothing is written again: the clients are
-`Machine` and `Acquisition`, told by an explorer what an event loop would tell them. The explorer decides the order:
-which message arrives next, when a timer fires, and which reply is lost.
+`Machine`, `Acquisition` and `Adoption`, told by an explorer what an event loop would tell them. What a node keeps of
+undelivered releases is `stores/redis/pending.py`. The explorer decides the order: which message arrives next, when a
+timer fires, when a caller wakes, and what goes wrong.
 
-A client has one connection. Its ops arrive in order, the replies and notices come back in order, and both may be late.
-A lost reply breaks the connection: all that was under way on it is gone, the ops have failed, and may have been carried
-out. Then the connection is up again.
+A client has one connection to each node. Its ops arrive in order, the replies and notices come back in order, and both
+may be late. When a connection breaks, the ops under way have failed, and may have been carried out. Those that the node
+has not read may still be read, at any later moment.
 
 Time stands still, except that the next timer of a client may fire while it has nothing under way. Only so many timers
 may fire (`timers`); a state in which a client waits for one more is where a walk ends.
 
 The flaws:
-    two holders             two clients have a tenure that is held
-    a token did not rise    the token of a tenure is not above the tokens of all tenures before it
-    an orphan               the node has a hold or a ticket of an id that no client knows, and no op of it is under way
-    something is left       both clients are done, and a machine has a claim, a hold or a ticket
-    dead end                a client that neither gets the name nor waits for a timer
+    two holders             two callers have tenures that exclude each other
+    no majority has it      a caller has a tenure, and less than a majority of the nodes have its hold
+    a token did not rise    the token of an exclusive tenure is not above the tokens before it
+    an orphan               a node has a hold or a ticket of an id that no client knows, and no op of it is under way
+    a free name             nobody has the name, nothing is under way or has gone wrong, and a caller waits
+    something is left       all callers have ended, and a machine or a node has a claim, a hold or a ticket
+    dead end                a caller that neither gets the name nor waits for a timer
 """
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asynclock._errors import QuorumUnavailable
-from asynclock._options import ClientSettings
+from asynclock._errors import LockError
+from asynclock._options import ClientSettings, LockSettings
+from asynclock.locks.multi import Multi
 from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.fingerprint import fingerprint
+from asynclock.protocol.handover import Adoption, handle_of, parse_handle
 from asynclock.protocol.hold import Tenure
-from asynclock.protocol.machine import Machine
+from asynclock.protocol.machine import Machine, give_back
 from asynclock.protocol.terms import Terms
 from asynclock.protocol.watchdog import LoopLag
+from asynclock.quorum.ballot import WON
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import State
-from asynclock.rules.mutex import MUTEX
-from asynclock.stores.deciding import copy_of, decided
-from spec.explorer import Step
+from asynclock.rules.model import DONE, RELEASE, Notice, Op, Part, State
+from asynclock.rules.mutex import FAIR, MUTEX
+from asynclock.rules.rwlock import READ, WRITE
+from asynclock.rules.semaphore import Semaphore
+from asynclock.stores.deciding import copy_of, decided, keys_of
+from asynclock.stores.redis.pending import PendingReleases
+from spec.explorer import Step, explore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asynclock._options import LockSettings
-    from asynclock.quorum.ballot import Ballot
-    from asynclock.rules.model import Notice, Op
+    from asynclock.protocol.machine import Claim
+    from asynclock.rules.model import Kind
 
-NAME = "x"
 WALL = 1_700_000_000.0
+LEASE = 30.0
 
 
 class Rule(StrEnum):
     """The rules of the client that can be taken out."""
 
-    UNDO = "a round without a reply is undone before the next one"
-    LEAVE = "a client that gives up takes back what it sent"
+    LEAVE = "a client that gives up, or whose connection was lost, takes back what it sent"
+    GIVE_BACK = "what came for a caller that was cancelled before it woke is given back"
+    PENDING = "a release that did not reach its node is sent again"
+    TOMBSTONE = "it leaves a tombstone, since its acquire may be read later"
 
 
 BREAKS = {
-    Rule.UNDO: ("lost reply", "an orphan"),
     Rule.LEAVE: ("gives up", "an orphan"),
+    Rule.GIVE_BACK: ("gives up", "something is left"),
+    Rule.PENDING: ("lost connection, local", "an orphan"),
+    Rule.TOMBSTONE: ("lost connection, local", "an orphan"),
 }
 """For each rule: the scene that fails without it, and the flaw."""
+
+
+class Want(NamedTuple):
+    """What one caller does: it acquires, once or more often, and ends each tenure."""
+
+    client: str
+    kind: Kind = MUTEX
+    entries: int = 1  # of a reentrant lock
+    timeout: float | None = None
+    ends: str = "releases"  # or "detaches"
+    adopts: bool = False  # the hold that another caller has detached
+    settings: LockSettings = LockSettings(lease=LEASE)
+    done_for: float = 0.0  # as `once`
 
 
 class Scene(NamedTuple):
     """The part that one walk explores."""
 
-    losses: int = 0  # how many replies may be lost
+    wants: tuple[Want, ...] = (Want("a"), Want("b"))
+    nodes: int = 1
+    cuts: int = 0  # how many connections may break
+    overdue: int = 0  # how many ops may fail before their reply comes
     gives_up: int = 0  # how many calls may be cancelled
+    closes: int = 0  # how many clients may close
     timers: int = 0  # how many timers may fire
 
 
-SCENES = {"lost reply": Scene(losses=1, timers=1), "gives up": Scene(gives_up=1)}
+BOTH = Multi([Part("x", MUTEX), Part("y", MUTEX)])
+TWO_TASKS = (Want("a"), Want("a"))
+LOCAL = (Want("a"), Want("a"), Want("b"))
+SHARING = (Want("a", READ), Want("b", WRITE), Want("c", READ))
+IN_ORDER = tuple(Want(letter, FAIR) for letter in "abc")
+PERMITS = tuple(Want(letter, Semaphore(2)) for letter in "abc")
+NESTED = (Want("a", entries=2), Want("b"))
+HANDED = (Want("a", ends="detaches"), Want("b", adopts=True))
+ONCE = (Want("a", timeout=0, done_for=60.0), Want("b", timeout=0, done_for=60.0))
+PLAIN = tuple(Want(letter, settings=LockSettings(lease=LEASE, fencing=False)) for letter in "ab")
+
+SCENES = {
+    "gives up": Scene(gives_up=1),
+    "lost connection, local": Scene(TWO_TASKS, cuts=1, timers=1),
+    "reentrant": Scene(NESTED, gives_up=1),
+    "handover": Scene(HANDED, gives_up=1),
+    "handover, lost connection": Scene(HANDED, cuts=1, timers=2),
+    "once": Scene(ONCE, gives_up=1),
+}
+"""These take a second each."""
+
+LARGE = {
+    "lost connection": Scene(cuts=1, timers=1),
+    "late reply": Scene(overdue=1, timers=1),
+    "renewals": Scene(timers=3),
+    "gives up, local": Scene(LOCAL, gives_up=1),
+    "closes": Scene(LOCAL, closes=1),
+    "fair": Scene(IN_ORDER, gives_up=1),
+    "read-write": Scene(SHARING, gives_up=1),
+    "read-write, lost connection": Scene(SHARING[:2], cuts=1, timers=1),
+    "semaphore": Scene(PERMITS, gives_up=1),
+    "multi": Scene((Want("a", BOTH), Want("b", BOTH)), gives_up=1, timers=1),
+    "multi, lost connection": Scene((Want("a", BOTH), Want("b")), cuts=1, timers=1),
+    "once, lost connection": Scene(ONCE, cuts=1, timers=1),
+    "plain": Scene(PLAIN, gives_up=1, timers=1),
+}
+"""These take some ten seconds each: `python -m spec.machine` explores them."""
 
 
 # -- the outside of one machine ----------------------------------------------------------------------------------------
@@ -141,6 +208,13 @@ class Result:
         raise NotImplementedError
 
 
+class Task:
+    """The task of a caller."""
+
+    def done(self) -> bool:
+        return False
+
+
 class Silent:
     """Nobody listens to the events."""
 
@@ -154,15 +228,16 @@ class Core:
 
     closed = forked = False
     observers = Silent()
+    quorum: Any
 
     def __init__(self, letter: str, world: World) -> None:
         self.settings = ClientSettings()
         self.clock: Any = Clock(world)
         self.calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []  # of the next turn
-        self._letter = letter
+        self.letter = letter
         self._ids = 0
-        node: Any = Node(letter, world)
-        self.quorum = Quorum([node], self.clock, later=self.later)
+        nodes: Any = [Node(letter, index, world) for index in range(world.scene.nodes)]
+        self.quorum = Quorum(nodes, self.clock, later=self.later)
 
     def within(self, settings: LockSettings) -> float:
         return settings.lease / 10
@@ -172,7 +247,7 @@ class Core:
 
     def new_id(self, seed: int, metadata: str, mode: str = "") -> str:
         self._ids += 1
-        return f"{self._letter * 12}{self._ids:020x}|{mode}{seed}|1|host|{metadata}"
+        return f"{self.letter * 12}{self._ids:020x}|{mode}{seed}|1|host|{metadata}"
 
     def spent(self) -> float:
         return 0.0
@@ -195,186 +270,497 @@ class Core:
         raise error
 
 
+class Quiet:
+    """The handler of a release that is sent once more. Nobody waits for its reply."""
+
+    def __init__(self, op: Op, sent: float) -> None:
+        self.op = op
+        self.sent = sent
+
+    def answer(self, index: int, vote: object) -> None: ...
+
+    def fail(self, index: int, error: Exception, *, maybe: bool) -> None: ...
+
+
 class Node:
-    """The only node, as one client sees it."""
+    """A node, as one client sees it. With its connection."""
 
-    label = "node"
-    listens = True
-    error: Exception | None = None
-
-    def __init__(self, letter: str, world: World) -> None:
-        self._letter = letter
+    def __init__(self, letter: str, index: int, world: World) -> None:
+        self.label = f"node {index}"
+        self.listens = True
+        self.error: Exception | None = None
+        self.pending = PendingReleases()
+        self.out: list[tuple[Op, Any]] = []  # on its way to the node, each with its handler
+        self.inbox: list[tuple[Any, object] | Notice] = []  # on its way back
+        self.unanswered: list[Any] = []  # the handlers of what was carried out, with the reply on its way
+        self._index = index
         self._world = world
+        self._lost_at = -1.0
 
-    def send(self, op: Op, handler: Ballot) -> None:
-        self._world.links[self._letter].out.append((copy_of(op), handler))  # as it is now: its owner may change it
+    def send(self, op: Op, handler: Any) -> None:
+        now = self._world.time
+        if self.error is not None:
+            if op.verb is RELEASE and op.since <= self._lost_at:
+                self.pending.add(op, now, now)
+            handler.fail(self._index, self.error, maybe=False)
+            return
+        wire = copy_of(op)  # as it is now: its owner may change it
+        if op.verb is RELEASE:
+            op.sent = handler.sent
+            self.pending.sent.append(op)
+            wire.tombstone = wire.tombstone or op.id in self.pending.unanswered
+        self.out.append((wire, handler))
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is under way."""
+        return not (self.out or self.inbox or self.unanswered)
 
-class Link:
-    """The connection of one client."""
+    def cut(self) -> list[Op]:
+        """The connection breaks. Returns what the node has not read."""
+        now, handlers = self._world.time, [*self.unanswered, *(handler for _, handler in self.out)]
+        unread = [op for op, _ in self.out]
+        self.out, self.inbox, self.unanswered = [], [], []
+        self.pending.cut_off(handlers, now, now)
+        self.error, self.listens, self._lost_at = ConnectionError("lost"), False, now
+        for handler in handlers:
+            handler.fail(self._index, self.error, maybe=True)
+        return unread
 
-    def __init__(self) -> None:
-        self.out: list[tuple[Op, Ballot]] = []
-        self.inbox: list[tuple[Ballot, object] | Notice] = []
-        self.unanswered: list[Ballot] = []  # carried out, with the reply on its way
+    def connect(self) -> None:
+        """It is there again. It gets the pending releases first."""
+        self.error, self.listens = None, True
+        for release in self.pending.drain(self._world.time, 100):
+            self.out.append((copy_of(release), Quiet(release, self._world.time)))
+
+    def known_ids(self) -> set[str]:
+        """Of ops under way, and of releases that will be sent."""
+        ops = [*(op for op, _ in self.out), *(handler.op for handler in self.unanswered)]
+        ids = {op.id for op in ops} | {op.queueing.waiter for op in ops}  # also the hold that an op adopts
+        return ids | set(self.pending._releases)  # noqa: SLF001 - there is no other way to it
 
 
 # -- the world ---------------------------------------------------------------------------------------------------------
 
 
-class World:
-    """Two clients and a node."""
+@dataclass
+class Caller:
+    """A task that uses a lock. It prints as its number and client."""
 
-    def __init__(self, scene: Scene, without: Rule | None) -> None:
+    number: int
+    want: Want
+    task: Task = field(default_factory=Task)
+    claim: Claim | None = None
+    tenures: list[Tenure] = field(default_factory=list)
+    entered: int = 0
+    extending: Any = None  # the round before a detach
+    ended: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.want.client}{self.number}"
+
+    @property
+    def wakes(self) -> bool:
+        return self.claim is not None and self.claim.future.done()
+
+
+class World:
+    """The clients, with their callers, and the nodes."""
+
+    def __init__(self, scene: Scene, without: Rule | None = None) -> None:
+        self.scene = scene
         self.time = 1_000.0
-        self.state = State()
-        self.losses, self.gives_up, self.timers = scene.losses, scene.gives_up, scene.timers
-        self.links = {"a": Link(), "b": Link()}
-        self.cores = {letter: Core(letter, self) for letter in self.links}
-        self.machines = {letter: Machine(core, LoopLag(), 1) for letter, core in self.cores.items()}
-        self.calls: dict[str, Acquisition] = {}
-        self.tenures: dict[str, Tenure] = {}
-        self.done: dict[str, None] = {}
-        self.top = 0
+        self.states: list[dict[str, State]] = [{} for _ in range(scene.nodes)]
+        self.late: list[tuple[int, list[Op]]] = []  # of broken connections: what each node has not read
+        self.left = dict(scene._asdict())  # how much may still go wrong
+        self.cores: dict[str, Core] = {}
+        for want in scene.wants:
+            if want.client not in self.cores:
+                self.cores[want.client] = Core(want.client, self)
+        self.machines = {letter: Machine(core, LoopLag(), scene.nodes) for letter, core in self.cores.items()}
+        self.callers = [Caller(number, want) for number, want in enumerate(scene.wants)]
+        self.handles: list[str] = []
+        self.top: dict[str, int] = {}
         self.flaw = ""
+        self.calm = True  # nothing has gone wrong
         self._without = without
-        self._settings = ClientSettings().lock
 
     def fingerprint(self) -> tuple[object, ...]:
         inside = (
-            self.machines, self.links, self.calls, self.tenures, self.done, self.state, self.top, self.flaw,
-            self.losses, self.gives_up, self.timers, self.time,
+            self.machines, self.callers, self.states, self.late, self.left, self.handles, self.top, self.flaw,
+            self.calm, self.time, [core.closed for core in self.cores.values()],
+            [[node.out, node.inbox, node.unanswered, node.pending, node.error is None] for node in self._nodes()],
             [[(each.when, each.call) for each in core.clock.timers if each.call] for core in self.cores.values()],
         )  # fmt: skip
-        nodes = [node for core in self.cores.values() for node in core.quorum.nodes]
         settings = [core.settings for core in self.cores.values()]
         clocks = [core.clock for core in self.cores.values()]
-        return fingerprint(inside, [self, *self.cores.values(), *nodes, *settings, *clocks, self._settings, MUTEX])
+        kinds = [each.kind for each in self.scene.wants]
+        return fingerprint(
+            inside, [self, *self.cores.values(), *self._nodes(), *settings, *clocks, *kinds, *self.scene.wants]
+        )
+
+    def _nodes(self) -> list[Node]:
+        return [node for core in self.cores.values() for node in core.quorum.nodes]
+
+    # -- the next steps ------------------------------------------------------------------------------------------
 
     def choices(self) -> Iterator[tuple[str, str, bool]]:
         """The next steps: who, what, and whether it may also not happen."""
-        for letter, link in self.links.items():
-            if link.out:
-                yield letter, "the node reads", False
-            if link.inbox:
-                yield letter, "reads", False
-            if letter in self.tenures:
-                yield letter, "releases", False
-            elif letter not in self.calls and letter not in self.done:
-                yield letter, "acquires", False
-            quiet = not (link.out or link.inbox or link.unanswered)
-            if quiet and letter in self.calls and self.timers and self.cores[letter].clock.next() is not None:
+        for letter, core in self.cores.items():
+            for index, node in enumerate(core.quorum.nodes):
+                if node.out:
+                    yield letter, f"node {index} reads", False
+                if node.inbox:
+                    yield letter, f"reads of node {index}", False
+                if not core.closed:
+                    yield from self._troubles(letter, index, node)
+            if self._may_fire(letter):
                 yield letter, "a timer fires", False
-            if self.losses and link.unanswered:
-                yield letter, "a reply is lost", True
-            if self.gives_up and letter in self.calls:
-                yield letter, "gives up", True
+            if self.left["closes"] and not core.closed:
+                yield letter, "closes", True
+        for number, (index, _) in enumerate(self.late):
+            yield "late", f"node {index} reads of connection {number}", True
+        for caller in self.callers:
+            if not caller.ended:
+                yield from self._choices_of(caller)
+
+    def _troubles(self, letter: str, index: int, node: Node) -> Iterator[tuple[str, str, bool]]:
+        """With a connection."""
+        if node.error is not None:
+            yield letter, f"connects to node {index}", False
+        if self.left["cuts"] and not node.quiet:
+            yield letter, f"loses node {index}", True
+        if self.left["overdue"] and node.unanswered:
+            yield letter, f"has no reply of node {index} in time", True
+
+    def _choices_of(self, caller: Caller) -> Iterator[tuple[str, str, bool]]:
+        if caller.claim is not None:
+            if caller.wakes:
+                yield caller.name, "wakes", False
+            if self.left["gives_up"]:
+                yield caller.name, "gives up", True
+        elif caller.extending is None:
+            if caller.entered < caller.want.entries and (self.handles or not caller.want.adopts):
+                yield caller.name, "adopts" if caller.want.adopts else "acquires", False
+            if caller.tenures and caller.entered == caller.want.entries:
+                yield caller.name, caller.want.ends, False
+
+    def _may_fire(self, letter: str) -> bool:
+        core = self.cores[letter]
+        if not self.left["timers"] or core.closed or core.clock.next() is None:
+            return False
+        return all(node.quiet and node.error is None for node in core.quorum.nodes)
+
+    # -- one step ------------------------------------------------------------------------------------------------
 
     def do(self, who: str, what: str) -> None:
         """Do one step, and all that it leaves for the next turn."""
-        link, core, machine = self.links[who], self.cores[who], self.machines[who]
-        match what:
-            case "acquires":
-                call = self.calls[who] = Acquisition(machine, Terms(NAME, MUTEX, self._settings, who, None))
-                if self._without is not None:
-                    call._leave = partial(_forget, call)  # type: ignore[method-assign] # noqa: SLF001
-                call.start()
-            case "the node reads":
-                self._carry_out(who, *link.out.pop(0))
-            case "reads":
-                self._read(who, link.inbox.pop(0))
-            case "releases":
-                tenure = self.tenures.pop(who)
-                tenure.hold.end(tenure)
-                self.done[who] = None
-            case "a timer fires":
-                self.timers -= 1
-                timer = core.clock.next()
-                self.time = max(self.time, timer.when)
-                call_now, timer.call = timer.call, None
-                call_now()
-            case "a reply is lost":
-                self.losses -= 1
-                failed = [*link.unanswered, *(ballot for _, ballot in link.out)]
-                link.out, link.inbox, link.unanswered = [], [], []
-                for ballot in failed:
-                    ballot.fail(0, ConnectionError("lost"), maybe=True)
-                machine.connected(True)
-            case "gives up":
-                self.gives_up -= 1
-                self.calls.pop(who).abandon()
-                self.done[who] = None
+        if who == "late":
+            self._read_late(int(what.rpartition(" ")[2]))
+        elif who in self.cores:
+            self._do(self.cores[who], self.machines[who], what)
+        else:
+            self._call(next(each for each in self.callers if each.name == who), what)
         self._settle()
 
+    def _do(self, core: Core, machine: Machine, what: str) -> None:
+        if what == "a timer fires":
+            self._fire(core)
+            return
+        if what == "closes":
+            self._close(core, machine)
+            return
+        index = next(int(word) for word in what.split() if word.isdigit())
+        node = core.quorum.nodes[index]
+        if what.endswith("reads"):
+            op, handler = node.out.pop(0)
+            self._carry_out(index, op, handler, node)
+        elif what.startswith("reads"):
+            self._read(index, machine, node)
+        elif what.startswith("connects"):
+            node.connect()
+            machine.connected(True)
+        elif what.startswith("loses"):
+            self.left["cuts"] -= 1
+            self.calm = False
+            if unread := node.cut():
+                self.late.append((index, unread))
+            if self._without is Rule.PENDING:
+                node.pending._releases.clear()  # noqa: SLF001
+        else:
+            self.left["overdue"] -= 1
+            self.calm = False
+            node.unanswered[0].fail(index, TimeoutError("late"), maybe=True)
+
+    def _call(self, caller: Caller, what: str) -> None:
+        """A caller does something."""
+        want, machine = caller.want, self.machines[caller.want.client]
+        match what:
+            case "acquires":
+                owner = want.client if want.entries > 1 else None
+                terms = Terms(_name(want.kind), want.kind, want.settings, caller.task, want.timeout, owner)
+                self._start(caller, Acquisition(machine, terms))
+            case "adopts":
+                handle = parse_handle(self.handles.pop())
+                terms = Terms(handle.name, want.kind, want.settings, caller.task, None)
+                self._start(caller, Adoption(machine, terms, handle))
+            case "wakes":
+                self._wake(caller)
+            case "gives up":
+                self.left["gives_up"] -= 1
+                self.calm = False
+                self._give_up(caller)
+            case "detaches":
+                caller.extending = caller.tenures[0].hold.extend(LEASE)
+            case "releases":
+                self._release(caller)
+
+    def _start(self, caller: Caller, claim: Claim) -> None:
+        if self._without is Rule.LEAVE:
+            claim._leave = partial(_forget, claim)  # type: ignore[method-assign] # noqa: SLF001
+        caller.claim = claim
+        caller.entered += 1
+        try:
+            claim.start()
+        except LockError:
+            claim.abandon()
+            self._end(caller)
+
+    def _wake(self, caller: Caller) -> None:
+        """As `calls._result_of`."""
+        claim, caller.claim = caller.claim, None
+        assert claim is not None  # noqa: S101 - the choice
+        core = self.cores[caller.want.client]
+        if isinstance(claim.future.exception(), BaseException):
+            claim.abandon()
+            self._end(caller)
+            return
+        result = claim.take()
+        if core.closed or (isinstance(result, Tenure) and result.lost_early):
+            give_back(result)
+            caller.entered -= 1
+            if core.closed:
+                self._end(caller)
+            else:
+                self._start(caller, claim.again())
+        elif isinstance(result, Tenure):
+            self._enter(caller, result)
+        else:
+            self._end(caller)
+
+    def _enter(self, caller: Caller, tenure: Tenure) -> None:
+        caller.tenures.append(tenure)
+        exclusive = not caller.want.kind.shared or caller.want.kind in (WRITE, BOTH)
+        again = len(caller.tenures) > 1 or caller.want.adopts  # with the token that the hold has
+        if exclusive and not again and caller.want.settings.fencing:
+            for name in tenure.hold.names:
+                if tenure.fence <= self.top.get(name, 0):
+                    self.flaw = "a token did not rise"
+        for name in tenure.hold.names:
+            self.top[name] = max(self.top.get(name, 0), tenure.fence)
+
+    def _give_up(self, caller: Caller) -> None:
+        claim, caller.claim = caller.claim, None
+        assert claim is not None  # noqa: S101 - the choice
+        if self._without is not Rule.GIVE_BACK or not claim.future.done():
+            claim.abandon()
+        for tenure in caller.tenures:
+            tenure.hold.end(tenure)
+        self._end(caller)
+
+    def _release(self, caller: Caller) -> None:
+        tenure = caller.tenures.pop()
+        if caller.want.done_for and tenure.held:
+            tenure.mark_done(caller.want.done_for)
+        tenure.hold.end(tenure)
+        caller.ended = not caller.tenures
+
+    def _end(self, caller: Caller) -> None:
+        caller.tenures = []
+        caller.ended = True
+
+    def _fire(self, core: Core) -> None:
+        self.left["timers"] -= 1
+        timer = core.clock.next()
+        self.time = max(self.time, timer.when)
+        call_now, timer.call = timer.call, None
+        call_now()
+
+    def _close(self, core: Core, machine: Machine) -> None:
+        """As `Session.aclose`. What is under way may still arrive."""
+        self.left["closes"] -= 1
+        self.calm = False
+        core.closed = True
+        machine.queues.close()
+        for hold in machine.holds.in_slices():
+            if hold is not None:
+                hold.close()
+        machine.watchdog.stop()
+        for claim in list(machine.under_way):
+            claim.close()
+        for caller in self.callers:
+            if caller.want.client == core.letter and caller.claim is None:
+                self._end(caller)
+
     def _settle(self) -> None:
-        """The next turns of both clients, and the calls that have ended."""
+        """The next turns of all clients, and the rounds before a detach."""
         for core in self.cores.values():
             while core.calls:
                 call, args = core.calls.pop(0)
                 call(*args)
-        for who, acquisition in list(self.calls.items()):
-            if acquisition.future.done():
-                del self.calls[who]
-                if isinstance(acquisition.future.exception(), QuorumUnavailable):  # its patience has ended
-                    self.done[who] = None
+        for caller in self.callers:
+            if caller.extending is not None and caller.extending.outcome is not None:
+                ballot, caller.extending = caller.extending, None
+                if caller.ended:
                     continue
-                result = acquisition.take()
-                if isinstance(result, Tenure):
-                    self.tenures[who] = result
-                    self.flaw = self.flaw or ("" if result.fence > self.top else "a token did not rise")
-                    self.top = max(self.top, result.fence)
+                tenure = caller.tenures[0]
+                if ballot.outcome is WON and tenure.held:
+                    self.handles.append(handle_of(tenure.hold.op, tenure.hold.last_fence))
+                    tenure.hold.detach(tenure)
+                    self._end(caller)
+                else:
+                    self._release(caller)
+                self._settle()
 
-    def _carry_out(self, who: str, op: Op, ballot: Ballot) -> None:
-        """The node carries an op out; its reply and its notices are on their way."""
-        change, vote = decided(op, [self.state], WALL + self.time, lambda tag: True)
-        [self.state] = change.states
-        link = self.links[who]
-        link.unanswered.append(ballot)
-        link.inbox.append((ballot, vote))
+    # -- the nodes -----------------------------------------------------------------------------------------------
+
+    def _carry_out(self, index: int, op: Op, handler: Any, node: Node) -> None:
+        """A node carries an op out; its reply and its notices are on their way."""
+        vote = self._decide(index, op)
+        node.unanswered.append(handler)
+        node.inbox.append((handler, vote))
+
+    def _read_late(self, number: int) -> None:
+        index, ops = self.late[number]
+        self._decide(index, ops.pop(0))
+        if not ops:
+            del self.late[number]
+
+    def _decide(self, index: int, op: Op) -> object:
+        if self._without is Rule.TOMBSTONE:
+            op.tombstone = False
+        states, keys = self.states[index], keys_of("", op)
+        before = [states.get(key, State()) for key in keys]
+        change, vote = decided(op, before, WALL + self.time, partial(self._listens, index))
+        states.update(zip(keys, change.states, strict=True))
         for notice in change.notices:
-            self.links[notice.id[0]].inbox.append(notice)
+            self.cores[notice.id[0]].quorum.nodes[index].inbox.append(notice)
+        return vote
 
-    def _read(self, who: str, message: Any) -> None:
-        if len(message) == 2:
-            ballot, vote = message
-            self.links[who].unanswered.remove(ballot)
-            ballot.answer(0, vote)
+    def _listens(self, index: int, tag: str) -> bool:
+        node: Node = self.cores[tag[0]].quorum.nodes[index]
+        return node.listens and not self.cores[tag[0]].closed
+
+    def _read(self, index: int, machine: Machine, node: Node) -> None:
+        message: Any = node.inbox.pop(0)
+        if isinstance(message, Notice):
+            machine.received(index, message)
         else:
-            self.machines[who].received(0, message)
+            handler, vote = message
+            node.unanswered.remove(handler)
+            handler.answer(index, vote)
+
+    # -- what must never be --------------------------------------------------------------------------------------
 
     def wrong(self) -> str | None:
         """The flaw of this state."""
-        if sum(tenure.held for tenure in self.tenures.values()) > 1:
-            return "two holders"
-        if self.flaw:
-            return self.flaw
-        known = self._known_ids()
-        if {each.id for each in self.state.holds} - known or {each.id for each in self.state.queue} - known:
+        return self.flaw or self._wrong_holds() or self._wrong_nodes() or self._wrong_end()
+
+    def _held(self) -> list[tuple[Caller, Tenure]]:
+        return [(each, tenure) for each in self.callers for tenure in each.tenures if tenure.held]
+
+    def _wrong_holds(self) -> str | None:
+        held = self._held()
+        for caller, tenure in held:
+            for other, another in held:
+                if tenure.hold is not another.hold and set(tenure.hold.names) & set(another.hold.names):
+                    kinds = caller.want.kind, other.want.kind
+                    if not all(kind is READ or isinstance(kind, Semaphore) for kind in kinds):
+                        return "two holders"
+            if isinstance(caller.want.kind, Semaphore) and len(held) > caller.want.kind.slots:
+                return "two holders"
+            has = [self._has(index, tenure) for index in range(self.scene.nodes)]
+            if sum(has) <= self.scene.nodes // 2:
+                return "no majority has it"
+        return None
+
+    def _has(self, index: int, tenure: Tenure) -> bool:
+        """Whether a node has the hold, under each of its names."""
+        return all(
+            any(each.id == tenure.hold.op.id for each in self._state(index, name).holds) for name in tenure.hold.names
+        )
+
+    def _state(self, index: int, name: str) -> State:
+        return self.states[index].get(name, State()).at(WALL + self.time)
+
+    def _wrong_nodes(self) -> str | None:
+        known, found, taken = self._known_ids(), set[str](), False
+        for index, states in enumerate(self.states):
+            for name in states:
+                state = self._state(index, name)
+                found |= {each.id for each in state.queue}
+                found |= {each.id for each in state.holds if each.id != DONE}
+                taken = taken or bool(state.holds)
+        if found - known:
             return "an orphan"
-        under_way = any(link.out or link.inbox or link.unanswered for link in self.links.values())
-        if len(self.done) < len(self.links) or under_way:
+        nothing = all(node.quiet for node in self._nodes()) and not self._is_late()
+        waits = [each for each in self.callers if each.claim is not None and not each.wakes]
+        return "a free name" if self.calm and nothing and waits and not taken and self.scene.nodes == 1 else None
+
+    def _is_late(self) -> bool:
+        """Whether a timer is overdue: a ticket may have expired before its owner has renewed it."""
+        timers = [core.clock.next() for core in self.cores.values()]
+        return any(timer is not None and timer.when < self.time for timer in timers)
+
+    def _wrong_end(self) -> str | None:
+        if not all(each.ended for each in self.callers) or not all(node.quiet for node in self._nodes()):
             return None
-        left = any(each.under_way or len(each.holds) or each.tickets.all() for each in self.machines.values())
-        return "something is left" if left else None
+        if any(each.under_way or len(each.holds) or each.tickets.all() for each in self.machines.values()):
+            return "something is left"
+        return None
 
     def _known_ids(self) -> set[str]:
-        """Of holds, of claims, and of ops under way."""
-        known = {hold.op.id for each in self.machines.values() for hold in each.holds.of(NAME)}
-        for link in self.links.values():
-            known.update(op.id for op, _ in link.out)
-            known.update(ballot.op.id for ballot in link.unanswered)
-        attempts = [each._attempt for each in self.calls.values()]  # noqa: SLF001 - there is no other way to it
-        return known | {each.op.id for each in attempts if each is not None and each.op is not None}
+        """Of holds, of claims, of handles, and of ops under way."""
+        known = {parse_handle(each).id for each in self.handles} | {op.id for _, ops in self.late for op in ops}
+        known |= {hold.op.id for each in self.machines.values() for hold in each.holds.in_slices() if hold is not None}
+        for node in self._nodes():
+            known |= node.known_ids()
+        for caller in self.callers:
+            known |= {tenure.hold.op.id for tenure in caller.tenures}
+        for machine in self.machines.values():
+            for claim in machine.under_way:
+                known |= _ids_of(claim)
+        return known
 
     def good(self) -> bool:
-        """Both are done; or one waits for a timer, and no more may fire."""
-        if len(self.done) == len(self.links):
+        """All have ended; or one waits for a timer, and no more may fire."""
+        if all(each.ended for each in self.callers):
             return True
-        waits = any(self.cores[letter].clock.next() is not None for letter in self.calls)
-        return waits and not self.timers
+        if any(each.want.adopts and not each.entered for each in self.callers) and all(
+            each.ended or each.want.adopts for each in self.callers
+        ):
+            return True  # nobody has detached it
+        waits = any(self.cores[each.want.client].clock.next() is not None for each in self.callers if each.claim)
+        return waits and not self.left["timers"]
 
 
-def _forget(call: Acquisition) -> None:
+def _name(kind: Kind) -> str:
+    return ", ".join(part.name for part in kind.parts) or "x"
+
+
+def _ids_of(claim: Any) -> set[str]:
+    """The ids that a claim may have at the nodes."""
+    attempt = claim._attempt  # noqa: SLF001 - there is no other way to it
+    ids = {claim._op.id, claim._handle.id} if isinstance(claim, Adoption) else set[str]()  # noqa: SLF001
+    if attempt is not None and attempt.op is not None:
+        ids.add(attempt.op.id)
+    if attempt is not None and attempt.ticket is not None:
+        ids.add(attempt.ticket.id)
+    return ids
+
+
+def _forget(call: Any) -> None:
     """In the place of the undo: the rule is taken out."""
     if call._attempt is not None:  # noqa: SLF001
         call._attempt.use_new_id()  # noqa: SLF001
@@ -427,4 +813,18 @@ class Shipped:
 
 def scene(name: str, without: Rule | None = None) -> Shipped:
     """The model of a scene."""
-    return Shipped(SCENES[name], without)
+    return Shipped((SCENES | LARGE)[name], without)
+
+
+def main() -> None:
+    """Explore these scenes, or all, and print what was found. The exit code is 1 if a scene has a flaw."""
+    flaws = 0
+    for name in sys.argv[1:] or [*SCENES, *LARGE]:
+        report = explore(scene(name))
+        flaws += report.flaw is not None
+        print(f"{name}: {report.states} states, {'no flaw found' if report.flaw is None else report.flaw}", flush=True)
+    sys.exit(min(flaws, 1))
+
+
+if __name__ == "__main__":
+    main()

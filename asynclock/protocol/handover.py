@@ -84,7 +84,7 @@ class Adoption(Claim):
         self._op = Op(ADOPT, terms.kind, terms.name, new_id, settings.lease, seed, memory, queueing=queueing)
         self._attempt = Attempt(machine.holds, machine.tickets, terms, None)
         self._pace = Pace(core.random, core.settings.patience)
-        self._traces: set[int] = set()  # the nodes where an earlier round took effect or still may
+        self._traces: dict[int, None] = {}  # the nodes where an earlier round took effect or still may
 
     def start(self) -> None:
         self._machine.under_way[self] = None
@@ -131,7 +131,7 @@ class Adoption(Claim):
             return
         if self._op.revoked:  # granted, but too late: it was released, and no later op may bring it back
             raise self._refused()
-        self._traces.update(asked.traces())
+        self._traces.update(dict.fromkeys(asked.traces()))
         plan = self._pace.after_outage(self._core.clock.now(), math.inf)
         error = self._core.quorum.unavailable(last, self.terms.name)
         if plan is None or isinstance(error, ConfigError):

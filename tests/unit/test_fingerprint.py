@@ -14,11 +14,13 @@ from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
 from spec.machine import Scene, World
 
-STEPS = ("a", "acquires"), ("b", "acquires"), ("a", "the node reads"), ("b", "the node reads"), ("b", "reads")
+STEPS = (
+    ("a0", "acquires"), ("b1", "acquires"), ("a", "node 0 reads"), ("b", "node 0 reads"), ("b", "reads of node 0"),
+)  # fmt: skip
 
 
 def world(*steps: tuple[str, str]) -> World:
-    made = World(Scene(losses=1, timers=1), None)
+    made = World(Scene(cuts=1, timers=1))
     for who, what in steps:
         made.do(who, what)
     return made
@@ -37,7 +39,7 @@ def test_steps_that_do_not_meet_give_one_state() -> None:
     before = STEPS[:2]
     meet = world(*before, one, two).fingerprint(), world(*before, two, one).fingerprint()
     assert meet[0] != meet[1]  # the node decides in the order in which it reads
-    reads = ("a", "reads"), ("b", "reads")
+    reads = ("a", "reads of node 0"), ("b", "reads of node 0")
     assert world(*STEPS[:4], *reads).fingerprint() == world(*STEPS[:4], *reversed(reads)).fingerprint()
 
 
