@@ -18,7 +18,7 @@ The flaws:
     a token did not rise    the token of an exclusive tenure is not above the tokens before it
     an orphan               a node has a hold or a ticket of an id that no client knows, and no op of it is under way
     a free name             nobody has the name, nothing is under way or has gone wrong, and a caller waits
-    something is left       all callers have ended, and a machine or a node has a claim, a hold or a ticket
+    something is left       all callers have ended, and a machine has a claim, a hold or a ticket
     dead end                a caller that neither gets the name nor waits for a timer
 """
 
@@ -295,12 +295,12 @@ class Node:
         self.unanswered: list[Any] = []  # the handlers of what was carried out, with the reply on its way
         self._index = index
         self._world = world
-        self._lost_at = -1.0
+        self.lost_at = -1.0
 
     def send(self, op: Op, handler: Any) -> None:
         now = self._world.time
         if self.error is not None:
-            if op.verb is RELEASE and op.since <= self._lost_at:
+            if op.verb is RELEASE and op.since <= self.lost_at:
                 self.pending.add(op, now, now)
             handler.fail(self._index, self.error, maybe=False)
             return
@@ -322,7 +322,7 @@ class Node:
         unread = [op for op, _ in self.out]
         self.out, self.inbox, self.unanswered = [], [], []
         self.pending.cut_off(handlers, now, now)
-        self.error, self.listens, self._lost_at = ConnectionError("lost"), False, now
+        self.error, self.listens, self.lost_at = ConnectionError("lost"), False, now
         for handler in handlers:
             handler.fail(self._index, self.error, maybe=True)
         return unread
@@ -345,7 +345,7 @@ class Node:
 
 @dataclass
 class Caller:
-    """A task that uses a lock. It prints as its number and client."""
+    """A task that uses a lock."""
 
     number: int
     want: Want
@@ -373,7 +373,7 @@ class World:
         self.time = 1_000.0
         self.states: list[dict[str, State]] = [{} for _ in range(scene.nodes)]
         self.late: list[tuple[int, list[Op]]] = []  # of broken connections: what each node has not read
-        self.left = dict(scene._asdict())  # how much may still go wrong
+        self.left = scene._asdict()  # how much may still go wrong
         self.cores: dict[str, Core] = {}
         for want in scene.wants:
             if want.client not in self.cores:
@@ -390,7 +390,8 @@ class World:
         inside = (
             self.machines, self.callers, self.states, self.late, self.left, self.handles, self.top, self.flaw,
             self.calm, self.time, [core.closed for core in self.cores.values()],
-            [[node.out, node.inbox, node.unanswered, node.pending, node.error is None] for node in self._nodes()],
+            [[each.out, each.inbox, each.unanswered, each.pending, each.error is None, each.lost_at]
+             for each in self._nodes()],
             [[(each.when, each.call) for each in core.clock.timers if each.call] for core in self.cores.values()],
         )  # fmt: skip
         settings = [core.settings for core in self.cores.values()]
@@ -722,7 +723,7 @@ class World:
 
     def _known_ids(self) -> set[str]:
         """Of holds, of claims, of handles, and of ops under way."""
-        known = {parse_handle(each).id for each in self.handles} | {op.id for _, ops in self.late for op in ops}
+        known = {parse_handle(each).id for each in self.handles}
         known |= {hold.op.id for each in self.machines.values() for hold in each.holds.in_slices() if hold is not None}
         for node in self._nodes():
             known |= node.known_ids()
