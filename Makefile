@@ -3,7 +3,9 @@
 # make package   build the sdist and the wheel, check them, and use the wheel in an empty environment
 # make smoke     each kind of lock, with the lowest and with the newest version of each dependency
 # make mutants   each line of the scripts is needed: every change of them, not some; and more random histories
+# make explore  all orders of events in small worlds: the models of spec/, and the shipped client (ARGS="--within 30")
 # make simulate the shipped client in virtual time: an hour for each seed, from a new base (SEEDS=60)
+# make stack     the same with the real client over simulated sockets and servers: six runs of a minute for each seed
 # make calm      the whole suite ten times in a row, three times beside two busy loops: is it ever red by chance?
 # make drivers   each kind of lock over psycopg and aiomysql, which users may name in a url
 # make failovers a PostgreSQL primary fails under load, in eight ways: double holders, tokens, how long nobody enters
@@ -25,7 +27,7 @@ TEST := $(VENV)/installed-test
 BENCH := $(VENV)/installed-bench
 RELEASE := $(VENV)/installed-release
 
-.PHONY: demo test lint compile check mutants simulate calm drivers failovers chaos compose services package smoke test-all bench clean
+.PHONY: demo test lint compile check mutants explore simulate stack calm drivers failovers chaos compose services package smoke test-all bench clean
 
 demo: $(CLI)
 	$(BIN)/asynclock demo
@@ -57,10 +59,18 @@ mutants: $(TEST)
 		tests/agreement/test_mutex_agreement.py tests/agreement/test_shared_agreement.py \
 		tests/agreement/test_multi_agreement.py
 
+# Three minutes. ARGS=machine:closes for one scene.
+explore: $(TEST)
+	$(BIN)/python -m spec --jobs 0 $(ARGS)
+
 # Two minutes. ARGS="--base 7 --run 3" repeats a run.
 SEEDS := 60
 simulate: $(TEST)
 	$(BIN)/python -m simulation --jobs 0 --seeds $(SEEDS) $(ARGS)
+
+# Two minutes. ARGS="--base 7 --run 3" repeats a run.
+stack: $(TEST)
+	$(BIN)/python -m simulation.stack --jobs 0 --seeds $(SEEDS) $(ARGS)
 
 # An hour. ARGS="--runs 1 --busy 0" is one run, with its time.
 calm: $(TEST)

@@ -48,11 +48,6 @@ def running_task() -> asyncio.Task[Any] | None:
         return None
 
 
-def owner_of(task: object) -> str:
-    """What owns the leases that this task acquires: itself; or the thread for which it runs (`blocking/calls.py`)."""
-    return getattr(task, "owner_is", "task")
-
-
 def start_thread(thread: threading.Thread, loop: asyncio.AbstractEventLoop) -> None:
     """Start the thread that will run this loop. Raises RuntimeError if the system gives no thread; then the loop is
     closed."""

@@ -209,6 +209,12 @@ def lock_settings(name: str, options: Mapping[str, Any], client: ClientSettings)
     return lock
 
 
+def check_options(options: Mapping[str, Any], *, of_a_mutex: bool = False) -> None:
+    """Check the options of a lock whose client is not known yet: their names and types, and the range of each time.
+    `of_a_mutex`: it may have those of a mutex, too. Raises ConfigError."""
+    _checked({key: value for key, value in options.items() if not (of_a_mutex and key in _OF_A_MUTEX)}, _LOCK, "lock")
+
+
 def same_terms(a: LockSettings, b: LockSettings) -> bool:
     """Whether a hold acquired with `a` may be passed on to a waiter with `b`: all but their timeouts and labels are
     equal."""

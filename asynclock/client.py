@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
     from types import TracebackType
 
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
 
     from asynclock._options import Seconds
     from asynclock.events import Event
@@ -80,7 +80,7 @@ class Redlock:
     Source: https://redis.io/docs/latest/develop/use/patterns/distributed-locks/
     """
 
-    def __init__(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
+    def __init__(self, *nodes: str | Redis | RedisCluster | Store, **options: Unpack[ClientOptions]) -> None:
         self._settings = ClientSettings()
         self._given: Mapping[str, Any] = {}  # the options that were given, to __init__ or to configure()
         self._ready_made = self._unread = not nodes  # it takes other options from the environment; not read yet
@@ -102,7 +102,7 @@ class Redlock:
     def __reduce__(self) -> str:
         raise TypeError("a Redlock cannot be pickled: make one in the other process, from the same urls and options")
 
-    def configure(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
+    def configure(self, *nodes: str | Redis | RedisCluster | Store, **options: Unpack[ClientOptions]) -> None:
         """Set the nodes and the options of a client that is not in use: before its first use, after `aclose`, or after
         the end of each event loop that used it. Raises ConfigError."""
         if self._sessions.in_use():
@@ -354,7 +354,7 @@ class Redlock:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _set(self, nodes: tuple[str | Redis | Store, ...], options: ClientOptions) -> None:
+    def _set(self, nodes: tuple[str | Redis | RedisCluster | Store, ...], options: ClientOptions) -> None:
         given = {**self._given, **options}
         settings = self._settings_of(given)
         stores = stores_for(nodes) if nodes else self._stores

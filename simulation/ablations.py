@@ -1,4 +1,5 @@
-"""Rules of the shipped client and of the shipped nodes, each taken out by a patch. The simulation finds what breaks.
+"""Rules of the shipped client and of the shipped nodes, each taken out by a patch. Walks through small worlds
+(`spec/walks.py`), the model of restarts (`spec/restart.py`) or the simulation find what breaks.
 
 python -m simulation.ablations [NAME ...]     the table of docs/evidence.md
 """
@@ -12,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest import mock
 
-from asynclock.protocol import attempt, hold, local_queue, planner
+from asynclock.protocol import hold, local_queue, planner, rounds
 from asynclock.protocol.acquisition import Acquisition
-from asynclock.protocol.attempt import Attempt, Ticket
-from asynclock.protocol.hold import Hold
+from asynclock.protocol.hold import Hold, Tenure
 from asynclock.protocol.planner import Plan
+from asynclock.protocol.rounds import Rounds, RoundsAtMany, RoundsAtOne, Ticket
 from asynclock.quorum import quarantine
 from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.quorum import Quorum
@@ -24,6 +25,8 @@ from asynclock.rules.decide import Decision
 from asynclock.rules.model import Op, Serve
 from simulation.plan import RUNS, plan_of
 from simulation.world import simulate
+from spec import restart, walks
+from spec.explorer import explore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +34,10 @@ if TYPE_CHECKING:
     from simulation.checks import Flaw
 
 HOURS = 40
-"""Seeds that are tried for a rule, at most."""
+"""Seeds of the simulation that are tried for a rule, at most."""
+
+WALKS = 100
+"""Walks through each scene that are tried for a rule, at most."""
 
 
 class Ablation(NamedTuple):
@@ -53,8 +59,8 @@ def _last_sending(ticket: Any) -> tuple[float, int] | None:
     return max(ticket._sent_at.values()), top
 
 
-def _late_undo(self: Any, ballot: Any, keep_ticket: bool) -> None:
-    self._core.own_clock.call_at(self._core.clock.now() + 0.05, partial(_UNDO, self, ballot, keep_ticket))
+def _late_undo(self: Any, ballot: Any, back: Any = None) -> None:
+    self._core.own_clock.call_at(self._core.clock.now() + 0.05, partial(_UNDO, self, ballot, back))
 
 
 def _undo_that_serves(serve: Serve) -> Callable[..., Any]:
@@ -70,9 +76,9 @@ def _undo_that_serves(serve: Serve) -> Callable[..., Any]:
     return undo
 
 
-def _without_leave(self: Any, planner: Any, attempt: Any, ballot: Any, now: float) -> Any:
+def _without_leave(self: Any, planner: Any, rounds: Any, ballot: Any, now: float) -> Any:
     with mock.patch.object(Acquisition, "_leave", _nothing):
-        return _WITHOUT_MAJORITY(self, planner, attempt, ballot, now)
+        return _WITHOUT_MAJORITY(self, planner, rounds, ballot, now)
 
 
 def _new_if(condition: Callable[[Any], bool]) -> Callable[..., Any]:
@@ -89,6 +95,25 @@ def _own_counter(self: Any, seed: int | None, memory: float, span: int) -> None:
     self._put(fence=self.state.fence + span, fence_ends=self.now + memory)
 
 
+class _Admitting:
+    """A kind whose queue is always served."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kind, name)
+
+    def admits(self, holds: object, id: str) -> bool:
+        del holds, id
+        return True
+
+
+def _serves_always(self: Any) -> bool:
+    self.kind = _Admitting(self.kind)
+    return True
+
+
 def _any_hold(self: Any) -> Any:
     return next(iter(self.state.holds), None)
 
@@ -100,6 +125,26 @@ def _always_back(self: Any) -> Any:
         return reply
     self._enqueue()
     return replace(reply, state=self.state, notices=tuple(self.notices))
+
+
+def _releases_all(self: Any) -> Any:
+    reply = _RELEASE(self)
+    return replace(reply, state=replace(reply.state, holds=()))
+
+
+def _adopt_beside(self: Any) -> Any:
+    before = self.state.holds
+    reply = _ADOPT(self)
+    kept = [each for each in before if each.id == self.op.queueing.waiter]
+    return replace(reply, state=replace(reply.state, holds=(*reply.state.holds, *kept)))
+
+
+def _kept_for_longer(self: Any, id: str, ends: float) -> None:
+    _HOLD(self, id, ends + 300.0)
+
+
+def _tells_nobody(self: Any, task: object, on_lost: object) -> None:
+    _ENTER(self, task, _nothing)
 
 
 def _only_ticket_order(self: Any, serve: Any, fair: bool, span: int, fresh: float, tasks: int) -> Any:
@@ -119,9 +164,10 @@ def _still_counts(self: Any, ballot: Any, index: int, refusal: Any) -> None:
     self._recount()
 
 
-_UNDO, _QUORUM_UNDO, _SEND = Attempt.undo, Quorum.undo, Ticket.send
+_UNDO, _QUORUM_UNDO, _SEND = Rounds._undo, Quorum.undo, Ticket.send
 _WITHOUT_MAJORITY, _JUDGE = Acquisition._plan_without_majority, quarantine.judge
-_HOLD, _RELEASE, _REFUSED_BY = Decision._hold, Decision.release, Hold._refused_by
+_HOLD, _RELEASE, _ADOPT, _REFUSED_BY = Decision._hold, Decision.release, Decision.adopt, Hold._refused_by
+_ENTER = Tenure.enter
 
 ABLATIONS = {
     "NUMBERED_VALIDITY": Ablation(
@@ -134,7 +180,7 @@ ABLATIONS = {
         "the command that frees the name serves the queue", Decision, "_may_serve", lambda self: False
     ),
     "ONLY_FREER_SERVES": Ablation(
-        "no other command serves the queue of a mutex that is held", Decision, "_may_serve", lambda self: True
+        "no other command serves the queue of a name that is held", Decision, "_may_serve", _serves_always
     ),
     "LEAVING_TAKES_TICKET": Ablation("a release deletes the ticket of its id", Decision, "_drop", _nothing),
     "ONLY_OWN_HOLD": Ablation("a release deletes the hold only if it is the id's", Decision, "_mine", _any_hold),
@@ -145,12 +191,12 @@ ABLATIONS = {
     "BACK_WHERE_IT_HELD": Ablation(
         "an undo puts a ticket back only where it removes a hold", Decision, "release", _always_back
     ),
-    "UNDO_FIRST": Ablation("undo k is sent before attempt k + 1", Attempt, "undo", _late_undo),
+    "UNDO_FIRST": Ablation("undo k is sent before round k + 1", Rounds, "_undo", _late_undo),
     "QUIET_UNDO": Ablation("an undo of a minority serves nobody", Quorum, "undo", _undo_that_serves(Serve.WAKE)),
     "WAKING_UNDO": Ablation(
         "an undo that may have had a majority serves the queue", Quorum, "undo", _undo_that_serves(Serve.NOBODY)
     ),
-    "UNDO": Ablation("a round that was refused or had no answer is undone", Attempt, "undo", _nothing),
+    "UNDO": Ablation("a round that was refused or had no answer is undone", Rounds, "_undo", _nothing),
     "BACK_OFF": Ablation(
         "after split votes the pause is random and grows",
         planner,
@@ -192,9 +238,13 @@ ABLATIONS = {
     "DRIFT": Ablation("the drift allowance is subtracted", hold, "drift", lambda lease: 0.0),
     "REFUSAL_COUNTS": Ablation("a node that refuses a renewal no longer counts", Hold, "_refused_by", _still_counts),
     "RAISE": Ablation("a release and an extend raise the counter", Decision, "_raise", _nothing),
-    "WITHDRAW": Ablation("the winner withdraws its other tickets", Attempt, "withdraw_ticket", _nothing),
+    "WITHDRAW": Ablation("the winner withdraws its other tickets", Rounds, "withdraw_ticket", _nothing),
     "MERGED_ENDS": Ablation("a lease ends at the majority-th latest of its ends", hold, "valid_until", max),
-    "ADOPT_ONCE": Ablation("a claim that is given up withdraws its id", attempt, "withdraw", _nothing),
+    "LOSS_IS_TOLD": Ablation("a loss interrupts the body", Tenure, "enter", _tells_nobody),
+    "OTHERS_STAY": Ablation("a release deletes no other hold", Decision, "release", _releases_all),
+    "HANDLE_ONCE": Ablation("an adoption ends the hold that it takes over", Decision, "adopt", _adopt_beside),
+    "EXPIRES": Ablation("a server keeps a hold for its lease", Decision, "_hold", _kept_for_longer),
+    "ADOPT_ONCE": Ablation("a claim that is given up withdraws its id", rounds, "withdraw", _nothing),
 }
 
 
@@ -207,6 +257,8 @@ def without(name: str) -> Iterator[None]:
         from asynclock.protocol import handover
 
         owners += [each for each in (hold, handover) if hasattr(each, ablation.attribute)]
+    if ablation.owner is Rounds:  # with the strategies that have a method of their own
+        owners += [each for each in (RoundsAtOne, RoundsAtMany) if ablation.attribute in vars(each)]
     patches = [mock.patch.object(owner, ablation.attribute, ablation.instead) for owner in owners]
     for patch in patches:
         patch.start()
@@ -228,11 +280,27 @@ def find(name: str, base: int = 0, hours: int = HOURS) -> tuple[int, int, Flaw] 
     return None
 
 
+def find_in_small(name: str, number: int = WALKS) -> tuple[str, str] | None:
+    """The first scene of a walk with a flaw, and the flaw. Also the scene of the model of restarts that needs the rule,
+    if there is one."""
+    with without(name):
+        if name in restart.Rule.__members__:
+            scene, _ = restart.BREAKS[restart.Rule[name]]
+            flaw = explore(restart.scene(scene)).flaw
+            return None if flaw is None else (f"restart: {scene}", flaw.what)
+        for seed in range(number):
+            for scene, each in walks.scenes():
+                if (flaw := walks.walk(each, seed).flaw) is not None:
+                    return f"{scene}; seed {seed}", flaw.what
+    return None
+
+
 def main() -> None:
     for name in sys.argv[1:] or ABLATIONS:
-        found = find(name)
-        place, what = ("not found", "") if found is None else (f"{found[0]}, {found[1]}", found[2].what)
-        print(f"| {ABLATIONS[name].rule} | `{name}` | {place} | {what} |", flush=True)
+        small, hour = find_in_small(name) or ("-", ""), find(name, hours=4)
+        place, what = ("-", "") if hour is None else (f"{hour[0]}, {hour[1]}", hour[2].what)
+        rule = ABLATIONS[name].rule
+        print(f"| {rule} | `{name}` | {small[0]} | {small[1]} | {place} | {what} |", flush=True)
 
 
 if __name__ == "__main__":

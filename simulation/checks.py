@@ -236,6 +236,10 @@ class Judge:
         if not lost_between:
             tokens.add(self.now, fence, key)
 
+    def was_broken(self, key: str) -> bool:
+        """Whether an operator has broken the hold with that id."""
+        return key in self._broken
+
     def _broken_since(self, name: str) -> bool:
         """Whether holds of that name were broken: then they may be given in another order than that of their grants."""
         owners = self._tokens[name].owners.values()
@@ -269,10 +273,20 @@ class Judge:
                 del self._records[record]
                 continue
             self._check_ends(record, tenure)
-            clock, loop = record.client.clock, record.client.loop
-            told_by = clock.true_time(tenure.ends) + _TOLD
-            if self.now > told_by and loop.runs_since < told_by - _TOLD and not record.client.closed:
-                self.fail("a loss was not told in time", f"{record} of {tenure.hold.name}")
+            if self._is_overdue(record, tenure):  # a refusal that came just now may have moved its end into the past
+                self._world.schedule.at(self.now + _TOLD, self._check_told, record)
+
+    def _check_told(self, record: Record) -> None:
+        """The client has had the time to tell a loss."""
+        tenure = record.tenure()
+        if tenure is not None and record in self._records and self._is_overdue(record, tenure):
+            self.fail("a loss was not told in time", f"{record} of {tenure.hold.name}")
+
+    def _is_overdue(self, record: Record, tenure: Tenure) -> bool:
+        """Whether it is open, although its loss was to be told by now, and its loop ran."""
+        client = record.client
+        told_by = client.clock.true_time(tenure.ends) + _TOLD
+        return tenure.open and self.now > told_by and client.loop.runs_since < told_by - _TOLD and not client.closed
 
     def writes(self, tenure: Tenure) -> None:
         """The program writes to the protected data, which refuses the writes of older tokens."""

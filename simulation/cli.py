@@ -9,17 +9,20 @@ import random
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from simulation.plan import RUNS, plan_of
+from simulation.plan import LONG_RUNS, RUNS, plan_of
 from simulation.shrink import shrink
 from simulation.world import simulate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from simulation.checks import Flaw
     from simulation.plan import Fault, Job
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
 
 LINES = 60
 """Of a trace: the last ones."""
@@ -38,6 +41,8 @@ class Hour(NamedTuple):
     faults: int = 0
     seconds: float = 0.0
     cpu: float = 0.0
+    histories: int = 0
+    undecided: int = 0
 
     @property
     def counts(self) -> bool:
@@ -45,14 +50,15 @@ class Hour(NamedTuple):
         return self.flaw is not None or (self.calls >= CALLS and self.faults >= FAULTS)
 
 
-def hour_of(seed: int, only: int | None = None) -> Hour:
-    """All runs of a seed; `only`: that one."""
+def hour_of(seed: int, runs: Sequence[int] = range(RUNS)) -> Hour:
+    """These runs of a seed."""
     hour = Hour(seed)
-    for run in range(RUNS) if only is None else (only,):
+    for run in runs:
         found = simulate(plan_of(seed, run))
         hour = Hour(
             seed, run if found.flaw is not None else -1, found.flaw, hour.calls + found.calls,
             hour.faults + found.faults, hour.seconds + found.seconds, hour.cpu + found.cpu,
+            hour.histories + found.histories, hour.undecided + found.undecided,
         )  # fmt: skip
         if found.flaw is not None:
             break
@@ -86,26 +92,46 @@ def explain(seed: int, run: int, flaw: Flaw) -> str:
     )
 
 
-def _hours(seeds: Iterable[int], jobs: int, only: int | None) -> Iterator[Hour]:
-    if jobs <= 1:
-        yield from map(partial(hour_of, only=only), seeds)
+def in_order(run: Callable[[_In], _Out], works: Iterable[_In], jobs: int) -> Iterator[_Out]:
+    """The result of each work, in so many processes (0: one for each core)."""
+    jobs = jobs or os.cpu_count() or 1
+    if jobs == 1:
+        yield from map(run, works)
         return
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(partial(hour_of, only=only), seeds)
+        yield from pool.map(run, works)
+
+
+def summary(done: Sequence[Hour], failed: Sequence[Hour]) -> str:
+    """The last line."""
+    histories = sum(each.histories for each in done)
+    checked = f"{histories:,} histories, {sum(each.undecided for each in done):,} undecided; " if histories else ""
+    return (
+        f"{len(done)} seeds: {sum(each.calls for each in done):,} operations, "
+        f"{sum(each.faults for each in done):,} faults, "
+        f"{sum(each.seconds for each in done) / 3600:.2f} simulated hours, "
+        f"{sum(each.cpu for each in done):.1f} s of CPU; "
+        + checked
+        + (f"violations in {len(failed)} seeds" if failed else "no violation found")
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1, help="so many hours")
     parser.add_argument("--base", type=int, help="the first seed; without it, a new one")
-    parser.add_argument("--run", type=int, help=f"only this one of the {RUNS} runs of each seed")
+    parser.add_argument("--run", type=int, help=f"only this one of the {LONG_RUNS.stop} runs of each seed")
+    parser.add_argument(
+        "--long", action="store_true", help="the runs of a quarter of an hour, with fewer faults an hour"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="so many processes; 0: one for each core")
     parser.add_argument("--within", type=float, help="stop after so many seconds")
     given = parser.parse_args(arguments)
     base = given.base if given.base is not None else random.SystemRandom().randrange(10**9)
+    runs = (given.run,) if given.run is not None else LONG_RUNS if given.long else range(RUNS)
     began, done, failed = time.monotonic(), list[Hour](), list[Hour]()
     print(f"seeds from {base}", flush=True)
-    for hour in _hours(range(base, base + given.seeds), given.jobs or os.cpu_count() or 1, given.run):
+    for hour in in_order(partial(hour_of, runs=runs), range(base, base + given.seeds), given.jobs):
         done.append(hour)
         if hour.flaw is not None:
             failed.append(hour)
@@ -113,13 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
         if given.within is not None and time.monotonic() - began > given.within:
             break
     thin = [hour.seed for hour in done if given.run is None and not hour.counts]
-    print(
-        f"{len(done)} seeds: {sum(hour.calls for hour in done):,} operations, "
-        f"{sum(hour.faults for hour in done):,} faults, "
-        f"{sum(hour.seconds for hour in done) / 3600:.2f} simulated hours, "
-        f"{sum(hour.cpu for hour in done):.1f} s of CPU; "
-        + (f"violations in {len(failed)} seeds" if failed else "no violation found"),
-    )
+    print(summary(done, failed))
     if thin:
         print(f"less than {CALLS} operations or {FAULTS} faults: {thin}")
     return 1 if failed or thin else 0

@@ -82,7 +82,7 @@ class Client:
         self.machine: Machine
         self.nodes = [SimulatedNode(self, server, world.links[slot, server.index]) for server in world.servers]
         nodes_of_port: Any = self.nodes
-        self.quorum = Quorum(nodes_of_port, self.clock, self.quarantine, Limits(nodes), self.loop.later)
+        self.quorum = Quorum(nodes_of_port, self.clock, self.loop.later, self.quarantine, Limits(nodes))
         self.machine = Machine(self, self.lag, nodes)
         self._opening: list[Result] = []  # of those that wait for its connections
         self._judging = False
@@ -244,6 +244,7 @@ class Client:
         terms = Terms(lock.name, lock.kind, lock.settings, task, timeout, owner)
         self.world.called(self.name, f"job {job.number} acquires {lock.name} (timeout={timeout})")
         session: Any = self
+        began = self.world.schedule.now
         self.world.promptness.waits(job, self)
         try:
             result = await calls.acquire(session, terms)
@@ -251,11 +252,12 @@ class Client:
             self.world.promptness.ended(job)
         if not isinstance(result, Tenure):
             return
-        await self._hold(job, result, task, depth)
+        await self._hold(job, result, task, depth, began)
 
-    async def _hold(self, job: Job, tenure: Tenure, task: Task, depth: int) -> None:
+    async def _hold(self, job: Job, tenure: Tenure, task: Task, depth: int, began: float) -> None:
         self.world.waits.pop(job.number, None)
         self.world.judge.entered(self, tenure, job.lock, job.number)
+        stay = self.world.histories.entered(self, job.owner or f"job {job.number}", job.lock, tenure, began)
         self.world.promptness.entered(job.lock)
         try:
             if not await self._works(tenure, task, job.holds_for / 2):
@@ -265,8 +267,10 @@ class Client:
                     await self._extend(tenure, job.extends_by)
                 await self._works(tenure, task, job.holds_for / 2)
         except (LockError, CancelledError):
+            self.world.histories.left(stay, held=tenure.held)
             self._release(job, tenure)
             raise
+        self.world.histories.left(stay, held=tenure.held)
         if job.ends_by == "drop":
             self.world.judge.dropped(tenure)
         elif job.ends_by == "detach" and tenure.held:
@@ -293,6 +297,8 @@ class Client:
         finally:
             timer.cancel()
             tenure.leave()
+        if tenure.loss is not None and not lost:
+            self.world.judge.fail("a loss was not told", f"{tenure.hold.name}: {tenure.loss}")
         tenure.check_clock()
         if tenure.held and not lost:
             self.world.judge.writes(tenure)
@@ -348,6 +354,7 @@ class Client:
         terms = Terms(job.lock.name, job.lock.kind, job.lock.settings, task, None)
         self.world.called(self.name, f"adopts {job.lock.name} of job {job.number}")
         session: Any = self
+        began = self.world.schedule.now
         try:
             result = await calls.adopt(session, terms, parse_handle(handle))
         except LockNotHeld:
@@ -357,7 +364,7 @@ class Client:
             return
         if isinstance(result, Tenure):
             self.world.judge.adopted(handle, result)
-            await self._hold(job.adopted, result, task, 0)
+            await self._hold(job.adopted, result, task, 0, began)
 
     def break_lock(self, lock: LockPlan) -> None:
         """An operator breaks a lock."""
@@ -406,6 +413,7 @@ class Client:
 
     def _gone(self) -> None:
         self.world.judge.gone(self)
+        self.world.histories.gone(self)
         for number, client in list(self.world.waits.items()):
             if client is self:
                 del self.world.waits[number]

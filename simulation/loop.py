@@ -24,16 +24,12 @@ _MOST_CALLS = 100_000
 class Event:
     """Something that happens at a true time."""
 
-    __slots__ = ("args", "call", "number", "when")
+    __slots__ = ("args", "call", "when")
 
-    def __init__(self, when: float, number: int, call: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def __init__(self, when: float, call: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.when = when
-        self.number = number
         self.call: Callable[..., object] | None = call
         self.args = args
-
-    def __lt__(self, other: Event) -> bool:
-        return (self.when, self.number) < (other.when, other.number)
 
     def cancel(self) -> None:
         self.call, self.args = None, ()
@@ -44,23 +40,37 @@ class Schedule:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._events: list[Event] = []
+        self._events: list[tuple[float, int, Event]] = []
         self._count = 0
 
     def at(self, when: float, call: Callable[..., object], *args: Any) -> Event:
         """Events of one moment happen in the order in which they were made."""
         self._count += 1
-        event = Event(max(when, self.now), self._count, call, args)
-        heappush(self._events, event)
+        when = max(when, self.now)
+        event = Event(when, call, args)
+        heappush(self._events, (when, self._count, event))
         return event
+
+    @property
+    def next_at(self) -> float:
+        """When the next event happens; math.inf: never."""
+        while self._events and self._events[0][2].call is None:
+            heappop(self._events)
+        return self._events[0][0] if self._events else math.inf
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        self.now, _, event = heappop(self._events)
+        if event.call is not None:
+            event.call(*event.args)
 
     def run(self, until: float, stop: Callable[[], bool]) -> None:
         """Let happen what happens until that time, or until `stop` is true."""
         events = self._events
-        while events and events[0].when <= until and not stop():
-            event = heappop(events)
+        while events and events[0][0] <= until and not stop():
+            when, _, event = heappop(events)
             if event.call is not None:
-                self.now = event.when
+                self.now = when
                 event.call(*event.args)
         if not stop():
             self.now = max(self.now, until)

@@ -1,10 +1,10 @@
-"""Changes of the shipped decisions, made automatically: does the simulation notice them?
+"""Changes of the shipped decisions, made automatically: do the walks (`spec/walks.py`) or the simulation notice them?
 
     python -m simulation.mutants --sample 100     so many of them, drawn at random; prints those that nobody noticed
 
 A mutant is one change of one file of `protocol/` or `quorum/`: a comparison, a constant, an operator, a guard that is
-always or never true, or a statement that is missing. Each is tried in a process of its own, over the runs of a few
-seeds. It is noticed by a flaw, by an error, or because a run does not end.
+always or never true, or a statement that is missing. Each is tried in a process of its own: in a few walks through
+each scene, and then in the runs of a few seeds. It is noticed by a flaw, by an error, or because a run does not end.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ PACKAGE = Path(__file__).parents[1] / "asynclock"
 
 SKIPPED = {"__init__.py", "fingerprint.py", "causes.py", "core.py"}
 """Without decisions: a picture of the state, messages, and a port."""
+
+WALKS = 4
+"""Through each scene."""
 
 CPU = 60
 """Seconds of CPU for one mutant, at most."""
@@ -185,7 +188,10 @@ def is_noticed(mutant: Mutant, seeds: Sequence[int]) -> bool:
 def _fails(seeds: Sequence[int]) -> bool:
     from simulation.plan import RUNS, plan_of
     from simulation.world import simulate
+    from spec.walks import scenes, walk
 
+    if any(walk(scene, seed).flaw is not None for seed in range(WALKS) for _, scene in scenes()):
+        return True
     return any(simulate(plan_of(seed, run)).flaw is not None for seed in seeds for run in range(RUNS))
 
 

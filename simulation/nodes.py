@@ -102,6 +102,7 @@ class SimulatedNode:
         if op.verb is not RELEASE and self.quarantined:
             if op.verb is EXTEND:  # the server may have the key, and must keep it
                 self._send(connection, Request("op", copy_of(op)), Ignored(self._clock.now(), op))
+                self._watch(handler.deadline)
             handler.fail(self.index, ConnectionError(f"{self.label} restarted a short while ago"), maybe=False)
             return
         wire = copy_of(op)
@@ -327,6 +328,11 @@ class SimulatedNode:
         return self._connection is not None and not self._connection.waiting and not self._pending.to_send
 
     # -- restarted servers ---------------------------------------------------------------------------------------
+
+    @property
+    def casts_no_vote(self) -> bool:
+        """Whether its client keeps it in quarantine now."""
+        return bool(self._quarantined_until > self._clock.now())
 
     @property
     def quarantined(self) -> bool:

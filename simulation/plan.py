@@ -22,6 +22,12 @@ RUNS = 12
 SECONDS = 300.0
 """... of so many seconds each: together an hour. What follows until all have ended does not count."""
 
+LONG_RUNS = range(RUNS, RUNS + 4)
+"""A seed has these runs as well, which are not made by default ..."""
+LONG_SECONDS = 900.0
+"""... of so many seconds each: also an hour. Each has as many jobs and faults, so there is more time between them:
+leases are renewed more often, and more of what is kept for a time ends."""
+
 JOBS = 150
 """Of one run, at least. A job calls two functions or more, unless it is refused."""
 
@@ -135,7 +141,7 @@ class Plan:
 
 def plan_of(seed: int, run: int) -> Plan:
     """The plan number `run` of a seed."""
-    return _Drawing(f"{seed}/{run}").plan()
+    return _Drawing(f"{seed}/{run}", LONG_SECONDS if run in LONG_RUNS else SECONDS).plan()
 
 
 @dataclass
@@ -143,6 +149,7 @@ class _Drawing:
     """Draws one plan."""
 
     seed: str
+    seconds: float
     random: Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -174,6 +181,7 @@ class _Drawing:
             delay=delay,
             new=random.random() < 0.15,
             mute=frozenset(range(nodes)) if random.random() < 0.06 else frozenset(),
+            seconds=self.seconds,
         )
         self.locks = plan.locks
         faults = self._faults()
@@ -238,15 +246,15 @@ class _Drawing:
     def _jobs(self, faults: list[float]) -> tuple[Job, ...]:
         random, times = self.random, list[float]()
         while len(times) < JOBS:
-            near = random.choice(faults) if random.random() < 0.5 else random.uniform(0, SECONDS - 1)
-            start = min(max(0.0, near + random.gauss(0, 2)), SECONDS - 1)
+            near = random.choice(faults) if random.random() < 0.5 else random.uniform(0, self.seconds - 1)
+            start = min(max(0.0, near + random.gauss(0, 2)), self.seconds - 1)
             times += [start + random.expovariate(4) for _ in range(random.randint(1, 8))]
         jobs = [self._job(number, at) for number, at in enumerate(sorted(times))]
         return tuple(jobs + self._crowd(len(jobs)))
 
     def _crowd(self, number: int) -> list[Job]:
         """Many tasks of one client want one name at the same moment."""
-        random, first = self.random, self._job(number, self.random.uniform(0, SECONDS - 1))
+        random, first = self.random, self._job(number, self.random.uniform(0, self.seconds - 1))
         crowd = replace(first, timeout=None, holds_for=0.0, ends_by="release", cancelled_after=None, extends_by=None)
         return [replace(crowd, number=number + each) for each in range(random.choice((0, 5, 30)))]
 
@@ -276,7 +284,7 @@ class _Drawing:
 
     def _faults(self) -> tuple[Fault, ...]:
         random = self.random
-        times = sorted(random.uniform(1, SECONDS - 5) for _ in range(random.randint(*FAULTS)))
+        times = sorted(random.uniform(1, self.seconds - 5) for _ in range(random.randint(*FAULTS)))
         if random.random() < 0.5:  # two at the same moment
             times = sorted([*times, random.choice(times) + random.uniform(0, 1)])
         self._forgot: list[tuple[float, int]] = []

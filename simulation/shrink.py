@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from simulation.world import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from simulation.plan import Plan
+    from simulation.world import Outcome
+
+_P = TypeVar("_P", bound=Any)
+"""A plan, of this simulation or of another one with `jobs`, `faults` and `seconds`."""
 
 SECONDS = 60.0
 """Of CPU, at most."""
 
 
-def shrink(plan: Plan, what: str, seconds: float = SECONDS) -> Plan:
+def shrink(plan: _P, what: str, seconds: float = SECONDS, run: Callable[[Any], Outcome] = simulate) -> _P:
     """Leave out faults and jobs for as long as the same promise is broken: first halves of them, then single ones."""
     until = process_time() + seconds
 
-    def fails(shorter: Plan) -> bool:
-        flaw = simulate(shorter).flaw
+    def fails(shorter: _P) -> bool:
+        flaw = run(shorter).flaw
         return flaw is not None and flaw.what == what
 
     def is_over() -> bool:
@@ -37,7 +40,7 @@ def shrink(plan: Plan, what: str, seconds: float = SECONDS) -> Plan:
     return plan
 
 
-def _cut_off(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
+def _cut_off(plan: _P, fails: Callable[[_P], bool]) -> _P:
     """End the plan earlier."""
     for share in (0.1, 0.25, 0.5, 0.75):
         end = plan.seconds * share
@@ -52,7 +55,7 @@ def _cut_off(plan: Plan, fails: Callable[[Plan], bool]) -> Plan:
     return plan
 
 
-def _fewer(plan: Plan, what: str, fails: Callable[[Plan], bool], is_over: Callable[[], bool]) -> Plan:
+def _fewer(plan: _P, what: str, fails: Callable[[_P], bool], is_over: Callable[[], bool]) -> _P:
     """With fewer jobs, or fewer faults."""
     size = max(1, len(getattr(plan, what)) // 2)
     while size and not is_over():
@@ -67,6 +70,6 @@ def _fewer(plan: Plan, what: str, fails: Callable[[Plan], bool], is_over: Callab
     return plan
 
 
-def _with(plan: Plan, what: str, parts: Sequence[Any]) -> Plan:
+def _with(plan: _P, what: str, parts: Sequence[Any]) -> _P:
     changes: dict[str, Any] = {what: tuple(parts)}
     return replace(plan, **changes)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from simulation.checks import Flaw, Judge
 from simulation.clients import Client
 from simulation.faults import Faults
+from simulation.histories import Histories
 from simulation.loop import Schedule
 from simulation.network import Link
 from simulation.promptness import Promptness
@@ -34,6 +35,8 @@ class Outcome(NamedTuple):
     seconds: float  # simulated; those after the end of the plan do not count
     cpu: float
     trace: tuple[str, ...] = ()
+    histories: int = 0  # that were checked
+    undecided: int = 0  # of these, for which the search took too many steps
 
 
 class World:
@@ -47,6 +50,7 @@ class World:
         self.schedule = Schedule()
         self.judge = Judge(self)
         self.promptness = Promptness(self)
+        self.histories = Histories(self)
         self.waits: dict[int, Client] = {}  # the jobs that wait for a lock
         self.servers = [
             Server(index, self.schedule, self.random_of(f"server {index}"), self.judge, node.rate, node.offset)
@@ -143,6 +147,8 @@ class World:
         self._run_until(schedule.now + 1.1 * plan.longest_lease + 20.0)
         if self.judge.flaw is None:
             self.judge.nothing_is_stored()
+        if self.judge.flaw is None:
+            self.histories.check()
 
     def _look(self) -> None:
         self.judge.look()
@@ -174,8 +180,8 @@ class World:
     @property
     def _patience(self) -> float:
         """Seconds within which each waiter is served after all has healed: those that the quarantine and the leases of
-        the dead take, and the holds of those before it."""
-        work = 15.0 * len(self.waits)
+        the dead take, and the holds of those before it, or the times for which their runs of `once` count as done."""
+        work = max([15.0, *(lock.once + 1.0 for lock in self.plan.locks)]) * len(self.waits)
         return self.plan.settings.max_lease + 3 * self.plan.longest_lease + 30.0 + work
 
 
@@ -193,5 +199,6 @@ def simulate(plan: Plan, *, tracing: bool = False) -> Outcome:
     seconds = min(world.schedule.now, plan.seconds)
     lines = tuple(world.lines)
     return Outcome(
-        world.judge.flaw, world.counts["calls"], world.counts["faults"], seconds, process_time() - began, lines
-    )
+        world.judge.flaw, world.counts["calls"], world.counts["faults"], seconds, process_time() - began, lines,
+        world.counts["histories"], world.counts["undecided"],
+    )  # fmt: skip

@@ -24,7 +24,7 @@ The flaws:
 
 from __future__ import annotations
 
-import sys
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -37,18 +37,18 @@ from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.fingerprint import fingerprint
 from asynclock.protocol.handover import Adoption, handle_of, parse_handle
 from asynclock.protocol.hold import Tenure
-from asynclock.protocol.machine import Machine, give_back
+from asynclock.protocol.machine import Machine, end_unwanted
 from asynclock.protocol.terms import Terms
 from asynclock.protocol.watchdog import LoopLag
 from asynclock.quorum.ballot import WON
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import DONE, RELEASE, Notice, Op, Part, State
+from asynclock.rules.model import EXTEND, RELEASE, TIMED, Notice, Op, Part, State
 from asynclock.rules.mutex import FAIR, MUTEX
 from asynclock.rules.rwlock import READ, WRITE
 from asynclock.rules.semaphore import Semaphore
 from asynclock.stores.deciding import copy_of, decided, keys_of
 from asynclock.stores.redis.pending import PendingReleases
-from spec.explorer import Step, explore
+from spec.explorer import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 
 WALL = 1_700_000_000.0
 LEASE = 30.0
+SOON = 2.5
+"""Seconds. A pause after split votes is shorter; the renewal of a ticket comes later."""
+UNKNOWN_SCRIPT = "NOSCRIPT"
 
 
 class Rule(StrEnum):
@@ -89,6 +92,7 @@ class Want(NamedTuple):
     adopts: bool = False  # the hold that another caller has detached
     settings: LockSettings = LockSettings(lease=LEASE)
     done_for: float = 0.0  # as `once`
+    times: int = 1  # how often it does all this
 
 
 class Scene(NamedTuple):
@@ -100,7 +104,10 @@ class Scene(NamedTuple):
     overdue: int = 0  # how many ops may fail before their reply comes
     gives_up: int = 0  # how many calls may be cancelled
     closes: int = 0  # how many clients may close
+    restarts: int = 0  # how many servers may forget all and restart
+    forgets: int = 0  # how often a server may not know a script: the client sends the op again
     timers: int = 0  # how many timers may fire
+    hasty: bool = False  # a timer may also fire while its client has something under way, and each op takes time
 
 
 BOTH = Multi([Part("x", MUTEX), Part("y", MUTEX)])
@@ -116,15 +123,15 @@ PLAIN = tuple(Want(letter, settings=LockSettings(lease=LEASE, fencing=False)) fo
 
 SCENES = {
     "gives up": Scene(gives_up=1),
-    "lost connection, local": Scene(TWO_TASKS, cuts=1, timers=1),
-    "reentrant": Scene(NESTED, gives_up=1),
     "handover": Scene(HANDED, gives_up=1),
-    "handover, lost connection": Scene(HANDED, cuts=1, timers=2),
     "once": Scene(ONCE, gives_up=1),
 }
 """These take a second each."""
 
 LARGE = {
+    "lost connection, local": Scene(TWO_TASKS, cuts=1, timers=1),
+    "reentrant": Scene(NESTED, gives_up=1),
+    "handover, lost connection": Scene(HANDED, cuts=1, timers=2),
     "lost connection": Scene(cuts=1, timers=1),
     "late reply": Scene(overdue=1, timers=1),
     "renewals": Scene(timers=3),
@@ -139,7 +146,7 @@ LARGE = {
     "once, lost connection": Scene(ONCE, cuts=1, timers=1),
     "plain": Scene(PLAIN, gives_up=1, timers=1),
 }
-"""These take some ten seconds each: `python -m spec.machine` explores them."""
+"""These take some ten seconds each. `python -m spec` explores them, and the tests do not."""
 
 
 # -- the outside of one machine ----------------------------------------------------------------------------------------
@@ -161,13 +168,14 @@ class Clock:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._ahead = world.random() * 8.0 - 4.0  # of the time of the servers; 0 in a walk through all states
         self.timers: list[Timer] = []
 
     def now(self) -> float:
         return self._world.time
 
     def wall(self) -> float:
-        return WALL + self._world.time
+        return WALL + self._world.time + self._ahead
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timer:
         timer = Timer(when, callback)
@@ -233,17 +241,19 @@ class Core:
     def __init__(self, letter: str, world: World) -> None:
         self.settings = ClientSettings()
         self.clock: Any = Clock(world)
+        self.own_clock = self.clock  # of the program, for the rules that `simulation` takes out
         self.calls: list[tuple[Callable[..., object], tuple[object, ...]]] = []  # of the next turn
         self.letter = letter
+        self.world = world
         self._ids = 0
         nodes: Any = [Node(letter, index, world) for index in range(world.scene.nodes)]
-        self.quorum = Quorum(nodes, self.clock, later=self.later)
+        self.quorum = Quorum(nodes, self.clock, self.later)
 
     def within(self, settings: LockSettings) -> float:
         return settings.lease / 10
 
     def random(self) -> float:
-        return 0.5
+        return self.world.random()
 
     def new_id(self, seed: int, metadata: str, mode: str = "") -> str:
         self._ids += 1
@@ -304,6 +314,11 @@ class Node:
                 self.pending.add(op, now, now)
             handler.fail(self._index, self.error, maybe=False)
             return
+        if op.verb is not RELEASE and self._world.casts_no_vote(self._index):
+            if op.verb is EXTEND:  # the server may have the key, and must keep it
+                self.out.append((copy_of(op), Quiet(op, now)))
+            handler.fail(self._index, ConnectionError("restarted a short while ago"), maybe=False)
+            return
         wire = copy_of(op)  # as it is now: its owner may change it
         if op.verb is RELEASE:
             op.sent = handler.sent
@@ -353,6 +368,7 @@ class Caller:
     claim: Claim | None = None
     tenures: list[Tenure] = field(default_factory=list)
     entered: int = 0
+    times: int = 0  # how often it has ended its tenures
     extending: Any = None  # the round before a detach
     ended: bool = False
 
@@ -368,11 +384,13 @@ class Caller:
 class World:
     """The clients, with their callers, and the nodes."""
 
-    def __init__(self, scene: Scene, without: Rule | None = None) -> None:
+    def __init__(self, scene: Scene, without: Rule | None = None, random: Callable[[], float] = lambda: 0.5) -> None:
         self.scene = scene
+        self.random = random
         self.time = 1_000.0
         self.states: list[dict[str, State]] = [{} for _ in range(scene.nodes)]
-        self.late: list[tuple[int, list[Op]]] = []  # of broken connections: what each node has not read
+        self.restarted = [-math.inf] * scene.nodes  # when
+        self.late: list[tuple[int, list[Op], float]] = []  # of broken connections: what each node has not read; until
         self.left = scene._asdict()  # how much may still go wrong
         self.cores: dict[str, Core] = {}
         for want in scene.wants:
@@ -381,15 +399,18 @@ class World:
         self.machines = {letter: Machine(core, LoopLag(), scene.nodes) for letter, core in self.cores.items()}
         self.callers = [Caller(number, want) for number, want in enumerate(scene.wants)]
         self.handles: list[str] = []
+        self.excused: dict[str, None] = {}  # ids that may stay at a minority for one lease (docs/evidence.md)
         self.top: dict[str, int] = {}
         self.flaw = ""
         self.calm = True  # nothing has gone wrong
+        self._ticks = 0  # where time does not stand still: a server is at no moment twice
         self._without = without
+        self._is_fenced = all(each.settings.fencing for each in scene.wants)
 
     def fingerprint(self) -> tuple[object, ...]:
         inside = (
             self.machines, self.callers, self.states, self.late, self.left, self.handles, self.top, self.flaw,
-            self.calm, self.time, [core.closed for core in self.cores.values()],
+            self.calm, self.time, self.restarted, [core.closed for core in self.cores.values()],
             [[each.out, each.inbox, each.unanswered, each.pending, each.error is None, each.lost_at]
              for each in self._nodes()],
             [[(each.when, each.call) for each in core.clock.timers if each.call] for core in self.cores.values()],
@@ -420,11 +441,18 @@ class World:
                 yield letter, "a timer fires", False
             if self.left["closes"] and not core.closed:
                 yield letter, "closes", True
-        for number, (index, _) in enumerate(self.late):
-            yield "late", f"node {index} reads of connection {number}", True
+        yield from self._choices_of_servers()
         for caller in self.callers:
             if not caller.ended:
                 yield from self._choices_of(caller)
+
+    def _choices_of_servers(self) -> Iterator[tuple[str, str, bool]]:
+        for number, (index, _, until) in enumerate(self.late):
+            if self.time <= until:
+                yield "late", f"node {index} reads of connection {number}", True
+        if self.left["restarts"]:
+            for index in range(self.scene.nodes):
+                yield "server", f"{index} restarts", True
 
     def _troubles(self, letter: str, index: int, node: Node) -> Iterator[tuple[str, str, bool]]:
         """With a connection."""
@@ -434,6 +462,8 @@ class World:
             yield letter, f"loses node {index}", True
         if self.left["overdue"] and node.unanswered:
             yield letter, f"has no reply of node {index} in time", True
+        if self.left["forgets"] and node.out and not node.out[0][0].tombstone:  # that one is sent with the script
+            yield letter, f"node {index} does not know the script", True
 
     def _choices_of(self, caller: Caller) -> Iterator[tuple[str, str, bool]]:
         if caller.claim is not None:
@@ -451,7 +481,7 @@ class World:
         core = self.cores[letter]
         if not self.left["timers"] or core.closed or core.clock.next() is None:
             return False
-        return all(node.quiet and node.error is None for node in core.quorum.nodes)
+        return self.scene.hasty or all(node.quiet and node.error is None for node in core.quorum.nodes)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -459,6 +489,8 @@ class World:
         """Do one step, and all that it leaves for the next turn."""
         if who == "late":
             self._read_late(int(what.rpartition(" ")[2]))
+        elif who == "server":
+            self._restart(int(what.partition(" ")[0]))
         elif who in self.cores:
             self._do(self.cores[who], self.machines[who], what)
         else:
@@ -479,14 +511,21 @@ class World:
             self._carry_out(index, op, handler, node)
         elif what.startswith("reads"):
             self._read(index, machine, node)
+        elif what.endswith("script"):
+            self.left["forgets"] -= 1
+            node.unanswered.append(node.out[0][1])
+            node.inbox.append((node.out.pop(0)[1], UNKNOWN_SCRIPT))
         elif what.startswith("connects"):
             node.connect()
             machine.connected(True)
         elif what.startswith("loses"):
             self.left["cuts"] -= 1
             self.calm = False
-            if unread := node.cut():
-                self.late.append((index, unread))
+            if (
+                unread := node.cut()
+            ) and self._is_fenced:  # a plain SET that comes late takes the name (docs/safety.md)
+                self.late.append((index, unread, self.time + LEASE))
+                self.excused |= {op.queueing.waiter: None for op in unread if op.queueing.number and op.queueing.waiter}
             if self._without is Rule.PENDING:
                 node.pending._releases.clear()  # noqa: SLF001
         else:
@@ -501,7 +540,8 @@ class World:
             case "acquires":
                 owner = want.client if want.entries > 1 else None
                 terms = Terms(_name(want.kind), want.kind, want.settings, caller.task, want.timeout, owner)
-                self._start(caller, Acquisition(machine, terms))
+                give_up = self.time + want.timeout if want.timeout else math.inf
+                self._start(caller, Acquisition(machine, terms, give_up))
             case "adopts":
                 handle = parse_handle(self.handles.pop())
                 terms = Terms(handle.name, want.kind, want.settings, caller.task, None)
@@ -510,7 +550,6 @@ class World:
                 self._wake(caller)
             case "gives up":
                 self.left["gives_up"] -= 1
-                self.calm = False
                 self._give_up(caller)
             case "detaches":
                 caller.extending = caller.tenures[0].hold.extend(LEASE)
@@ -539,7 +578,7 @@ class World:
             return
         result = claim.take()
         if core.closed or (isinstance(result, Tenure) and result.lost_early):
-            give_back(result)
+            end_unwanted(result)
             caller.entered -= 1
             if core.closed:
                 self._end(caller)
@@ -575,7 +614,14 @@ class World:
         if caller.want.done_for and tenure.held:
             tenure.mark_done(caller.want.done_for)
         tenure.hold.end(tenure)
-        caller.ended = not caller.tenures
+        if not caller.tenures:
+            self._again(caller)
+
+    def _again(self, caller: Caller) -> None:
+        """It has ended its tenures."""
+        caller.times += 1
+        caller.entered = 0
+        caller.ended = caller.times >= caller.want.times
 
     def _end(self, caller: Caller) -> None:
         caller.tenures = []
@@ -583,6 +629,7 @@ class World:
 
     def _fire(self, core: Core) -> None:
         self.left["timers"] -= 1
+        self.calm = self.calm and all(node.quiet for node in self._nodes())  # else a message takes longer than a pause
         timer = core.clock.next()
         self.time = max(self.time, timer.when)
         call_now, timer.call = timer.call, None
@@ -602,6 +649,8 @@ class World:
             claim.close()
         for caller in self.callers:
             if caller.want.client == core.letter and caller.claim is None:
+                # One that was lost before, as by max_hold, is released at the end of its block: it stays for its lease.
+                self.excused |= {each.hold.op.id: None for each in caller.tenures if each.loss not in (None, "closed")}
                 self._end(caller)
 
     def _settle(self) -> None:
@@ -618,6 +667,8 @@ class World:
                 tenure = caller.tenures[0]
                 if ballot.outcome is WON and tenure.held:
                     self.handles.append(handle_of(tenure.hold.op, tenure.hold.last_fence))
+                if self.scene.nodes > 1:
+                    self.excused[tenure.hold.op.id] = None
                     tenure.hold.detach(tenure)
                     self._end(caller)
                 else:
@@ -633,17 +684,35 @@ class World:
         node.inbox.append((handler, vote))
 
     def _read_late(self, number: int) -> None:
-        index, ops = self.late[number]
+        index, ops, _ = self.late[number]
         self._decide(index, ops.pop(0))
         if not ops:
             del self.late[number]
+
+    def _restart(self, index: int) -> None:
+        """A server forgets all. Its connections break, and what it has not read is lost."""
+        self.left["restarts"] -= 1
+        self.calm = False
+        self.states[index] = {}
+        self.restarted[index] = self.time
+        self.late = [each for each in self.late if each[0] != index]
+        for core in self.cores.values():
+            node = core.quorum.nodes[index]
+            if node.error is None and not core.closed:
+                node.cut()
+
+    def casts_no_vote(self, index: int) -> bool:
+        """The quarantine of a server, as each client knows it (`spec/restart.py` explores how it does)."""
+        return self.scene.nodes > 1 and self.time < self.restarted[index] + LEASE + 1
 
     def _decide(self, index: int, op: Op) -> object:
         if self._without is Rule.TOMBSTONE:
             op.tombstone = False
         states, keys = self.states[index], keys_of("", op)
         before = [states.get(key, State()) for key in keys]
-        change, vote = decided(op, before, WALL + self.time, partial(self._listens, index))
+        self._ticks += self.scene.hasty
+        now = WALL + self.time + 1e-6 * self._ticks
+        change, vote = decided(op, before, now, partial(self._listens, index))
         states.update(zip(keys, change.states, strict=True))
         for notice in change.notices:
             self.cores[notice.id[0]].quorum.nodes[index].inbox.append(notice)
@@ -660,7 +729,12 @@ class World:
         else:
             handler, vote = message
             node.unanswered.remove(handler)
-            handler.answer(index, vote)
+            if vote is not UNKNOWN_SCRIPT:
+                handler.answer(index, vote)
+            elif handler.op.revoked:
+                handler.fail(index, LookupError("NOSCRIPT"), maybe=False)
+            else:
+                node.out.append((copy_of(handler.op), handler))
 
     # -- what must never be --------------------------------------------------------------------------------------
 
@@ -681,7 +755,7 @@ class World:
                         return "two holders"
             if isinstance(caller.want.kind, Semaphore) and len(held) > caller.want.kind.slots:
                 return "two holders"
-            has = [self._has(index, tenure) for index in range(self.scene.nodes)]
+            has = [self.casts_no_vote(i) or self._has(i, tenure) for i in range(self.scene.nodes)]
             if sum(has) <= self.scene.nodes // 2:
                 return "no majority has it"
         return None
@@ -701,13 +775,18 @@ class World:
             for name in states:
                 state = self._state(index, name)
                 found |= {each.id for each in state.queue}
-                found |= {each.id for each in state.holds if each.id != DONE}
+                found |= {each.id for each in state.holds if each.id not in TIMED}
                 taken = taken or bool(state.holds)
         if found - known:
             return "an orphan"
         nothing = all(node.quiet for node in self._nodes()) and not self._is_late()
         waits = [each for each in self.callers if each.claim is not None and not each.wakes]
-        return "a free name" if self.calm and nothing and waits and not taken and self.scene.nodes == 1 else None
+        return "a free name" if self.calm and nothing and waits and not taken and not self._tries_soon(waits) else None
+
+    def _tries_soon(self, waits: list[Caller]) -> bool:
+        """Over several nodes the waiters try again a moment after their votes were split."""
+        timers = [self.cores[each.want.client].clock.next() for each in waits]
+        return self.scene.nodes > 1 and any(timer is not None and timer.when < self.time + SOON for timer in timers)
 
     def _is_late(self) -> bool:
         """Whether a timer is overdue: a ticket may have expired before its owner has renewed it."""
@@ -723,12 +802,14 @@ class World:
 
     def _known_ids(self) -> set[str]:
         """Of holds, of claims, of handles, and of ops under way."""
-        known = {parse_handle(each).id for each in self.handles}
+        known = {parse_handle(each).id for each in self.handles} | set(self.excused)
         known |= {hold.op.id for each in self.machines.values() for hold in each.holds.in_slices() if hold is not None}
         for node in self._nodes():
             known |= node.known_ids()
         for caller in self.callers:
             known |= {tenure.hold.op.id for tenure in caller.tenures}
+            result = None if caller.claim is None else caller.claim._result  # noqa: SLF001 - it has not woken yet
+            known |= {result.hold.op.id} if isinstance(result, Tenure) else set()
         for machine in self.machines.values():
             for claim in machine.under_way:
                 known |= _ids_of(claim)
@@ -752,19 +833,20 @@ def _name(kind: Kind) -> str:
 
 def _ids_of(claim: Any) -> set[str]:
     """The ids that a claim may have at the nodes."""
-    attempt = claim._attempt  # noqa: SLF001 - there is no other way to it
-    ids = {claim._op.id, claim._handle.id} if isinstance(claim, Adoption) else set[str]()  # noqa: SLF001
-    if attempt is not None and attempt.op is not None:
-        ids.add(attempt.op.id)
-    if attempt is not None and attempt.ticket is not None:
-        ids.add(attempt.ticket.id)
+    if isinstance(claim, Adoption):
+        return {claim._op.id, claim._handle.id}  # noqa: SLF001 - there is no other way to them
+    rounds, ids = claim._rounds, set[str]()  # noqa: SLF001
+    if rounds is not None and rounds.op is not None:
+        ids.add(rounds.op.id)
+    if rounds is not None and rounds.ticket is not None:
+        ids.add(rounds.ticket.id)
     return ids
 
 
 def _forget(call: Any) -> None:
     """In the place of the undo: the rule is taken out."""
-    if call._attempt is not None:  # noqa: SLF001
-        call._attempt.use_new_id()  # noqa: SLF001
+    if call._rounds is not None:  # noqa: SLF001
+        call._rounds.use_new_id()  # noqa: SLF001
 
 
 class Place:
@@ -815,17 +897,3 @@ class Shipped:
 def scene(name: str, without: Rule | None = None) -> Shipped:
     """The model of a scene."""
     return Shipped((SCENES | LARGE)[name], without)
-
-
-def main() -> None:
-    """Explore these scenes, or all, and print what was found. The exit code is 1 if a scene has a flaw."""
-    flaws = 0
-    for name in sys.argv[1:] or [*SCENES, *LARGE]:
-        report = explore(scene(name))
-        flaws += report.flaw is not None
-        print(f"{name}: {report.states} states, {'no flaw found' if report.flaw is None else report.flaw}", flush=True)
-    sys.exit(min(flaws, 1))
-
-
-if __name__ == "__main__":
-    main()

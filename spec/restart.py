@@ -17,7 +17,8 @@ from enum import StrEnum
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock.quorum.quarantine import VOTES, judge
+from asynclock.quorum import quarantine
+from asynclock.quorum.quarantine import VOTES
 from asynclock.stores.port import Facts
 from spec.explorer import Step
 
@@ -103,7 +104,7 @@ class Restart:
         if self.without is Rule.QUARANTINE:
             return answering
         facts = [self._facts(world, n) if n in answering else None for n in range(NODES)]
-        ruling = judge(facts, 0.0, LENGTH, complete=True)
+        ruling = quarantine.judge(facts, 0.0, LENGTH, complete=True)
         return tuple(n for n in answering if ruling.until[n] == VOTES)
 
     def _facts(self, world: World, n: int) -> Facts:

@@ -24,6 +24,7 @@ from asynclock.stores.embedded import server as valkey
 from tests.support.containers import why_not
 from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out, keep_together, name_group
 from tests.support.host_names import host_names  # noqa: F401 - a fixture
+from tests.support.leaks import name_transports
 from tests.support.limits import (  # noqa: F401 - hooks of pytest
     pytest_runtest_makereport,
     pytest_runtest_teardown,
@@ -42,6 +43,8 @@ _numbers = itertools.count()
 
 # redis-py reads the metadata of its distribution for each connection: a millisecond, tens of thousands of times.
 redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
+
+name_transports()
 
 settings.register_profile("asynclock", deadline=None)  # a busy machine is no fault; pytest-timeout bounds a test
 settings.load_profile("asynclock")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 async def inspect(session: Session, name: str) -> LockInfo:
-    """Ask all nodes, for at most 1 s or the node timeout. Raises QuorumUnavailable, ConfigError."""
+    """Ask all nodes, for at most 1 s, or the node timeout if that is longer. Raises QuorumUnavailable, ConfigError."""
     views = await _views(session, name)
     known, majority = _known(session, name, views), len(views) // 2 + 1
     kinds = Counter(_kind(view) for view in known)
@@ -59,7 +59,7 @@ def _known(session: Session, name: str, views: Sequence[NodeView | BaseException
 
 
 async def wrong_kind(session: Session, parts: Sequence[Part]) -> ConfigError:
-    """The error for a request of names of which one is in use as another kind. It names both kinds."""
+    """The error for a request in which one of the names is in use as another kind. It names both kinds."""
     error = ConfigError(f"{brief(parts[0].name)} was in use as another kind just now: try again", name=parts[0].name)
     for part in parts:
         views = await _views(session, part.name)
@@ -132,8 +132,8 @@ _TOKEN = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9+/=_-]{16,64}")
 
 
 def _merged(views: Sequence[NodeView], majority: int) -> dict[str, float | None]:
-    """The ids that hold a majority of the nodes, each with the seconds that it has left: the majority-th longest time
-    that a node names (None: it never ends). Pure."""
+    """The ids that hold the name on a majority of the nodes, each with the seconds that it has left: the majority-th
+    longest time that a node names (None: it never ends). Pure."""
     ends: dict[str, list[float]] = {}
     for view in views:
         for hold_id, left in view.holds:
@@ -147,20 +147,21 @@ def _merged(views: Sequence[NodeView], majority: int) -> dict[str, float | None]
 
 
 def merged_holders(name: str, views: Sequence[NodeView], majority: int) -> tuple[Holder, ...]:
-    """The holders on a majority of the nodes, the first one first. Pure."""
+    """The holders on a majority of the nodes, oldest first. Pure."""
     found = [holder_of_id(name, hold_id, left) for hold_id, left in _merged(views, majority).items()]
     return tuple(sorted(found, key=lambda holder: holder.since))
 
 
 def free_permits(ids: Iterable[str]) -> int | None:
-    """The largest permits of these holders, less the holders; None unless they hold a semaphore. Pure."""
+    """The largest permit count of these holders, minus the number of holders; None unless they hold a semaphore.
+    Pure."""
     permits = [rule_of(each[ID_LENGTH + 1 :]).slots for each in ids]
     return max(0, max(permits) - len(permits)) if any(permits) else None
 
 
 def merged_waiters(views: Sequence[NodeView]) -> tuple[Waiter, ...]:
-    """Each process once, in the order in which its first ticket is served. Of each ticket the last sending that a node
-    has counts. Pure."""
+    """Each process once, in the order in which its first ticket is served. For each ticket, the latest sending that any
+    node has is used. Pure."""
     tickets: dict[str, WaiterView] = {}
     for each in sorted((each for view in views for each in view.waiters), key=lambda each: each.number):
         tickets[each.id] = each
@@ -182,22 +183,32 @@ async def break_lock(session: Session, name: str, foreign: bool) -> bool:
     """Delete the hold on each node that can be reached. Each node notifies the holder and serves the next waiter. A key
     of another program is deleted only if `foreign`, whatever its type. Returns whether there was a hold. Raises
     QuorumUnavailable, ConfigError."""
-    views = await _views(session, name)
-    session.check_open()
-    found = {_kind(view) for view in views if isinstance(view, NodeView)} & RULES_BY_FAMILY.keys() or {"mutex"}
+    tried: set[str] = set()
     broken = refused = False
-    for kind in sorted(found):
-        try:
-            ballot = await _break(session, name, RULES_BY_FAMILY[kind], "")
-        except WrongKind:
-            refused = True
-        else:
-            broken = broken or ballot.yes > 0
-            refused = refused or is_held(ballot.denials(), ballot.nodes)
+    for _ in range(2):  # twice, since a node may not answer the first probe, or the name may change hands after it
+        views = await _views(session, name)
+        session.check_open()
+        seen = [view for view in views if isinstance(view, NodeView)]
+        found = {_kind(view) for view in seen} & RULES_BY_FAMILY.keys() or {"mutex"}
+        for kind in sorted(found - tried):
+            try:
+                ballot = await _break(session, name, RULES_BY_FAMILY[kind], "")
+            except WrongKind:
+                refused = True
+            else:
+                broken = broken or ballot.yes > 0
+                refused = refused or is_held(ballot.denials(), ballot.nodes)
+        tried |= found
+        if broken or foreign or not refused:
+            break
     if foreign:
         broken = (await _break(session, name, MUTEX, ANY)).yes > 0 or broken
-    elif refused and not broken:
-        uses = {_use(view) for view in views if isinstance(view, NodeView)} - {""}
+    elif refused and not broken and not seen:
+        raise session.quorum.unavailable_nodes({i: v for i, v in enumerate(views) if not isinstance(v, NodeView)}, name)
+    elif refused and not broken and (len(seen) < len(views) or any(_kind(view) for view in seen)):
+        # If all nodes answer and none shows a kind, the name is free: the key of readers or permits may outlive the
+        # last of them.
+        uses = {_use(view) for view in seen} - {""}
         raise ConfigError(
             f"{brief(name)} is no hold of asynclock, but {' and '.join(sorted(uses)) or 'a key of another program'}: "
             f"if nothing else needs it, {BREAK_FOREIGN} deletes it",

@@ -47,16 +47,16 @@ class Block:
     async def leave(
         self, e: BaseException | None, cancel: asyncio.CancelledError | None
     ) -> tuple[bool, asyncio.CancelledError | None]:
-        """Take the block's own cancel back, if there was one. `cancel` came after the body. Returns whether `e` is the
-        result of the block's cancel alone; and a cancel from outside that came after the body, to be raised at its
-        end."""
+        """Take the block's own cancel back, if there was one. `cancel`: a CancelledError that arrived after the body.
+        Returns two values: whether the block's own cancel alone caused `e`; and the CancelledError of an outside cancel
+        that came after the body, or None. The caller raises it at the end."""
         task = self.task
         if not self.cancelled or task is None or task is not asyncio.current_task():
             return False, cancel
         self.cancelled = False
-        # An eager task that finds the loss cancels the body while the body is on the stack. If the body then ends
-        # without an await, 3.11 and 3.12 raise the CancelledError at the next one. This await takes it, so that no
-        # await after the block raises it.
+        # If the body starts an eager task, and that task finds the loss, the body is cancelled while it runs. If it
+        # then ends without an await, the CancelledError is still to come, and `uncancel` drops it only since Python
+        # 3.13. This await raises it here, so that no await after the block does.
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError as error:

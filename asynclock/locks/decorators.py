@@ -26,7 +26,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 AGAIN = (0.05, 0.5)
-"""The shortest and the longest pause between two tries, in seconds, jittered, where no notice says when to try."""
+"""Seconds between two tries where no notice says when to try: `once` pauses for up to the first, `lead` for a time
+between the two."""
 
 
 RUN: ContextVar[Lease] = ContextVar("asynclock.once")
@@ -127,8 +128,9 @@ class OnceLock(Lock):
 
 async def lead(lock: Lock, main: Callable[[Lease], Awaitable[_R]], through_outages: bool) -> _R:
     """Run `main` while elected, until it returns or raises. Returns its result, or raises its exception. After the loss
-    of a lease it waits for the next election, and with `through_outages` also after an outage. Raises LockTimeout or
-    QuorumUnavailable where the lock has a timeout, and LockLost once the client is closed."""
+    of a lease it waits for the next election, and with `through_outages` also after an outage. Raises LockTimeout if
+    the lock has a timeout, QuorumUnavailable after an outage without `through_outages`, and LockLost once the client is
+    closed."""
     while True:
         try:
             lease = await lock._leased()

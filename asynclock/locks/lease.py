@@ -8,7 +8,7 @@ The rules:
 2. The task inside `async with` is cancelled on a loss, and LockLost takes the place of the CancelledError. A cancel
    from outside takes precedence (`cancellation.py`).
 3. A block that ends after its lease raises LockLost, unless the body raises another exception.
-4. A release is sent before anything is awaited, and its reply is awaited even if the task is cancelled.
+4. `release()` sends before it awaits anything, and its reply is awaited even if the task is cancelled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 _ENTERED: ContextVar[Entered | None] = ContextVar("asynclock.entered", default=None)
 """The blocks that this context has entered, the innermost first. The references are weak: a context may live longer
-than a block that the program has dropped. It is never reset, since a block may end in another context; see `guard`."""
+than a block that the program has dropped. It is never reset, since a block may end in another context: `_held_ones`
+skips the blocks that have ended."""
 
 
 class Lease:
@@ -88,7 +89,7 @@ class Lease:
         return max(0.0, tenure.ends - tenure.hold.core.clock.now()) if tenure.held else 0.0
 
     def ensure_held(self) -> None:
-        """Raise LockLost if it was lost, LockNotHeld if it was released or detached; nothing if it is held now."""
+        """Raise LockLost if it was lost, and LockNotHeld if it was released or detached."""
         if not self._tenure.held:
             raise self._tenure.error()
 
@@ -141,9 +142,9 @@ class Lease:
         await release(self._tenure, self._kept())
 
     async def detach(self, *, lease: Seconds | None = None) -> str:
-        """End this tenure without freeing the name. Returns a handle, which is a secret. Another process takes the hold
-        over with `adopt(handle)`, once, before the hold ends: `lease` seconds from now (default: the lock's lease) or
-        later. The block of the lease ends without an error.
+        """End this tenure without freeing the name. Returns a handle, which is a secret. Another process may take the
+        hold over once, with `adopt(handle)`, before the hold ends. It ends `lease` seconds from now (default: the
+        lock's lease), or later if it would have ended later. The block of the lease ends without an error.
 
         Raises LockLost, LockNotHeld, QuorumUnavailable (it is still held), Unsupported (a multi lock), ConfigError.
         """
@@ -171,7 +172,7 @@ class Lease:
         """Guard the body: this task is cancelled if the lease is lost. Raises LockLost, LockNotHeld, ConfigError."""
         tenure = self._tenure
         session_of(tenure).check()
-        if tenure.on_lost is not None:
+        if tenure.block is not None:
             raise ConfigError(
                 f"the lease of {brief(self.name)} guards a block already: acquire another lease", name=self.name
             )
@@ -199,12 +200,13 @@ def guard(
 
 
 def note_entered(tenure: Tenure, kept: ref[TenuresByTask]) -> None:
-    """This context has entered its block: `current_lease`."""
+    """Record that this context has entered its block, for `current_lease`."""
     _ENTERED.set((tenure.weak_self, kept, _held_ones(_ENTERED.get())))
 
 
 def _held_ones(entered: Entered | None) -> Entered | None:
-    """The same, from the innermost one that is held. So the blocks of a loop leave one entry, and not one each."""
+    """`entered` without the blocks at its front that are no longer held. So blocks that are entered one after the other
+    leave one entry in all."""
     while entered is not None and ((tenure := entered[0]()) is None or not tenure.held):
         entered = entered[2]
     return entered
@@ -227,19 +229,19 @@ def last_entry(context: Context) -> object:
 
 async def leave(which: Tenure | Callable[[], Tenure], kept: TenuresByTask | None, e: BaseException | None) -> None:
     """The body has ended, with the exception `e`. Release the tenure: `which`, or the one that `which` finds. Raises
-    LockLost, ConfigError."""
+    LockLost, ConfigError, and LockNotHeld if `which` finds none."""
     cancel: asyncio.CancelledError | None = None
     if isinstance(e, GeneratorExit):
         # A garbage collector that destroys the coroutine of the block runs this, in any thread and between any two
-        # steps of the loop's thread. It does not go on after an await, so nothing is touched before this one; Tenure
-        # schedules the end. `aclose` of an async generator comes here too, and goes on in the next turn. A `finally`
-        # here would also run in the collector.
+        # steps of the loop's thread. The collector does not resume it after an await, so nothing is changed before this
+        # await; `Tenure.__del__` schedules the end. `aclose` of an async generator also gets here, and resumes in the
+        # next turn. A `finally` here would also run in the collector.
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError as error:
             cancel = error  # the release goes first
     tenure = which if isinstance(which, Tenure) else which()
-    block, ours = tenure.on_lost, False
+    block, ours = tenure.block, False
     tenure.leave()
     if isinstance(block, Block) and (block.cancelled or cancel is not None):
         ours, cancel = await block.leave(e, cancel)
@@ -301,7 +303,8 @@ def forget(tenure: Tenure, kept: TenuresByTask | None) -> None:
 
 
 def _check_released(tenure: Tenure, ballot: Ballot) -> None:
-    """Raise LockLost where a majority says that another owner holds the name; log an outage."""
+    """Raise LockLost if a majority refused the release: another owner holds the name, or the key is gone. Report an
+    outage. Raises ConfigError if the servers refuse the command."""
     session = session_of(tenure)
     if ballot.no > ballot.nodes // 2:
         error = tenure.hold.lost_error(ballot.loss_reason(), ballot)

@@ -17,9 +17,9 @@ from asynclock.info import Holder
 from asynclock.locks.admin import wrong_kind
 from asynclock.locks.lease import Lease, guard, leave, release
 from asynclock.locks.tenures import TenuresByTask
-from asynclock.protocol.attempt import no_ticket
 from asynclock.protocol.causes import NoLease, lock_timeout_error, note_of
 from asynclock.protocol.hold import Tenure
+from asynclock.protocol.rounds import no_ticket
 from asynclock.protocol.terms import Terms
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import would_refuse
@@ -149,7 +149,8 @@ class Lock:
         return refusal
 
     async def _take_observed(self, session: Session, terms: Terms, opened_in: float) -> Tenure | NoLease:
-        """As `_take`, and tells the outcome. `opened_in`: seconds for which the caller has waited for connections."""
+        """As `_take`, and emits an event for the outcome. `opened_in`: seconds for which the caller has waited for
+        connections."""
         began = session.clock.now() - opened_in
         event: type[Acquired | TimedOut | Unavailable] | None = None
         taken: Tenure | NoLease | None = None
@@ -228,7 +229,7 @@ class Lock:
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
         """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
         `acquire`."""
-        frame = frame_at(1)  # not in a coroutine: there the caller is unknown
+        frame = frame_at(1)  # this is no `async def`: a coroutine may run under another frame than its caller's
         return self._enter((id(frame), frame.f_code, frame.f_lasti))  # type: ignore[return-value] # mypy's Coroutine
 
     async def _enter(self, caller: Caller) -> Lease:

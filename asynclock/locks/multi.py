@@ -4,7 +4,8 @@ Shoshani, "System Deadlocks", Computing Surveys 3, 1971).
 
 A node grants all names or none, in one script. Over N nodes, an attempt without a majority is undone before the client
 waits. The waiter leaves its ticket at the name that refused it. It is notified when that name is free, and then tries
-for all names again.
+for all names again. (On ZooKeeper a waiter that was overtaken holds its nodes for a limited time while it waits:
+`stores/zookeeper/hold_and_wait.py`.)
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Multi:
         return Multi(parts)
 
     def choose(self, taken: Sequence[Slots], spare: int, random: Callable[[], float]) -> int | None:
-        """The slots to try next, as one number. None, unless a majority refused because of the same name, and that name
-        has other slots that may be free."""
+        """The slots to try next, as one number. A name is an obstacle if so many nodes refused because of it that no
+        majority can grant. None: no obstacle has another slot that may be free."""
         slot, size = 0, 1
         found = False
         for index, part in enumerate(self.parts):

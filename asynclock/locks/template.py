@@ -10,8 +10,8 @@ one name.
 Equal values have one name: a member of a StrEnum and its str, a member of an IntEnum and its int, datetimes of one
 instant in different zones. A bool is refused, because True equals 1.
 
-A partial counts with the arguments that it has. A function that takes (*args, **kwargs), such as an AsyncMock, does not
-say what its parameters are. There a field is a keyword argument of the call.
+For a functools.partial, the arguments that it binds are used, too. A function that takes (*args, **kwargs), such as an
+AsyncMock, does not say what its parameters are. There a field is a keyword argument of the call.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _SEPARATORS = ":/%"
 def namer(name: str | Callable[..., str], function: Callable[..., Any]) -> Namer:
     """The namer for the calls of `function`: `name` itself, or one made of the template `name`.
 
-    Raises ConfigError if the template does not fit the signature. The namer raises TypeError for a value of another
-    type, and ConfigError for an empty one.
+    Raises ConfigError if the template does not fit the signature. The namer raises TypeError for a value of a type that
+    does not name a lock, and ConfigError for an empty one.
     """
     if callable(name):
         return name
@@ -46,7 +46,7 @@ def namer(name: str | Callable[..., str], function: Callable[..., Any]) -> Namer
         raise ConfigError(f"the name is a template such as 'order:{{order_id}}', not {type(name).__name__}")
     given = function if isinstance(function, partial) else partial(function)
     signature = inspect.signature(given.func)
-    bind = partial(signature.bind, *given.args, **given.keywords)  # the arguments that a partial has count, too
+    bind = partial(signature.bind, *given.args, **given.keywords)  # the arguments that a partial binds are used, too
     parts = _parts(name, signature, getattr(given.func, "__qualname__", repr(given.func)))
     escaped = set(_SEPARATORS).union(*(literal for literal, field in parts[1:] if field))
 

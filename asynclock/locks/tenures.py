@@ -2,17 +2,17 @@
 block find their tenure.
 
 A block may end in another task than the one that entered it: asyncio closes a dropped async generator in a task of its
-own, and a fixture's set-up and tear-down are two tasks. That a task has ended proves nothing either: a test relies on
-the lock that its fixture's set-up took. So the tenure of a block is that of the frame that entered it. An `async with`
-statement calls `__aenter__` and `__aexit__` from its own frame, in whatever task that runs.
+own, and a fixture's set-up and tear-down are two tasks. The end of a task does not show that its tenures are no longer
+needed: a test relies on the lock that its fixture's set-up took. So the tenure of a block is that of the frame that
+entered it. An `async with` statement calls `__aenter__` and `__aexit__` from its own frame, in whatever task that runs.
 
 The frame is known by its id, with no reference. A reference would keep the variables of a frame that has ended, and
 among them a Lease that the program has dropped (HAZARDS A15). An id is used again after its frame has ended, but the
 frame of an `async with` statement lives until its block has ended. Another frame may have called `__aenter__`, such as
 that of an AsyncExitStack, or of a class with a Lock inside. It ends before the block, so its id proves nothing. The
 bytecode tells the two apart: the instruction after the call is `GET_AWAITABLE`, with 1 after `__aenter__` in a
-statement, 2 after `__aexit__` in a statement, and 0 elsewhere. A block that such a call has entered is matched by its
-task. If several tenures still fit, a WARNING names the line.
+statement, 2 after `__aexit__` in a statement, and 0 elsewhere. A block that was entered by a call outside such a
+statement is matched by its task. If several tenures still fit, a WARNING names the line.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class TenuresByTask:
         return self._by_task
 
     def _of(self, task: asyncio.Task[Any] | None) -> list[Tenure]:
-        """The tenures that the task took, without those at the end that release_all() gave back."""
+        """The tenures that the task took, without those at the end of the list that release_all() gave back."""
         by_task = self._all()
         mine = by_task.get(task)
         if mine is None:
             return []
-        while mine and mine[-1].state in GIVEN_BACK and mine[-1].on_lost is None:
+        while mine and mine[-1].state in GIVEN_BACK and mine[-1].block is None:
             mine.pop()
         if not mine:
             del by_task[task]
@@ -101,7 +101,7 @@ class TenuresByTask:
 
     def forget(self, tenure: Tenure) -> None:
         """It was released. A tenure that guards a block is kept, since the block has to find it at its end."""
-        if tenure.on_lost is not None:
+        if tenure.block is not None:
             return
         if self._only is tenure:
             self._only = None
@@ -130,12 +130,12 @@ class TenuresByTask:
     @property
     def only_entered(self) -> Tenure | None:
         """The tenure of the block that ends here, if this Lock has no other tenure."""
-        return self._only if self._only is not None and self._only.on_lost is not None else None
+        return self._only if self._only is not None and self._only.block is not None else None
 
     def _of_all_tasks(self) -> list[Tenure]:
         """The tenures of this event loop. Other loops may share the Lock."""
         loop = asyncio.get_running_loop()
-        groups = list(self._all().values())  # one step for the threads of other loops
+        groups = list(self._all().values())  # atomic, since threads of other loops use it, too
         return [each for tenures in groups for each in tenures if session_of(each).loop is loop]
 
     def of_block(self, name: str, caller: Caller) -> Tenure:
@@ -152,10 +152,10 @@ class TenuresByTask:
         fits = _entered_by_call(mine)
         ordered = bool(fits)
         fits = fits or _entered_by_call(self._of_all_tasks())
-        if not fits:  # perhaps a wrapper calls `__aexit__` alone
+        if not fits:  # perhaps a statement has entered the block, and a wrapper calls only `__aexit__`
             blocks = [each for each in mine if _caller(each) is not None]
             return blocks[-1] if blocks else self.last_of_task(name)
-        # A tenure that was lost goes first: its end takes the lock from no body.
+        # Prefer a lost tenure: ending it takes the lock from no body.
         tenure = next((each for each in fits if not each.open), fits[-1])
         if len(fits) > 1 and session_of(tenure).journal.admits_fault("blocks of which several may have ended"):
             log.warning(
@@ -171,7 +171,7 @@ class TenuresByTask:
 
 def _is_past(tenure: Tenure) -> bool:
     """Whether it has ended, and guards no block that still has to end."""
-    return not tenure.open and tenure.on_lost is None
+    return not tenure.open and tenure.block is None
 
 
 def _is_gone(task: asyncio.Task[Any] | None) -> bool:
@@ -186,15 +186,15 @@ def _is_block_of(tenure: Tenure, caller: Caller) -> bool:
 
 def _caller(tenure: Tenure) -> Caller | None:
     """The call of `Lock.__aenter__` that entered it, while its block has not ended."""
-    block = tenure.on_lost
+    block = tenure.block
     return block.caller if isinstance(block, Block) else None
 
 
 def _index(tenure: Tenure) -> int:
-    """Of the instruction that entered it, among the blocks of one frame. The innermost block ends first, and its
-    statement is in the body of the others: the compiler puts a body after the call that enters it, also where it moves
-    handlers of exceptions to the end. In a loop no statement is entered twice, because the jump back leaves the
-    block."""
+    """The index of the instruction that entered it, to order the blocks of one frame. The innermost block ends first,
+    and has the greatest index: its statement is in the bodies of the others, and the compiler puts a body behind the
+    call that enters it, even if it moves exception handlers to the end. In a loop no statement is entered twice,
+    because the jump back leaves the block."""
     caller = _caller(tenure)
     return caller[2] if caller is not None else -1
 

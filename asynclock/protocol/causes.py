@@ -1,4 +1,4 @@
-"""Why an acquire got no lease, and why a lease was lost: the facts, the errors that tell them, and what an id says of
+"""Why an acquire got no lease, and why a lease was lost: the facts, the errors that report them, and what an id says of
 its holder. Pure."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from asynclock.stores.port import Refused
 
 BLOCKED = 1 / 3
-"""A check of the watchdog that is late by this share of the lease or more is named as the cause: a renewal that failed
-would have been sent again several times meanwhile."""
+"""If the loop was late by this share of the lease or more, the error names the blocked loop as the cause. A failed
+renewal alone does not lose a lease: a loop that is on time repeats it several times before the end."""
 
 
 # -- the holder of a name ----------------------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ class Cause(NamedTuple):
     loss: Reason
     settings: LockSettings
     at: float  # when it was lost, as Unix time
-    unrenewed: float  # since the last renewal that a majority granted was sent
-    late: float  # by which the check of the watchdog was late
-    broken_by: str | None  # who broke it, by a server ("": it does not know); None: no server said that it was broken
+    unrenewed: float  # since the send of the last renewal that a majority granted
+    late: float  # how late the loop was (`LoopLag.late`)
+    broken_by: str | None  # who broke it, as a server said ("": it does not know); None: no server said that it was
     errors: Mapping[int, Exception]  # node -> why it did not renew
     denials: Mapping[int, Refused]  # node -> its refusal
 

@@ -1,7 +1,8 @@
-"""Core: the outside of the machine. `runtime/session.py` is the one of an event loop; a simulation has its own.
+"""Core: what the machine needs from its environment (time, timers, nodes). `runtime/session.py` implements it for an
+event loop; a simulation has its own.
 
-Nothing answers inside a call to it: an op that fails at once settles its ballot, and the event comes in the next turn.
-Work that goes through many claims is done in slices, by `later`.
+No call to it delivers an answer: if an op fails at once, its ballot settles in the next turn. Work that goes through
+many claims is done in slices, by `later`.
 """
 
 from __future__ import annotations
@@ -70,16 +71,17 @@ class Core(Protocol):
         """A fresh id."""
 
     def spent(self) -> float:
-        """Seconds of work, on a clock that measures it. A slice compares two readings. 0.0 in a simulation."""
+        """A monotonic time in seconds, to limit slices of work: a slice compares two readings. 0.0 in a simulation."""
 
     def later(self, call: Callable[..., object], *args: object) -> None:
         """Call it in the next turn."""
 
     def result(self) -> Result:
-        """For a caller that waits."""
+        """A future for the caller of a claim."""
 
     def judge_again(self) -> None:
-        """An acquire finds no majority: servers that came up since may be new, and need no quarantine."""
+        """An acquire finds no majority. Servers that came up after the client was opened may be new, and then need no
+        quarantine: decide again."""
 
     def renews(self, tenures: Sequence[Any]) -> None:
         """A hold with these tenures is renewed now."""

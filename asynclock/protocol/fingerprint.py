@@ -1,8 +1,8 @@
 """A canonical picture of the state of the machine, so that an explorer can tell two states apart.
 
-Two states have the same fingerprint if their parts have the same values in the same places: the number of an object is
-its place in the walk, and no address or hash counts. Whatever can change the next step is part of it: also the events
-that a timer or an op in flight would bring, which are functions with their arguments.
+Two states have the same fingerprint if their parts have the same values in the same places. Objects are numbered in the
+order in which the walk visits them; addresses and hashes play no part. The picture contains everything that can change
+the next step, including the callbacks of timers and of ops in flight, with their arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PLAIN = frozenset({str, int, bytes, bool, type(None), type, EnumType})
 
 _DIGITS = 6
-"""Of a time in seconds: two sums of the same pauses may differ by a rounding."""
+"""The decimals of a time that are kept: two sums of the same pauses may differ by a rounding error."""
 
 
 def fingerprint(state: object, outside: Sequence[object] = ()) -> tuple[object, ...]:

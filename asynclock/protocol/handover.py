@@ -15,22 +15,25 @@ import math
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
-from asynclock._errors import ConfigError, LockNotHeld, brief, client_closed
-from asynclock.protocol.attempt import Attempt, withdraw
+from asynclock._errors import ConfigError, LockNotHeld, brief
+from asynclock._options import RELEASE_TIMEOUT
 from asynclock.protocol.machine import Claim
 from asynclock.protocol.planner import Pace
-from asynclock.protocol.states import DONE, Asking, BackingOff, Confirming
-from asynclock.quorum.ballot import REFUSED, WON
-from asynclock.rules.model import ADOPT, ID_LENGTH, Op, Queueing, letter_of
+from asynclock.protocol.rounds import withdraw
+from asynclock.protocol.states import DONE, Asking, BackingOff
+from asynclock.quorum.ballot import REFUSED
+from asynclock.rules.model import ADOPT, ID_LENGTH, QUIET, RELEASE, Op, Queueing, Serve, letter_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asynclock.protocol.hold import Hold
     from asynclock.protocol.machine import Machine
     from asynclock.protocol.terms import Terms
-    from asynclock.quorum.ballot import Ballot
+    from asynclock.quorum.ballot import Ballot, Outcome
 
 _MARK = "asynclock1."
-_SUM = 6  # bytes of the checksum: a damaged handle is not reported as one that came too late
+_SUM = 6  # bytes of the checksum, so that a damaged handle raises ConfigError and not LockNotHeld
 
 
 class Handle(NamedTuple):
@@ -71,18 +74,19 @@ def _sum(content: bytes) -> bytes:
 class Adoption(Claim):
     """One adoption of one handle."""
 
+    _contended = True  # assumed: the client that detached the hold is not asked whether another client waits
+
     def __init__(self, machine: Machine, terms: Terms, handle: Handle) -> None:
         super().__init__(machine, terms)
         core = machine.core
         self._handle = handle
-        self._since = core.clock.now()  # its id is not older
+        self._since = core.clock.now()  # no node has seen its id before this time
         seed = max(int(core.clock.wall() * 1_000_000), handle.token + 1)
         queueing = Queueing(core.quorum.serve, waiter=handle.id)
         settings = terms.settings
         new_id = core.new_id(seed, settings.metadata, handle.mode)
         memory = settings.lease + core.settings.fence_memory
         self._op = Op(ADOPT, terms.kind, terms.name, new_id, settings.lease, seed, memory, queueing=queueing)
-        self._attempt = Attempt(machine.holds, machine.tickets, terms, None)
         self._pace = Pace(core.random, core.settings.patience)
         self._traces: dict[int, None] = {}  # the nodes where an earlier round took effect or still may
 
@@ -94,43 +98,49 @@ class Adoption(Claim):
         return Adoption(self._machine, self.terms, self._handle)
 
     def _ask(self) -> None:
-        self._await(Asking(self._attempt.ask(self._op)))
+        core = self._core
+        self._await(Asking(core.quorum.ask(self._op, core.within(self.terms.settings))))
 
     def _settled(self, ballot: Ballot) -> None:
-        """A round has its outcome."""
-        state, attempt = self.state, self._attempt
-        if not isinstance(state, Asking) or state.ballot is not ballot:
-            return  # it gave up before
-        try:
-            if self._core.closed:
-                raise client_closed()
-            if isinstance(state, Confirming):
-                hold, last, _ = attempt.confirmed(state.won, ballot, contended=True)
-                self._after_round(hold, state.won, last)
-            elif ballot.outcome is WON:
-                top, sure = ballot.token()
-                if sure:
-                    self._after_round(attempt.hold(ballot, top, contended=True), ballot, ballot)
-                else:
-                    self._await(Confirming(attempt.ask_to_raise(ballot), ballot))
-            elif ballot.outcome is REFUSED:
-                raise self._refused()
-            else:
-                self._after_round(None, ballot, ballot)
-        except BaseException as error:
-            self.fail(error)
-            if not isinstance(error, Exception):
-                raise
+        if self._core.closed:
+            self.close()
+        else:
+            super()._settled(ballot)
 
-    def _after_round(self, hold: Hold | None, asked: Ballot, last: Ballot) -> None:
-        """Its hold; or a pause, before the same id asks again. Raises QuorumUnavailable, ConfigError if an outage lasts
-        too long."""
-        if hold is not None:
-            hold.may_be_at(self._traces)
-            self._succeed(hold.begin(self.terms))
-            return
+    def _win(self, hold: Hold, ballot: Ballot) -> None:
+        hold.may_be_at(self._traces)
+        self._end_detached(ballot.nodes_without_grant())
+        ballot.on_late_vote(
+            lambda ballot, index: self._end_detached([index] if index in ballot.nodes_without_grant() else [])
+        )
+        self._succeed(hold.begin(self.terms))
+
+    def _end_detached(self, nodes: Sequence[int]) -> None:
+        """These nodes have not granted the adoption. They may have the detached hold, or get it from a command of its
+        client that is still on its way: nobody else would release it there."""
+        if nodes:
+            op, core = self._op, self._core
+            longest = core.settings.max_lease  # the tombstone lasts as long as the detached hold may
+            release = Op(
+                RELEASE, op.kind, op.name, self._handle.id, longest, 0, op.memory, tombstone=True,
+                queueing=QUIET[Serve.NOBODY],
+            )  # fmt: skip
+            core.quorum.ask(release, RELEASE_TIMEOUT, everyone=True, only=nodes)
+
+    def _without_grant(self, ballot: Ballot) -> None:
+        if ballot.outcome is REFUSED:
+            raise self._refused()
+        self._ask_later(ballot, ballot)
+
+    def _without_hold(self, won: Ballot, last: Ballot, outcome: Outcome) -> None:
+        del outcome
         if self._op.revoked:  # granted, but too late: it was released, and no later op may bring it back
             raise self._refused()
+        self._ask_later(won, last)
+
+    def _ask_later(self, asked: Ballot, last: Ballot) -> None:
+        """The same id asks again after a pause. Raises QuorumUnavailable if an outage lasts too long, and ConfigError
+        at once."""
         self._traces.update(dict.fromkeys(asked.traces()))
         plan = self._pace.after_outage(self._core.clock.now(), math.inf)
         error = self._core.quorum.unavailable(last, self.terms.name)
@@ -145,9 +155,7 @@ class Adoption(Claim):
         try:
             self._ask()
         except BaseException as error:
-            self.fail(error)
-            if not isinstance(error, Exception):
-                raise
+            self._failed(error)
 
     def _refused(self) -> LockNotHeld:
         name = self.terms.name

@@ -3,14 +3,17 @@ each as a Tenure of its own (`local_queue.py`).
 
 The rules:
 
-1. At each node the hold ends one lease after the send of the last command that the node granted. The hold as a whole
-   ends when it is left at less than a majority of the nodes.
+1. At each node the hold ends one lease, less the drift, after the send of the last command that the node granted. The
+   hold as a whole ends when it is left at less than a majority of the nodes.
 2. A node that refuses a renewal no longer counts, even while the round is undecided. Once a majority has refused, the
    hold is lost. A node that lost its key gets it again ("is healed") after a round that was won without that node, and
    counts from the next round. After a server has said that an operator broke the hold, no node is healed: the key that
    the operator deleted would come back.
 3. A node that does not have the token gets it in the background.
 4. After a release no command is sent that could bring the key back. So renewal stops before the release is sent.
+5. A contested win may have a bare majority: the other nodes had another attempt, whose undo comes later. If one of that
+   majority loses its data, a second client could win. So a hold that is older than a round trip asks the other nodes
+   again, with pauses that double, until each has it or the first renewal is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from asynclock.events import Detached, Released, Renewed
 from asynclock.protocol.causes import Cause, lock_lost_error
 from asynclock.protocol.core import SLICE
 from asynclock.protocol.local_queue import may_pass
-from asynclock.protocol.watchdog import RENEW_BELOW, Due, due, retry_after
+from asynclock.protocol.watchdog import RENEW_BELOW, RENEWED, Due, Lacking, due, retry_after
 from asynclock.quorum.ballot import WON, Ballot, drift, valid_until
 from asynclock.quorum.denials import lost_to
 from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, LOOKING, QUIET, RELEASE, Op, Verb
@@ -48,13 +51,13 @@ class TenureState(Enum):
     """The state of a tenure."""
 
     HELD = "held"
-    UNKNOWN = "unknown"  # held, but the last renewal had no reply
+    UNKNOWN = "unknown"  # held, but no majority granted the last renewal
     LOST = "lost"
     RELEASED = "released"
     DETACHED = "detached"  # another process may adopt it
 
 
-HELD, UNKNOWN, LOST, RELEASED, DETACHED = TenureState  # quicker to read than from the class, as those of `model.py`
+HELD, UNKNOWN, LOST, RELEASED, DETACHED = TenureState  # faster to read than members of the class, as in `model.py`
 OPEN = (HELD, UNKNOWN)
 GIVEN_BACK = (RELEASED, DETACHED)
 
@@ -68,12 +71,12 @@ class Tenure:
     more."""
 
     __slots__ = (
-        "__weakref__", "_on_loss", "_untaken", "_waiters", "done_for", "fence", "hold", "loss", "on_lost",
+        "__weakref__", "_tell_owner", "_untaken", "_waiters", "block", "done_for", "fence", "hold", "loss",
         "since", "state", "task", "terms", "unattended", "until", "weak_self",
     )  # fmt: skip
 
     _untaken: bool  # without a value, unless its task was cancelled before it had the tenure
-    _on_loss: Callable[[LockLost], None]  # without a value, unless its owner is a thread that wants to be told
+    _tell_owner: Callable[[LockLost], None]  # without a value, unless its owner is a thread that asked to be notified
 
     def __init__(self, hold: Hold, terms: Terms, fence: int, since: float) -> None:
         self.state = HELD
@@ -86,8 +89,8 @@ class Tenure:
         self.task = terms.task  # the task that took it, then the task that entered it
         self.loss: Reason | None = None
         self.done_for = 0.0  # seconds for which the name is marked as done after the release (`once`)
-        self.on_lost: Callable[[Reason], None] | None = None  # interrupts the body that it guards; None: there is none
-        self.unattended = False  # its task has ended, and the log says so
+        self.block: Callable[[Reason], None] | None = None  # its call interrupts the body that it guards
+        self.unattended = False  # the log already reports that its task has ended
         self.weak_self = ref(self)
         self._waiters: dict[Waiter, None] | None = None  # most tenures have none
 
@@ -110,8 +113,8 @@ class Tenure:
 
     @property
     def lost_early(self) -> bool:
-        """Whether its hold is lost, before its task could take it. The end of max_hold is no such loss: it counts from
-        the grant, and may be shorter than a turn of the loop."""
+        """Whether its hold was lost before its task took the tenure. The end of max_hold is no such loss: it counts
+        from the grant, and may be shorter than a turn of the loop."""
         lost = self.loss is not None and self.loss != "max_hold"
         return lost or self.hold.core.clock.now() >= self.hold.valid_until
 
@@ -157,21 +160,22 @@ class Tenure:
         if self._waiters is not None:
             self._waiters.pop(waiter, None)
 
-    def enter(self, task: Any, on_lost: Callable[[Reason], None]) -> None:
+    def enter(self, task: Any, block: Callable[[Reason], None]) -> None:
         """The body that it guards begins, in that task."""
         self.task = task
-        self.on_lost = on_lost
+        self.block = block
 
     def leave(self) -> None:
         """The body has ended."""
-        self.on_lost = None
+        self.block = None
 
     def renewed(self, answered: bool) -> None:
-        """A renewal is decided, or had no reply from a majority."""
+        """A renewal has its outcome. `answered`: a majority granted it."""
         self.state = HELD if answered else UNKNOWN
 
     def mark_untaken(self) -> None:
-        """Its task was cancelled before it had the tenure: no acquire was told, so its end is not told either."""
+        """Its task was cancelled before it had the tenure: no Acquired event was emitted, so no event is emitted for
+        its release."""
         self._untaken = True
 
     def mark_done(self, within: float) -> None:
@@ -180,7 +184,7 @@ class Tenure:
 
     def call_on_loss(self, call: Callable[[LockLost], None]) -> None:
         """Call it in the event loop when the tenure is lost; now, if it is lost already."""
-        self._on_loss = call
+        self._tell_owner = call
         if self.state is LOST:
             call(self.hold.lost_error(self.loss or "expired"))
 
@@ -196,9 +200,9 @@ class Tenure:
         if observers.active and loss is None and not getattr(self, "_untaken", False):
             ended = Detached if state is DETACHED else Released
             observers.tell(ended(*self.terms.described, self.held_for))
-        if loss is not None and self.on_lost is not None:
-            self.on_lost(loss)
-        if loss is not None and (call := getattr(self, "_on_loss", None)) is not None:
+        if loss is not None and self.block is not None:
+            self.block(loss)
+        if loss is not None and (call := getattr(self, "_tell_owner", None)) is not None:
             call(self.hold.lost_error(loss))
 
     def rest(self) -> float:
@@ -209,8 +213,8 @@ class Tenure:
         return max(self.done_for, self.since + settings.min_hold - self.hold.core.clock.now())
 
     def mark_unattended(self) -> bool:
-        """Whether its task has ended without a release, and nobody has asked before."""
-        if self.unattended or self.on_lost is not None or self.task is None or not self.task.done():
+        """Whether its task has ended without a release. True at most once."""
+        if self.unattended or self.block is not None or self.task is None or not self.task.done():
             return False
         self.unattended = True
         return True
@@ -224,9 +228,9 @@ class Hold:
     """See the module. Made of the ballot that won it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "_ballot", "_broken", "_cause", "_denials", "_ends", "_errors", "_healed", "_holds", "_promised", "_renewal",
-        "_renewed_at", "_settings", "_tenures", "_watched_at", "contended", "core", "last_fence", "names", "next_fence",
-        "op", "over", "renew_at", "round_trip_at", "valid_until",
+        "_ballot", "_broken", "_cause", "_denials", "_ends", "_errors", "_healed", "_holds", "_lacking", "_promised",
+        "_renewal", "_renewed_at", "_settings", "_tenures", "_watched_at", "contended", "core", "last_fence", "names",
+        "next_fence", "op", "over", "renew_at", "round_trip_at", "valid_until",
     )  # fmt: skip
 
     def __init__(
@@ -246,11 +250,14 @@ class Hold:
         self._settings = settings
         self._watched_at = -math.inf  # when the watchdog checks it
         self._ballot: Ballot | None = grant  # None: each node has answered, and none failed
+        self._lacking: Lacking | None = None  # the nodes of rule 5; None: no node lacks it
         self._healed = 0  # bit i: node i may have it by another round than the one that won it
-        self._broken: str | None = None  # who broke it there, as a server said; "": the server does not know
-        self._promised = math.inf  # its end before the last refusal of a renewal that found it with an end
-        self._denials: dict[int, Refused] | None = None  # the last refusal of each node that refused and was not healed
-        self._errors: dict[int, Exception] | None = None  # why each node did not renew it, since it did so last
+        self._broken: str | None = None  # who broke it, as a server reported; "": the server does not know
+        # Its end before the last refusal of a renewal. A refusal that comes when the hold is already left at no
+        # majority (`valid_until` is -math.inf) does not change this. math.inf: there was no refusal.
+        self._promised = math.inf
+        self._denials: dict[int, Refused] | None = None  # node -> its last refusal, unless it granted or was healed
+        self._errors: dict[int, Exception] | None = None  # node -> its last error, if it has not renewed since
         self._renewal: Ballot | None = None  # by the watchdog, while it is not decided
         self._renewed_at = grant.sent  # when the last renewal was sent that a majority granted
         self._cause: Cause | None = None  # of its loss
@@ -277,7 +284,7 @@ class Hold:
             self._forget_grant(grant)
 
     def _forget_grant(self, grant: Ballot) -> None:
-        """All nodes have voted. What is not needed any more is dropped: a client may have many holds."""
+        """All nodes have voted. Drop the data that is no longer needed: a client may have many holds."""
         grant.op.forget_packed()
         if not grant.failed:
             self._ballot = None
@@ -302,7 +309,8 @@ class Hold:
         self._tenures.append(tenure.weak_self)
         if self._watched_at == -math.inf:  # the first one
             self._holds.add(self)
-            self._watched_at = at = min(self.renew_at, self.valid_until, tenure.until)
+            at = min(self.renew_at, self.valid_until, tenure.until)
+            self._watched_at = at = at if self._lacking is None else min(at, self._heals_at)
             self._holds.watchdog.watch(self, at)
         return tenure
 
@@ -338,7 +346,8 @@ class Hold:
         return ballot
 
     def _pass_on(self, tenure: Tenure, waiter: LocalWaiter) -> bool:
-        """Give it to the next task of this process that waits for it, if that may have it after this tenure."""
+        """Pass it on to that waiter, if the hold may still be passed on and the waiter has the same settings. Returns
+        whether it did."""
         settings, now = tenure.terms.settings, self.core.clock.now()
         if tenure.done_for or now >= tenure.until or not same_terms(settings, waiter.acquisition.terms.settings):
             return False
@@ -349,8 +358,8 @@ class Hold:
         return True
 
     def _release_contended(self, tenure: Tenure) -> Ballot:
-        """Clients elsewhere wait for the hold: the release leaves before anything else, in one write with the next
-        attempt of this process, which comes after theirs."""
+        """Clients elsewhere wait for the hold, so the release is sent before anything else. The next attempt of this
+        process is in the same write, and queues behind those clients."""
         local = bool(self._holds.queues)
         ballot = self.release(tenure.rest(), at_once=not local, done=tenure.done_for > 0)
         if tenure.open:
@@ -371,7 +380,7 @@ class Hold:
         if self.over:
             return
         tenures = self.tenures
-        if loss != "closed":  # that needs no facts: a client with many holds closes without an object for each
+        if loss != "closed":  # a close reports no facts, and there may be many holds: make no Cause
             self._cause = self._why(loss)
         self._give_up()
         for tenure in tenures:
@@ -430,6 +439,8 @@ class Hold:
                 self.lose("expired")
             case Due.RENEWAL:
                 self.renew(now)
+        if self._lacking is not None and now >= self._heals_at and not self.over:
+            self._heal_lacking(self._lacking, now)
         self.watch()
 
     @property
@@ -442,6 +453,7 @@ class Hold:
         queue of this client, which a second one would only make longer."""
         self.core.renews(self.tenures)
         self.renew_at = now + retry_after(self._settings.lease, self.core.random)
+        self._lacking = RENEWED
         if self._renewal is None or self._renewal.deferred is None:
             self._renewal = self.extend(self._settings.lease)
 
@@ -454,7 +466,7 @@ class Hold:
     def watch(self) -> None:
         """Let the watchdog check it when an action may be due next."""
         if not self.over:
-            self.watch_at(min(self.renew_at, self.valid_until, self._until))
+            self.watch_at(min(self.renew_at, self.valid_until, self._until, self._heals_at))
 
     def watch_at(self, at: float) -> None:
         if self._watched_at > -math.inf:
@@ -465,7 +477,8 @@ class Hold:
     # -- asking the nodes ----------------------------------------------------------------------------------------
 
     def extend(self, length: float) -> Ballot:
-        """Move its end to `length` seconds from now, or later. Its tenures learn the outcome."""
+        """Move its end to `length` seconds from now, but never to an earlier time: 0.0 only asks. Its tenures learn the
+        outcome."""
         op, within = self._op(EXTEND, length), self.core.within(self._settings)
         return self.core.quorum.ask(op, within, on_settled=self._extended, on_vote=self.count)
 
@@ -475,7 +488,8 @@ class Hold:
 
     def broken(self, id: str, by: str = "") -> None:
         """A server says that an operator deleted the hold of that id there. The operator may have reached only a
-        minority of the nodes, so all nodes are asked. `by`: who it was; the notice without a name follows."""
+        minority of the nodes, so all nodes are asked. `by`: who it was. This client does not ask after a notice with
+        `by`, because one without `by` follows."""
         if self.op.id.startswith(id):
             self._broken = by or self._broken or ""
             if not (by or self.over):
@@ -532,7 +546,7 @@ class Hold:
                 observers.tell(Renewed(*tenure.terms.described, "ok" if ballot.outcome is WON else "failed"))
 
     def count(self, ballot: Ballot, index: int) -> None:
-        """Count one node's vote: until when it has the hold; or that it lacks the token or the key, and needs it."""
+        """Count one node's vote: store until when the node has the hold. `_repair` sends what the node lacks."""
         vote, op = ballot.votes[index], ballot.op
         if isinstance(vote, Exception) and op.verb is EXTEND:
             self._errors = {**(self._errors or {}), index: vote}
@@ -545,22 +559,28 @@ class Hold:
                 self._denials.pop(index, None)
             if self._errors:
                 self._errors.pop(index, None)
+            if self._lacking is not None:
+                self._lacking.nodes &= ~(1 << index)
             if end > self._ends[index]:
                 self._ends[index] = end
                 if end > self.valid_until:
                     self._recount()
-        elif isinstance(vote, Refused) and op.verb is EXTEND:
-            self._refused_by(ballot, index, vote)
+        elif isinstance(vote, Refused):
+            if op.verb is EXTEND:
+                self._refused_by(ballot, index, vote)
+            elif not op.plain:
+                self._was_refused_by(index)
         self._repair(ballot, index)
 
     def _recount(self) -> None:
         self.valid_until = valid_until(self._ends)
 
     def _refused_by(self, ballot: Ballot, index: int, refusal: Refused) -> None:
-        """Rule 2. The lease may now end sooner than the watchdog expects. If the round is decided, the watchdog checks
-        it now; else at the deadline of the round, since a grant that is still to come may make up for the refusal. But
-        the owner learns of the loss at the latest when the lease would have ended without this refusal."""
-        if self.valid_until > -math.inf:  # an earlier refusal of this round may have left it without an end
+        """Rule 2. The lease may now end sooner than the watchdog expects, so the watchdog gets a new time for its
+        check: the next renewal, or the new end if that is earlier. If the round is still open, the check waits for the
+        deadline of the round, since a grant that is still to come may make up for the refusal. The check comes no later
+        than the end that the lease had before this refusal."""
+        if self.valid_until > -math.inf:  # an earlier refusal may have left it at no majority
             self._promised = self.valid_until
         self._ends[index] = -math.inf
         self._recount()
@@ -571,7 +591,7 @@ class Hold:
             self.lose(lost_to(denials.values(), len(self._ends), self._broken is not None))
             return
         soonest = ballot.deadline if ballot.outcome is None else now
-        at = max(min(self.renew_at, self.valid_until, self._until), soonest)
+        at = max(min(self.renew_at, self.valid_until, self._until, self._heals_at), soonest)
         self.watch_at(max(now, min(at, self._promised, self._until)))
 
     def _repair(self, ballot: Ballot, index: int) -> None:
@@ -583,21 +603,49 @@ class Hold:
             if op.verb is not EXTEND:
                 self._send_to(index, EXTEND)
             elif ballot.outcome is WON and self._broken is None and (vote.left is None or op.kind.shared):
-                self._send_to(index, ACQUIRE)  # a shared kind is healed beside other holders
+                self._send_to(index, ACQUIRE, self.op.lease)  # a shared kind is healed beside other holders
         elif isinstance(vote, tuple) and op.verb is not EXTEND and vote[0] < self.last_fence:
             self._send_to(index, EXTEND)
 
-    def _send_to(self, index: int, verb: Verb) -> None:
-        """Send the token to one node (extend), or heal it (acquire). A healed node counts from the next round on."""
-        grant, core, lease = self.op, self.core, self.op.lease if verb is ACQUIRE else 0.0
+    def _was_refused_by(self, index: int) -> None:
+        """Rule 5. The node refused the round that this hold won at other nodes."""
+        if self._lacking is RENEWED:
+            return
+        if self._lacking is None:
+            self._lacking = Lacking(self.core.clock.now(), self.round_trip_at - self._renewed_at)
+        self._lacking.nodes |= 1 << index
+        if self._watched_at > self._lacking.at and self.valid_until > -math.inf:  # else a check would lose it now
+            self.watch_at(self._lacking.at)
+
+    @property
+    def _heals_at(self) -> float:
+        """When the nodes that refused it are asked again; math.inf: none is, also after an operator broke the hold."""
+        return math.inf if self._lacking is None or self._broken is not None else self._lacking.at
+
+    def _heal_lacking(self, lacking: Lacking, now: float) -> None:
+        left = self._renewed_at + self.op.lease - now  # it ends there when it ends at the other nodes
+        for index in range(len(self._ends)):
+            if lacking.nodes >> index & 1:
+                self._send_to(index, ACQUIRE, left, counts=True)
+        self._lacking = lacking.later(now)
+
+    def _count_healed(self, ballot: Ballot, index: int) -> None:
+        """A node has the hold now: it counts from the send of this op."""
+        if isinstance(ballot.votes[index], tuple):
+            self.count(ballot, index)
+
+    def _send_to(self, index: int, verb: Verb, lease: float = 0.0, *, counts: bool = False) -> None:
+        """Send the token to one node (extend), or heal it for so many seconds (acquire). Unless it `counts` at once, a
+        healed node counts from the next round on."""
+        grant, core = self.op, self.core
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self.last_fence, grant.memory)
         if verb is ACQUIRE:
             self._healed |= 1 << index
-            if self._denials:  # it may have the key again: its next reply decides
+            if self._denials and not counts:  # it may have the key again: its next reply decides
                 self._denials.pop(index, None)
-        op.revoke()  # the node does not send it again: a release may have been sent before that
-        now, nodes = core.clock.now(), core.quorum.nodes
-        nodes[index].send(op, Ballot(op, len(nodes), now, now + core.within(self._settings)))
+        op.revoke()  # so that the node does not send it again: a release may have been sent by then
+        now, nodes, on_vote = core.clock.now(), core.quorum.nodes, self._count_healed if counts else None
+        nodes[index].send(op, Ballot(op, len(nodes), now, now + core.within(self._settings), on_vote=on_vote))
 
     def _next_renewal(self) -> float:
         return self.valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf
@@ -631,10 +679,15 @@ class Holds:
         """The number of names."""
         return len(self._by_name)
 
-    def make(self, settings: LockSettings, grant: Ballot, token: int, contended: bool) -> Hold:
-        """The hold of a ballot that was won."""
+    def hold_of(self, settings: LockSettings, won: Ballot, token: int, contended: bool) -> Hold | None:
+        """The hold of a ballot that was won; a majority are witnesses of its token. None: no validity is left, and it
+        was released. `contended`: another client waits for it, as far as this client knows."""
         made_as = self._threaded if settings.renew == THREAD else Hold
-        return made_as(self, settings, grant, token, contended)
+        hold = made_as(self, settings, won, token, contended)
+        if hold.round_trip_at < hold.valid_until:
+            return hold
+        hold.release()
+        return None
 
     def all(self) -> list[Hold | dict[Hold, None]]:
         """All that there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
@@ -656,7 +709,7 @@ class Holds:
                 began = self.core.spent()
 
     def copied(self) -> list[Hold]:
-        """All that there are now, for another thread than the loop's: `dict.copy` is one step for other threads."""
+        """All that there are now, for other threads than the loop's: `dict.copy` is atomic for them."""
         found: dict[Hold, None] = {}
         for each in self._by_name.copy().values():
             found.update(each.copy() if isinstance(each, dict) else {each: None})
@@ -670,6 +723,10 @@ class Holds:
     def tenures(self, name: str) -> list[Tenure]:
         """The tenures of a name, oldest first."""
         return [tenure for hold in self.of(name) for tenure in hold.tenures]
+
+    def has_of_task(self, name: str, task: Any) -> bool:
+        """Whether that task holds the name. `==` and not `is`: the calls of one thread are equal."""
+        return any(each.task == task and each.held for hold in self.of(name) for each in hold.tenures)
 
     def add(self, hold: Hold) -> None:
         for name in hold.names:

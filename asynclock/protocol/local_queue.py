@@ -1,9 +1,9 @@
 """The local queue: tasks of one process that want the same name. Only the first of them asks the servers.
 
 A release may pass the hold to the next task without a round trip: while fences of its span are left, for at most
-PASSING seconds after the last round trip, and while a third of the lease remains. So another client waits for a few
-tenures of this process at most, whether or not this process knows of it. Then the release is sent, with the next task's
-attempt behind it in the same write.
+PASSING seconds after the round trip of its grant, and while a third of the lease remains. So another client waits for
+at most SPAN tenures of this process, whether or not this process knows of it. Then the release is sent, with the next
+task's attempt behind it in the same write.
 
 While a majority is out of reach, too, only the first asks. Those behind it get its error when their time or the
 patience of the client ends. So thousands of tasks do not ask at once.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._options import QUORUM_TIMEOUT
 from asynclock.protocol.core import SLICE
-from asynclock.protocol.planner import confirm_from
+from asynclock.protocol.planner import answer_from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -35,7 +35,7 @@ SPAN = 16
 """One round trip serves at most this many tenures, each with a fence of its own."""
 
 PASSING = 0.005
-"""Seconds after a round trip for which a hold may be passed on."""
+"""Seconds after the round trip of its grant for which a hold may be passed on."""
 
 
 def may_pass(now: float, last_round_trip: float, valid_until: float, lease: float, fences_left: int) -> bool:
@@ -62,10 +62,11 @@ class Enqueued(Protocol):
         """A task of this process has passed the hold on."""
 
     def turn_to_ask(self, outage: LockError | None, patience_ends: float) -> None:
-        """It is the first of its queue: ask. `outage`: why nobody answered the last one."""
+        """It is the first of its queue: ask. `outage`: the error of the asker before it, if no majority answered that
+        one; None: there is no outage."""
 
-    def confirm(self, at: float) -> None:
-        """A task behind it has to know whether the name is held still: renew the ticket at that time."""
+    def renew_ticket_at(self, at: float) -> None:
+        """A task behind it must know whether the name is still held: renew the ticket at that time."""
 
     def time_up_in_queue(self, waiter: LocalWaiter) -> None:
         """Its time is up, or the answer has come that it waited for."""
@@ -74,14 +75,15 @@ class Enqueued(Protocol):
         """Give up with that error."""
 
     def owner_entered(self) -> None:
-        """The task of its owner that asked has ended."""
+        """The acquire of the other task of its owner has ended: with the hold, or without."""
 
     def owner_time_up(self) -> None:
         """Its time is up, and another task of its owner still asks."""
 
 
 class LocalWaiter:
-    """An acquisition in the queue. It leaves with a tenure, with its turn to ask, or as its time is up."""
+    """An acquisition in the queue. It leaves when it gets a tenure, when it is its turn to ask, when its time or its
+    patience for an outage ends, when its caller is cancelled, or when the client closes."""
 
     __slots__ = ("_give_up", "_has_left", "_joined", "_late", "_queue", "_timer", "acquisition", "core")
 
@@ -96,35 +98,36 @@ class LocalWaiter:
         self._timer: Timer | None = None
         queue.join(self, late=self._late)
         if give_up != math.inf:
-            self._timer = core.clock.call_at(self.confirm_from, self._confirm)
+            self._timer = core.clock.call_at(self.answer_from, self._ask_before_end)
 
     def __repr__(self) -> str:
         return f"<LocalWaiter of {self._queue.name!r}>"
 
     @property
-    def confirm_from(self) -> float:
-        """From when on a majority must answer the asker: see `planner.confirm_from`. It is computed again each time,
-        because the round trip of the asker may not have been known before."""
+    def answer_from(self) -> float:
+        """The earliest time at which an answer to the asker is recent enough: see `planner.answer_from`. It is computed
+        again each time, because the round trip of the asker may not have been known before."""
         if self._late:
             return self._joined
         terms = self.acquisition.terms
-        return confirm_from(self._give_up, terms.timeout, self.core.within(terms.settings), self._queue.rtt)
+        return answer_from(self._give_up, terms.timeout, self.core.within(terms.settings), self._queue.rtt)
 
-    def _confirm(self) -> None:
-        """Its time is up soon. Then a majority must have said lately that another owner holds the name. One question of
-        the asker is for all waiters whose time is up at about the same time. So it asks a little later, if at
-        least two round trips are left for the answer."""
-        queue, begin = self._queue, self.confirm_from
+    def _ask_before_end(self) -> None:
+        """Its time is up soon. Before that, a recent answer of a majority must show that another owner holds the name.
+        One question of the asker serves all waiters whose time is up at about the same time. So the asker waits a
+        little, if that leaves at least two round trips for the answer."""
+        queue, begin = self._queue, self.answer_from
         self._timer = self.core.clock.call_at(self._give_up, self.time_up)
         if queue.asker is not None and queue.outage is None and queue.answered_at < begin:
             left = self._give_up - begin
-            queue.asker.confirm(begin + max(0.0, min(left / 4, left - 2 * queue.rtt)))
+            queue.asker.renew_ticket_at(begin + max(0.0, min(left / 4, left - 2 * queue.rtt)))
 
     def check_knows_enough(self, *, again: bool) -> bool:
-        """Its time is up, and it has left the queue. If a majority is out of reach, or has not answered the asker
-        lately, it is unknown whether the name is held: raises QuorumUnavailable. False: the asker asks late, as the
-        loop was blocked. `again`: its round may have more time."""
-        queue, begin = self._queue, self.confirm_from
+        """Its time is up, and it has left the queue. True: a task of this process holds the name, or a majority has
+        answered the asker lately, so the waiter is refused. False, only with `again`: the loop was blocked, so the
+        asker asks late, and the waiter waits for that answer. Raises QuorumUnavailable if a majority is out of reach,
+        or has not answered the asker lately: then it is unknown whether the name is held."""
+        queue, begin = self._queue, self.answer_from
         if queue.outage is not None:
             raise copy(queue.outage)
         if (asker := queue.asker) is None or queue.answered_at >= begin:
@@ -132,7 +135,7 @@ class LocalWaiter:
         planner, ballot = asker.planner, asker.unanswered_round
         if planner is not None and planner.interrupted is not None:
             raise copy(planner.interrupted)
-        if ballot is not None and ballot.answered:  # it waits for the others only
+        if ballot is not None and ballot.answered:  # a majority has answered; the round waits for the other nodes
             return True
         if again and (ballot is None or ballot.sent > (begin + self._give_up) / 2):
             return False
@@ -183,14 +186,15 @@ class LocalWaiter:
         self.acquisition.fail(copy(outage))
 
     def time_up(self) -> None:
-        """It gets no lease, or has its answer. One that asked late may join the queue again."""
+        """Its time is up, or the answer has come for which it waited. If the asker asks late, it joins the queue again,
+        once, to wait for that answer."""
         if self.waits:
             self.leave()
             self.acquisition.time_up_in_queue(self)
 
 
 class LocalQueue:
-    """The queue of one name. It exists while a task waits, or asks after others have waited."""
+    """The queue of one name. It exists while a task waits in it, and while its asker asks."""
 
     __slots__ = ("_late", "_queues", "_waiters", "answered_at", "asker", "name", "outage", "outage_began", "rtt")
 
@@ -257,7 +261,7 @@ class LocalQueue:
         """Reply to those that asked late before the last answer; in slices, between which other code of the loop
         runs."""
         began: float | None = None
-        while self._late and (waiter := next(iter(self._late))).confirm_from <= self.answered_at:
+        while self._late and (waiter := next(iter(self._late))).answer_from <= self.answered_at:
             if began is None:
                 began = waiter.core.spent()
             elif waiter.core.spent() - began > SLICE:
@@ -277,7 +281,7 @@ class LocalQueue:
         """The asker has got the hold (`has_it`), or has given up."""
         if has_it:
             self.outage = None
-        if self._waiters is None:  # as in most cases; so without the call of `_end`
+        if self._waiters is None:  # the usual case: as `_end`, with one call less
             self.asker = None
             self._queues.remove(self)
         elif not has_it:
@@ -306,8 +310,8 @@ class LocalQueue:
             waiter.ask()
 
     def _end_patience(self, outage: LockError) -> bool:
-        """Give the error of the outage to those whose patience has ended. The first waiter's ends first. False: it goes
-        on in the next turn of the loop."""
+        """Give the error of the outage to those whose patience has ended. The patience of the first waiter ends first.
+        False: the rest follows in the next turn of the loop."""
         began: float | None = None
         while (waiter := self.next_waiter()) is not None and waiter.is_impatient():
             if began is None:
@@ -339,7 +343,7 @@ class LocalQueues:
         self.get = self._by_name.get  # called for each acquire
 
     def close(self) -> None:
-        """From now on no hold is passed on, and no waiting task is asked to go first."""
+        """From now on no hold is passed on, and no waiting task becomes the asker."""
         self.closed = True
 
     def __bool__(self) -> bool:
@@ -406,7 +410,8 @@ class YieldedNames:
         return bool(self._at)
 
     def add(self, kind: Kind, name: str) -> None:
-        """Only the plain mutex needs this. The nodes keep the order of the other kinds."""
+        """Only for the mutex that is not fair. A fair mutex and a reader enter after the tickets that the nodes
+        keep. A semaphore, a writer and a multi lock may enter before them (`Kind.respects_queue`)."""
         if not self._used or kind.fair or kind.shared:
             return
         now = self._now()
@@ -457,7 +462,7 @@ class Entry:
 
 
 class Entries:
-    """The first entries of the owners of reentrant locks that are under way."""
+    """The entries that are under way: at most one for each name and owner."""
 
     __slots__ = ("_core", "_under_way")
 

@@ -2,11 +2,13 @@
 
 A claim is an acquire or an adoption, from its first round until it has a tenure or gives up. Events move it from one
 state to the next (`states.py`), and its caller waits for one future, which the last event completes. No method of it
-waits, and none delivers its outcome inside the call: a round that fails at once is an event of the next turn. So a
-release never runs through all waiters of a queue.
+waits. A round never reports its outcome inside the call that sends it: if it fails at once, its outcome is an event of
+the next turn. Else one release could make all waiters of a queue fail, each inside the call of the one before.
 
-A cancel of the caller can arrive at one place only. What it finds there is under way, and is undone; or it is done, and
-the tenure is passed on or released.
+The objects of the machine keep no set: its order is that of hashes, so `fingerprint.py` refuses it. Use a dict.
+
+A caller can be cancelled only while it awaits that future. A claim that is under way is then undone. If the claim is
+done, its tenure is passed on or released.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from typing import TYPE_CHECKING
 from asynclock._errors import brief, client_closed
 from asynclock._options import BROKEN_BY
 from asynclock.events import NodeDown, NodeUp
-from asynclock.protocol.attempt import Tickets, Wake
 from asynclock.protocol.core import SLICE, uniform
-from asynclock.protocol.hold import Holds, Tenure
+from asynclock.protocol.hold import Hold, Holds, Tenure
 from asynclock.protocol.local_queue import Entries, LocalQueues, YieldedNames
 from asynclock.protocol.planner import waking_time
-from asynclock.protocol.states import BEGAN, DONE, NEXT, Asking, Began
+from asynclock.protocol.rounds import RoundsAtMany, RoundsAtOne, Tickets, Wake
+from asynclock.protocol.states import BEGAN, DONE, NEXT, Asking, ClaimState, Confirming
 from asynclock.protocol.watchdog import Watchdog
+from asynclock.quorum.ballot import REFUSED, UNREACHABLE, WON
+from asynclock.rules.model import EXTEND, Op
 from asynclock.rules.registry import FAMILIES
 from asynclock.stores.port import WrongKind
 
@@ -31,13 +35,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from asynclock.events import Event
-    from asynclock.protocol.attempt import TicketOwner
     from asynclock.protocol.causes import NoLease
     from asynclock.protocol.core import Core
-    from asynclock.protocol.hold import Hold
+    from asynclock.protocol.rounds import TicketOwner
     from asynclock.protocol.terms import Terms
     from asynclock.protocol.watchdog import LoopLag
-    from asynclock.quorum.ballot import Ballot
+    from asynclock.quorum.ballot import Ballot, Outcome
     from asynclock.rules.model import Kind
     from asynclock.stores.port import Notice
 
@@ -52,6 +55,7 @@ class Machine:
         self.yielded = YieldedNames(core.clock.now, used=nodes > 1)
         self.holds = Holds(core, self.watchdog, lag, self.queues, self.yielded, threaded)
         self.tickets = Tickets()
+        self.rounds = RoundsAtOne if nodes == 1 else RoundsAtMany  # the strategy of its acquisitions
         self.entries = Entries(core)
         self.under_way: dict[Claim, None] = {}  # in the order in which they began
         self._nodes = nodes
@@ -80,6 +84,9 @@ class Machine:
     def check_kind(self, name: str, kind: Kind) -> None:
         """Raise WrongKind where a task of this process holds the name as another kind. The server would refuse it, too,
         but a task in the local queue does not ask the server."""
+        found = self.holds.get(name)
+        if isinstance(found, Hold) and found.op.kind is kind:
+            return
         family = FAMILIES[kind.letter]
         for hold in self.holds.of(name):
             held = next((part.kind for part in hold.op.kind.parts if part.name == name), hold.op.kind)
@@ -89,9 +96,9 @@ class Machine:
     # -- nodes that go down and come back ------------------------------------------------------------------------
 
     def reported(self, event: Event) -> None:
-        """A node tells something. It is down once it told so: an attempt to connect has failed, or it was silent for
-        too long. A connection that was lost a moment ago is no outage. If no majority is left, the claims that wait for
-        a notice ask now: none will come, and their patience begins."""
+        """A node reports an event. The node counts as down once it has reported NodeDown: after an attempt to connect
+        has failed, or after it was silent for too long. A connection that was lost a moment ago is no outage. If no
+        majority is left, the claims that wait for a notice ask now: no notice will come, and their patience begins."""
         if isinstance(event, NodeUp):
             self._down.pop(event.node, None)
         elif isinstance(event, NodeDown):
@@ -100,9 +107,10 @@ class Machine:
 
     def connected(self, missed: bool) -> None:
         """A node is connected again. If its notices may have been lost meanwhile (`missed`), all tickets are sent
-        again. If a majority is connected, the claims that wait for that ask again."""
+        again. If a majority is connected, the claims whose last round had no majority ask again."""
         self._renew_soon()
-        self._wake(self.tickets.all() if missed else [], waking_time(1), Wake.MISSED)
+        tickets = self.tickets.all() if missed else []
+        self._wake(list(reversed(tickets)), waking_time(len(tickets)), Wake.MISSED)
         self._wake_all(Wake.BACK)
 
     def _holds_true(self, why: Wake) -> bool:
@@ -126,7 +134,8 @@ class Machine:
 
     def _renew_soon(self) -> None:
         """The only node is connected again, perhaps to another server that lacks holds, such as a replica that was
-        promoted. Renew all holds, so that the owners of those learn it now, and not after a third of the lease."""
+        promoted. Renew all holds, so that the owners of the missing ones learn it now, and not after a third of the
+        lease."""
         if self._nodes == 1 and self.holds and self._renewals is None:
             self._renewals = self.holds.in_slices()
             self.core.later(self._renew_slice, waking_time(len(self.holds)))
@@ -141,7 +150,7 @@ class Machine:
             hold.renew_soon(self.core.clock.now() + uniform(self.core.random, 0.0, within))
 
 
-def give_back(result: Tenure | NoLease) -> None:
+def end_unwanted(result: Tenure | NoLease) -> None:
     """Its caller does not wait for it any more: the hold is passed on or released. One that was lost is released, too,
     since some node may still have it."""
     if isinstance(result, Tenure) and result.loss != "closed":
@@ -153,14 +162,16 @@ class Claim:
     """See the module. The events that each has are `start`, the outcome of a round, the end of a pause, `wake`,
     `abandon`, `fail` and `close`."""
 
-    state: Began = BEGAN  # most claims end at once: what they do not need is not set for each of them
+    state: ClaimState = BEGAN  # class defaults save an assignment for each claim
+    _contended = False  # another client waits for what it gets, as far as it knows
 
     def __init__(self, machine: Machine, terms: Terms, give_up: float = math.inf) -> None:
         self.terms = terms
         self._machine = machine
         self._core = core = machine.core
         self.future = core.result()  # its caller waits for it
-        # Not in the future: a loop refers to that until the caller's task waits for something else.
+        # Not stored in `future`: a loop refers to the future until the caller's task awaits something else, and would
+        # keep the tenure until then.
         self._result: Tenure | NoLease | None = None
         self._give_up = give_up
 
@@ -186,8 +197,69 @@ class Claim:
         """It is done."""
         raise NotImplementedError
 
+    # -- its rounds ----------------------------------------------------------------------------------------------
+
+    def _await(self, state: Asking) -> None:
+        """Go on with the outcome of its round, which is an event of a later turn."""
+        self._enter(state)
+        state.ballot.when_settled(self._settled)
+
     def _settled(self, ballot: Ballot) -> None:
         """A round has its outcome."""
+        state = self.state
+        if not isinstance(state, Asking) or state.ballot is not ballot:
+            return  # it gave up before
+        try:
+            if isinstance(state, Confirming):
+                self._raised(state.won, ballot)
+            elif ballot.outcome is WON:
+                top, sure = ballot.token()
+                if sure:
+                    self._granted(ballot, top)
+                else:
+                    self._await(Confirming(self._ask_to_raise(ballot, top), ballot))
+            else:
+                self._without_grant(ballot)
+        except BaseException as error:
+            self._failed(error)
+
+    def _ask_to_raise(self, ballot: Ballot, token: int) -> Ballot:
+        """A ballot was won at nodes with different counters. The second round raises the counter F to the token on the
+        nodes that granted the ballot. The token is certain once a majority of all nodes are witnesses of it
+        (`ballot.py`, rule 4)."""
+        op = ballot.op
+        raised = Op(EXTEND, op.kind, op.name, op.id, op.lease, token, op.memory)
+        return self._core.quorum.ask(raised, ballot.deadline - ballot.sent)
+
+    def _raised(self, won: Ballot, second: Ballot) -> None:
+        """After that second round. The token is that of its op, and not the greatest counter: votes that came late may
+        have greater counters."""
+        if second.witnesses(second.op.fence):
+            self._granted(won, second.op.fence)
+        elif second.outcome is UNREACHABLE and not second.denied:
+            self._without_hold(won, second, UNREACHABLE)
+        else:
+            self._without_hold(won, won, REFUSED)
+
+    def _granted(self, ballot: Ballot, token: int) -> None:
+        """The ballot is won, and a majority are witnesses of its token."""
+        hold = self._machine.holds.hold_of(self.terms.settings, ballot, token, self._contended)
+        if hold is not None:
+            self._win(hold, ballot)
+        else:
+            self._without_hold(ballot, ballot, REFUSED)
+
+    def _win(self, hold: Hold, ballot: Ballot) -> None:
+        """The hold of that ballot is there."""
+        raise NotImplementedError
+
+    def _without_grant(self, ballot: Ballot) -> None:
+        """A round was not won."""
+        raise NotImplementedError
+
+    def _without_hold(self, won: Ballot, last: Ballot, outcome: Outcome) -> None:
+        """A round was won, but made no hold: no validity is left, or no majority are witnesses of its token. `last`:
+        the round to report, with that outcome."""
         raise NotImplementedError
 
     # -- its end -------------------------------------------------------------------------------------------------
@@ -198,9 +270,9 @@ class Claim:
             self.future.cancel()
             self._leave_and_finish()
         elif self._result is not None:
-            give_back(self.take())
+            end_unwanted(self.take())
         elif not self.future.cancelled():
-            self.future.exception()  # else its end is reported as an error that nobody saw
+            self.future.exception()  # read it, else asyncio logs that the exception was never retrieved
 
     def take(self) -> Tenure | NoLease:
         """The result, once."""
@@ -222,10 +294,20 @@ class Claim:
             self.future.set_exception(error)
         self._leave_and_finish()
 
+    def _failed(self, error: BaseException) -> None:
+        """An event has raised that error, which is being handled: the caller gets it. A KeyboardInterrupt also ends the
+        turn of the loop."""
+        self.fail(error)
+        if not isinstance(error, Exception):
+            raise  # noqa: PLE0704 - the error that is handled
+
     def _succeed(self, tenure: Tenure) -> None:
+        # This must precede `end_unwanted`. In the other order, the queue would pass nothing on and let no other task
+        # ask, because this claim is still the asker. Then `_finish(True)` would start no task either: the waiters of
+        # this process would sleep.
         self._finish(True)
         if self.future.done():  # its caller was cancelled in this turn
-            give_back(tenure)
+            end_unwanted(tenure)
         else:
             self._result = tenure
             self.future.set_result(None)
@@ -238,7 +320,7 @@ class Claim:
         self._leave_and_finish()
 
     def _leave_and_finish(self) -> None:
-        """The next task may ask also if an error or a KeyboardInterrupt ends the first half."""
+        """Even if an error or a KeyboardInterrupt ends `_leave`, the next task may ask."""
         try:
             self._leave()
         finally:
@@ -246,13 +328,8 @@ class Claim:
 
     # -- its states ----------------------------------------------------------------------------------------------
 
-    def _enter(self, state: Began) -> None:
+    def _enter(self, state: ClaimState) -> None:
         """The next state."""
         before, self.state = self.state, state
         assert state.__class__ in NEXT[before.__class__], (before, state)  # noqa: S101 - a flaw of this module
         before.end()
-
-    def _await(self, state: Asking) -> None:
-        """Go on with the outcome of its round, which is an event of a later turn."""
-        self._enter(state)
-        state.ballot.when_settled(self._settled)

@@ -63,15 +63,15 @@ class Refusal(NamedTuple):
     time_up: bool = False  # the caller's time is over
     one_try: bool = False  # the caller allows one try (timeout=0)
     other_slot: bool = False  # a slot may be free on a majority, of a kind that has slots
-    denied: bool = True  # at a single node: it refused; else the id is used up (undone, or granted too late)
+    denied: bool = True  # at a single node: it refused; False: the id is used up (undone, or granted too late)
     has_ticket: bool = False  # the round left a ticket
     notices: bool = True  # notices come from a majority
     plain: bool = False  # it was sent as the server's own SET NX, which leaves no ticket
     probe: bool = False  # it renewed the ticket, and did not ask for the hold
-    rank: int = 0  # tickets before this one's
+    rank: int = 0  # the tickets in the queue before that of this acquisition
     free: bool = False  # a majority says that nobody holds the name
     one_holder: bool = False  # one hold is in the way at a majority
-    several_holders: bool = False  # a majority refuses, of a kind that several may hold
+    several_holders: bool = False  # several may hold the name, and a majority refuses because of a hold
     in_order: bool = False  # this kind enters in the order of the queue
 
 
@@ -89,11 +89,14 @@ def _after_refusal_alone(facts: Refusal) -> Next:
         return Next.POLL_WITH_NEW_ID
     if facts.has_ticket and facts.notices:
         return Next.WAIT_FOR_HOLDER
-    # A ticket needs the script, and the script must not know the id of a plain SET that may still arrive.
+    # A ticket needs the script. The plain SET may still arrive, so the script must not use the same id: take a new one.
     return Next.TRY_WITH_NEW_ID if facts.plain else Next.POLL
 
 
 def _after_refusal_by_many(facts: Refusal) -> Next:
+    """The order of the checks matters. Another slot may be free, so no wait comes before it. Without notices or a
+    ticket nothing would wake a waiter, so each wait comes after these two checks. If several may hold the name,
+    `Obstacles` decides about one holder, too. A kind that enters in queue order cannot try before its turn."""
     if facts.other_slot:
         return Next.TRY_ANOTHER_SLOT
     if not facts.notices:
@@ -144,12 +147,12 @@ HEAD_POLLS = 0.05
 COLLISIONS = 8
 """How many more slots an acquire with `timeout=0` tries, at most."""
 
-# All in seconds. A pair is the least and the greatest value.
+# Seconds, except the two rates. A pair is the least and the greatest value.
 _FOREIGN_PAUSE = (0.05, 0.25)  # between two tries while a client of another library holds the name: it notifies nobody
 _NOTIFIED = 0.01  # a notified waiter has at least this time before another one tries
 _PAUSE = (0.002, 0.25)  # between two tries where no notices come; doubled after each
 _OUTAGE_PAUSE = (0.02, 0.5)  # between two tries while a majority is out of reach; doubled after each
-_CONFIRMED = 0.1  # an answer of the last so many seconds is new enough, however short the timeout is
+_RECENT = 0.1  # an answer younger than this is recent enough, however short the timeout is
 _RECONNECTED = 0.05  # the clients of a server try again within this time after it is connected again
 _WAKING_RATE = 5000  # tries per second of all tasks of a client at the end of an outage
 _OUTAGE_RATE = 2000  # tries per second of all tasks of a client in an outage, about a fifth of a core
@@ -160,7 +163,7 @@ class Plan(NamedTuple):
     """When to ask next, unless a notice comes before; and what."""
 
     at: float
-    probe: bool = False  # only renew the ticket; else try
+    probe: bool = False  # ask with a probe (`Rounds.send`); else try
 
 
 def next_question(
@@ -179,7 +182,7 @@ def next_question(
 
 def after_notice_to_another(random: Random, now: float, rtt: float) -> Plan:
     """When to try after a server has notified another waiter. Normally that waiter enters, and its release notifies
-    this one. This try is for a waiter that does not come."""
+    this one. This try is needed only if that waiter does not come."""
     return Plan(now + max(2 * round_trip(rtt), _NOTIFIED) * uniform(random, 1.0, 2.0))
 
 
@@ -191,10 +194,10 @@ def after_split(random: Random, now: float, rtt: float, rank: int, splits: int) 
 
 
 def after_doubt(random: Random, now: float, sent: float, lease: float, since: float, life: float, doubts: int) -> Plan:
-    """When to probe again after the nodes named different holders. The newest of them was first named at `since`. If it
-    is an attempt, it ends within `life` seconds, and the probe comes after that. If the nodes named new holders
-    `doubts` times in a row, other clients enter all the time. Then the pauses grow, up to the renewal of the ticket,
-    which was sent at `sent`."""
+    """When to probe again after the nodes named different holders. Since the time `since`, this waiter knows the
+    ids that a majority of the nodes name (`Obstacles.since`). An attempt among them ends within `life` seconds of that,
+    and the probe comes after its end. If the nodes named new holders `doubts` times in a row, other clients enter all
+    the time. Then the pauses grow, up to the renewal of the ticket, which was sent at `sent`."""
     renewal = sent + lease * RENEW * uniform(random, 0.8, 1.0)
     at = since + life * uniform(random, 1.0, 1.2)
     if doubts:
@@ -202,15 +205,20 @@ def after_doubt(random: Random, now: float, sent: float, lease: float, since: fl
     return Plan(min(at, renewal), probe=True)
 
 
-def confirm_from(give_up: float, timeout: float | None, within: float, rtt: float = 0.0) -> float:
-    """From when on a majority must answer, so that the name is known to be held when the time of a waiter is up: an
-    older answer says nothing about servers that failed since. A waiter without such an answer renews its ticket then.
-    `within` is the node timeout; `rtt` is the time that the last round took: the answer needs as long."""
-    return give_up - min(within, max((timeout or math.inf) / 3, 2 * rtt, _CONFIRMED))
+def answer_from(give_up: float, timeout: float | None, within: float, rtt: float = 0.0) -> float:
+    """The time from which on an answer of a majority is recent enough to refuse a waiter at the end of its time,
+    `give_up`. An older answer says nothing about servers that failed since. A waiter without such an answer renews its
+    ticket at this time. `within` is the node timeout; `rtt` is the time that the last round took: the answer takes
+    about as long.
+
+    This is the only place of that limit. If a waiter asked at one limit and judged the answer by another, it would
+    raise QuorumUnavailable for a name that is held, or refuse because of an answer that is too old."""
+    return give_up - min(within, max((timeout or math.inf) / 3, 2 * rtt, _RECENT))
 
 
 def waking_time(crowd: int) -> float:
-    """The seconds within which so many tasks try again after an outage: their tries take the loop half of that time."""
+    """The seconds within which so many tasks try again after an outage: their tries keep the loop busy for half of that
+    time."""
     return max(_RECONNECTED, crowd / _WAKING_RATE)
 
 
@@ -259,11 +267,11 @@ class Pace:
         self._outage_pause = _OUTAGE_PAUSE[0]
 
     def after_outage(self, now: float, give_up: float, crowd: int = 1, *, began: float | None = None) -> Plan | None:
-        """When to try again; None: the time is over. The outage began at the latest when the round was sent that no
-        majority answered (`began`; None: now). The more tasks of this client try (`crowd`), the longer each
-        pauses, so that the loop has time for other work; they are woken when a majority is connected again. The last
-        try leaves enough time for its reply, since a try without a reply would hide the real reason of the outage.
-        After it the waiter sleeps until the end."""
+        """When to try again; None: the time is over. `began`: when the unanswered round was sent, from which the
+        patience counts; None: now. The more tasks of this client try (`crowd`), the longer each pauses, so that the
+        loop has time for other work; they are woken when a majority is connected again. The last try leaves enough time
+        for its reply, since a try without a reply would hide the real reason of the outage. After it the waiter sleeps
+        until the end."""
         limit = self.outage_limit(now if began is None else began, give_up)
         if now >= limit:
             return None
@@ -289,8 +297,8 @@ _SPLIT_TRIES = 3
 """This many tries follow votes that may be split. After them the waiter waits, to find out whether they are."""
 
 _SLOTS_LIVES = 2
-"""The reply of a node about its slots is used for this many lives of an attempt. After that, other slots may be
-free."""
+"""A node's reply about its slots is used for this many times the longest time of an attempt (`Obstacles._life`). After
+that, other slots may be free."""
 
 _REMEMBERED = 64
 """A waiter remembers at most this many ids, or one for each node if that is more."""
@@ -305,15 +313,15 @@ def notifies(holder: str) -> bool:
 class Obstacles:
     """The ids that the nodes have named to one waiter, of a kind that several may hold.
 
-    Each node names one of the holders, and not all nodes name the same: the first or last hold at one node need not be
-    so at another. The nodes also name different ids while the votes are split between attempts. The waiter has to wait
-    for holds: their releases notify it. It must not wait for attempts: the undo of a minority notifies nobody, and the
-    waiter would sleep until it renews its ticket, although the name is free.
+    Each node names one of the holders, and not all nodes name the same: the first hold at one node need not be the
+    first at another. The nodes also name different ids while the votes are split between attempts. The waiter has to
+    wait for holds: their releases notify it. It must not wait for attempts: the undo of a minority notifies nobody, and
+    the waiter would sleep until it renews its ticket, although the name is free.
 
     Time separates the two. An attempt is decided, and undone, within two node timeouts, and its id never comes again.
-    So an id that was named for longer than that is the id of a hold. The node timeout of a client that is far from the
-    nodes is longer than that of one that is near: the longest that any client of the name may have counts. Until then
-    the waiter probes, at first after two node timeouts of its own, then with pauses that grow.
+    So an id that was named for longer than that is the id of a hold. Clients that are far from the nodes have longer
+    node timeouts, so the longest that any client of the name may have is the limit. Until then the waiter probes, at
+    first after two node timeouts of its own, then with pauses that grow.
 
     Over N nodes a permit of a semaphore is a slot, and a hold may be missing at a minority of the nodes. A node that
     grants a slot does not say which others are taken there. So one refusal does not show that no slot is free on a
@@ -347,12 +355,14 @@ class Obstacles:
         self._doubts += 1
         if self._doubts <= _SPLIT_TRIES:
             return after_split(self._random, now, rtt, rank, self._doubts)
-        known = ballot.sent - since  # if that is longer than an attempt of this client takes, it may be another's
+        # An id that is known for longer than an attempt of this client takes may be an attempt of another client.
+        known = ballot.sent - since
         life = self._life if known < self._life else min(4 * known, self._longest)
         return after_doubt(self._random, now, ballot.sent, lease, since, life, self._doubts - _SPLIT_TRIES - 1)
 
     def since(self, denials: Collection[Refused], nodes: int, now: float) -> float:
-        """When the newest id was first named, of the ids that block a majority of the nodes. Each node names one id."""
+        """The time since which the ids at a majority of the nodes are known. Each node names one id: this is the
+        majority-th earliest of the times at which these ids were first named."""
         ids = [refused.holder for refused in denials if refused.left is not None]
         since = {holder: self._since.pop(holder, now) for holder in dict.fromkeys(ids)}
         self._since.update(since)  # in the order in which they were named last
@@ -371,10 +381,11 @@ class Obstacles:
 
 
 class Planner:
-    """The planner of one acquisition, made at its first round without a hold."""
+    """The planner of one acquisition, made after its first round without a hold, or when it begins to ask in an outage
+    that the asker before it has met."""
 
     def __init__(self, core: Core, terms: Terms, began: float) -> None:
-        self.began = began  # when the first round was sent
+        self.began = began  # when the first round was sent, or when it began to ask in that outage
         self._core = core
         self._terms = terms
         self._pace = Pace(core.random, core.settings.patience, core.quorum.limits.longest)
@@ -393,7 +404,7 @@ class Planner:
     # -- a majority is out of reach ------------------------------------------------------------------------------
 
     def check_outage(self, now: float, give_up: float) -> None:
-        """Raise the error of the outage if it has lasted for too long."""
+        """Raise the error of an outage that has lasted for too long, or of an interruption at the end of the time."""
         if self.interrupted is not None and now >= give_up:
             raise self.interrupted
         if self._pace.outage is not None and now >= self._pace.outage_limit(now, give_up):
@@ -419,30 +430,30 @@ class Planner:
         return self._pace.ends
 
     def error(self, ballot: Ballot) -> ConfigError | QuorumUnavailable:
-        """The error of a round without a majority. For a node that was silent in it, this is its last error in this
+        """The error of a round without a majority. A node that was silent in it is reported with its last error in this
         outage."""
         error = self._core.quorum.unavailable(ballot, self._terms.name, self._pace.reasons)
         self._pace.reasons.update(ballot.errors())
         return error
 
     def may_be_interrupted(self, now: float) -> bool:
-        """Whether a round that failed with its connections is asked again when they are back: for as long as an attempt
-        to connect may take. After that a server that hangs up on each op is an outage."""
+        """Whether to repeat a round that failed because its connections closed, once they are back. This holds for as
+        long as an attempt to connect may take. After that a server that hangs up on each op is an outage."""
         if self.in_outage or (self.refused is None and self._terms.timeout != 0):
             return False
         return self.interrupted is None or now < self._interrupted_until
 
-    def confirm_from(self, give_up: float) -> float:
+    def answer_from(self, give_up: float) -> float:
         """See the function of this name."""
         within = self._core.within(self._terms.settings)
-        return confirm_from(give_up, self._terms.timeout, within, self.rtt)
+        return answer_from(give_up, self._terms.timeout, within, self.rtt)
 
-    def must_confirm_by(self, give_up: float) -> float:
+    def must_ask_by(self, give_up: float) -> float:
         """When it must ask, for an answer that is new enough when its time is up; math.inf: it has one, or an outage
         decides."""
         if self.refused is None or self.interrupted is not None:
             return math.inf
-        by = self.confirm_from(give_up)
+        by = self.answer_from(give_up)
         return by if self.answered_at < by else math.inf
 
     def after_interruption(self, error: LockError, now: float, give_up: float) -> Plan:
@@ -472,10 +483,11 @@ class Planner:
     # -- a majority has refused ----------------------------------------------------------------------------------
 
     def after_refusal(self, ballot: Ballot, now: float, give_up: float) -> Next:
-        """The next step after a refusal by a majority, in this round or, if the time is over, lately."""
+        """The next step after a majority refused: in this round or, if the time is over, perhaps in a recent one."""
         if ballot.outcome is not UNREACHABLE:
             self.answered_at, self.rtt, self.interrupted = now, now - ballot.sent, None
-        if ballot.no > ballot.nodes // 2 or self.refused is None:  # not a round that the end of the time cut short
+        # If the end of the time cut this round short, the earlier refusal stays.
+        if ballot.no > ballot.nodes // 2 or self.refused is None:
             self.refused, self._refused_at = ballot.holder() or self._one_of(ballot) or NO_HOLDER, now
         nodes, kind = ballot.nodes, self._terms.kind
         one_try, time_up = self._terms.timeout == 0, now >= give_up
@@ -500,8 +512,8 @@ class Planner:
                 in_order=kind.respects_queue(ballot.op.id),
             )
         )
-        # A server that writes nothing, such as one without memory, refuses in this way, too. The next round, with a
-        # ticket, shows it.
+        # The outage is over, unless this round had no ticket and the next one has one: a server that cannot write (out
+        # of memory, for example) refuses a round without a ticket, too, and only a ticket reveals that.
         if ballot.op.queueing.number or step not in (Next.TRY, Next.TRY_WITH_NEW_ID):
             self._pace.reached()
         return step
@@ -541,7 +553,8 @@ class Planner:
             case Next.TRY_ANOTHER_SLOT if self._splits > 1:
                 return after_split(self._core.random, now, self.rtt, 0, self._splits)
             case Next.POLL:
-                head = HEAD_POLLS if rank == 0 else math.inf  # the next hold may be its own
+                # Without notices a single node may make the first ticket the hold at any time: find that soon.
+                head = HEAD_POLLS if rank == 0 else math.inf
                 return self._pace.after_refusal(now, min(soonest(ballot.denials()), head))
             case Next.POLL_WITH_NEW_ID:
                 return self._pace.after_refusal(now)

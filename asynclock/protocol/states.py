@@ -1,5 +1,5 @@
-"""The states of a claim (`machine.py`). Each has its data, and prints. NEXT is the table of what follows what: a claim
-enters no other state, and docs/diagrams draws it."""
+"""The states of a claim (`machine.py`). Each carries its data and has a repr. NEXT lists the allowed transitions;
+docs/diagrams draws them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from asynclock.quorum.ballot import Ballot
 
 
-class Began:
+class ClaimState:
+    """What all have in common."""
+
+    __slots__ = ()
+
+    def end(self) -> None:
+        """The next state begins: cancel the timer of this one, or leave the local queue."""
+
+
+class Began(ClaimState):
     """Nothing was sent, and it has no place in a queue."""
 
     __slots__ = ()
@@ -21,12 +30,9 @@ class Began:
     def __repr__(self) -> str:
         return "begins"
 
-    def end(self) -> None:
-        """The next state begins: cancel the timer of this one, or leave the local queue."""
 
-
-class Done(Began):
-    """Its future has the result, or is cancelled."""
+class Done(ClaimState):
+    """Its future is completed, with or without an error, or is cancelled."""
 
     __slots__ = ()
 
@@ -34,7 +40,7 @@ class Done(Began):
         return "done"
 
 
-class Queued(Began):
+class Queued(ClaimState):
     """Another task of this process asks the servers, or holds the name."""
 
     __slots__ = ("waiter",)
@@ -49,8 +55,8 @@ class Queued(Began):
         self.waiter.leave()
 
 
-class OwnerEntering(Began):
-    """Another task of its owner asks for the hold, of a reentrant lock."""
+class OwnerEntering(ClaimState):
+    """Of a reentrant lock: another task of its owner asks for the hold."""
 
     __slots__ = ("_claim", "_entry")
 
@@ -65,7 +71,7 @@ class OwnerEntering(Began):
         self._entry.leave(self._claim)
 
 
-class Asking(Began):
+class Asking(ClaimState):
     """A round is under way."""
 
     __slots__ = ("ballot", "timer")
@@ -95,14 +101,14 @@ class Confirming(Asking):
         return f"confirming, {self.ballot!r}"
 
 
-class Pausing(Began):
+class Pausing(ClaimState):
     """It asks again at `until`, or earlier after a notice."""
 
     __slots__ = ("last", "probe", "timer", "until")
 
     def __init__(self, until: float, probe: bool, last: Ballot | None) -> None:
         self.until = until
-        self.probe = probe  # the next round renews the ticket only
+        self.probe = probe  # the next round is a probe (`Rounds.send`)
         self.last = last  # the last round; None: it yields to remote waiters before its first one
         self.timer: Timer | None = None
 
@@ -132,13 +138,13 @@ class BackingOff(Pausing):
 BEGAN, DONE = Began(), Done()
 
 
-NEXT: Mapping[type[Began], Mapping[type[Began], str]] = {
+NEXT: Mapping[type[ClaimState], Mapping[type[ClaimState], str]] = {
     Began: {
         OwnerEntering: "a task of its owner asks",
         Queued: "a task of this process asks or holds",
         Asking: "it is the first",
         BackingOff: "notified clients go first",
-        Done: "its owner has the hold",
+        Done: "its owner has the hold, or asks (timeout=0)",
     },
     OwnerEntering: {
         OwnerEntering: "the next of its owner asks",
@@ -155,15 +161,15 @@ NEXT: Mapping[type[Began], Mapping[type[Began], str]] = {
     Asking: {
         Asking: "the one try beside an own hold is over",
         Confirming: "granted, and the counters differ",
-        Waiting: "refused, with a ticket",
-        BackingOff: "refused or unreachable, without one",
+        Waiting: "no hold, and it has a ticket",
+        BackingOff: "no hold, and no ticket",
         Done: "granted, or time is up",
     },
     Confirming: {
         Asking: "the one try beside an own hold is over",
         Waiting: "no majority of witnesses",
         BackingOff: "no majority of witnesses",
-        Done: "a majority are witnesses",
+        Done: "a majority are witnesses, or time is up",
     },
     Waiting: {Asking: "a notice, or it is time", Done: "its ticket was granted, or time is up"},
     BackingOff: {Asking: "it is time", Done: "time is up"},

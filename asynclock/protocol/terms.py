@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class Terms:
-    """A kind of lock of that name, under these settings, within `timeout` seconds."""
+    """A request for a lock of this name and kind, under these settings, to be granted within `timeout` seconds."""
 
     __slots__ = ("_waits", "context", "kind", "name", "owner", "settings", "task", "timeout")
 
@@ -37,14 +37,14 @@ class Terms:
         self.task = task  # the task that asks; for a thread, what stands for it (`blocking/calls.py`)
         self.timeout = timeout  # None: as long as it takes; 0: one try
         self.owner = owner  # the owner that may enter again, of a reentrant lock
-        self.context = copy_context()  # of the caller: what is logged and told about it belongs there
+        self.context = copy_context()  # of the caller: its log records and events are emitted there
 
     def one_try(self) -> Terms:
         """The same, for one try."""
         return Terms(self.name, self.kind, self.settings, self.task, 0, self.owner)
 
     def mark_waiting(self) -> None:
-        """It was not granted at once: it waits in the local queue, at the servers, or for a pause."""
+        """It was not granted at once: it waits in the local queue or at the servers, or it pauses."""
         self._waits = True
 
     @property
@@ -54,7 +54,7 @@ class Terms:
 
     @property
     def owner_is(self) -> str:
-        """What messages call the owner of its lease: the task, or the thread for which it runs."""
+        """The word of messages for the owner of its lease: "task", or "thread" if the task runs for a thread."""
         return owner_of(self.task)
 
     def variable(self, variable: ContextVar[_T], default: _T) -> _T:
@@ -68,5 +68,6 @@ class Terms:
 
 
 def owner_of(task: object) -> str:
-    """What owns the leases that this task acquires: itself; or the thread for which it runs (`blocking/calls.py`)."""
+    """The word of messages for the owner of the leases that this task acquires: "task", or "thread" if the task runs
+    for a thread (`blocking/calls.py`)."""
     return getattr(task, "owner_is", "task")

@@ -70,6 +70,33 @@ def retry_after(lease: float, random: Callable[[], float]) -> float:
     return lease * RETRY * uniform(random, 0.8, 1.0)
 
 
+_SOON = 0.001
+"""Seconds until the nodes that refused a contested win are asked again, at least."""
+
+
+class Lacking:
+    """The nodes that refused a hold which a majority granted (rule 5 of `hold.py`). Times are seconds."""
+
+    __slots__ = ("at", "nodes", "pause")
+
+    def __init__(self, now: float, pause: float) -> None:
+        self.nodes = 0  # bit i: node i
+        self.pause = max(pause, _SOON)
+        self.at = now + self.pause  # when they are asked again
+
+    def later(self, now: float) -> Lacking | None:
+        """They were asked: the next time is after a pause that is twice as long. None: each has it."""
+        if not self.nodes:
+            return None
+        self.pause *= 2
+        self.at = now + self.pause
+        return self
+
+
+RENEWED = Lacking(math.inf, math.inf)
+"""The hold was renewed: what a node lacks is repaired by the renewals from now on."""
+
+
 # -- how late the loop is ----------------------------------------------------------------------------------------------
 
 
@@ -83,7 +110,7 @@ REPORT_ABOVE = 1 / 3
 class Blocked(NamedTuple):
     """A time in which the event loop ran nothing."""
 
-    seconds: float  # at least so many; at most BEAT of a lease more
+    seconds: float  # at least so long; perhaps longer, by BEAT of the lease at most
     ended: float  # on the client's clock
 
 
@@ -129,7 +156,8 @@ class LoopLag:
                 self._report(late)
 
     def late(self, now: float, due: float, since: float) -> float:
-        """The seconds for which the loop was late: for a check that was due at `due`, or in a block after `since`."""
+        """The seconds for which the loop was late: the delay of a check that was due at `due`, or the last block if it
+        ended after `since`, whichever is longer."""
         block = self.last_block(now)
         blocked = block.seconds if block is not None and block.ended > since else 0.0
         return max(blocked, now - due if due > -math.inf else 0.0)
@@ -148,7 +176,7 @@ TICK = 0.01
 """Seconds between two slots of the wheel."""
 
 RENEWALS = 0.001
-"""Seconds that one slice of renewals takes at most. The replies to them take the loop for about as long once more."""
+"""Seconds that one slice of renewals takes at most. Handling the replies to them takes about as long again."""
 
 _AGAIN = 0.05  # seconds until a check that raised is repeated
 
@@ -177,12 +205,12 @@ class Watchdog:
         self._spent = spent  # see Core
         self._fault = fault
         self._lag = lag or LoopLag()
-        self._wheel: dict[int, dict[Watched, None]] = {}  # slot -> in the order in which they came
+        self._wheel: dict[int, dict[Watched, None]] = {}  # slot -> its holds
         self._timer: Timer | None = None
         self._timer_slot = 0
 
     def watch(self, hold: Watched, at: float) -> None:
-        """Look at it at that moment, or at most one tick later."""
+        """Check it at that time, or at most one tick later."""
         slot = int(at / TICK) + 1
         holds = self._wheel.get(slot)
         if holds is None:
@@ -193,13 +221,18 @@ class Watchdog:
             holds[hold] = None
 
     def forget(self, hold: Watched, at: float) -> None:
-        """Do not look at it then; harmless for a hold that is not watched."""
+        """Do not check it then; harmless for a hold that is not watched."""
         slot = int(at / TICK) + 1
         holds = self._wheel.get(slot)
         if holds is not None:
             holds.pop(hold, None)
             if not holds:
                 del self._wheel[slot]
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether its timer runs."""
+        return self._timer is not None
 
     def stop(self) -> None:
         self._wheel.clear()
@@ -225,7 +258,7 @@ class Watchdog:
         try:
             self._lag.beat(now)
             for slot in sorted(slot for slot in self._wheel if slot * TICK <= now):
-                holds = self._wheel.get(slot, {})  # a look at another hold may have emptied the slot
+                holds = self._wheel.get(slot, {})  # the check of another hold may have emptied the slot
                 while holds:
                     self._check(holds.popitem()[0], now)
                     if self._spent() - began > RENEWALS:

@@ -9,8 +9,8 @@ The rules:
    So unreachable nodes never make a name look held. Late votes are handled in the background.
 3. An attempt that did not become a lease is undone on every node where it took effect or may still do so: where it was
    granted, where no answer has arrived, and where the failure is ambiguous.
-4. The fencing token T is the greatest of the grants. It counts once a majority of nodes are witnesses: their F >= T
-   while they hold this id. Any later majority meets a witness, and so gets a greater token.
+4. The fencing token T is the greatest of the grants. It counts once a majority of nodes are witnesses: nodes whose
+   fence counter F is >= T while they hold this id. Any later majority meets a witness, and so gets a greater token.
 5. The end of a lease at one node is (send + lease - drift); the lease ends at the majority-th latest of these.
 """
 
@@ -83,7 +83,7 @@ _NOT_ASKED = LookupError("not asked")
 
 
 class Ballot:
-    """One op sent to all nodes. Handles the replies, also after the task that waits for it was cancelled."""
+    """One op, sent to all nodes or to some. Handles the replies, also once the task that waits for it was cancelled."""
 
     __slots__ = (
         "_certain", "_early", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "failed",
@@ -159,14 +159,14 @@ class Ballot:
         self._count(index)
 
     def was_sent(self, later: Callable[..., object]) -> None:
-        """The op was sent to all nodes. What a node has answered inside that call counts in the next turn: no event is
-        delivered inside a call of the machine."""
+        """The op was sent to all nodes. Answers and failures that came inside that call are counted in the next turn,
+        because no event is delivered inside a call of the machine."""
         early, self._early = self._early, None
         if early:
             later(self._count_early, early)
 
     def _count_early(self, early: Sequence[tuple[int, Any, bool]]) -> None:
-        """All of them are known before the first can settle it: the error of an outage names each node."""
+        """Store all of them before counting the first, so that the error of an outage names each node."""
         counted: list[int] = []
         for index, vote, maybe in early:
             if self.votes[index] is None:
@@ -189,7 +189,7 @@ class Ballot:
         self.sent, self.deadline = now, now + self.deadline - self.sent
 
     def leave_out(self, nodes: Mapping[int, Exception | None]) -> None:
-        """These nodes are not asked. Each has the error for which it cannot be asked now, if there is one."""
+        """These nodes are not asked. `nodes`: node -> the error that makes it unavailable now, or None."""
         for index, error in nodes.items():
             self.votes[index] = error or _NOT_ASKED
         self.failed += len(nodes)
@@ -236,11 +236,6 @@ class Ballot:
         if self.outcome is None:
             self._settle(REFUSED if self.answered else UNREACHABLE)
 
-    def expire_deferred(self) -> None:
-        """The same, unless it has left the queue of its node, which keeps its time since then."""
-        if self.deferred is not None:
-            self.expire()
-
     def _settle(self, outcome: Outcome) -> None:
         self.outcome = outcome
         if self._waiter is not None and not self._waiter.done():
@@ -254,7 +249,7 @@ class Ballot:
         self.on_settled = call
 
     def wakes(self, waiter: Waiter) -> None:
-        """Complete it with the outcome. A caller that waits no longer does not end the ballot."""
+        """Complete it with the outcome. If the caller stops waiting, the ballot goes on."""
         self._waiter = waiter
 
     def traces(self) -> list[int]:
@@ -270,7 +265,7 @@ class Ballot:
         """Whether it is certain that no node has carried the op out, or will: then not even a ticket is left."""
         return self.failed == self.nodes and not self._maybe
 
-    def refused_nodes(self) -> list[int]:
+    def nodes_without_grant(self) -> list[int]:
         """The nodes that answered no or failed."""
         return [i for i, vote in enumerate(self.votes) if vote is not None and not isinstance(vote, tuple)]
 
@@ -298,13 +293,13 @@ class Ballot:
 
     @property
     def may_be_reached_soon(self) -> bool:
-        """Whether no majority answered, but one would if the nodes are counted whose connection was lost a moment
-        ago."""
+        """For a ballot that no majority answered: whether the nodes that answered, together with those whose connection
+        was lost a moment ago, are a majority."""
         soon = sum(isinstance(vote, Reconnecting) for vote in self.votes)
         return bool(soon) and self.yes + self.no + soon > self.nodes // 2
 
     def silent(self) -> list[int]:
-        """The nodes that have not answered, if that leaves the outcome open; none if the failures of other nodes
+        """The nodes that have not answered, if that leaves the outcome open; none if the votes of the other nodes
         decide."""
         if tally(self.nodes, self.yes, self.no, self.failed) is not None:
             return []

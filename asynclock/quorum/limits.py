@@ -1,4 +1,4 @@
-"""How long the nodes of a client have to answer, where the user has not said it: as long as the farthest one needs."""
+"""The time limit for the answers of the nodes, if the user set no node timeout. The farthest node decides it."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ The rules:
    Its age does not matter: it may be a replica that was promoted before it had all holds.
 2. A server that started less than this length ago casts no vote until this length has passed since its start. By then
    each hold that it may have forgotten has ended.
-3. A server with its own mark votes: since its start another client found the deployment new. The mark is a key without
-   expiry, which the first use leaves on each server. Its value is the run_id of the server.
+3. A server with its own mark votes: since its start, a client has found the deployment new, or the quarantine over.
+   That client has set the mark, a key without expiry. Its value is the run_id of the server.
 4. A deployment is new if each server that answers started less than this length ago, has no mark, and is the first
    server that this client found in its place. Then all its servers vote at once, because they have nothing to forget.
-   This is decided after every server that can answer has answered, because a late one may have a mark.
-   A server that this client has met, and that does not answer now, may have one since: then no deployment is new.
+   This is decided after every server that can answer has answered, because a late one may have a mark. A server that
+   this client has met and that does not answer now may have got a mark. Then the deployment does not count as new.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ruling(NamedTuple):
     """The conclusion from the facts."""
 
     until: tuple[float, ...]  # when the quarantine of each node ends, on the client's clock; VOTES: there is none
-    new: bool  # the deployment is new
+    new: bool  # by these facts the deployment is new; it counts only if they are complete
     doubtful: bool  # another client may be setting the marks of a new deployment right now: read them again
 
 
@@ -74,7 +74,7 @@ class Quarantine:
         self._now = clock.now
 
     def until(self, facts: Facts) -> float:
-        """When the quarantine of one node ends, at its connection."""
+        """When the quarantine of one node ends. Decided when the node connects, from the facts of its server alone."""
         return judge([facts], self._now(), self._length, complete=False).until[0]
 
     def judge(self, facts: Sequence[Facts | None]) -> Ruling:

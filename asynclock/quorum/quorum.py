@@ -34,9 +34,9 @@ class Quorum:
         self,
         nodes: Sequence[Node],
         clock: Clock,
+        later: Callable[..., object],
         quarantine: Quarantine | None = None,
         limits: Limits | None = None,
-        later: Callable[..., object] = lambda call, *args: call(*args),
     ) -> None:
         self.nodes = tuple(nodes)
         self.limits = limits or Limits(len(nodes))
@@ -87,8 +87,8 @@ class Quorum:
     ) -> Ballot:
         """Send `op` to all nodes, or `only` to some. Each has `within` seconds to answer, and the caller waits until
         `gives_up`. The op leaves at the end of this turn of the loop; with `at_once` it leaves now, node by node,
-        because another client waits for it. The ballot settles by an event: never inside
-        this call, also where no node can be asked."""
+        because the name is contended. The ballot settles by an event: never inside this call, also where no node can be
+        asked."""
         sent = self.clock.now()
         ballot = Ballot(
             op, len(self.nodes), sent, sent + within, on_settled, everyone, certain, on_vote, gives_up, True
@@ -108,7 +108,7 @@ class Quorum:
         return ballot
 
     def flush(self) -> None:
-        """Write the ops that were sent now, not at the end of this turn."""
+        """Write now the ops that were sent in this turn, instead of at its end."""
         for flush in self._flushes:
             flush()
 
@@ -138,8 +138,8 @@ class Quorum:
         self, ballot: Ballot, name: str, before: Mapping[int, Exception] | None = None
     ) -> ConfigError | QuorumUnavailable:
         """The error for a ballot that was UNREACHABLE, or is still open. A node that is silent in this round is
-        reported with its error of `before`. If these errors decide, the other silent nodes are not reported: the round
-        may have been sent a moment ago."""
+        reported with its error of `before`. If the errors known so far already prevent a majority, the other silent
+        nodes are not reported: they may have been asked only a moment ago."""
         errors, silent, now = dict(ballot.errors()), ballot.silent(), self.clock.now()
         for i in [i for i in self._troubled if ballot.votes[i] is not None and i not in errors]:  # it has answered
             del self._troubled[i]
@@ -191,7 +191,7 @@ class Quorum:
 
 
 def _silent(node: Node, name: str) -> TimeoutError:
-    """For a node whose time is not over, where that of the caller is."""
+    """For a node that may still answer, although the caller's time is up."""
     why = node.delay(math.inf, name) if isinstance(node, Explaining) else ""
     return TimeoutError(f"{node.label} has not answered yet" + (f": {why}" if why else ""))
 

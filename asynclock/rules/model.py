@@ -64,15 +64,18 @@ class State:
     marked: bool = False  # other clients wait for the hold (rule 9)
 
     def at(self, now: float) -> State:
-        """The state at `now`, without the entries that have ended."""
-        holds = _alive(self.holds, now)
+        """The state at `now`, without the entries that have ended. If none has, it is this object."""
+        holds, undone = _alive(self.holds, now), _alive(self.undone, now)
         fence = self.fence_ends > now
         queue = self.queue and self.queue_ends > now
+        lasts = (fence or not (self.fence or self.fence_ends)) and (queue or not (self.queue or self.queue_ends))
+        if lasts and holds is self.holds and undone is self.undone and (holds or not self.marked):
+            return self
         return State(
             holds,
             self.fence if fence else 0,
             self.fence_ends if fence else 0.0,
-            _alive(self.undone, now),
+            undone,
             self.queue if queue else (),
             self.queue_ends if queue else 0.0,
             self.marked and bool(holds),
@@ -133,8 +136,11 @@ def is_made_by_asynclock(id: str) -> bool:
     return _MADE.match(id) is not None or id in TIMED
 
 
-def _alive(entries: Sequence[Entry], now: float) -> tuple[Entry, ...]:
-    return tuple(entry for entry in entries if entry.ends is None or entry.ends > now)
+def _alive(entries: tuple[Entry, ...], now: float) -> tuple[Entry, ...]:
+    for entry in entries:
+        if entry.ends is not None and entry.ends <= now:
+            return tuple(entry for entry in entries if entry.ends is None or entry.ends > now)
+    return entries
 
 
 CLOCK_SKEW = 10.0
@@ -416,7 +422,7 @@ class Op:
         self.packed = None
 
     def ask_with_ticket(self, ticket: str) -> None:
-        """Before it is sent: turn the acquire into a renewal of that ticket, which only reads."""
+        """Before it is sent: turn the acquire into a renewal of that ticket, which takes no hold."""
         self.verb, self.id = WAIT, ticket
 
 

@@ -1,4 +1,5 @@
-"""The kinds of lock of one name. The floors above know only the entry of a kind here: family, letter, rule.
+"""The kinds of lock of one name. Of a kind that is stored, the floors above know its entry here: family, letter, rule.
+The clients import the kinds that they make.
 
 `docs/extending.md` shows how to add one.
 """

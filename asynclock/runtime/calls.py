@@ -1,4 +1,5 @@
-"""What the callers of a client wait for: the end of an acquire or of an adoption, and a majority when they enter it."""
+"""What the callers of a client wait for: the end of an acquire or of an adoption, and a majority of the nodes when a
+client is entered."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from asynclock._options import QUORUM_TIMEOUT
 from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.handover import Adoption
 from asynclock.protocol.hold import Tenure
-from asynclock.protocol.machine import give_back
+from asynclock.protocol.machine import end_unwanted
 from asynclock.protocol.planner import Pace
 from asynclock.runtime import opening
 
@@ -40,7 +41,8 @@ def adopt(session: Session, terms: Terms, handle: Handle) -> Coroutine[Any, Any,
 
 
 async def _result_of(session: Session, claim: Claim) -> Tenure | NoLease:
-    """Start it, and wait for its end, once. Raises what it fails with."""
+    """Start it and wait for its end. If its tenure was lost before this task woke, start it again. Raises the error
+    with which it fails."""
     while True:
         try:
             claim.start()
@@ -56,7 +58,7 @@ async def _result_of(session: Session, claim: Claim) -> Tenure | NoLease:
             raise
         if not (session.closed or (isinstance(result, Tenure) and result.lost_early)):
             return result
-        give_back(result)  # it was lost before this task woke: ask again
+        end_unwanted(result)  # it was lost before this task woke: ask again
         session.check_open()
         claim = claim.again()
 
@@ -64,7 +66,7 @@ async def _result_of(session: Session, claim: Claim) -> Tenure | NoLease:
 async def enter(session: Session, used_before: bool) -> None:
     """Connect, and wait until a majority of the nodes would vote. Raises QuorumUnavailable after `patience` seconds of
     an outage, and ConfigError at once. If it fails or is cancelled, the session is closed, unless it was in use before:
-    the caller gets no client that could be left."""
+    the caller gets no client, so no `__aexit__` would close it."""
     try:
         await _wait_for_majority(session)
     except BaseException:

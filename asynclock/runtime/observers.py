@@ -1,6 +1,6 @@
-"""Observers: the listeners of one client, to which its sessions tell their events; and the log lines for these events.
+"""Observers: the listeners of one client, which receive the events of its sessions; and the log lines for these events.
 
-The log lines for the events of a session, on the logger "asynclock". A line that repeats is counted, not printed.
+The log lines go to the logger "asynclock". A line that repeats is counted, not printed.
 
 Each record has the values of its event as attributes: `asynclock_event` is the name of the event's class, and
 `asynclock_lock`, `_kind`, `_label`, `_node`, `_reason`, `_seconds`, `_outcome` and `_error` are those that it has.
@@ -43,7 +43,7 @@ class Observers:
         _all_observers.add(self)
 
     def add(self, listener: Callable[[Event], object]) -> Callable[[], None]:
-        """Tell `listener` each event from now on. Returns a function that ends this. Raises ConfigError."""
+        """Call `listener` with each event from now on. Returns a function that removes it. Raises ConfigError."""
         told = guarded(listener)
         self.active.append(told)
         self.look_at_level()
@@ -55,8 +55,8 @@ class Observers:
         return remove
 
     def look_at_level(self) -> None:
-        """Begin or end to log each acquire and release, by the level of the logger. A session calls this when it
-        begins, and at each renewal."""
+        """Start or stop logging each acquire and release, depending on the level of the logger. A session calls this
+        when it begins, and at each renewal."""
         if log.isEnabledFor(logging.DEBUG) is not (write_debug in self.active):
             if write_debug in self.active:
                 self.active.remove(write_debug)
@@ -64,8 +64,8 @@ class Observers:
                 self.active.append(write_debug)
 
     def tell(self, event: Event) -> None:
-        """Call each listener with the event. A KeyboardInterrupt or SystemExit of one is raised by the loop in its next
-        turn, so that the work goes on that the event is about: it may have a waiter to wake."""
+        """Call each listener with the event. If one raises KeyboardInterrupt or SystemExit, the loop raises it in its
+        next turn, so that the work in progress completes first: it may have a waiter to wake."""
         for listener in tuple(self.active):  # a listener may add or remove one
             try:
                 listener(event)
@@ -79,8 +79,8 @@ class Observers:
 
 
 def observe_all(listener: Callable[[Event], object]) -> Callable[[], None]:
-    """Tell `listener` each event of all clients, also of those that are made later. For `asynclock.testing`. Returns a
-    function that ends this."""
+    """Call `listener` with each event of all clients, also of those that are made later. For `asynclock.testing`.
+    Returns a function that removes it."""
     _of_all_clients.append(listener)
     for each in list(_all_observers):
         each.active.append(listener)
@@ -129,7 +129,7 @@ class _Guarded:
             self._listener(event)
         except (Exception, asyncio.CancelledError):
             # A CancelledError here is no cancel of a task: the listener has read the result of a cancelled future. It
-            # would close the connection whose reply is being handled, or end the watch over a hold.
+            # would close the connection whose reply is being handled, or stop the watchdog's checks of a hold.
             if not self._failed:
                 self._failed = True
                 log.exception(
@@ -144,7 +144,7 @@ class LogLine(NamedTuple):
 
     level: int
     text: str
-    several: str  # what the line calls that counts the others
+    several: str  # the noun of the line "and N more ..."
 
 
 LINES: dict[type[Event], LogLine] = {
@@ -198,8 +198,7 @@ class Journal:
             write(event, level)
 
     def admits_fault(self, several: str) -> bool:
-        """Whether to log a fault of that sort now; if not, it is counted. `several`: what the line calls that counts
-        the others."""
+        """Whether to log a fault of that sort now; if not, it is counted. `several`: as in LogLine."""
         return self._flood.admits((several, ERROR))
 
     def stop(self) -> None:

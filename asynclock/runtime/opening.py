@@ -52,7 +52,7 @@ def quorum_over(
     def later(call: Callable[..., object], *args: object) -> None:
         loop.call_soon(call, *args, context=Context())
 
-    return Quorum(nodes, clock, quarantine, limits, later)
+    return Quorum(nodes, clock, later, quarantine, limits)
 
 
 async def open_nodes(quorum: Quorum, *, again: bool = False) -> None:
@@ -62,7 +62,7 @@ async def open_nodes(quorum: Quorum, *, again: bool = False) -> None:
     opening = {asyncio.ensure_future(node.open()) for node in quorum.nodes}
     pending = opening
     try:
-        await asyncio.sleep(0)  # they begin: a node that was never opened may have no error until then
+        await asyncio.sleep(0)  # let them begin: a node that was never opened may have no error yet, and count as up
         while pending and not quorum.is_up:
             _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         if pending:
@@ -96,8 +96,8 @@ async def _judge_restarts(quorum: Quorum, current: bool) -> None:
 
 async def judge_again(quorum: Quorum) -> None:
     """End the quarantine of servers that may vote by now: they came up after `open`, and the deployment is new; or
-    another client found that since, and set their marks. Only while every node is connected, because one that is
-    out of reach may have a mark."""
+    another client has found it new since then, and has set their marks. Only while every node is connected, because one
+    that is out of reach may have a mark."""
     if not quorum.quarantines:
         return
     current = await _read_marks(quorum)
@@ -107,8 +107,9 @@ async def judge_again(quorum: Quorum) -> None:
 
 
 async def _read_marks(quorum: Quorum) -> bool:
-    """Whether the marks are known as they are now, of all servers that this client has met. Another client may have
-    used the deployment since, and a server that does not answer may be the only one that still has its mark."""
+    """Read the marks. Returns whether the current mark of each server that this client has met is known. Another client
+    may have used the deployment since, and a server that does not answer may be the only one that still has its
+    mark."""
     found = await asyncio.gather(*(node.read_mark() for node in quorum.restartable), return_exceptions=True)
     return quorum.reaches_all_known() and not any(isinstance(each, BaseException) for each in found)
 

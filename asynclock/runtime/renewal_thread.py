@@ -63,14 +63,14 @@ class ThreadedHold(Hold):
 
     The rules:
 
-    1. The thread only extends. It sends no fencing token, does not heal a node without the key, and does not
-       release. Its connection has no order with that of the loop. So an extend of the thread may arrive after the
-       release: then the node refuses it, because an extend checks the owner and never creates a key, and a later
-       hold has another id.
-    2. A grant moves `valid_until` at once, so `held` and `remaining` are right for code that blocks the loop.
-       Reading them needs no lock: `valid_until` is one float. A lock guards its computation from the ends at the
-       nodes, so that neither thread overwrites the result of the other with an older one. No other code runs under
-       that lock.
+    1. The thread only extends. It sends no fencing token, does not heal a node without the key, and does not release.
+       Commands on its connections and on those of the loop may arrive in any order. So an extend of the thread may
+       arrive after the release: then the node refuses it, because an extend checks the owner and never creates a key,
+       and a later hold has another id.
+    2. A grant moves `valid_until` at once, so `held` and `remaining` are right for code that blocks the loop. Reading
+       them needs no lock: `valid_until` is one float. The computation of `valid_until` from the ends at the nodes runs
+       under a threading.Lock, so that neither thread overwrites the result of the other with an older one. No other
+       code runs under that lock.
     3. The order of two replies of one node is unknown if they came on different connections. So a grant counts only
        if it was sent after the node's last refusal had arrived.
     4. A majority that refuses ends the hold: `held` is False at once, and the loop learns of the loss when it runs
@@ -132,7 +132,7 @@ class ThreadedHold(Hold):
 
     def _lose_after_notices(self) -> None:
         """The thread found the loss. In this turn the loop reads what the servers have sent while it was blocked: who
-        broke the lock, for example. So the loss is told in the next turn."""
+        broke the lock, for example. So the loss is reported in the next turn."""
         self.core.later(self.lose, "expired")
 
     # -- in the renewal thread -----------------------------------------------------------------------------------
@@ -141,7 +141,8 @@ class ThreadedHold(Hold):
         """Ask the nodes of the thread to extend it, if that is due, so that it ends by `limit`."""
         now, lease = quorum.clock.now(), self._settings.lease
         length = thread_extends_by(now, self.valid_until, lease, min(limit, self._until))
-        if self.over or not (length and self.tenures) or now < self._retry_at:  # the loop has not ended it if dropped
+        # Without tenures it was dropped, and the loop, which is blocked, has not ended it yet.
+        if self.over or not (length and self.tenures) or now < self._retry_at:
             return
         self._retry_at = now + retry_after(lease, random.random)
         grant = self.op
@@ -185,7 +186,7 @@ def _end_of(ballot: Ballot) -> float:
 
 
 LONGEST = 1.0
-"""The longest pause between two looks at the lag, in seconds."""
+"""The longest pause between two checks of the lag, in seconds."""
 
 SLICE = 0.001
 """Seconds of work between two turns of the thread's loop, so that it reads replies while it sends."""
@@ -221,7 +222,7 @@ class RenewalThread:
         start_thread(self._thread, self._loop)
 
     def look_again(self) -> None:
-        """The pause between two looks became shorter, or the thread is stopped."""
+        """The pause between two checks became shorter, or the thread is stopped."""
         with contextlib.suppress(RuntimeError):  # the thread has ended
             self._loop.call_soon_threadsafe(self._woken.set)
 
@@ -311,6 +312,6 @@ class IgnoredNotices:
 
 
 async def _open(quorum: Quorum) -> None:
-    """Connect. A node that is up is asked before the others are."""
+    """Connect. A node that is up can be asked before the others are connected."""
     with contextlib.suppress(Exception):  # the session's own nodes have the same error, and raise it
         await open_nodes(quorum)

@@ -1,4 +1,4 @@
-"""Session: one client in one event loop. It is the outside of the machine there (`protocol/core.py`)."""
+"""Session: one client in one event loop. It implements `Core` (`protocol/core.py`) for that loop."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from asynclock._errors import ConfigError, QuorumUnavailable, brief, client_clos
 from asynclock._loop import no_loop, own_task, running_task
 from asynclock._options import RESERVED, LockSettings, node_timeout
 from asynclock.events import LoopLagged, Lost, Quarantined, QuarantineEnded, ReleaseFailed
+from asynclock.protocol.core import SLICE
 from asynclock.protocol.machine import Machine
 from asynclock.protocol.terms import owner_of
 from asynclock.protocol.watchdog import LoopLag
@@ -89,7 +90,7 @@ class Session:
         self._closing: asyncio.Task[None] | None = None
         self._closer: AsyncGenerator[None, None] | None = None
         self._votes = False  # somebody wants to know whether a majority would vote
-        self._quarantines: dict[str, Event] = {}  # node -> told while the session opens
+        self._quarantines: dict[str, Event] = {}  # node -> its Quarantined event, held back until the session is open
 
     def check(self) -> None:
         """Raise ConfigError in a forked child, and outside this session's event loop."""
@@ -109,8 +110,8 @@ class Session:
         self.forked = True
 
     def connect_limit(self, wait: float | None) -> float:
-        """Seconds for which a first use waits, at most. The first attempts to connect end after connect_timeout. With a
-        timeout or a patience of 0 it tries once, too."""
+        """Seconds for which a first use waits, at most. The first attempts to connect end after connect_timeout. A
+        first use waits for them also with a timeout or a patience of 0, which mean one try."""
         longest = max(self.settings.patience, self.settings.connect_timeout)
         return min(wait, longest) if wait else longest
 
@@ -148,7 +149,7 @@ class Session:
             self._random = [f"{self.tag}{drawn[i : i + length]}{bar}" for i in range(0, len(drawn), length)]
         return f"{self._random.pop()}{mode}{seed}|{self._whoami}|{metadata}"
 
-    # -- the outside of the machine ------------------------------------------------------------------------------
+    # -- what the machine needs (`protocol/core.py`) -------------------------------------------------------------
 
     random = staticmethod(random.random)
     spent = staticmethod(time.perf_counter)
@@ -158,8 +159,8 @@ class Session:
         self.loop.call_soon(call, *args, context=Context())
 
     def renews(self, tenures: Sequence[Tenure]) -> None:
-        """A hold with these tenures is renewed now. Log it if its task has ended without a release. Its Lock keeps it,
-        so no other report comes. Other tasks may use it on purpose, so this is no warning."""
+        """A hold with these tenures is renewed now. Log it if its task has ended without a release. The Lock keeps the
+        tenure, so no ResourceWarning follows. Other tasks may use it on purpose, so this is no warning."""
         self.observers.look_at_level()
         for tenure in tenures:
             if tenure.mark_unattended():
@@ -172,8 +173,9 @@ class Session:
 
     def dropped(self, tenure: Tenure) -> None:
         """The program no longer refers to it. A garbage collector calls this in any thread, and between any two steps
-        of the loop's thread. So it changes nothing: the loop ends it, in a turn of its own. Done here, the end could
-        fall between the look of an acquire at the holds and its place in the local queue; nothing would wake that."""
+        of the loop's thread. So it changes nothing: the loop ends it, in a turn of its own. If this ended the hold, the
+        end could come after an acquire has read the holds and before it joins the local queue. Then nothing would wake
+        that acquire."""
         hold = tenure.hold
         last, held, left = all(each is tenure for each in hold.tenures), tenure.held, tenure.ends - self.clock.now()
         if not self.forked:  # in a forked child the loop is the parent's
@@ -194,8 +196,8 @@ class Session:
             log.error("asynclock: the watchdog failed on %r and will try again", where, exc_info=error)
 
     def judge_again(self) -> None:
-        """An acquire finds no majority. In the background: servers that came up since may be new, and need no
-        quarantine."""
+        """An acquire finds no majority. Decide again in the background: servers that came up after the session opened
+        may be new, and then need no quarantine."""
         if self._judging is None or self._judging.done():
             self._judging = own_task(opening.judge_again(self.quorum), "asynclock judge")
 
@@ -223,7 +225,7 @@ class Session:
     # -- events --------------------------------------------------------------------------------------------------
 
     def tell(self, event: Event) -> None:
-        """Log an event that is not one of DEBUG, and tell it to the listeners."""
+        """Log an event that is not one of DEBUG, and call the listeners with it."""
         self.journal.write(event)
         if self.observers.active:
             self.observers.tell(event)
@@ -242,12 +244,12 @@ class Session:
 
     def _reported(self, event: Event) -> None:
         """An event of a node. While the session opens, the nodes may be found to be new: then they were in quarantine
-        for a moment only, which is not told."""
+        for a moment only, and no event is emitted."""
         self.machine.reported(event)
         if isinstance(event, Quarantined) and self._opening is not None and not self._opening.done():
             self._quarantines[event.node] = event
         elif not isinstance(event, QuarantineEnded) or self._quarantines.pop(event.node, None) is None:
-            Context().run(self.tell, event)  # it is about no caller, also where a caller finds it
+            Context().run(self.tell, event)  # in an empty context: it concerns no caller, even if a caller found it
 
     # -- notices -------------------------------------------------------------------------------------------------
 
@@ -257,7 +259,7 @@ class Session:
 
     def connected(self, index: int, *, missed: bool = True) -> None:
         """Node `index` is connected again. If notices may have been lost meanwhile (`missed`), all tickets are sent
-        again. If it was the end of an outage, the acquires that wait for that try again."""
+        again. If that ends an outage, the acquires that wait for its end try again."""
         del index
         self._random.clear()  # an id says whether notices come, and that may have changed
         self.machine.connected(missed)
@@ -313,8 +315,8 @@ class Session:
                     await self.aclose()
 
     def _warn_unclosed(self) -> None:
-        """Warn of them: their event loop ends, and the program has not closed the client. Code that still works under
-        one of their leases runs without the lock."""
+        """Warn of leases that are still held when their event loop ends, because the program has not closed the client.
+        Code that still works under one of them runs without the lock."""
         held = [
             hold.name for hold in self.machine.holds.in_slices() if hold and any(tenure.held for tenure in hold.tenures)
         ]
@@ -330,8 +332,8 @@ class Session:
         warnings.warn(text, ResourceWarning, stacklevel=2)
 
     def not_released(self, ballot: Ballot, terms: Terms) -> None:
-        """A release had no majority. After an outage the hold ends by itself, which is told. Raises ConfigError where
-        servers refuse the command: the key stays, and only the user can fix that."""
+        """A release had no majority. After an outage the hold ends by itself, and ReleaseFailed is emitted. Raises
+        ConfigError where servers refuse the command: the key stays, and only the user can fix that."""
         error = self.quorum.unavailable(ballot, terms.name)
         if isinstance(error, ConfigError):
             raise error
@@ -381,7 +383,7 @@ class Session:
                     cancelled = error
                 continue
             for tenure in hold.tenures:
-                tenure.check_clock()  # the owner of a lease that is over is told so
+                tenure.check_clock()  # ends a lease that is over as lost, so that its owner is notified
                 if (ballot := hold.end(tenure)) is not None:
                     releases.append((ballot, tenure.terms))
         if cancelled is not None:
@@ -389,13 +391,14 @@ class Session:
         await self._tell_failed(releases)
 
     async def _tell_failed(self, releases: deque[tuple[Ballot, Terms]]) -> None:
-        """Tell each release that had no majority, after its outcome. A client that hung up gets no more replies."""
+        """Report each release that had no majority, once it has an outcome. A client that hung up gets no more
+        replies."""
         for number in range(1, len(releases) + 1):
             ballot, terms = releases.popleft()
             if (ballot.outcome if self.hung_up else await self.settled(ballot)) is UNREACHABLE:
                 with contextlib.suppress(ConfigError):
                     self.not_released(ballot, terms)
-            if number % _RELEASES == 0:  # most outcomes are there already, so the loop would wait for all of them
+            if number % _RELEASES == 0:  # most outcomes are known, so `settled` seldom lets other tasks run
                 await asyncio.sleep(0)
 
     async def aclose(self) -> None:
@@ -420,9 +423,13 @@ class Session:
                 owners = hold.tenures[:1]
                 ballot = hold.close()
                 releases.extend([(ballot, owner.terms) for owner in owners])
-        self.machine.watchdog.stop()
+        began = self.spent()
         for each in list(self.machine.under_way):
             each.close()
+            if self.spent() - began > SLICE:
+                await asyncio.sleep(0)
+                began = self.spent()
+        self.machine.watchdog.stop()  # a claim may have won between two slices
         await shutdown.drained(self.machine.under_way)
         self.hung_up = True
         closing = [node.aclose() for node in self.quorum.nodes]
@@ -455,8 +462,8 @@ class _Countdown:
 
 
 def in_context(terms: Terms, function: Callable[..., object], *args: object) -> None:
-    """Log or tell what is about this caller, in its context, wherever it is found. The caller that finds it itself may
-    have changed its context since then, and is in it already."""
+    """Call a function that logs or emits an event about this caller, in the context of the caller. If the caller's own
+    task runs this, it is in that context already, and may have changed it since the copy was made."""
     if running_task() is terms.task:
         function(*args)
     else:

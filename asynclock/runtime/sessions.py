@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _LOOK = 0.2
-"""Seconds between two looks whether a client that was dropped is still in use."""
+"""Seconds between two checks whether a client that was dropped is still in use."""
 
 _closing: set[asyncio.Task[None]] = set()
 """Strong references: nobody else refers to a client that was dropped."""
@@ -62,7 +62,8 @@ class Sessions:
         if sys.is_finalizing():
             return
         left = [each for each in self.open() if not each.forked]
-        # Before the loops know: another thread may close a session at once. Out of reach, nothing is left there.
+        # Collect these before the loops are notified, because the thread of a loop may close its session at once. A
+        # session without a connected node leaves nothing open, so there is no warning for it.
         connected = [each for each in left if any(node.error is None for node in each.quorum.nodes)]
         for session in left:  # all of them before the first warning, which may be an error
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
@@ -159,18 +160,19 @@ class Substitute:
     def __init__(self, stores: Sequence[Store]) -> None:
         self.stores = tuple(stores)
         self.made: list[Place] = []  # the sessions that have begun meanwhile
-        self._out: list[Place] = []  # the sessions that wait for the end
+        self._out: list[Place] = []  # the sessions that are set aside until the end
 
     def begin(self, ready_made: Sessions) -> None:
-        """From now on. The sessions of the ready-made client, and those with substitutes of before, wait meanwhile: a
-        new session begins in their place."""
+        """Start. The sessions of the ready-made client, and those with the stores of earlier substitutes, are set
+        aside. New sessions take their place."""
         before = [place.session for each in _substitutes for place in each.made]
         for sessions in list(_all_sessions):
             self._out += sessions.take_out(None if sessions is ready_made else before)
         _substitutes.append(self)
 
     def end(self) -> None:
-        """The sessions that have begun are closed in the background, and the others are back."""
+        """The sessions that have begun are closed in the background, and the sessions that were set aside are
+        restored."""
         _substitutes.remove(self)
         for place in self.made:
             if (sessions := place.sessions()) is not None:

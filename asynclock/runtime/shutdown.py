@@ -26,8 +26,8 @@ _TURNS = 100
 
 
 async def all_ended(works: Collection[Coroutine[Any, Any, None]], seconds: float) -> None:
-    """Run them all, for at most `seconds`. A work that lasts longer is cancelled, and nothing waits for its end. The
-    error of a work that fails is logged."""
+    """Run them all, for at most `seconds`. A coroutine that lasts longer is cancelled, and gets CANCELLING seconds to
+    end. The error of a coroutine that fails is logged."""
     tasks = [own_task(each, ended=_log) for each in works]
     _, left = await asyncio.wait(tasks, timeout=seconds)
     await cancelled(left)
@@ -47,8 +47,8 @@ def _log(task: asyncio.Task[None]) -> None:
 
 
 async def drained(members: Collection[object]) -> None:
-    """Wait a turn or two until nothing is left in it. A member that is stuck is given up: a KeyboardInterrupt may end
-    the call that would have woken its task."""
+    """Wait until it is empty, normally for a turn or two. A member that is stuck (`_STUCK`, `_TURNS`) is given up: a
+    KeyboardInterrupt may end the call that would have woken its task."""
     left, since, turns = len(members), time.monotonic(), 0
     while members and (turns < _TURNS or time.monotonic() - since < _STUCK):
         await asyncio.sleep(0)

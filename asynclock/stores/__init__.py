@@ -62,7 +62,7 @@ from asynclock.stores.urls import store_of_client, store_of_url, urls_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
 
     from asynclock.stores.memory import MemoryStore
     from asynclock.stores.redis import RedisStore
@@ -164,7 +164,7 @@ _MIXED = ("asynclock.stores.redis", "asynclock.stores.embedded", "asynclock.stor
 """The stores of these packages vote in one quorum: all their nodes count leases and fences alike."""
 
 
-def store_for(node: str | Redis | Store) -> Store:
+def store_for(node: str | Redis | RedisCluster | Store) -> Store:
     """The store for a url, a client of Redis, or a store, which is returned as it is. Raises ConfigError."""
     if isinstance(node, str):
         return store_of_url(node)
@@ -175,7 +175,7 @@ def store_for(node: str | Redis | Store) -> Store:
     raise ConfigError(f"a node is a url, a redis.asyncio.Redis or a Store, not {_kind_of(node)}")
 
 
-def stores_for(nodes: Sequence[str | Redis | Store]) -> tuple[Store, ...]:
+def stores_for(nodes: Sequence[str | Redis | RedisCluster | Store]) -> tuple[Store, ...]:
     """The stores of a quorum. Warns of an even number. Raises ConfigError."""
     stores = tuple(store_for(node) for node in nodes)
     if len(stores) == 1:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from spec import machine, one_node, quorum, restart, span, split
+from simulation.ablations import without
+from spec import __main__ as command
+from spec import one_node, walks
 from spec.explorer import DEAD_END, Report, Step, explore
 
-MODULES: list[ModuleType] = [one_node, quorum, split, restart, span, machine]
+MODULES = command.MODULES
 
 SCENES = [pytest.param(each, scene, id=f"{_name}-{scene}".replace(" ", "-"))
           for each in MODULES for _name in [each.__name__.removeprefix("spec.")] for scene in each.SCENES]  # fmt: skip
@@ -52,6 +54,76 @@ def test_all_rules_are_listed() -> None:
     readme = (Path(one_node.__file__).parent / "README.md").read_text()
     listed = [line.split("|")[3].strip(" `") for line in readme.splitlines() if line.startswith("| ") and "`" in line]
     assert sorted(listed) == sorted(rule.name for module in MODULES for rule in module.Rule)
+
+
+def test_all_scenes_can_be_explored(capsys: pytest.CaptureFixture[str]) -> None:
+    """By one command, also some of them; it names those that there are."""
+    assert command.main(["split", "quorum:held"]) == 0
+    said = capsys.readouterr().out
+    assert {line.rpartition(":")[0] for line in said.splitlines()} == {
+        *(place for place in command.places() if place.startswith("split:")),
+        "quorum:held",
+    }
+    with pytest.raises(SystemExit):
+        command.main(["machine:nowhere"])
+    assert "machine:reentrant" in capsys.readouterr().err
+
+
+# -- walks drawn at random ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name, _ in walks.scenes()])
+def test_a_walk_finds_nothing(name: str) -> None:
+    """Through each scene."""
+    scene = dict(walks.scenes())[name]
+    for seed in range(3):
+        flaw = walks.walk(scene, seed).flaw
+        assert flaw is None, f"seed {seed}\n{flaw}"
+
+
+def test_a_walk_is_repeated_by_its_seed() -> None:
+    """Step by step: also one that finds a flaw."""
+    scene = dict(walks.scenes())["mutex, cut, 1"]
+    with without("LEAVE"):
+        found = [walks.walk(scene, 0) for _ in range(2)]
+    assert found[0].flaw is not None
+    assert found[0] == found[1]
+
+
+WALKS = {
+    "NUMBERED_VALIDITY": ("reentrant, calm, 1", 4, "a token did not rise"),
+    "OWN_ID_MOVES_END": ("read-write, gives up, 1", 1, "no majority has it"),
+    "FREER_SERVES": ("mutex, calm, 1", 0, "a free name"),
+    "ONLY_FREER_SERVES": ("mutex, forgets, 1", 0, "a token did not rise"),
+    "LEAVING_TAKES_TICKET": ("mutex, calm, 1", 0, "an orphan"),
+    "ONLY_OWN_HOLD": ("mutex, calm, 1", 0, "a token did not rise"),
+    "TOMBSTONE": ("mutex, closes, 1", 0, "an orphan"),
+    "NEVER_AFTER_UNDO": ("reentrant, forgets, 3", 0, "an orphan"),
+    "UNDO_FIRST": ("plain, gives up, 1", 0, "an orphan"),
+    "UNDO": ("plain, gives up, 1", 0, "an orphan"),
+    "ORDER_KEY": ("fair, calm, 3", 0, "it does not end"),
+    "TICKET_NEEDS_MAJORITY": ("plain, closes, 1", 0, "an orphan"),
+    "STAYS_IN_SPAN": ("local, calm, 1", 0, "a token did not rise"),
+    "LEAVE": ("mutex, gives up, 1", 0, "an orphan"),
+    "RAISE": ("mutex, restart, 3", 0, "it does not end"),
+    "WITHDRAW": ("mutex, calm, 1", 0, "something is left"),
+    "OTHERS_STAY": ("mutex, calm, 1", 0, "a token did not rise"),
+    "ADOPT_ONCE": ("mutex, gives up, 1", 0, "an orphan"),
+    "WAKING_UNDO": ("mutex, gives up, 3", 83, "a free name"),
+}
+"""For each rule: a scene and a seed that fail without it, and the flaw."""
+
+
+@pytest.mark.parametrize("rule", WALKS)
+def test_a_walk_finds_a_missing_rule(rule: str) -> None:
+    """The rule is taken out of the shipped code."""
+    name, seed, what = WALKS[rule]
+    scene = dict(walks.scenes())[name]
+    with without(rule):
+        flaw = walks.walk(scene, seed).flaw
+    assert flaw is not None
+    assert flaw.what == what, f"\n{flaw}"
+    assert walks.walk(scene, seed).flaw is None
 
 
 # -- the explorer ------------------------------------------------------------------------------------------------------

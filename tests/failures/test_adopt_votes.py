@@ -27,7 +27,7 @@ from tests.support.proxied_clients import behind_proxies, forget, learn, statist
 from tests.support.servers import Server, Servers
 from tests.support.still_clock import Memory, Still, turns
 from tests.support.user_store import state_of
-from tests.support.waiters import LIMIT, LONG, holder, until, urls_of
+from tests.support.waiters import LIMIT, LONG, back, holder, until, urls_of
 
 # -- the second round ------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ async def test_no_error_of_a_failed_adoption_shows_an_id(servers: Servers, name:
     """The same where the servers are out of reach, or have another type under that name."""
     some = [servers.start() for _ in range(nodes)]
     async with Redlock(*urls_of(some)) as giver, Redlock(*urls_of(some), patience=0.2) as taker:
-        await taker.health()
+        await back(taker)
         handle = await (await giver.read(name).acquire(timeout=None)).detach()
         raised: Callable[[Server], object] = Server.kill if how == "outage" else partial(put_list, name=name)
         for server in some:
@@ -223,7 +223,9 @@ async def test_a_round_that_failed_leaves_no_key(servers: Servers, name: str) ->
         Redlock(*urls_of(some), lease=LONG) as giver,
         Redlock(*urls_of(some), lease=LONG, patience=LIMIT) as taker,
     ):
+        await back(taker)
         lease = await giver(name).acquire(timeout=None)
+        await until(lambda: all(holder(server, name) for server in some))  # else one may get it after the thaw
         handle = await lease.detach()
         stuck = nodes_of(taker)[0]
         for server in some[:2]:

@@ -12,7 +12,8 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 import pytest
 import trustme
 
-from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock import ConfigError, QuorumUnavailable, Redlock, _options
+from asynclock._options import ClientSettings
 from asynclock.rules.model import Verb
 from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
@@ -88,8 +89,10 @@ async def test_c21_a_server_that_accepts_and_says_nothing(silent: list[str], sch
         assert said.count(STAGES[scheme]) == nodes
 
 
-async def test_c21_the_default_is_a_second(silent: list[str]) -> None:
+async def test_c21_the_default_is_a_second(silent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an option of its own."""
+    monkeypatch.setattr(_options, "ClientSettings", ClientSettings)  # other tests have another default
+    assert ClientSettings().connect_timeout == 1.0
     assert STAGES["redis://"] in await refused(f"redis://{silent[0]}")
 
 
@@ -146,7 +149,7 @@ async def test_c21_tls_on_the_clients_side_only(servers: Servers) -> None:
     servers.start("--port", str(port), "--bind", "127.0.0.1")
     assert "TLS" in await refused(f"rediss://127.0.0.1:{port}", connect_timeout=1.0)
     async with answering(b"-ERR unknown command\r\n") as address:
-        assert "answers without TLS" in await refused(f"rediss://{address}")
+        assert "answers without TLS" in await refused(f"rediss://{address}", connect_timeout=GUARD)
 
 
 @pytest.mark.parametrize("scheme", ["redis://", "redis://:secret@"])
@@ -155,9 +158,9 @@ async def test_c21_tls_on_the_servers_side_only(scheme: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("localhost").configure_cert(context)
     async with answering(b"", context) as address:
-        assert "(rediss://)" in await refused(f"{scheme}{address}")
+        assert "(rediss://)" in await refused(f"{scheme}{address}", connect_timeout=GUARD)
     async with answering(b"\x15\x03\x03\x00\x02\x02\x46") as address:
-        assert "(rediss://)" in await refused(f"{scheme}{address}")
+        assert "(rediss://)" in await refused(f"{scheme}{address}", connect_timeout=GUARD)
 
 
 async def test_c21_a_healthy_majority_is_not_slowed(silent: list[str], servers: Servers, name: str) -> None:

@@ -20,7 +20,7 @@ from asynclock.stores.redis.connection import Connection
 from tests.support.far_servers import FarProxy, far_servers
 from tests.support.probes import nodes_of, ping
 from tests.support.servers import Server, Servers
-from tests.support.waiters import LIMIT, PATIENT
+from tests.support.waiters import LIMIT, PATIENT, healthy
 from tests.support.waiting_probes import limits_of, node_timeout_of
 
 TOO_FAR = r"its answers take 0\.[45]\d* s; set node_timeout to [12][.\d]* or more, with a lease of at least [56]"
@@ -99,7 +99,7 @@ async def test_f17_a_node_timeout_that_is_given_stays(servers: Servers, name: st
     it judges as an acquire does, although the nodes answer it."""
     some = servers.start_together(3)
     async with far_servers(some) as proxies, Redlock(*(each.url for each in proxies), node_timeout=0.3) as client:
-        assert (await client.health()).ok
+        await healthy(client)
         for node in nodes_of(client):
             for _ in range(50):
                 node.distance.add(0.5)

@@ -87,8 +87,8 @@ async def test_the_history_of_a_lock(
                 case _:
                     await recorder.hold(who, "write", client.write(name))
 
-        await recorder.crowd(clients, work, tasks=12, rounds=6, cancelled=0.2)
-    assert len(recorder.calls) > 50
+        await recorder.crowd(clients, work, tasks=12, rounds=8, cancelled=0.2)
+    assert len(recorder.calls) > 30
     assert (violation := check(specs[kind], recorder.calls)) is None, str(violation)
     if kind not in ("reentrant", "fair"):
         assert falling(recorder.calls) is None

@@ -120,7 +120,7 @@ async def test_f19_a_timeout_ends_while_connections_are_made_again(
 async def test_f19_a_task_that_cannot_ask_keeps_nobody_waiting(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task in front never gets to its question, as in a loop that is blocked again and again. The task behind it
     waits once more, for as long as a last question may take, and then says so."""
-    monkeypatch.setattr(Acquisition, "confirm", lambda self, at: None)
+    monkeypatch.setattr(Acquisition, "renew_ticket_at", lambda self, at: None)
     still = Still(1, name)
     async with still.held(lease=LONG), still.client(lease=LONG) as client:
         first = asyncio.create_task(client(name).acquire(timeout=None))

@@ -328,6 +328,16 @@ def test_f21_a_release_without_an_answer_is_sent_once_more() -> None:
     assert sent_again(releases, 1.0) == [7]
 
 
+def test_f21_a_release_that_was_refused_is_sent_once_more() -> None:
+    """As by a server that turned out to be a replica: on each connection that follows it is sent once."""
+    releases, op = PendingReleases(), release(7, 0.5)
+    releases.sent.append(op)
+    for now in (1.0, 1.1, 1.2):
+        releases.add(op, now, op.sent)
+        releases.cut_off([], now)
+        assert sent_again(releases, now) == [7]
+
+
 def test_f21_what_is_not_sent_in_time_is_dropped() -> None:
     """The keys have expired by then."""
     releases = PendingReleases()

@@ -147,6 +147,7 @@ async def test_each_of_several_holds_is_healed(five: list[Server], name: str, no
         Redlock(*urls_of(some), lease=LONG) as third,
     ):
         clients = (first, second, third)
+        await sent(clients)  # each is connected to all nodes, and not to a majority only
         leases: list[Any] = [
             await (each.read(name) if kind == "read" else each.semaphore(name, 3)).acquire(timeout=None)
             for each in clients

@@ -14,7 +14,7 @@ from asynclock import LockLost, QuorumUnavailable, Redlock
 from tests.support.default_keys import key_of, keys_of
 from tests.support.probes import in_quarantine, nodes_of, renew_now
 from tests.support.servers import Server, Servers
-from tests.support.waiters import LONG, until
+from tests.support.waiters import LIMIT, LONG, until
 
 
 def client(servers: list[Server], **options: Any) -> Redlock:
@@ -42,17 +42,18 @@ async def test_clients_that_start_together_on_a_new_deployment(five: list[Server
 
 async def test_d3_a_majority_restarts_empty(five: list[Server], name: str) -> None:
     """No second holder while the first may hold: restarted servers cast no vote for max_lease + 1 s."""
-    async with client(five, lease=3.0, max_lease=3.0) as holder:
+    options: dict[str, Any] = {"lease": 3.0, "max_lease": 7.0, "connect_timeout": LIMIT, "patience": LIMIT}
+    async with client(five, **options) as holder:
         lease = await holder(name, renew=False).acquire(timeout=0)
         assert lease is not None
         for each in five[:3]:
             each.restart()
-        async with aclosing(client(five, lease=3.0, max_lease=3.0)) as rival:  # entering would wait for the servers
+        async with aclosing(client(five, **options)) as rival:  # entering would wait for the servers
             with pytest.raises(QuorumUnavailable, match="restarted a short while ago"):
                 await rival(name).acquire(timeout=0)
             with pytest.raises(QuorumUnavailable):
                 await holder(f"{name}:other").acquire(timeout=0)
-            taken = await rival(name).acquire(timeout=10)
+            taken = await rival(name).acquire(timeout=LIMIT)
             assert taken is not None
             assert not lease.held
             assert taken.fence > lease.fence
@@ -61,7 +62,7 @@ async def test_d3_a_majority_restarts_empty(five: list[Server], name: str) -> No
 
 async def test_d3_a_rolling_restart_under_a_held_lease(five: list[Server], name: str) -> None:
     """One node after the other restarts empty; a node that lost the key is healed, so the lease lives on."""
-    async with client(five, lease=2.5, max_lease=2.5, node_timeout=0.8) as redlock, redlock(name) as lease:
+    async with client(five, lease=4.5, max_lease=4.5, node_timeout=1.5) as redlock, redlock(name) as lease:
         for each in five[:3]:
             each.restart()
             node = nodes_of(redlock)[five.index(each)]
@@ -79,7 +80,7 @@ async def test_trusted_restarts_vote_at_once(five: list[Server], name: str) -> N
             pass
         for each in five[:3]:
             each.restart()
-        lease = await redlock(name).acquire(timeout=10)
+        lease = await redlock(name).acquire(timeout=LIMIT)
         assert lease is not None
         await lease.release()
 
@@ -90,7 +91,7 @@ async def test_a_single_node_votes_at_once_after_a_restart(server: Server, name:
         async with redlock(name):
             pass
         server.restart()
-        lease = await redlock(name).acquire(timeout=10)
+        lease = await redlock(name).acquire(timeout=LIMIT)
         assert lease is not None
         await lease.release()
 
@@ -99,7 +100,7 @@ async def test_d4_counters_go_back(servers: Servers, name: str) -> None:
     """Nodes come back with an older dump: they do not count for one lease, and fences rise all the same."""
     nodes = [servers.start("--dbfilename", f"{i}.rdb") for i in range(3)]
     fences = []
-    async with client(nodes, lease=3.0, max_lease=3.0) as redlock:
+    async with client(nodes, lease=3.0, max_lease=7.0, patience=LIMIT) as redlock:
         for _ in range(3):
             async with redlock(name) as lease:
                 fences.append(lease.fence)
@@ -112,7 +113,7 @@ async def test_d4_counters_go_back(servers: Servers, name: str) -> None:
             each.restart()
         with pytest.raises(QuorumUnavailable):
             await redlock(name).acquire(timeout=0)
-        async with redlock(name, timeout=10) as lease:
+        async with redlock(name, timeout=LIMIT) as lease:
             fences.append(lease.fence)
     assert fences == sorted(set(fences))
 
@@ -231,7 +232,7 @@ async def test_a_second_loop_remembers_that_servers_were_replaced(five: list[Ser
 
 async def test_a_node_that_forgot_the_hold_counts_no_more(five: list[Server], name: str) -> None:
     """A majority was never lost at once, but node by node: the lease ends with what the other nodes still keep."""
-    async with client(five[:3], lease=3.0) as redlock:
+    async with client(five[:3], lease=9.0) as redlock:
         lease = await redlock(name).acquire(timeout=None)
         five[2].freeze()
         left = lease.remaining

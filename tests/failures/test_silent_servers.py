@@ -18,7 +18,7 @@ from tests.support.fake_clock import FakeClock
 from tests.support.probes import connection_of, nodes_of, socket_of, tickets_of, unanswered, unsent
 from tests.support.servers import Server
 from tests.support.still_clock import turns
-from tests.support.waiters import LIMIT, back, until
+from tests.support.waiters import LIMIT, back, healthy, until
 
 pytestmark = pytest.mark.both_loops("the loop has the timers and the transports")
 
@@ -42,6 +42,7 @@ async def test_c10_a_frozen_node_is_found_down_and_comes_back(five: list[Server]
     unanswered ping, which has more time, does not delay that."""
     async with Redlock(*(each.url for each in five), node_timeout=0.3) as redlock:
         await redlock.health()
+        await back(redlock)
         five[0].freeze()
         node = nodes_of(redlock)[0]
         async with asyncio.timeout(LIMIT), asyncio.TaskGroup() as group:
@@ -92,8 +93,7 @@ async def test_c10_nodes_that_accept_and_do_not_answer(five: list[Server], name:
     ]
     async with asyncio.timeout(LIMIT), Redlock(*urls) as redlock, redlock(name) as lease:
         assert lease.held
-        health = await redlock.health()
-        assert health.ok
+        health = await healthy(redlock)
         assert [node.ok for node in health.nodes] == [True, True, True, False, False]
     for listener in silent:
         listener.close()
@@ -121,6 +121,7 @@ async def test_c10_majority_frozen_then_thawed(five: list[Server], name: str) ->
 async def test_a_blocked_loop_is_no_outage(five: list[Server], name: str) -> None:
     """A task that blocks the loop for several node timeouts costs no connection and no vote."""
     async with Redlock(*(each.url for each in five[:3]), lease=5.0) as redlock:
+        await back(redlock)
         before = [*map(connection_of, nodes_of(redlock))]
         for _ in range(5):
             async with redlock(name):

@@ -93,8 +93,8 @@ def _table(service: str, driver: str = "") -> Callable[[pytest.FixtureRequest], 
 
 
 _PATIENT = {"connect_timeout": 10.0}
-"""A first connection takes longer than one to Redis, and a busy machine needs much longer. An acquire with timeout=0
-waits for it at most so long."""
+"""A busy machine needs more than a second for a first connection, and one to a database takes longer than one to Redis.
+An acquire with timeout=0 waits for it at most so long."""
 
 
 def _of_a_crowd(item: pytest.Item) -> bool:
@@ -109,14 +109,19 @@ def _of_a_slow_driver(item: pytest.Item) -> bool:
 
 
 DEPLOYMENTS = {
-    "one": Deployment(_shared(1), usual=True),
-    "five": Deployment(_shared(5), usual=True),
+    "one": Deployment(_shared(1), usual=True, options=_PATIENT),
+    "five": Deployment(_shared(5), usual=True, options=_PATIENT),
     "memory": Deployment(lambda request: [MemoryStore()], usual=True),
-    "sentinel": Deployment(lambda request: [request.getfixturevalue("sentinel_deployment").url], one_worker=True),
+    "sentinel": Deployment(
+        lambda request: [request.getfixturevalue("sentinel_deployment").url], options=_PATIENT, one_worker=True
+    ),
     "user": Deployment(lambda request: [DictStore()]),
-    "cluster": Deployment(_cluster, leaves_out=_of_several_names, one_worker=True),
+    "cluster": Deployment(_cluster, leaves_out=_of_several_names, options=_PATIENT, one_worker=True),
     "slot": Deployment(
-        _cluster, leaves_out=lambda item: not _of_several_names(item), options={"prefix": "{all}"}, one_worker=True
+        _cluster,
+        leaves_out=lambda item: not _of_several_names(item),
+        options={**_PATIENT, "prefix": "{all}"},
+        one_worker=True,
     ),
     "zookeeper": Deployment(
         _zookeeper,

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import random
 import socket
+from collections.abc import Iterator
 
-_RANGE = range(10_000, 32_000)
+_FIRST, _LAST = 10_000, 32_000
 """Below the ports that a system gives to outgoing connections: none of these can take the port before its server has
-started. The tests of all workers draw from it at random, so two of them hardly ever draw the same port."""
-_chance = random.SystemRandom()
+started."""
+
+_SHARES = 16
+"""Each worker of pytest-xdist has a share of the ports: no other worker draws a port whose server has not started yet.
+With more workers than shares, some have the same share."""
+
+
+def _own() -> Iterator[int]:
+    """The ports of this worker, again and again. One that was drawn is not drawn again until all others were."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    ports = list(range(_FIRST + worker % _SHARES, _LAST, _SHARES))
+    random.SystemRandom().shuffle(ports)
+    return itertools.cycle(ports)
+
+
+_ports = _own()
 
 
 def free_port() -> int:
@@ -22,7 +39,7 @@ def free_ports(number: int) -> list[int]:
     found: list[int] = []
     with contextlib.ExitStack() as bound:
         while len(found) < number:
-            port = _chance.choice(_RANGE)
+            port = next(_ports)
             with contextlib.suppress(OSError):
                 bound.enter_context(socket.socket()).bind(("127.0.0.1", port))
                 found.append(port)

@@ -5,6 +5,7 @@ When an attribute of the package is renamed or moves to another object, this fil
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -16,8 +17,8 @@ from redis.asyncio import ConnectionPool
 from asynclock import Lease, Lock, Redlock
 from asynclock.locks import lease as lease_module
 from asynclock.protocol.acquisition import Acquisition
-from asynclock.protocol.attempt import Wake
 from asynclock.protocol.handover import Adoption
+from asynclock.protocol.rounds import Wake
 from asynclock.protocol.states import OwnerEntering, Pausing, Queued
 from asynclock.protocol.terms import Terms
 from asynclock.rules.model import Kind, Notice, State
@@ -148,15 +149,15 @@ def sleeps_until(acquisition: Any) -> float:
 
 def times_sent(acquisition: Any) -> int:
     """How often its ticket was sent."""
-    attempt = acquisition._attempt
-    if attempt is None:
+    rounds = acquisition._rounds
+    if rounds is None:
         return 0
-    return attempt.ticket.number if attempt.ticket is not None else attempt.op.queueing.number
+    return rounds.ticket.number if rounds.ticket is not None else rounds.op.queueing.number
 
 
 def asked_id(acquisition: Any) -> str:
     """The id of the hold that it asks for."""
-    return str(acquisition._attempt.op.id)
+    return str(acquisition._rounds.op.id)
 
 
 def send_ticket_again(acquisition: Any) -> None:
@@ -164,8 +165,8 @@ def send_ticket_again(acquisition: Any) -> None:
 
 
 def ballot_of(acquisition: Any) -> Any:
-    """The attempt that is under way, if one is."""
-    return acquisition._attempt.ballot if acquisition._attempt is not None else None
+    """The round that is under way, if one is."""
+    return acquisition._rounds.ballot if acquisition._rounds is not None else None
 
 
 def pauses(acquisition: Any) -> bool:
@@ -298,6 +299,20 @@ def without_questions_for_slots(node: Any) -> Iterator[None]:
         yield
     finally:
         del node._masters.look
+
+
+def without_slots(node: Any) -> Any:
+    """The node of a cluster finds out that one of its masters has no slots any more, and closes it: that master."""
+    masters = node._masters
+    shard = masters.all.pop()
+    shard.asked_at = -math.inf
+    masters._settle(shard)
+    return shard
+
+
+def redirected(node: Any, address: tuple[str, int]) -> Any:
+    """The node of a cluster is redirected to this address."""
+    return node._masters.at(address)
 
 
 def connection_of(node: Any) -> Any:

@@ -10,16 +10,18 @@ from asynclock import Redlock
 from asynclock.stores.redis.scripts import SCRIPTS
 from tests.support.proxy import Proxy
 from tests.support.servers import Server
+from tests.support.waiters import back
 
 
 @asynccontextmanager
 async def behind_proxies(servers: list[Server], **options: Any) -> AsyncIterator[tuple[Redlock, list[Proxy]]]:
-    """A client that reaches each of them through a proxy."""
+    """A client that is connected to each of them, through a proxy."""
     async with AsyncExitStack() as stack:
         proxies = [await stack.enter_async_context(Proxy(each.path.with_suffix(".p"), each.path)) for each in servers]
         client = await stack.enter_async_context(Redlock(*(each.url for each in proxies), **options))
         for each in proxies:
             stack.callback(each.let_go)
+        await back(client)
         yield client, proxies
 
 

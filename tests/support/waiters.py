@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import uvloop
 
-from asynclock import Redlock
+from asynclock import Health, Redlock
 from asynclock.stores.embedded import server as valkey
 from tests.support import programs
 from tests.support.default_keys import key_of, keys_of
@@ -232,6 +232,14 @@ async def works(redlock: Redlock, name: str) -> None:
     async with redlock(name, timeout=LIMIT) as lease:
         assert lease.held
     assert not await redlock(name).locked()
+
+
+async def healthy(client: Redlock) -> Health:
+    """Its health, once that is ok. On a busy machine a first connect may take longer than `health` waits."""
+    async with asyncio.timeout(LIMIT):
+        while not (health := await client.health()).ok:
+            await asyncio.sleep(0.01)
+    return health
 
 
 async def until(check: Callable[[], object]) -> None:

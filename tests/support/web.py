@@ -1,4 +1,4 @@
-"""Web applications on a socket, and clients that hang up."""
+"""Web applications, in this process and on a socket, and clients that hang up."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import uvicorn
 
+from asynclock import Redlock
+
 BODY = b'{"id": 7}'
+
+
+def http(app: Any) -> httpx.AsyncClient:
+    """A client of the app, without a socket and without the app's lifespan."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop")
+
+
+async def names_of(client: Redlock, prefix: str) -> list[str]:
+    return [each.name async for each in client.holders(prefix)]
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

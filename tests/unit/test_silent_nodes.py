@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ class Rounds:
         self.clock = FakeClock()
         listener: Any = None
         config = NodeConfig(0, "", self.clock, listener, {}, None)
-        self.quorum = Quorum([MemoryStore(self.clock).open(config) for _ in range(3)], self.clock)
+        later = asyncio.get_running_loop().call_soon
+        self.quorum = Quorum([MemoryStore(self.clock).open(config) for _ in range(3)], self.clock, later)
         self._numbers = {node.label: number for number, node in enumerate(self.quorum.nodes)}
 
     def named(self, failed: tuple[int, ...] = (), answered: tuple[int, ...] = ()) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asynclock.protocol.attempt import Ticket
+from asynclock.protocol.rounds import Ticket
 from asynclock.rules.model import Serve
 
 

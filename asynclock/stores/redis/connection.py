@@ -64,7 +64,7 @@ class Connection(asyncio.Protocol):
         self.waiting: deque[ReplyHandler | CommandReply] = deque()
         self.transport: Any = writer.transport
         self.moved_at = node.clock.now()  # when it last received data, or last got a command while it had none
-        self.received_at = self.moved_at  # when it last received data
+        self.alive_at = -math.inf  # the server has answered a command that was sent then
         self._node = node
         self._index = node.index
         self._now = node.clock.now
@@ -103,9 +103,14 @@ class Connection(asyncio.Protocol):
             out.clear()
 
     def data_received(self, data: bytes) -> None:
-        self.moved_at = self.received_at = self._now()
+        self.moved_at = self._now()
         self._reader.feed(data)
+        waiting = self.waiting
+        oldest = waiting[0] if waiting else None
+        sent = -math.inf if oldest is None else oldest.sent
         self._handle_replies()
+        if not waiting or waiting[0] is not oldest:  # else only notices came, which may have been sent long ago
+            self.alive_at = max(self.alive_at, sent)
 
     def _handle_replies(self) -> None:
         """Handle the replies that have arrived. After REPLIES of them the loop runs its other callbacks before the
@@ -203,14 +208,13 @@ class Connection(asyncio.Protocol):
         """Whether a command is overdue (rule 2)."""
         return any(is_overdue(handler, self.moved_at, now) for handler in self.waiting)
 
-    def fail_overdue(self, now: float) -> bool:
-        """Rule 2: fail the overdue commands. Returns whether there were any."""
+    def fail_overdue(self, now: float) -> None:
+        """Rule 2: fail the overdue commands."""
         overdue = [handler for handler in self.waiting if is_overdue(handler, self.moved_at, now)]
         for handler in overdue:
             limit = handler.deadline - handler.sent
             error = late(self._node.label, now - handler.sent, limit, self._node.distance)
             handler.fail(self._index, error, maybe=True)
-        return bool(overdue)
 
     def fail_all(self, error: Exception) -> None:
         """No reply will come any more."""

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from asynclock._clock import LATE
-from asynclock.stores.redis.handlers import patience
+from asynclock.stores.redis.handlers import overdue_at, patience
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +54,8 @@ class Deadlines:
             silent = TimeoutError(f"{self._node.label} has been silent for {now - connection.moved_at:.3g} s")
             self._node.lost(connection, silent)
             return
-        later = min((handler.deadline for handler in waiting if handler.deadline > now), default=math.inf)
-        overdue = connection.fail_overdue(now)
-        again = max(min(later, connection.moved_at + (patience(limit) if overdue else limit)), now + 0.001)
+        connection.fail_overdue(now)
+        later = [at for each in waiting if (at := overdue_at(each, connection.moved_at)) > now]
+        again = max(min([*later, connection.moved_at + patience(limit)]), now + 0.001)
         if self._connection() is connection and again < self.next:  # a handler may arm it
             self.arm(again)

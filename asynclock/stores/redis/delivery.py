@@ -49,7 +49,7 @@ class Delivery:
         self._now = now
         self._ask = ask
         self._refused = False  # the server refused a release of the last slice
-        self._finishing = False
+        self._closing = False
         self._again: asyncio.Task[None] | None = None  # sends refused releases again
 
     def send_slice(self, connection: Connection) -> None:
@@ -80,7 +80,7 @@ class Delivery:
     def refused(self, connection: Connection) -> None:
         """The server refused a release for now, for example with BUSY. It is sent again after a pause."""
         self._refused = True
-        if self._again is None and not self._finishing:
+        if self._again is None and not self._closing:
             self._again = own_task(self._repeat(connection), "asynclock pending", self._repeated)
 
     async def _repeat(self, connection: Connection) -> None:
@@ -97,14 +97,14 @@ class Delivery:
 
     async def finish(self, connection: Connection | None) -> None:
         """The client closes: deliver the pending releases while the connection works."""
-        self._finishing = True
         while self._pending.to_send and connection is not None and not connection.transport.is_closing():
             await self._send(connection)
             if self._refused:
                 await asyncio.sleep(BUSY_PAUSE)
 
     async def stop(self) -> None:
-        """Stop sending refused releases again."""
+        """The client closes: refused releases are not sent again, but by `finish`."""
+        self._closing = True
         if (again := self._again) is not None:
             again.cancel()
             await asyncio.wait([again], timeout=CANCELLING)

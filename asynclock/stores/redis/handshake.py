@@ -44,7 +44,7 @@ async def handshake(
         native = next((known for known, info in zip(NATIVE_RELEASES, there, strict=True) if info), ())
     with contextlib.suppress(ServerError):  # INFO is forbidden
         restarts.check_memory(await memory.answer_of())
-        restarts.check_identity(await server.answer_of(), await replication.answer_of())
+        restarts.check_identity(await server.answer_of(), await replication.answer_of(), server.sent)
     restarts.begin_checks()
     for answer in answers:
         if isinstance(answer, ServerError):

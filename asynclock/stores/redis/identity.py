@@ -54,11 +54,12 @@ class Identity:
 
     def __init__(self) -> None:
         self._server: Server | None = None  # the last one
-        self._answered_at = -math.inf  # when it answered last, on the client's clock
+        self._answered_at = -math.inf  # it was up then: a command was sent that it answered, on the client's clock
         self._past: dict[str, str] = {}  # run_ids that others have replaced -> what they had before their promotion
 
     def answered(self, at: float) -> None:
-        """The last server has answered then."""
+        """The last server was up then, on the client's clock. It answered a command that was sent at that time: the
+        time at which the answer was read proves nothing, since the process may have been stopped in between."""
         self._answered_at = max(self._answered_at, at)
 
     def meet(self, server: Server, now: float, label: str, *, managed: bool) -> str:
@@ -66,10 +67,10 @@ class Identity:
         `managed`: a Sentinel or a cluster has named it. Raises ConfigError if two servers are proved."""
         if not server.run_id:
             return ""
-        before, answered_at = self._server, self._answered_at
-        self._server, self._answered_at = server, now
+        before, self._server = self._server, server
         if before is None or before.run_id == server.run_id:
             return ""
+        answered_at, self._answered_at = self._answered_at, -math.inf
         promoted = managed or server.before_promotion not in ("", self._past.get(server.run_id, ""))
         came_back = server.run_id in self._past
         together = before.replication_id != "" and now - server.uptime + _ROUNDING < answered_at

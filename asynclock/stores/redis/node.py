@@ -207,7 +207,7 @@ class RedisNode:
             connection.fail_all(error)  # it was lost during its handshake
             return
         self._connection, self._lost_at = None, self.clock.now()
-        self._restarts.answered(connection.received_at)
+        self._restarts.answered(connection.alive_at)
         self.listens, self.error = False, error
         self._rights.stop()
         if self.state is not NodeState.CLOSED:
@@ -331,6 +331,8 @@ class RedisNode:
         if op.verb is EXTEND and self._connection is not None:  # the server may have the key, and must keep it
             wire = op.packed or encode(op, self._config.prefix)
             self._connection.send(wire, IgnoredReply(op, handler.sent, handler.deadline))
+            if handler.deadline < self._deadlines.next:  # else nobody notices that it is silent
+                self._deadlines.arm(handler.deadline)
         handler.fail(self.index, self._restarts.no_vote(), maybe=False)
         return True
 
@@ -397,9 +399,11 @@ class RedisNode:
         """Cut the connection, if there is one."""
         self.state = NodeState.CLOSED
         self._reports.stop()
+        self._backoff.stop()
         if self._connection is not None:
             self.lost(self._connection, ConnectionError(f"{self.label} was closed"))
         self._rights.stop()
         self._deadlines.cancel()
+        self.rtt.stop()
         if self._connecting is not None:
             self._connecting.cancel()

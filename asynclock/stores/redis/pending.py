@@ -84,7 +84,9 @@ class PendingReleases:
         """Send the releases of the last moments again, but not those of these handlers, which have no answer yet."""
         since = (min(moved_at, now) if handlers else now) - LATELY
         open_ops = {handler.op for handler in handlers if not isinstance(handler, CommandReply)}
-        self._again.extend(op for op in self.sent if op.sent >= since and op not in open_ops)
+        self._again.extend(
+            op for op in self.sent if op.sent >= since and op not in open_ops and op.id not in self._releases
+        )
         self.sent.clear()
 
     def prune(self, now: float) -> None:

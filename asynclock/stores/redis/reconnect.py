@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,7 @@ class Backoff:
         self._rebuff = 0.0
         self._connected_at = -math.inf
         self._cut_short = 0  # connections in a row that did not last
+        self._lasting: Any = None  # the timer of `when_lasting`
 
     def connected(self, now: float) -> None:
         """An attempt to connect has succeeded."""
@@ -42,10 +43,17 @@ class Backoff:
 
     def when_lasting(self, clock: Clock, call: Callable[[], object]) -> None:
         """Call it now; in a storm, once the new connection has had the time to last."""
+        self.stop()
         if self.in_storm:
-            clock.call_at(clock.now() + LASTING, call)
+            self._lasting = clock.call_at(clock.now() + LASTING, call)
         else:
             call()
+
+    def stop(self) -> None:
+        """Another connection was made, or the node closes: what waits until the last one has lasted is not called."""
+        if self._lasting is not None:
+            self._lasting.cancel()
+            self._lasting = None
 
     def begin(self, now: float) -> float:
         """Seconds before the first attempt after a loss: 0, unless the server that was reached proved to be a replica

@@ -109,17 +109,18 @@ class Restarts:
                 policy,
             )
 
-    def check_identity(self, server: Any, replication: Any) -> None:
-        """Read the answers to INFO server and INFO replication: the only node of a client has no quarantine. Raises
-        ConfigError if two servers answer in turn."""
+    def check_identity(self, server: Any, replication: Any, sent: float) -> None:
+        """Read the answers to INFO server and INFO replication, which were sent at `sent`: the only node of a client
+        has no quarantine. Raises ConfigError if two servers answer in turn."""
         said = fields(server) | fields(replication)
         if self._quarantine is None and said.get("role") != "slave":  # a replica grants nothing
             found, label = server_of(said), self._dialer.label
             if before := self._dialer.identity.meet(found, self._now(), label, managed=self._managed):
                 self._reports.replaced(before, found.run_id)
+            self._dialer.identity.answered(sent)
 
     def answered(self, at: float) -> None:
-        """The server has answered then."""
+        """The server has answered a command that was sent then."""
         self._dialer.identity.answered(at)
 
     def learn_mark(self, mark: Any) -> None:

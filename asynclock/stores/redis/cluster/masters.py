@@ -82,6 +82,7 @@ class Masters:
         self._owner = owner
         self._now = config.clock.now
         self._shards: dict[Address, Shard] = {}
+        self._leaving: set[Shard] = set()  # that have no slot any more, and are being closed
         self._known: tuple[Range, ...] = ()  # the last answer about the slots
         self._asked_at = -math.inf  # when the last question for the slots was sent that has ended
         self._unanswered: OrderedDict[str, float] = OrderedDict()
@@ -214,7 +215,12 @@ class Masters:
             self._hand_over(shard)
         if lost and self._now() - shard.asked_at > _GUEST and not shard.has_pending:
             del self._shards[shard.address]
-            self._run_in_background(shard.aclose())
+            self._leaving.add(shard)
+            self._run_in_background(self._close(shard))
+
+    async def _close(self, shard: Shard) -> None:
+        await shard.aclose()
+        self._leaving.discard(shard)
 
     def _choose_keys(self, shard: Shard) -> None:
         """The keys with which the shard is marked and checked, in one of its slots."""
@@ -261,7 +267,10 @@ class Masters:
                 dialer.run_id = "the master before it"
             shard = self._shards[address] = Shard(dialer, self._config, self._owner, address, self._unanswered)
             shard.mark = mark(self._config.prefix, str(address))
-            self._run_in_background(self._open(shard))
+            if self._closed:  # a redirection that came as the client closed
+                shard.abort()
+            else:
+                self._run_in_background(self._open(shard))
         return shard
 
     async def _open(self, shard: Shard) -> None:
@@ -308,7 +317,7 @@ class Masters:
     def abort(self, error: Exception) -> None:
         """Cut the connections that are left. `error` is what later calls get."""
         self._stop()
-        for shard in self.shards:
+        for shard in (*self.shards, *self._leaving):  # the task that closes one may be cancelled before its first step
             shard.abort()
         self.error = error
         self.met.set()

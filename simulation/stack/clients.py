@@ -1,0 +1,313 @@
+"""A process: the real client over simulated sockets, and what its program does with it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+from asynclock import Redlock
+from asynclock._errors import ConfigError, LockError
+from asynclock._options import ANSWER_TIMEOUT
+from asynclock.rules.mutex import FAIR
+from asynclock.rules.rwlock import READ, WRITE
+from asynclock.rules.semaphore import Semaphore
+from simulation.stack.loop import StackLoop
+
+if TYPE_CHECKING:
+    from asynclock.locks.lease import Lease
+    from asynclock.locks.lock import Lock
+    from asynclock.runtime.session import Session
+    from simulation.plan import Job, LockPlan
+    from simulation.stack.world import World
+
+CLOSING = 3.0
+"""Seconds within which a close ends, whatever the servers do (docs/shutdown.md)."""
+
+_ROUNDING = 0.05
+
+_LATE = 0.3
+"""Seconds by which an acquire may end after its timeout: the last round has its node_timeout."""
+
+_BACKLOG = 5.0
+"""More of them where notices come, and replies do not: the server seems to work through a long queue (`node.py`)."""
+
+_HEALTH = 1.5
+"""Seconds within which `health` answers: about 1 s."""
+
+_TURNS = 0.05
+"""Seconds in which the tasks of the program end that the close has woken."""
+
+
+class _Clock:
+    """The clock of a process, for the judge."""
+
+    def __init__(self, loop: StackLoop) -> None:
+        self._loop = loop
+
+    def true_time(self, when: float) -> float:
+        return self._loop.true_time(when)
+
+
+class Client:
+    """See the module."""
+
+    def __init__(self, world: World, slot: int, number: int) -> None:
+        plan = world.plan.clients[slot]
+        self.name = f"client{slot}#{number}"
+        self.slot = slot
+        self.world = world
+        self.loop = StackLoop(
+            world.schedule, world.network, self.name,
+            rate=plan.rate, offset=plan.offset, wall_offset=plan.wall_offset,
+        )  # fmt: skip
+        self.clock = _Clock(self.loop)
+        self.closed = False  # it closes, or has closed
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        self.redlock = Redlock(*world.deployment.nodes_for(self.name), **world.plan.options)
+        self.tag = ""
+
+    def session(self) -> Session | None:
+        return self.redlock._sessions.of(self.loop)
+
+    # -- its program -------------------------------------------------------------------------------------------------
+
+    def begin(self, job: Job) -> None:
+        """The program does a job, in a task of its own."""
+        if self.closed:
+            return
+        self.world.waits[job.number] = self
+        self.world.watch.waits(job, self)
+        task = self.tasks[job.number] = self.loop.create_task(self._work(job))
+        task.add_done_callback(lambda _: self._ended(job))
+        if job.cancelled_after is not None:
+            schedule = self.world.schedule
+            schedule.at(schedule.now + job.cancelled_after, self.loop.post, task.cancel)
+
+    def cancel_one(self) -> None:
+        """The program cancels the task that it began last."""
+        if self.tasks and not self.loop.dead:
+            self.loop.post(self.tasks[max(self.tasks)].cancel)
+
+    def _ended(self, job: Job) -> None:
+        task = self.tasks.pop(job.number)
+        self.world.waits.pop(job.number, None)
+        self.world.watch.ended(job)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.world.judge.fail("an unexpected error", f"{self.name}, job {job.number}: {error!r}")
+
+    def _lock(self, plan: LockPlan) -> Lock:
+        redlock, settings, kind = self.redlock, plan.settings, plan.kind
+        options: Any = {
+            "lease": settings.lease, "min_hold": settings.min_hold, "max_hold": settings.max_hold,
+            "renew": settings.renew, "metadata": settings.metadata,
+        }  # fmt: skip
+        if kind.parts:
+            each = [
+                part.name if part.kind.letter == "" else redlock.semaphore(part.name, part.kind.slots)
+                for part in kind.parts
+            ]
+            return redlock.multi(*each, **options)
+        if kind is READ:
+            return redlock.read(plan.name, **options)
+        if kind is WRITE:
+            return redlock.write(plan.name, **options)
+        if isinstance(kind, Semaphore):
+            return redlock.semaphore(plan.name, kind.slots, **options)
+        return redlock(plan.name, fair=kind is FAIR, fencing=settings.fencing, **options)
+
+    async def _work(self, job: Job) -> None:
+        world = self.world
+        world.called(self.name, f"job {job.number} acquires {job.lock.name} (timeout={job.timeout})")
+        try:
+            lease = await self._acquire(job)
+            if lease is not None:
+                await self._hold(job, lease)
+            else:
+                world.trace(self.name, f"job {job.number} of {job.lock.name} timed out")
+        except ConfigError as error:
+            if not self.closed:
+                raise
+            world.trace(self.name, f"job {job.number} ends: {error}")
+        except LockError as error:
+            world.trace(self.name, f"job {job.number} of {job.lock.name} ends: {type(error).__name__}: {error}")
+
+    async def _acquire(self, job: Job) -> Lease | None:
+        """It ends in time, whatever happens, if the process runs."""
+        began, at = self.loop.time(), self.world.schedule.now
+        try:
+            return await self._lock(job.lock).acquire(timeout=job.timeout)
+        finally:
+            self._learn_tag()
+            if job.timeout is not None and self.loop.runs_since <= at:
+                took, options = self.loop.time() - began, self.world.plan.options
+                limit = max(job.timeout, options["connect_timeout"]) + job.lock.settings.lease / 10 + _LATE
+                if any(each.what in ("half-open", "partition") for each in self.world.plan.faults):
+                    limit += _BACKLOG
+                if took > limit:
+                    self.world.judge.fail("an acquire ended late", f"{self.name}, job {job.number}: {took:.3f} s")
+
+    async def _look(self, lock: LockPlan) -> None:
+        """The program asks for the state of a name, and of the nodes."""
+        name = lock.parts[0].name
+        self.world.called(self.name, f"inspects {name}")
+        began, at = self.loop.time(), self.world.schedule.now
+        try:
+            health = await self.redlock.health()
+            took = self.loop.time() - began
+            self.world.trace(self.name, f"health after {took:.3f} s: {health.ok}, {health.reason}")
+            if took > _HEALTH and self.loop.runs_since <= at:
+                self.world.judge.fail("health answers late", f"{self.name}: {took:.3f} s")
+            await self.redlock.inspect(name)
+            await self._lock(lock).locked()
+        except LockError as error:
+            self.world.trace(self.name, f"inspect: {type(error).__name__}: {error}")
+            if isinstance(error, ConfigError) and not self.closed:
+                self.world.judge.fail("an unexpected error", f"{self.name} inspects {name}: {error}")
+
+    async def _break(self, lock: LockPlan) -> None:
+        """An operator breaks a lock."""
+        name = lock.parts[0].name
+        self.world.called(self.name, f"breaks {name}")
+        try:
+            await self.redlock.break_lock(name)
+        except LockError as error:
+            self.world.trace(self.name, f"break: {type(error).__name__}: {error}")
+            if isinstance(error, ConfigError) and not self.closed:
+                self.world.judge.fail("an unexpected error", f"{self.name} breaks {name}: {error}")
+
+    def operate(self, what: str, lock: LockPlan) -> None:
+        """An operator looks, or breaks a lock."""
+        if not self.closed:
+            number = -self.world.count("operations")
+            task = self.tasks[number] = self.loop.create_task((self._look if what == "look" else self._break)(lock))
+            task.add_done_callback(lambda _: self._operated(number))
+
+    def _operated(self, number: int) -> None:
+        task = self.tasks.pop(number)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.world.judge.fail("an unexpected error", f"{self.name}, an operator: {error!r}")
+
+    def _learn_tag(self) -> None:
+        if not self.tag and (session := self.session()) is not None:
+            self.tag = session.tag
+
+    async def _hold(self, job: Job, lease: Lease) -> None:
+        world, judge = self.world, self.world.judge
+        world.waits.pop(job.number, None)
+        world.watch.ended(job)
+        world.watch.entered(job.lock)
+        judge.entered(self, lease._tenure, job.lock, job.number)  # type: ignore[arg-type]  # it has what the judge asks
+        if job.ends_by == "drop":
+            judge.dropped(lease._tenure)
+            return
+        if job.ends_by == "detach" and lease.held:
+            await self._detach(job, lease)
+            return
+        async with lease:
+            await asyncio.sleep(job.holds_for / 2)
+            if lease.held:
+                judge.writes(lease._tenure)
+            if job.extends_by is not None:
+                world.called(self.name, f"job {job.number} extends {job.lock.name}")
+                await lease.extend(lease=job.extends_by)
+            await asyncio.sleep(job.holds_for / 2)
+            if lease.held:
+                judge.writes(lease._tenure)
+            world.called(self.name, f"job {job.number} releases {job.lock.name}")
+
+    async def _detach(self, job: Job, lease: Lease) -> None:
+        """Another client adopts it later."""
+        self.world.called(self.name, f"job {job.number} detaches {job.lock.name}")
+        async with lease:
+            handle = await lease.detach()
+            self.world.judge.detached(lease._tenure)
+        self.world.detached(job, handle)
+
+    def adopt(self, job: Job, handle: str) -> None:
+        """The program takes a hold over."""
+        if not self.closed:
+            number = -self.world.count("operations")
+            task = self.tasks[number] = self.loop.create_task(self._adopt(job, handle))
+            task.add_done_callback(lambda _: self._operated(number))
+
+    async def _adopt(self, job: Job, handle: str) -> None:
+        self.world.called(self.name, f"adopts {job.lock.name} of job {job.number}")
+        try:
+            lease = await self.redlock.adopt(handle)
+            self._learn_tag()
+            self.world.judge.adopted(handle, lease._tenure)
+            await self._hold(job.adopted, lease)
+        except ConfigError:
+            if not self.closed:
+                raise
+        except LockError as error:
+            self.world.trace(self.name, f"the adoption of job {job.number} ends: {type(error).__name__}: {error}")
+
+    # -- its end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The program closes the client, while its tasks go on."""
+        if not self.closed:
+            self._learn_tag()
+            self.closed = True
+            self.world.judge.gone(self)  # type: ignore[arg-type]
+            self._closing = self.loop.create_task(self._close())
+
+    async def _close(self) -> None:
+        world, began, at = self.world, self.loop.time(), self.world.schedule.now
+        world.called(self.name, "closes")
+        await self.redlock.aclose()
+        took = self.loop.time() - began
+        world.trace(self.name, f"closed after {took:.3f} s")
+        if took > CLOSING + _ROUNDING and self.loop.runs_since <= at:
+            world.judge.fail("a close took too long", f"{self.name}: {took:.3f} s")
+        world.schedule.at(world.schedule.now + _TURNS, self._check_idle)
+
+    def _check_idle(self, seconds: float = 0.0) -> None:
+        """So many seconds after a close nothing is left in the process."""
+        if self.loop.dead:
+            return
+        if self.loop.is_stopped or self.loop.runs_since > self.world.schedule.now - _TURNS / 2:
+            self.world.schedule.at(self.world.schedule.now + _TURNS, self._check_idle, seconds)
+            return
+        if self.world.deployment.database is not None and seconds < ANSWER_TIMEOUT:
+            # A caller that still waits for its release is told at the deadline of that release (`backlog.py`), and a
+            # driver may lose the cancel of a task.
+            self.world.schedule.at(self.world.schedule.now + ANSWER_TIMEOUT + 1.0, self._check_idle, ANSWER_TIMEOUT)
+            return
+        tasks = [each for each in asyncio.all_tasks(self.loop) if not each.done()]
+        left: dict[str, list[Any]] = {"task": tasks, "socket": self.sockets, "timer": self.loop.timers}
+        for what, some in left.items():
+            if some:
+                self.world.judge.fail(f"a {what} is left after a close", f"{self.name}: {some[0]!r:.300}")
+        self.loop.dead = True
+        self.world.gone(self)
+
+    @property
+    def sockets(self) -> list[Any]:
+        return [each for each in self.world.network.sockets.values() if each.loop is self.loop]
+
+    def kill(self, *, silent: bool) -> None:
+        """The process ends at once. `silent`: its host, too, so that the servers do not learn it."""
+        self._learn_tag()
+        self.loop.dead = self.closed = True
+        self.world.judge.gone(self)  # type: ignore[arg-type]
+        for number, client in list(self.world.waits.items()):
+            if client is self:
+                del self.world.waits[number]
+        for each in self.sockets:
+            if each.connection is not None and silent:
+                each.connection.vanish(None)
+            elif each.connection is not None:
+                each.connection.client_closed()
+        if self.world.deployment.database is not None and not silent:
+            self.world.deployment.database.hung_up(self.loop)
+
+    def bury(self) -> None:
+        """The run is over: let what is left in a killed process end, so that nothing of it runs later."""
+        self.loop.dead = False
+        self.loop.runs_since = math.inf
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.create_task(self.redlock.aclose())
