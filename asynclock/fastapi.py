@@ -34,6 +34,7 @@ from starlette.requests import HTTPConnection
 
 from asynclock import _problems
 from asynclock._errors import ConfigError, LockError
+from asynclock._options import check_options
 from asynclock.client import Redlock, redlock
 from asynclock.locks.lock import Lock
 from asynclock.locks.template import namer
@@ -101,8 +102,9 @@ def Locked(  # noqa: N802 - it stands in annotations, as a type does
     makes a Lock with options of its own. `options` are those of LockOptions.
 
     While the request waits for the lock, a client that hangs up ends the wait. Once the lock is held, the endpoint runs
-    to its end; with `cancel_body=True` a client that hangs up cancels an `async def` endpoint. Raises ConfigError; a
-    request raises what `async with` of a lock raises.
+    to its end; with `cancel_body=True` a client that hangs up cancels an `async def` endpoint. Raises ConfigError, also
+    for a wrong option; the start of the app raises it for an option that does not fit the client. A request raises what
+    `async with` of a lock raises.
     """
     if not names or not all(name and (isinstance(name, str) or callable(name)) for name in names):
         raise ConfigError(f"Locked takes names: templates such as 'order:{{order_id}}', or functions; not {names!r}")
@@ -110,6 +112,7 @@ def Locked(  # noqa: N802 - it stands in annotations, as a type does
         raise ConfigError(f"kind is one of {', '.join(_KINDS)}, or a function of the client and a name; not {kind!r}")
     if callable(kind) and options and len(names) == 1:
         raise ConfigError("a function as kind makes its lock with options of its own: give them there")
+    check_options(options, of_a_mutex=kind == "mutex" and len(names) == 1)
     return Depends(_Dependency(names, kind, cancel_body, options), scope="function")
 
 
@@ -142,11 +145,11 @@ class _Dependency:
             for i, name in enumerate(self.names)
         ]
         lock = self.lock(installed.client, texts, in_thread=plan.in_thread)
-        watch = _Watch(connection)
+        scope = anyio.CancelScope()
+        watch = _Watch(connection, scope)
         lease: Lease | None = None
         try:
-            with anyio.CancelScope() as scope:
-                watch.scope = scope
+            with scope:
                 lease = await lock._leased()
             watch.scope = None
             if scope.cancel_called:  # perhaps in the moment in which the lock was granted
@@ -192,8 +195,8 @@ class _Watch:
     """Reads what the client sends, and cancels `scope` if it disconnects. The messages are there for the endpoint. A
     receive is never cancelled before the endpoint has returned: a middleware may lose its message then."""
 
-    def __init__(self, request: Request) -> None:
-        self.scope: anyio.CancelScope | None = None
+    def __init__(self, request: Request, scope: anyio.CancelScope) -> None:
+        self.scope: anyio.CancelScope | None = scope
         self._receive: Receive = request._receive  # noqa: SLF001 - Starlette has no other way to put messages back
         self._kept: list[Message] = []
         self._arrived = asyncio.Event()
@@ -208,7 +211,6 @@ class _Watch:
 
     async def _read(self) -> None:
         size, message = 0, {"type": ""}
-        await asyncio.sleep(0)  # the first scope is set by now
         while self.scope is not None and size <= _LOOKAHEAD and message["type"] != "http.disconnect":
             message = await self._receive()  # type: ignore[assignment] # any mapping
             self._kept.append(message)
@@ -307,6 +309,20 @@ class _Installed:
         for route in _routes(app):
             self._plan(route)
 
+    def check_options(self, app: FastAPI) -> None:
+        """Make a lock with the options of each `Locked`: an option that the client or its stores refuse would fail each
+        request. Raises ConfigError, Unsupported."""
+        for route in _routes(app):
+            for dependency in _locks_of(route.dependant):
+                kind = dependency.kind if len(dependency.names) == 1 else "mutex"  # a multi lock has options alike
+                if callable(kind):  # its options are its own, and it expects a real name
+                    continue
+                try:
+                    _KINDS[kind](self.client, "any", **dependency.options)
+                except LockError as error:
+                    error.add_note(f"These are options of Locked, in the route {route.path_format}")
+                    raise
+
     def plan_of(self, request: Request) -> _Plan:
         """The plan of the route that this request is for."""
         # FastAPI lists a route of an included router under the prefix and the dependencies of its inclusion.
@@ -343,8 +359,10 @@ def _join_lifespan(app: FastAPI, installed: _Installed) -> None:
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
         installed.check(app)
-        async with installed.client, own(app) as state:
-            yield state
+        async with installed.client:
+            installed.check_options(app)  # the client knows its nodes and its environment by now
+            async with own(app) as state:
+                yield state
 
     app.router.lifespan_context = lifespan
 

@@ -14,17 +14,19 @@ Source: https://martin.kleppmann.com/2016/02/08/how-to-do-distributed-locking.ht
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from asynclock._errors import ConfigError, StaleToken
 from asynclock.locks.lease import Lease, current_lease
 
 if TYPE_CHECKING:
     from django.db.models import Q, QuerySet
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
     from sqlalchemy import ColumnElement, Connection, CursorResult, Select, Update
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import InstrumentedAttribute, Session
+
+    _FenceColumn: TypeAlias = ColumnElement[int] | InstrumentedAttribute[int] | InstrumentedAttribute[int | None]
 
 __all__ = ["StaleToken", "afenced_update", "fenced", "fenced_set", "fenced_sync", "fenced_update"]
 
@@ -41,7 +43,7 @@ class _HasToken(Protocol):
 async def fenced(
     session: AsyncSession | AsyncConnection,
     statement: Update,
-    column: ColumnElement[int] | InstrumentedAttribute[int],
+    column: _FenceColumn,
     lease: Lease | None = None,
     /,
 ) -> CursorResult[Any]:
@@ -61,7 +63,7 @@ async def fenced(
 def fenced_sync(
     session: Session | Connection,
     statement: Update,
-    column: ColumnElement[int] | InstrumentedAttribute[int],
+    column: _FenceColumn,
     lease: _HasToken | None = None,
     /,
 ) -> CursorResult[Any]:
@@ -92,14 +94,12 @@ def fenced_update(queryset: QuerySet[Any], field: str, lease: _HasToken | None =
 
 async def afenced_update(queryset: QuerySet[Any], field: str, lease: Lease | None = None, /, **values: Any) -> int:
     """As `fenced_update`, in an async view."""
-    held = _lease(lease)
-    rows: int = await queryset.filter(_not_greater(field, held.fence)).aupdate(**{**values, field: held.fence})
-    if not rows and await queryset.filter(**{f"{field}__gt": held.fence}).aexists():
-        raise _stale(held, field)
-    return rows
+    from asgiref.sync import sync_to_async
+
+    return await sync_to_async(fenced_update)(queryset, field, _lease(lease), **values)
 
 
-async def fenced_set(client: Redis, key: str, value: bytes | str, lease: Lease | None = None, /) -> None:
+async def fenced_set(client: Redis | RedisCluster, key: str, value: bytes | str, lease: Lease | None = None, /) -> None:
     """SET the key, unless it was set under a greater token. The token is kept in a key beside it, `{KEY}:fence` with
     the braces, in the same slot of a cluster and without an expiry. (No such key exists for a KEY with a closing brace
     and without a hash tag: a cluster refuses that one.) Raises StaleToken, ConfigError, Unsupported, and the errors of

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
     from types import TracebackType
 
-    from redis.asyncio import Redis
+    from redis.asyncio import Redis, RedisCluster
 
     from asynclock._options import Seconds
     from asynclock.blocking.options import ClientOptions, LockOptions, OnLost
@@ -47,7 +47,7 @@ class Redlock:
     ConfigError.
     """
 
-    def __init__(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
+    def __init__(self, *nodes: str | Redis | RedisCluster | Store, **options: Unpack[ClientOptions]) -> None:
         self._on_lost, rest = split(options)
         self._client = async_client.Redlock(*nodes, **{**rest, "cancel_on_lost": False})
         register(self._client)
@@ -64,7 +64,7 @@ class Redlock:
     def __reduce__(self) -> str:
         raise TypeError("a Redlock cannot be pickled: make one in the other process, from the same urls and options")
 
-    def configure(self, *nodes: str | Redis | Store, **options: Unpack[ClientOptions]) -> None:
+    def configure(self, *nodes: str | Redis | RedisCluster | Store, **options: Unpack[ClientOptions]) -> None:
         """Set the nodes and the options of a client that is not in use: before its first use, or after `close`. Raises
         ConfigError."""
         on_lost, rest = split(options)

@@ -76,10 +76,10 @@ class Lease:
         call_to_its_end(self._lease.release)
 
     def detach(self, *, lease: Seconds | None = None) -> str:
-        """End this tenure without freeing the name. Returns a handle, which is a secret. Another process takes the hold
-        over with `adopt(handle)`, once, before the hold ends: `lease` seconds from now (default: the lock's lease) or
-        later. Raises LockLost, LockNotHeld, QuorumUnavailable (it is still held), Unsupported (a multi lock),
-        ConfigError."""
+        """End this tenure without freeing the name. Returns a handle, which is a secret. Another process may take the
+        hold over once, with `adopt(handle)`, before the hold ends. It ends `lease` seconds from now (default: the
+        lock's lease), or later if it would have ended later. Raises LockLost, LockNotHeld, QuorumUnavailable (it is
+        still held), Unsupported (a multi lock), ConfigError."""
         self._check_home()
         return call(self._lease.detach, lease=lease)
 

@@ -222,7 +222,7 @@ def _check_threads() -> None:
 
 
 def _end_with_child() -> None:
-    """A child of multiprocessing may end without `atexit`."""
+    """A child of multiprocessing that was forked, also by a forkserver, ends without `atexit`."""
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
         from multiprocessing.util import Finalize

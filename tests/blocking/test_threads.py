@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ from asynclock.blocking import Lock, Redlock, current_lease
 from asynclock.blocking.loop_thread import call
 from asynclock.events import Acquired, Event, Lost, Released
 from asynclock.fencing import StaleToken, fenced_sync
-from tests.support.waiters import LIMIT
+from tests.support.waiters import LIMIT, SHORT
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:
@@ -257,14 +258,19 @@ def test_on_lost_may_block_and_use_locks(client: Redlock, name: str) -> None:
         may_end.wait(LIMIT)
         raise RuntimeError("logged, and nothing else")
 
-    kept = client(f"{name}:kept", lease=1.5).acquire(timeout=None)
+    kept = client(f"{name}:kept", lease=6.0).acquire(timeout=None)
     lease = client(name, on_lost=on_lost).acquire(timeout=None)
     client.break_lock(name)
     until(lambda: told)
-    renewed_until = time.monotonic() + 2.0
-    while time.monotonic() < renewed_until:
-        kept.ensure_held()
-        time.sleep(0.05)
+    left: list[float] = []
+
+    def renewed() -> bool:
+        """Twice; its time goes down in between."""
+        left.append(kept.remaining)
+        return sum(later > earlier for earlier, later in pairwise(left)) >= 2
+
+    until(renewed)
+    kept.ensure_held()
     may_end.set()
     assert told == [(name, "broken")]
     assert not lease.held
@@ -521,7 +527,7 @@ def test_kinds_and_looks(client: Redlock, name: str) -> None:
         both.extend(lease=20)
         assert both.remaining > 0
         assert client(f"{name}:a").locked()
-    assert client.health().ok
+    until(lambda: client.health().ok)
     lease = client(name).acquire(timeout=None)
     client.release_all()
     assert not lease.held
@@ -552,13 +558,14 @@ def test_a_lock_is_shared_by_copies_and_not_pickled(client: Redlock) -> None:
 def test_a_dropped_lease_warns_and_ends(client: Redlock, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """At once: neither the call that acquired it keeps it alive, nor on_lost."""
     caplog.set_level(logging.CRITICAL, "asynclock")
-    for options in ({}, {"on_lost": print}):
-        lock = client(name, lease=0.5, timeout=LIMIT, **options)
+    names = name, f"{name}:told"
+    for each, options in zip(names, ({}, {"on_lost": print}), strict=True):
+        lock = client(each, lease=SHORT, timeout=LIMIT, **options)
         lease = lock.acquire()
         assert lease is not None
         with pytest.warns(ResourceWarning, match="dropped while held"):
             del lease, lock
-    until(lambda: not client(name).locked())
+    until(lambda: not any(client(each).locked() for each in names))
 
 
 def test_data_refuses_an_older_holder(client: Redlock, name: str) -> None:

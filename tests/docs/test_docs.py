@@ -49,13 +49,13 @@ def test_a_program_in_the_docs_runs(snippet: str, tmp_path: Path, request: pytes
 
 
 @pytest.mark.parametrize(
-    "snippet",
+    "snippet",  # those that need a server, a framework or a program of their own run in the test of their page
     [
         each
         for each in SNIPPETS
         if not re.search(
             r"asyncio\.run\(|async def test_|pytest_plugins|# shop\.py|FastAPI|web\.Application|Order\.objects"
-            r"|uvicorn_worker|lifespan|Quart\(|asynclock\.blocking",
+            r"|uvicorn_worker|lifespan|Quart\(|asynclock\.blocking|httpx\.AsyncClient",
             each.values[0],
         )
     ],

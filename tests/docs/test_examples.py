@@ -19,6 +19,7 @@ from asynclock import Redlock
 from tests.support.default_keys import key_of
 from tests.support.example_programs import Journal, Program, Serve, Start, began, take, wait_for
 from tests.support.servers import Server
+from tests.support.waiters import IN_VAIN
 
 pytestmark = pytest.mark.xdist_group("examples")  # one process imports the frameworks for all
 
@@ -90,7 +91,8 @@ def test_f13_a_charge_that_has_begun_ends_although_its_client_disconnects(
     (app,) = serve(urls, example, SHOP_LATENCY="3")
     with customer(app, order):
         wait_for(lambda: journal(order), "the charge did not begin")
-    assert asyncio.run(take(urls, f"order:{order}", timeout=0)) is None
+    taken = asyncio.run(take(urls, f"order:{order}", timeout=0))
+    assert taken is None or len(journal(order)) > 1, "taken while the charge ran"
     wait_for(lambda: len(journal(order)) > 1, "the charge did not end")
     assert [what for _, what in journal(order)] == ["begin", "charged"]
     lease = asyncio.run(take(urls, f"order:{order}", timeout=20))  # the app's lease is 30 s, and renewed
@@ -129,7 +131,7 @@ def test_an_order_that_stays_busy_is_a_conflict(
     serve: Serve, journal: Journal, shared_urls: list[str], order: int, example: str
 ) -> None:
     """LockTimeout is a 409: another request held the order all the time; nothing was charged."""
-    (app,) = serve(shared_urls, example, wait=0.2)
+    (app,) = serve(shared_urls, example, wait=IN_VAIN)
 
     async def customer_in_vain() -> httpx.Response:
         async with Redlock(*shared_urls) as other, other(f"order:{order}"):
@@ -255,11 +257,13 @@ def test_a_long_job_runs_once_at_a_time(start: Start, urls: list[str], name: str
 
 def test_a_long_job_that_loses_its_lease_fails(start: Start, urls: list[str], name: str) -> None:
     """An operator deletes the key: the job stops in the middle, and its exit code says that it is not done."""
-    job = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "3600")
+    job = start(urls, "long_job.py", "--name", name, "--lease", "6", "--seconds", "3600")
     job.says("%")
-    for url in urls:
+    deleted = 0
+    for url in urls:  # most have the hold; once most have lost it, the job itself may delete the rest
         with contextlib.closing(redis.Redis.from_url(url)) as operator:
-            assert operator.delete(key_of(name)) == 1
+            deleted += int(operator.delete(key_of(name)))
+    assert deleted > 0
     assert job.ends() == 1
     assert "stopped: lost the lock" in job.said
     assert "done" not in job.said

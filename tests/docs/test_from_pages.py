@@ -19,6 +19,8 @@ PROGRAMS = [
     for page in sorted(FOLDER.glob("*.md"))
     for number, program in enumerate(re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL))
 ]
+LIBRARIES = sorted(page for page in FOLDER.glob("*.md") if page.name != "README.md")
+PARTS = ["Traps", "What changes", "The rollout"]
 INDEX = (FOLDER / "README.md").read_text("utf-8")
 
 
@@ -60,10 +62,30 @@ def test_the_pages_have_programs() -> None:
 
 def test_each_page_begins_with_the_key() -> None:
     """The default prefix is what a user must know first."""
-    for page in FOLDER.glob("*.md"):
-        if page.name != "README.md":
-            first = page.read_text("utf-8").split("\n\n")[1]
-            assert re.match(r"\*\*The (prefix|path|key) first\.\*\*", first), page
+    for page in LIBRARIES:
+        first = page.read_text("utf-8").split("\n\n")[1]
+        assert re.match(r"\*\*The (prefix|path|key) first\.\*\*", first), page
+
+
+@pytest.mark.parametrize("page", LIBRARIES, ids=lambda page: page.stem)
+def test_each_page_has_all_its_parts(page: Path) -> None:
+    """A table of what is called how here; then the traps, what behaves differently, and how a fleet changes over, under
+    the same headings in the same order. None is empty."""
+    first, *sections = re.split(r"^## ", page.read_text("utf-8"), flags=re.MULTILINE)
+    table = re.search(r"^\| [^|]+ \| asynclock \|\n\|---\|---\|\n((?:\|.*\|\n){5,})", first, re.MULTILINE)
+    assert table, "no table of old and new"
+    texts = dict(each.split("\n\n", 1) for each in sections)
+    assert [each for each in texts if each in PARTS] == PARTS
+    for heading in ("Traps", "What changes"):
+        assert len(re.findall("^- ", texts[heading], re.MULTILINE)) >= 2, heading
+    assert len(texts["The rollout"].split()) >= 20
+
+
+def test_each_library_has_a_page() -> None:
+    """Each page is in the table of the index, and a folder that moved would pass everything."""
+    linked = re.findall(r"^\| \[[^]]+\]\(([\w-]+\.md)\)", INDEX, re.MULTILINE)
+    assert sorted(linked) == [page.name for page in LIBRARIES]
+    assert len(linked) >= 10
 
 
 def test_the_index_has_the_prefixes_that_the_tests_use() -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ import pytest
 from asynclock.blocking import Redlock
 from tests.support.ports import free_port
 from tests.support.programs import PYTHONPATH, run_python
-from tests.support.servers import Server
+from tests.support.servers import Server, Servers
 from tests.support.waiters import LIMIT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "sync.md").read_text()
@@ -37,22 +38,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(folder: Path, server: Server) -> dict[str, str]:
+def environment(folder: Path, server: Server, **more: str) -> dict[str, str]:
     return {
         "PATH": "/usr/bin:/bin",
         "PYTHONPATH": f"{folder}{os.pathsep}{PYTHONPATH}",
         "ASYNCLOCK_URLS": server.url,
         "BROKER_URL": f"redis+socket://{server.path}",
+        **more,
     }
 
 
 @contextmanager
-def running(folder: Path, server: Server, *command: str) -> Iterator[Path]:
-    """The output of that program, while it runs; it must end well at SIGTERM."""
+def running(folder: Path, server: Server, *command: str, **more: str) -> Iterator[Path]:
+    """The output of that program, while it runs; it must end well at SIGTERM. `more`: of its environment."""
     output = folder / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command], env=environment(folder, server), cwd=folder, stdout=file, stderr=file
+            [sys.executable, "-m", *command],
+            env=environment(folder, server, **more),
+            cwd=folder,
+            stdout=file,
+            stderr=file,
         )
         try:
             yield output
@@ -83,30 +89,118 @@ def test_a_snippet_of_the_page(snippet: str, shared_urls: list[str], name: str) 
     assert charged
 
 
-def test_django(folder: Path, server: Server) -> None:
-    """Two requests for one order take turns, a third one gives up with 409, and a second run of the command is
-    refused."""
-    program = """
-        import threading, django
-        from django.conf import settings
-        from django.urls import path
+DJANGO = """
+import os
+import time
+import shop_views
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+from django.http import JsonResponse
+from django.urls import path
+from redis import Redis
 
-        settings.configure(ALLOWED_HOSTS=["*"], ROOT_URLCONF="urls", MIDDLEWARE=["shop_views.LockAnswers"])
-        django.setup()
-        import sys, types
-        import shop_views
-        from asynclock.blocking import Redlock, redlock
-        urls = sys.modules["urls"] = types.ModuleType("urls")
-        urls.urlpatterns = [path("orders/<int:order_id>/pay", shop_views.pay)]
+settings.configure(ALLOWED_HOSTS=["*"], ROOT_URLCONF="site_of_shop", MIDDLEWARE=["shop_views.LockAnswers"])
+urlpatterns = [path("orders/<int:order_id>/pay", shop_views.pay)]
+broker = Redis.from_url(os.environ["BODIES"])
+
+
+def answer(data, **options):
+    if "order" in data:  # the body of the view: the test sees that it runs, and lets it end
+        broker.rpush("begun", data["order"])
+        while not broker.lpop("may end"):
+            time.sleep(0.01)
+        broker.rpush("ended", data["order"])
+    return JsonResponse(data, **options)
+
+
+shop_views.JsonResponse = answer
+application = get_wsgi_application()
+"""
+"""A site with the view and the middleware of the page, of which the test controls the body of the view."""
+
+
+@pytest.fixture
+def bodies(servers: Servers) -> Server:
+    """The server by which the test controls the body of the view. It has no lock."""
+    return servers.start()
+
+
+@contextmanager
+def django_site(folder: Path, server: Server, bodies: Server) -> Iterator[str]:
+    """The url of an order of the site, which runs under gunicorn in two processes. Each has one request at a time."""
+    pytest.importorskip("gunicorn")
+    (folder / "site_of_shop.py").write_text(DJANGO)
+    port = free_port()
+    command = ("gunicorn", "--preload", "--workers=2", "--timeout=60", f"--bind=127.0.0.1:{port}", "site_of_shop")
+    with running(folder, server, *command, BODIES=bodies.url) as output:
+        until(lambda: output.read_text().count("Booting worker") == 2, output)
+        yield f"http://127.0.0.1:{port}/orders/7/pay"
+
+
+def get(url: str) -> httpx.Response:
+    return httpx.get(url, timeout=2 * LIMIT)
+
+
+def test_django_requests_for_one_order_take_turns(folder: Path, server: Server, bodies: Server) -> None:
+    """While the view of one request runs, a second request for the same order waits. Its view begins after the first
+    one has ended."""
+    view = (folder / "shop_views.py").read_text()
+    assert view.count("timeout=2)") == 1
+    (folder / "shop_views.py").write_text(view.replace("timeout=2)", "timeout=60)"))  # the machine may be slow
+    with (
+        Redlock(server.url) as client,
+        bodies.cli() as control,
+        django_site(folder, server, bodies) as url,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        try:
+            first = pool.submit(get, url)
+            until(lambda: control.llen("begun") == 1)
+            second = pool.submit(get, url)
+            until(lambda: control.llen("begun") == 2 or client.inspect("order:7").waiters)
+            assert control.llen("begun") == 1
+            control.rpush("may end", "first")
+            until(lambda: control.llen("begun") == 2)
+            assert control.llen("ended") == 1
+        finally:
+            control.rpush("may end", *["each"] * 2)
+        assert [each.result().json() for each in (first, second)] == [{"order": 7}] * 2
+
+
+def test_django_answers_409_for_a_taken_lock(folder: Path, server: Server, bodies: Server) -> None:
+    """The view does not run. The middleware of the page answers, with Retry-After."""
+    with Redlock(server.url) as client, client("order:7"), django_site(folder, server, bodies) as url:
+        answer = get(url)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (409, "1")
+    assert "order:7" in answer.json()["error"]
+    with bodies.cli() as control:
+        assert control.llen("begun") == 0
+
+
+def test_django_answers_503_for_an_outage(folder: Path, server: Server, bodies: Server) -> None:
+    """The server of the locks is down. The view does not run. The middleware of the page answers, with Retry-After."""
+    server.kill()
+    with django_site(folder, server, bodies) as url:
+        answer = get(url)
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    with bodies.cli() as control:
+        assert control.llen("begun") == 0
+
+
+def test_a_management_command_of_django_runs_once_at_a_time(folder: Path, server: Server) -> None:
+    """A second run of the command is refused while the first one has the lock. Afterwards it runs."""
+    program = """
+        import django, sys
+        from django.conf import settings
         from django.core.management import call_command
         from django.core.management.base import CommandError
-        from django.test import Client
 
-        assert Client().get("/orders/7/pay").json() == {"order": 7}
-        other = Redlock(sys.argv[1])
-        with other("order:7"), other("nightly-report"):
-            busy = Client().get("/orders/7/pay")
-            print(busy.status_code, busy["Retry-After"])
+        settings.configure()
+        django.setup()
+        import shop_views
+        from asynclock.blocking import Redlock
+
+        with Redlock(sys.argv[1]) as other, other("nightly-report"):
             try:
                 call_command(shop_views.Command())
             except CommandError as error:
@@ -114,7 +208,7 @@ def test_django(folder: Path, server: Server) -> None:
         call_command(shop_views.Command())
         """
     output = run_python(program, server.url, **environment(folder, server))
-    assert output.split() == ["409", "1", "True", "done"]
+    assert output.split() == ["True", "done"]
 
 
 def test_flask_under_gunicorn_with_a_preloaded_client(folder: Path, server: Server) -> None:
@@ -160,47 +254,85 @@ def test_celery_tries_again_when_the_lock_is_taken(folder: Path, server: Server)
                 [sys.executable, "send.py"], env=environment(folder, server), cwd=folder, stdout=subprocess.PIPE
             )
             until(lambda: "Retry in" in output.read_text(), output)
-        fences, _ = sent.communicate(timeout=LIMIT)
+        fences, _ = sent.communicate(timeout=2 * LIMIT)
         assert len(set(fences.split())) == 2
         assert not client("order:7").locked()
 
 
-def test_dramatiq(folder: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message whose lock is taken fails and comes again; the actor runs under the lock, which is free after it."""
+DRAMATIQ = """
+import queue, sys
+import dramatiq, shop_actors
+from asynclock.blocking import Redlock
+
+client, ends = Redlock(sys.argv[1]), queue.Queue()
+
+
+class Watch(dramatiq.Middleware):
+    def after_process_message(self, broker, message, *, result=None, exception=None):
+        ends.put(exception)
+
+
+shop_actors.broker.add_middleware(Watch())
+shop_actors.print = lambda *words: print(*words, client("order:7").locked())  # the actor's body
+worker = dramatiq.Worker(shop_actors.broker, worker_threads=1, worker_timeout=100)
+worker.start()
+"""
+"""A worker for the actor of the page, which prints whether its lock is held."""
+
+
+@contextmanager
+def dramatiq_worker(folder: Path, locks: Server, broker: Server, program: str) -> Iterator[subprocess.Popen[str]]:
+    """The worker with that program. It must end well, and the actor runs once, under its lock."""
     pytest.importorskip("dramatiq")
+    given = environment(folder, locks, BROKER_URL=f"unix://{broker.path}", ASYNCLOCK_TRUST_RESTARTS="1")
+    end = "worker.stop()\nassert not client('order:7').locked()\nclient.close()\n"
+    command = [sys.executable, "-c", DRAMATIQ + textwrap.dedent(program) + end, locks.url]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=given, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+            output, errors = process.communicate(timeout=50)
+            assert (process.returncode, output) == (0, "paid 7 True\n"), output + errors
+        finally:
+            process.kill()
+
+
+def test_dramatiq_runs_an_actor_under_its_lock(folder: Path, server: Server) -> None:
+    """The lock is held while the actor runs, and free afterwards."""
     program = """
-        import sys, time, threading
-        import dramatiq, shop_actors
-        from asynclock.blocking import Redlock
+        shop_actors.pay.send(7)
+        assert ends.get(timeout=20) is None
+        """
+    with dramatiq_worker(folder, server, server, program):
+        pass
 
-        client, ran, tried = Redlock(sys.argv[1]), threading.Event(), threading.Event()
 
-        class Watch(dramatiq.Middleware):
-            def after_process_message(self, broker, message, *, result=None, exception=None):
-                if exception is None:
-                    ran.set()
-                elif isinstance(exception, shop_actors.Busy):
-                    tried.set()
-
-        shop_actors.broker.add_middleware(Watch())
-        worker = dramatiq.Worker(shop_actors.broker, worker_threads=1, worker_timeout=100)
-        worker.start()
+def test_dramatiq_sends_a_message_again_while_its_lock_is_taken(folder: Path, server: Server) -> None:
+    """The message fails with Busy, and the actor does not run. When the lock is free, the message comes again."""
+    program = """
         with client("order:7"):
             shop_actors.pay.send(7)
-            assert tried.wait(20)
-            assert not ran.is_set()
-        assert ran.wait(20)
-        worker.stop()
-        assert not client("order:7").locked()
-        client.close()
+            assert isinstance(ends.get(timeout=20), shop_actors.Busy)
+        while ends.get(timeout=20) is not None:
+            pass
         """
-    given = {**environment(folder, server), "BROKER_URL": f"unix://{server.path}"}
-    done = subprocess.run(
-        [sys.executable, "-c", "import textwrap, sys; exec(textwrap.dedent(sys.argv.pop(1)))", program, server.url],
-        env=given,
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert (done.returncode, "paid 7" in done.stdout) == (0, True), done.stdout + done.stderr
+    with dramatiq_worker(folder, server, server, program):
+        pass
+
+
+def test_dramatiq_sends_a_message_again_after_an_outage(folder: Path, servers: Servers) -> None:
+    """The server of the locks is down: the message fails with Busy, and the actor does not run without the lock. When
+    the server is up, the message comes again."""
+    program = """
+        shop_actors.pay.send(7)
+        error = ends.get(timeout=20)
+        print(type(error).__name__, type(error.__cause__).__name__, flush=True)
+        while ends.get(timeout=20) is not None:
+            pass
+        """
+    locks, broker = servers.start_together(2)
+    locks.kill()
+    with dramatiq_worker(folder, locks, broker, program) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "Busy QuorumUnavailable\n"
+        locks.restart()

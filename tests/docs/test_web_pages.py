@@ -19,6 +19,7 @@ import asynclock
 from asynclock import Redlock
 from asynclock.fencing import StaleToken
 from tests.support.servers import Server
+from tests.support.waiters import LIMIT
 from tests.support.web import hanging_up, serving, until
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -94,7 +95,11 @@ async def test_it_charges_one_order_at_a_time(shop: Shop, look: Redlock) -> None
             assert (await web.post("/orders/x/charge")).status_code == 404
             assert shop.charged == []
         answers = [await each for each in both]
-        assert (await web.get("/readyz")).json() == {"ready": True}
+
+        async def ready() -> bool:
+            return (await web.get("/readyz")).json() == {"ready": True}
+
+        await until(ready)
     assert [(each.status_code, each.json()["order"]) for each in answers] == [(200, 7)] * 2
     assert answers[0].json()["fence"] != answers[1].json()["fence"]
     assert shop.charged == [7, 7]
@@ -133,7 +138,7 @@ async def test_the_answers(
 @each_page
 async def test_an_outage(page: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """503, also of the readiness route; then it serves again."""
-    shop = Shop(page, Redlock(server.url, patience=0.2), monkeypatch)
+    shop = Shop(page, Redlock(server.url, patience=0.2, connect_timeout=LIMIT), monkeypatch)
     async with serving(shop.app) as port, http(port) as web:
 
         async def serves() -> bool:

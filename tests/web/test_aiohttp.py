@@ -14,6 +14,7 @@ from asynclock import ConfigError, LockLost, LockNotHeld, QuorumUnavailable, Red
 from asynclock.aiohttp import CLIENT, setup
 from asynclock.fencing import StaleToken
 from tests.support.servers import Server
+from tests.support.waiters import LIMIT
 from tests.support.web import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "aiohttp.md"
@@ -98,7 +99,11 @@ async def test_an_outage(server: Server, name: str) -> None:
     async def serves() -> bool:
         return (await http.post("/")).status == 200
 
-    async with served(app_over(Redlock(server.url, patience=0.2), handler, ready="/ready")) as http:
+    async def ready() -> bool:
+        return (await http.get("/ready")).status == 200
+
+    client = Redlock(server.url, patience=0.2, connect_timeout=LIMIT)
+    async with served(app_over(client, handler, ready="/ready")) as http:
         assert await serves()
         server.kill()
         answer = await http.post("/")
@@ -111,7 +116,7 @@ async def test_an_outage(server: Server, name: str) -> None:
         assert (answer.status, (await answer.json())["ready"]) == (503, False)
         server.restart()
         await until(serves)
-        assert (await http.get("/ready")).status == 200
+        await until(ready)
 
 
 async def test_an_application_does_not_start_without_its_servers(name: str) -> None:

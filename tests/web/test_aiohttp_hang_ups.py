@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession, web
 
-from asynclock import Redlock
+from asynclock import LockTimeout, Redlock
 from asynclock.aiohttp import CLIENT, setup
 from tests.support.web import hanging_up, until
 
@@ -134,6 +134,29 @@ async def test_an_error_that_no_client_receives_is_reported(
         context = await told
     assert isinstance(context["exception"], ZeroDivisionError)
     assert "hung up" in context["message"]
+
+
+@pytest.mark.parametrize("answer", [web.HTTPConflict(), LockTimeout("the lock is taken")], ids=["HTTP", "lock"])
+async def test_an_answer_that_no_client_receives_is_no_error(
+    app_of: Callable[[Any], web.Application], name: str, answer: Exception
+) -> None:
+    """A client that hangs up would have got an answer to an exception of aiohttp, or to one of a lock: neither is
+    reported."""
+    begun, ended, told = asyncio.Event(), asyncio.Event(), list[Any]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    async def pay(request: web.Request) -> web.Response:
+        async with request.config_dict[CLIENT](name):
+            begun.set()
+            await until(closed(request))
+        ended.set()
+        raise answer
+
+    async with serving(app_of(pay)) as port:
+        async with hanging_up(port, "/"):
+            await begun.wait()
+        await ended.wait()
+    assert not told
 
 
 async def test_a_handler_that_outlasts_the_server(

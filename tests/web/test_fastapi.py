@@ -1,4 +1,4 @@
-"""asynclock.fastapi in the process of the test: names, validation, answers, kinds, the order of dependencies."""
+"""asynclock.fastapi in the process of the test: names, validation, answers, the lifespan, the order of dependencies."""
 
 import asyncio
 import threading
@@ -26,19 +26,12 @@ from pydantic import BaseModel
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, current_lease
 from asynclock.fastapi import Locked, install
 from asynclock.fencing import StaleToken
+from tests.support.example_programs import wait_for
+from tests.support.web import http, names_of
 
 
 class Order(BaseModel):
     id: int
-
-
-def http(app: FastAPI) -> httpx.AsyncClient:
-    """A client of the app, without a socket and without the app's lifespan."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop")
-
-
-async def names_of(client: Redlock, prefix: str) -> list[str]:
-    return [each.name async for each in client.holders(prefix)]
 
 
 async def test_equal_values_have_one_lock(client: Redlock, name: str) -> None:
@@ -179,31 +172,6 @@ async def test_own_answers(client: Redlock, other: Redlock, name: str) -> None:
     assert {"423", "503"} <= set(paths["/later/busy/{it}"]["post"]["responses"])
     assert "application/problem+json" in paths["/later/busy/{it}"]["post"]["responses"]["503"]["content"]
     assert set(paths["/plain"]["post"]["responses"]) == {"200"}
-
-
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("mutex", "mutex"),
-        ("fair", "mutex"),
-        ("reentrant", "mutex"),
-        ("read", "read"),
-        ("write", "write"),
-        (lambda client, name: client.semaphore(name, 3), "semaphore"),
-    ],
-)
-async def test_every_kind(client: Redlock, other: Redlock, name: str, kind: Any, expected: str) -> None:
-    """A route may take a lock of every kind."""
-    app = FastAPI()
-    install(app, client)
-
-    @app.post("/")
-    async def endpoint(lease: Annotated[Lease, Locked(name, kind=kind)]) -> str:
-        assert current_lease() is not None
-        return (await other.inspect(name)).kind
-
-    async with http(app) as web:
-        assert expected in (await web.post("/")).json()
 
 
 async def test_several_names_are_one_lock(client: Redlock, other: Redlock, name: str) -> None:
@@ -412,13 +380,30 @@ def test_lifespan_and_readiness(shared_urls: list[str], name: str) -> None:
 
     for _ in range(2):
         with TestClient(app) as web:
-            assert web.get("/ready").json() == {"ready": True, "nodes": 1, "voting": 1, "spare": 0}
+            ready = {"ready": True, "nodes": 1, "voting": 1, "spare": 0}
+            wait_for(lambda: web.get("/ready").json() == ready, "it is not ready")  # noqa: B023 - at once
             assert "/ready" not in web.get("/openapi.json").json()["paths"]
             web.post("/keep")
             assert leases[-1] is not None
             assert leases[-1].held
         assert not leases[-1].held
     assert log == ["start", "end"] * 2
+
+
+def test_an_application_does_not_start_without_its_servers(name: str) -> None:
+    """Its start raises the error of the client, before the app's own lifespan begins."""
+    log = list[str]()
+
+    @asynccontextmanager
+    async def own(app: FastAPI) -> AsyncIterator[None]:
+        log.append("begun")
+        yield
+
+    app = FastAPI(lifespan=own)
+    install(app, Redlock(f"unix:///nowhere/{name}", patience=0.1))
+    with pytest.raises(QuorumUnavailable, match="cast no vote"), TestClient(app):
+        pass
+    assert log == []
 
 
 async def test_not_ready() -> None:
@@ -455,23 +440,6 @@ def test_a_stream_cannot_be_locked() -> None:
         yield "a"
 
     with pytest.raises(ConfigError, match="streams"):
-        install(app)
-
-
-def test_wrong_uses() -> None:
-    """What cannot work is a ConfigError, with what to do."""
-    with pytest.raises(ConfigError, match="names"):
-        Locked()
-    with pytest.raises(ConfigError, match="kind is one of"):
-        Locked("x", kind="rw")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="give them there"):
-        Locked("x", kind=lambda client, name: client(name), lease=5)
-    app = FastAPI()
-    for wrong in ({"busy_status": 200}, {"ready": "ready"}):
-        with pytest.raises(ConfigError):
-            install(app, **wrong)  # type: ignore[arg-type]
-    install(app)
-    with pytest.raises(ConfigError, match="already"):
         install(app)
 
 

@@ -182,8 +182,23 @@ async def test_f13_a_hang_up_does_not_end_the_body(application: FastAPI, other: 
     assert done == [True]
 
 
+class Raises:
+    """A server that sees which errors the application does not answer."""
+
+    def __init__(self, app: FastAPI, raised: list[BaseException]) -> None:
+        self.app, self.raised = app, raised
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await self.app(scope, receive, send)
+        except BaseException as error:
+            self.raised.append(error)
+            raise
+
+
 async def test_cancel_body(application: FastAPI, other: Redlock, name: str) -> None:
-    """With cancel_body=True the endpoint is cancelled when its client hangs up, and the lock is free."""
+    """With cancel_body=True the endpoint is cancelled when its client hangs up, and the lock is free. That is no error
+    of the application."""
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     @application.post("/")
@@ -195,12 +210,14 @@ async def test_cancel_body(application: FastAPI, other: Redlock, name: str) -> N
             cancelled.set()
             raise
 
-    async with serving(application) as port:
+    raised = list[BaseException]()
+    async with serving(Raises(application, raised)) as port:
         async with hanging_up(port, "/"):
             await begun.wait()
         await cancelled.wait()
         async with other(name, timeout=30):
             pass
+    assert not raised
 
 
 async def test_cancel_body_leaves_the_body_to_the_endpoint(application: FastAPI, name: str) -> None:
@@ -213,6 +230,28 @@ async def test_cancel_body_leaves_the_body_to_the_endpoint(application: FastAPI,
     async with serving(application) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as web:
         for size in (0, 10, 3_000_000):
             assert (await web.post("/", content=b"x" * size)).json() == size
+
+
+async def test_nothing_is_read_after_the_response(application: FastAPI, name: str) -> None:
+    """A server may have nothing to read for as long as its connection is open. No task goes on reading."""
+    messages = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def receive() -> Any:
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop()
+
+    async def send(message: Any) -> None: ...
+
+    @application.post("/")
+    async def pay(lease: Annotated[Lease, Locked(name)]) -> None:
+        await asyncio.sleep(0)
+
+    async with application.router.lifespan_context(application):
+        before = asyncio.all_tasks()
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
+        await application(scope, receive, send)
+        assert asyncio.all_tasks() == before
 
 
 async def test_the_lock_is_free_before_the_response_is_sent(application: FastAPI, other: Redlock, name: str) -> None:

@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 _VOTE = 1.5
 """Seconds that the vote on a failover takes, after the node timeout."""
 
-_LIMIT = 1.0  # seconds for one node to say which masters there are
 
-
-async def cluster_facts(store: ClusterStore, prefix: str) -> list[NodeFacts]:
+async def cluster_facts(store: ClusterStore, prefix: str, connect: float) -> list[NodeFacts]:
     """Ask each master of a cluster. If no node of the url answers: its error. Never raises."""
     failed = NodeFacts(store.label)
     for seed in store.seeds:
         try:
-            ranges = await store.ranges_at(seed, _LIMIT)
+            ranges = await store.ranges_at(seed, connect)
         except Exception as error:
             if not failed.error:
                 failed.error, failed.misconfigured = str(error), isinstance(error, ConfigError)
@@ -36,7 +34,7 @@ async def cluster_facts(store: ClusterStore, prefix: str) -> list[NodeFacts]:
         masters = dict.fromkeys(each.master for each in ranges if each.master is not None)
         nameless = [each for each in ranges if each.master is None]
         its = store.label, len(masters), uncovered(ranges)
-        found = [await facts_of(store.dialer(each), prefix, ClusterFacts(*its)) for each in masters]
+        found = [await facts_of(store.dialer(each), prefix, ClusterFacts(*its), connect=connect) for each in masters]
         if nameless:
             found.append(NodeFacts(store.label, cluster=ClusterFacts(*its)))
             found[-1].failed(without_host_name(store.label, f"{nameless[0].first}-{nameless[0].last}"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from asynclock._options import client_settings, node_timeout
+from asynclock._options import client_settings, node_timeout, written_options
 from asynclock.cli.doctor.severity import Terms
 from asynclock.cli.options import (
     NODE_TIMEOUT,
@@ -56,6 +57,7 @@ def doctor(
     """
     urls = named_urls(url)
     options: dict[str, Any] = {"lease": lease, "node_timeout": node_timeouts, "trust_restarts": trust_restarts}
+    options |= written_options(os.environ, ("connect_timeout",))
     options |= {} if max_lease is None else {"max_lease": max_lease}
     options |= {} if (known := prefix_of(prefix)) is None else {"prefix": known}
     settings = client_settings(options)
@@ -65,6 +67,7 @@ def doctor(
         settings.max_lease,
         node_timeout(settings, settings.lock, len(urls), measured=math.inf),  # the default follows the latency
         settings.trust_restarts,
+        settings.connect_timeout,
     )
     from asynclock.cli.doctor.examination import examine, show
 

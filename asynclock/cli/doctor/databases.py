@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock._errors import ConfigError
+from asynclock.cli.doctor.severity import CONNECT
 from asynclock.cli.doctor.standalone import StoreFacts
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from asynclock.stores.sql.lines import Line
 
-_CONNECT = 1.0  # seconds; the default connect_timeout of clients
 _ANSWER = 2.0  # seconds for one answer; less than a use of a connection may take
 _PUSH = 0.5  # seconds within which a push message must arrive
 _CLOCK_SAMPLES = 5
@@ -131,8 +131,9 @@ class DatabaseFacts(StoreFacts):
     """Bytes that are free on its disk."""
 
 
-async def database_facts(url: str) -> DatabaseFacts:
-    """Ask it. Raises ConfigError for the url, and nothing for what the database says or does."""
+async def database_facts(url: str, *, connect: float = CONNECT) -> DatabaseFacts:
+    """Ask it. `connect`: the connect_timeout of the clients. Raises ConfigError for the url, and nothing for what the
+    database says or does."""
     settings = Settings(url, "asynclock")
     facts = DatabaseFacts(settings.label, f"table {settings.table}", backend=settings.backend, table=settings.table)
     if settings.backend == "sqlite":
@@ -140,7 +141,7 @@ async def database_facts(url: str) -> DatabaseFacts:
         if not facts.exists:
             facts.has_table = False
             return facts
-    source = settings.new_source(_CONNECT, pooler=True)
+    source = settings.new_source(connect, pooler=True)
     pool = Pool(source, size=1, pooler=True)
     try:
         async with pool.line() as line:
@@ -152,7 +153,7 @@ async def database_facts(url: str) -> DatabaseFacts:
                 if settings.driver == "asyncpg" and not facts.standby:
                     facts.pushes = facts.connections > 1 and await _pushes(source, line)
     except Exception as error:
-        facts.error = str(error) if isinstance(error, ConfigError) else _error(settings, error)
+        facts.error = str(error) if isinstance(error, ConfigError) else _error(settings, error, connect)
         facts.misconfigured = (
             isinstance(error, ConfigError) or meaning(error) is Meaning.REFUSED or is_of_options(error)
         )
@@ -172,10 +173,10 @@ async def _try_transaction(line: Line, settings: Settings, facts: DatabaseFacts)
         await settings.exists(line)
 
 
-def _error(settings: Settings, error: Exception) -> str:
+def _error(settings: Settings, error: Exception, connect: float) -> str:
     label = settings.label
     if isinstance(error, TimeoutError) and not isinstance(error, Queued):
-        return f"{label} did not answer within {_CONNECT:g} s{lookup_under_way(settings.url.host)}"
+        return f"{label} did not answer within {connect:g} s{lookup_under_way(settings.url.host)}"
     return f"{label}{' refuses' if meaning(error) is Meaning.REFUSED else ''}: {reason(error)}"
 
 

@@ -59,7 +59,7 @@ async def examine(urls: Sequence[str], options: ClientOptions, terms: Terms) -> 
     stores = [store_for(each) for each in urls]
     alone = next((each for each in stores if is_standalone(each)), None)
     if alone is None:
-        facts = await _servers([_dialer(each) for each in stores], terms.prefix)
+        facts = await _servers([_dialer(each) for each in stores], terms)
         return Examined(facts, facts, findings(facts, terms))
     if len(stores) > 1:
         raise ConfigError(f"{alone.label} is always the only node of a client: examine each store with its own doctor")
@@ -68,14 +68,14 @@ async def examine(urls: Sequence[str], options: ClientOptions, terms: Terms) -> 
     return await _database(urls[0], Redlock(alone, **options), terms)
 
 
-async def _servers(stores: Sequence[Dialer | ClusterStore], prefix: str) -> list[NodeFacts]:
+async def _servers(stores: Sequence[Dialer | ClusterStore], terms: Terms) -> list[NodeFacts]:
     """Ask one server after the other: the measurements must not disturb each other. Of a cluster, ask its masters."""
     facts: list[NodeFacts] = []
     for store in stores:
         if isinstance(store, ClusterStore):
-            facts += await cluster_facts(store, prefix)
+            facts += await cluster_facts(store, terms.prefix, terms.connect_timeout)
         else:
-            facts.append(await facts_of(store, prefix))
+            facts.append(await facts_of(store, terms.prefix, connect=terms.connect_timeout))
     return facts
 
 
@@ -93,7 +93,7 @@ async def _database(url: str, client: Redlock, terms: Terms) -> Examined:
     from asynclock.cli.doctor.database_findings import database_findings
     from asynclock.cli.doctor.databases import database_facts
 
-    facts = await database_facts(url)
+    facts = await database_facts(url, connect=terms.connect_timeout)
     async with aclosing(client):
         if facts.has_table and not facts.error:  # else the client would make the table
             await ask_votes(facts, client)
@@ -103,7 +103,7 @@ async def _database(url: str, client: Redlock, terms: Terms) -> Examined:
 async def _ensemble(store: ZooKeeperStore, client: Redlock, terms: Terms) -> Examined:
     from asynclock.cli.doctor.zookeepers import zookeeper_facts, zookeeper_findings
 
-    facts = await zookeeper_facts(store)
+    facts = await zookeeper_facts(store, terms.connect_timeout)
     async with aclosing(client):
         if not facts.error:
             await ask_votes(facts, client)

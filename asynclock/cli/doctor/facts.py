@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from asynclock._errors import ConfigError
-from asynclock._options import RESERVED, ClientSettings
+from asynclock._options import RESERVED
 from asynclock.cli.doctor.addresses import servers_at
 from asynclock.cli.doctor.sentinels import SentinelFacts, ask_sentinels
+from asynclock.cli.doctor.severity import CONNECT
 from asynclock.rules.model import MARK, RESTING_MARK, TIMED, is_made_by_asynclock
 from asynclock.stores.redis.connecting import follow
 from asynclock.stores.redis.hang_ups import explained
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from asynclock.stores.redis.restarts import Dialer
 
 PINGS = 20
-_CONNECT = ClientSettings().connect_timeout
 _CLOCK_SAMPLES = 5
 _ANSWER = 5.0  # seconds for all answers of one server to one question
 _PAGES = 10  # of SCAN
@@ -118,8 +118,11 @@ class NodeFacts:
         self.error, self.misconfigured = str(error), isinstance(error, ConfigError)
 
 
-async def facts_of(store: Dialer, prefix: str, cluster: ClusterFacts | None = None) -> NodeFacts:
-    """Ask one server; `cluster`: it is a master of one. Never raises for what the server says or does."""
+async def facts_of(
+    store: Dialer, prefix: str, cluster: ClusterFacts | None = None, *, connect: float = CONNECT
+) -> NodeFacts:
+    """Ask one server; `cluster`: it is a master of one; `connect`: the connect_timeout of the clients. Never raises for
+    what the server says or does."""
     facts, stages = NodeFacts(store.label, cluster=cluster), [Stage.CONNECT]
     facts.min_replicas = getattr(store, "min_replicas", 0)
     if (sentinels := getattr(store, "sentinels", None)) is not None:
@@ -131,17 +134,17 @@ async def facts_of(store: Dialer, prefix: str, cluster: ClusterFacts | None = No
         return facts
     follow(connection, stages.append)
     try:
-        async with asyncio.timeout(_CONNECT):
+        async with asyncio.timeout(connect):
             await connection.connect()  # type: ignore[no-untyped-call]
     except Exception as error:
-        facts.failed(connect_error(store.label, await explained(connection, error, stages[-1], _CONNECT), stages[-1]))
+        facts.failed(connect_error(store.label, await explained(connection, error, stages[-1], connect), stages[-1]))
         return facts
     try:
         await _Questions(connection, facts, prefix).ask_all()
         if cluster is None:
             facts.servers = await servers_at(store, prefix)
     except (OSError, RedisError, TimeoutError) as error:
-        why = await explained(connection, error, stages[-1], _CONNECT)
+        why = await explained(connection, error, stages[-1], connect)
         if why is not error or isinstance(error, AuthenticationError):
             facts.failed(connect_error(store.label, why, stages[-1]))
         else:

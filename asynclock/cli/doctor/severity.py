@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from asynclock._options import ClientSettings
+
 _CORRECT = "Correct its url (user, password, database, TLS) or the server, as the error says."
 """The advice for an error that lasts until the user acts."""
 
@@ -39,6 +41,10 @@ class Finding:
     """What to do."""
 
 
+CONNECT = ClientSettings().connect_timeout
+"""The default connect_timeout of clients, in seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """The options of the clients, as the doctor knows them."""
@@ -48,3 +54,4 @@ class Terms:
     max_lease: float
     node_timeout: float
     trust_restarts: bool = False
+    connect_timeout: float = CONNECT

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from asynclock.cli.doctor.severity import Terms
     from asynclock.stores.zookeeper.store import ZooKeeperStore
 
-_CONNECT = 1.0  # seconds; the default connect_timeout of clients
 _ANSWER = 5.0  # seconds for one answer
 _CONFIG = "/zookeeper/config"  # from ZooKeeper 3.5 on; everybody may read it, unless its ACL was changed
 
@@ -72,26 +71,26 @@ class ZooKeeperFacts(StoreFacts):
     """The option of the url."""
 
 
-async def zookeeper_facts(store: ZooKeeperStore) -> ZooKeeperFacts:
-    """Ask the ensemble. Never raises for what the servers say or do."""
+async def zookeeper_facts(store: ZooKeeperStore, connect: float) -> ZooKeeperFacts:
+    """Ask the ensemble. `connect`: the connect_timeout of the clients. Never raises for what the servers say or do."""
     place = f"path {store.root}, layout {store.layout}"
     facts = ZooKeeperFacts(store.label, place, asked=store.session_timeout, ttl_nodes=store.ttl_nodes)
     hosts, _ = collect_hosts(store.address.hosts)
-    facts.servers = tuple(await asyncio.gather(*(_server(host, port) for host, port in hosts)))
+    facts.servers = tuple(await asyncio.gather(*(_server(host, port, connect) for host, port in hosts)))
     if any(each.forbidden for each in facts.servers):
         facts.hidden += ("srvr",)
     facts.product = "zookeeper"
     facts.version = next((each.version for each in facts.servers if each.version), "")
-    await _ask_session(store, facts)
+    await _ask_session(store, facts, connect)
     facts.role = "" if facts.voters is None else f"{count(facts.voters, 'voter')}"
     return facts
 
 
-async def _server(host: str, port: int) -> ServerFacts:
+async def _server(host: str, port: int, connect: float) -> ServerFacts:
     facts = ServerFacts(f"{host}:{port}")
     try:
-        async with asyncio.timeout(_CONNECT):
-            reader, writer = await asyncio.open_connection(sock=await dial(host, port, _CONNECT))
+        async with asyncio.timeout(connect):
+            reader, writer = await asyncio.open_connection(sock=await dial(host, port, connect))
         try:
             began = time.perf_counter()
             writer.write(b"srvr")
@@ -122,14 +121,14 @@ def read_srvr(facts: ServerFacts, said: str) -> None:
         facts.role = "" if facts.forbidden else "not serving"
 
 
-async def _ask_session(store: ZooKeeperStore, facts: ZooKeeperFacts) -> None:
+async def _ask_session(store: ZooKeeperStore, facts: ZooKeeperFacts, connect: float) -> None:
     connected = asyncio.Event()
 
     def changed(state: SessionState) -> None:
         if state is SessionState.CONNECTED:
             connected.set()
 
-    connection = Connection(store.address, _CONNECT, changed, lambda: None)
+    connection = Connection(store.address, connect, changed, lambda: None)
     connection.start()
     try:
         async with asyncio.timeout(_ANSWER):
