@@ -12,9 +12,7 @@ from tests.support.servers import Server
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A doctor in the process of the tests gives a server on a busy machine the time to answer."""
-    for module in ("facts", "databases"):
-        monkeypatch.setattr(f"asynclock.cli.doctor.{module}._CONNECT", 5.0)
+    """A doctor in the process of the tests gives a database on a busy machine the time to answer."""
     monkeypatch.setattr("asynclock.cli.doctor.databases._PUSH", 1.0)
 
 

@@ -199,11 +199,11 @@ async def test_each_command_is_tried(server: Server) -> None:
         for command in set(ACL_COMMANDS) - {"hset", "select"}:
             rule = f"reset on >secret ~* &* +@all -{command}"
             cli.execute_command("ACL", "SETUSER", "worker", *rule.split())
-            assert (await facts_of(store, "lock:")).refused == (command,)
+            assert (await facts_of(store, "lock:", connect=5.0)).refused == (command,)
         cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~*", "+@all")
-        assert (await facts_of(store, "lock:")).refused == ("publish", "subscribe")
+        assert (await facts_of(store, "lock:", connect=5.0)).refused == ("publish", "subscribe")
         cli.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", "~other:*", "&*", "+@all")
-        assert {"set", "get", "zadd"} <= {*(await facts_of(store, "lock:")).refused}
+        assert {"set", "get", "zadd"} <= {*(await facts_of(store, "lock:", connect=5.0)).refused}
         assert cli.dbsize() == 0
 
 

@@ -27,12 +27,12 @@ async def test_f21_doctor_finds_two_servers_behind_one_address(servers: Servers,
         each.user(*([] if info else ["-info"]))
     async with Balancer(servers.folder / "lb", two) as balancer:
         store = RedisStore(balancer.url.replace("unix://", "unix://worker:secret@"))
-        (found,) = found_at(await facts_of(store, "lock:"))
+        (found,) = found_at(await facts_of(store, "lock:", connect=5.0))
         assert found.severity is Severity.ERROR
         assert "8 connections" in found.what
         assert ("2 servers (run_id" in found.what) is info
         balancer.servers = two[:1]
-        facts = await facts_of(store, "lock:")
+        facts = await facts_of(store, "lock:", connect=5.0)
     assert facts.servers is not None
     assert len(facts.servers) == 1
     assert found_at(facts) == []

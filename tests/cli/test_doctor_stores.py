@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import sqlite3
 import tempfile
+from asyncio import sleep
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,11 @@ import asyncpg
 import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from asynclock import Redlock
 from asynclock.cli.doctor import databases
 from asynclock.cli.doctor.databases import database_facts
+from asynclock.cli.doctor.standalone import VOTES, StoreFacts, ask_votes
+from asynclock.stores import MemoryStore
 from asynclock.stores.sql.engines import url_of as engine_url
 from tests.support.commands import answered, examined
 from tests.support.services.mariadb import own_mariadb
@@ -115,9 +121,9 @@ async def test_what_keeps_old_versions_of_rows(monkeypatch: pytest.MonkeyPatch) 
             await open_one.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")
             await prepared.execute("BEGIN; CREATE TABLE made (); PREPARE TRANSACTION 'left behind'")
             await idle.execute("BEGIN")
-            assert (await database_facts(server.url)).keepers == ()
+            assert (await database_facts(server.url, connect=4.0)).keepers == ()
             monkeypatch.setattr(databases, "OLD", 0.0)
-            facts = await database_facts(server.url)
+            facts = await database_facts(server.url, connect=4.0)
         finally:
             pid = open_one.get_server_pid()
             for each in (open_one, prepared, idle):
@@ -309,6 +315,28 @@ def test_the_session_of_zookeeper(shared_zookeeper: ZooKeeper) -> None:
     assert doctor(shared_zookeeper.url(session_timeout=10), "--lease", "10s") == (0, {})
     code, found = doctor(shared_zookeeper.url(session_timeout=90), "--lease", "90s", "--max-lease", "90s")
     assert (code, [*found]) == (2, ["session"])
+
+
+def test_doctor_waits_as_long_as_the_clients() -> None:
+    """For a connect: so long as $ASYNCLOCK_CONNECT_TIMEOUT says."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/locks"
+        code, found = examined((), ASYNCLOCK_URLS=url, ASYNCLOCK_CONNECT_TIMEOUT="0.3")
+    assert (code, [*found]) == (2, ["reachable"])
+    assert "within 0.3 s" in found["reachable"]["what"]
+
+
+async def test_a_store_that_is_slow_once_votes() -> None:
+    """On a busy machine one answer may come after the time that `health` waits."""
+    async with Redlock(MemoryStore()) as client:
+        answers = [await client.health()] * 20
+        slow = (replace(answers[0].nodes[0], ok=False, latency=None, error="it did not answer"),)
+        answers[3] = replace(answers[3], nodes=slow)
+        client.health = lambda: sleep(0, answers.pop(0))  # type: ignore[method-assign,assignment]
+        facts = StoreFacts("memory")
+        await ask_votes(facts, client)
+    assert facts.no_vote == ""
+    assert len(facts.latencies) == VOTES
 
 
 def test_an_ensemble() -> None:

@@ -139,8 +139,8 @@ async def test_b7_an_extend_with_a_shorter_time(server: Server, name: str) -> No
     """It never shortens the lease, in the client or on the server."""
     async with Redlock(server.url) as redlock, redlock(name, lease=40) as lease:
         await lease.extend(lease=1)
-        assert lease.remaining > 38
-        assert server.cli().pttl(key_of(name)) > 38_000
+        assert lease.remaining > 20
+        assert server.cli().pttl(key_of(name)) > 20_000
 
 
 @pytest.mark.parametrize("nodes", [1, 5])

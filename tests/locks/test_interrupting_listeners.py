@@ -9,7 +9,9 @@ import pytest
 
 from asynclock import Redlock
 from asynclock.events import Acquired, Event, Released
+from asynclock.protocol.acquisition import Acquisition
 from tests.support.probes import acquisitions_of
+from tests.support.servers import Server
 from tests.support.waiters import LIMIT, LONG, until
 
 
@@ -51,3 +53,23 @@ async def test_a_listener_that_stops_the_program_leaves_no_key(
         unsubscribe()
         await last.release()
     assert [type(each) for each in event_loop_errors] == [Stop, Stop]  # of the first caller's release, too
+
+
+async def test_an_interrupt_in_the_local_queue_ends_its_claim(
+    server: Server, name: str, event_loop_errors: list[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A KeyboardInterrupt comes as the time of a task is up that waits behind another one: the task does not wait for
+    ever."""
+
+    def interrupted(self: Acquisition) -> None:
+        raise Stop
+
+    async with asyncio.timeout(LIMIT), Redlock(server.url) as other, Redlock(server.url) as client, other(name):
+        asks = asyncio.create_task(client(name).acquire(timeout=None))
+        await until(lambda: bool(acquisitions_of(client)))
+        monkeypatch.setattr(Acquisition, "_refuse", interrupted)
+        with pytest.raises(Stop):
+            await client(name).acquire(timeout=0.2)
+        asks.cancel()
+        await asyncio.wait({asks})
+    assert [type(each) for each in event_loop_errors] == [Stop]

@@ -16,7 +16,7 @@ from asynclock import ConfigError, Lock, Redlock, Skipped
 from asynclock.stores.redis.replies import ACL_COMMANDS
 from tests.support.probes import client_of, listens, parts_of, tickets_of
 from tests.support.servers import Server, Servers
-from tests.support.waiters import LIMIT, until
+from tests.support.waiters import LIMIT, healthy, until
 
 KINDS: dict[str, Callable[..., Lock]] = {
     "mutex": lambda client, name, **options: client(name, **options),
@@ -84,7 +84,7 @@ async def everything(first: Redlock, second: Redlock) -> None:
     last = await first("released").acquire(timeout=None)
     await first.release_all()
     assert not last.held
-    assert (await first.health()).ok
+    await healthy(first)
 
 
 async def hand_over(first: Lock, second: Lock) -> None:

@@ -20,10 +20,10 @@ from asynclock.stores.redis.cluster.store import ClusterStore
 from asynclock.stores.redis.keys import slot_of
 from tests.support.commands import answered, json_of
 from tests.support.ports import free_port
-from tests.support.probes import nodes_of
+from tests.support.probes import connection_of, nodes_of, redirected, without_slots
 from tests.support.servers import Servers
 from tests.support.services.cluster import Cluster
-from tests.support.waiters import LIMIT, PATIENT, until, works
+from tests.support.waiters import LIMIT, PATIENT, healthy, until, works
 
 PREFIX = "lock:"
 
@@ -113,7 +113,7 @@ async def test_no_cluster(servers: Servers, name: str) -> None:
 
 async def test_nobody_there(name: str) -> None:
     """The outage names the node that was tried."""
-    client = Redlock("redis+cluster://127.0.0.1:1", patience=0.2)
+    client = Redlock("redis+cluster://127.0.0.1:1", patience=0.2, connect_timeout=LIMIT)
     async with asyncio.timeout(LIMIT):
         with pytest.raises(QuorumUnavailable, match=r"127.0.0.1:1 .*refused"):
             await client(name).acquire()
@@ -165,7 +165,7 @@ async def test_a_prefix_in_one_slot(shared_cluster: Cluster, name: str) -> None:
         async with client(name):
             assert [holder.name async for holder in client.holders()] == [name]
         assert len(nodes_of(client)[0].shards) == 1
-        assert (await client.health()).ok
+        await healthy(client)
 
 
 # -- notices ---------------------------------------------------------------------------------------------------------
@@ -226,8 +226,10 @@ async def test_health_and_events(shared_cluster: Cluster) -> None:
     client = Redlock(shared_cluster.url)
     client.subscribe(told.append)
     async with client:
-        health = await client.health()
-        assert (health.ok, health.nodes[0].error, len(health.nodes)) == (True, "", 1)
+        async with asyncio.timeout(LIMIT):
+            while not (health := await client.health()).ok:
+                await asyncio.sleep(0.01)
+        assert (health.nodes[0].error, len(health.nodes)) == ("", 1)
     assert [each for each in told if isinstance(each, NodeUp)] == [
         NodeUp(f"cluster://{shared_cluster.masters[0].address}")
     ]
@@ -309,3 +311,29 @@ async def test_an_op_that_goes_to_the_new_master_stays_in_doubt(shared_cluster: 
     node.send(new.op, new)
     await until(lambda: bool(sent_before.maybe and new.maybe))
     assert (sent_before.maybe, new.maybe) == ([True], [False])
+
+
+async def test_a_master_without_slots_as_its_client_closes(shared_cluster: Cluster) -> None:
+    """The client finds out that a master has no slots, and closes in the same turn of the loop: no connection is left,
+    although the task that would close it is cancelled before its first step."""
+    client = Redlock(shared_cluster.url, **PATIENT)
+    await healthy(client)
+    (node,) = nodes_of(client)
+    shard = without_slots(node)
+    connection = connection_of(shard)
+    await node.aclose()
+    assert connection.transport.is_closing()
+    await client.aclose()
+
+
+async def test_a_redirection_as_its_client_closes(shared_cluster: Cluster) -> None:
+    """The client is closed as it learns the address of another master: it does not connect any more."""
+    before = asyncio.all_tasks()
+    client = Redlock(shared_cluster.url, **PATIENT)
+    await healthy(client)
+    await client.aclose()
+    (node,) = nodes_of(client)
+    shard = redirected(node, ("127.0.0.1", 1))
+    with pytest.raises(ConnectionError):
+        await shard.check_vote()
+    assert asyncio.all_tasks() == before

@@ -15,7 +15,7 @@ from asynclock.stores.redis.keys import keys, slot_of
 from tests.support.probes import acquisitions_of, nodes_of, ping, without_questions_for_slots
 from tests.support.services.cluster import Cluster, Member
 from tests.support.told import told
-from tests.support.waiters import LIMIT, PATIENT, until
+from tests.support.waiters import LIMIT, PATIENT, healthy, until
 
 PREFIX = "lock:"
 
@@ -259,7 +259,7 @@ async def test_f15_a_master_that_was_removed_is_no_outage(
         assert lease
         await lease.release()
         await until(lambda: not shard.reconnecting)  # an attempt to connect has failed
-        assert (await redlock.health()).ok
+        await healthy(redlock)
     assert seen.of(NodeDown) == seen.of(NodeUp) == []
     assert "is down" not in caplog.text
 

@@ -83,8 +83,8 @@ async def test_d5_a_promoted_replica_in_a_quorum(clusters: Sequence[Cluster], na
     told: list[Event] = []
     if not trust:  # so old that it would vote, had it not been a replica
         old = first.replicas[0]
-        await asyncio.to_thread(wait_until, lambda: int(old.info("server")["uptime_in_seconds"]) > 5, "it is old")
-    options = {"trust_restarts": trust, "node_timeout": 1.0, "lease": 3.0, "max_lease": 3.0}
+        await asyncio.to_thread(wait_until, lambda: int(old.info("server")["uptime_in_seconds"]) > 10, "it is old")
+    options = {"trust_restarts": trust, "node_timeout": 1.0, "lease": 8.0, "max_lease": 8.0}
     unreachable = "redis+cluster://127.0.0.1:1"  # for the holder, the third cluster
     reached = [first.all_urls, both.all_urls, unreachable]
     async with Redlock(*reached, **options) as a, Redlock(*urls(clusters), **options) as b:  # type: ignore[arg-type]
@@ -96,8 +96,10 @@ async def test_d5_a_promoted_replica_in_a_quorum(clusters: Sequence[Cluster], na
         assert lease
         first.masters[0].kill()
         await promote(first)
+        if not trust:
+            await until(lambda: any(isinstance(each, Quarantined) for each in told))  # it has met the new master
         try:
-            second = await b(name).acquire(timeout=1.0)
+            second = await b(name).acquire(timeout=LIMIT if trust else 1.0)
         except QuorumUnavailable as error:
             assert "casts no vote" in str(error)  # noqa: PT017 - one of two ways to say no
             second = None

@@ -101,7 +101,7 @@ async def test_each_connection_asks_the_provider_anew(server: Server, theirs: Ca
     with server.cli() as cli:
         cli.execute_command("ACL", "SETUSER", "worker", "on", ">old", "~*", "&*", "+@all")
         provider = Changing("old")
-        async with Redlock(theirs(server, provider)) as redlock:
+        async with Redlock(theirs(server, provider), connect_timeout=LIMIT) as redlock:
             await works(redlock, name)
             assert provider.asked == 1
             cli.execute_command("ACL", "SETUSER", "worker", "resetpass", ">new")

@@ -43,6 +43,11 @@ def addresses(deployment: Deployment) -> list[tuple[str, int]]:
     return [(each.host, each.port) for each in deployment.sentinels]
 
 
+def hasty(node: Any) -> Redlock:
+    """It waits for no end of an outage. A connect has its time: the error is what failed, and not that it was late."""
+    return Redlock(node, patience=0.1, connect_timeout=LIMIT)
+
+
 def port_of(client: Redlock) -> int:
     """The port of the server to which the client is connected."""
     return int(socket_of(connection_of(nodes_of(client)[0])).getpeername()[1])
@@ -95,9 +100,9 @@ async def test_c13_a_wrong_password(guarded: Deployment, name: str, login: str, 
     hosts = ",".join(f"127.0.0.1:{each.port}" for each in guarded.sentinels)
     query = f"?sentinel_password={secret}" if secret else ""
     advice = r"sentinel_password= in the url" if whose == "sentinel" else "user and password in the url"
-    async with aclosing(Redlock(f"redis+sentinel://{login}{hosts}/{NAME}{query}")) as client:
+    async with aclosing(Redlock(f"redis+sentinel://{login}{hosts}/{NAME}{query}", **PATIENT)) as client:
         with pytest.raises(ConfigError, match=advice) as caught:
-            await client(name).acquire(timeout=5)
+            await client(name).acquire(timeout=LIMIT)
         assert (f"127.0.0.1:{guarded.sentinels[0].port} refuses" in str(caught.value)) == (whose == "sentinel")
         assert str(caught.value).count("in the url") == 1, "once, not for each sentinel"
         assert not [each for each in ("other", "s3cret", "p,w") if each in str(caught.value)]
@@ -205,7 +210,7 @@ async def test_a_client_of_the_replicas_is_refused() -> None:
 async def test_sentinels_that_see_too_few_others(sentinel_deployment: Deployment, name: str) -> None:
     """`min_other_sentinels` of the client counts."""
     sentinel = Sentinel(addresses(sentinel_deployment), min_other_sentinels=3)
-    async with aclosing(sentinel.master_for(NAME)) as theirs, aclosing(Redlock(theirs, patience=0.1)) as client:
+    async with aclosing(sentinel.master_for(NAME)) as theirs, aclosing(hasty(theirs)) as client:
         with pytest.raises(QuorumUnavailable, match="sees 2 other sentinels"):
             await client(name).acquire(timeout=0)
 
@@ -213,7 +218,7 @@ async def test_sentinels_that_see_too_few_others(sentinel_deployment: Deployment
 async def test_its_forced_host(sentinel_deployment: Deployment, name: str) -> None:
     """`force_master_ip` takes the place of the host that the sentinels name."""
     sentinel = Sentinel(addresses(sentinel_deployment), force_master_ip="127.0.0.2")  # no server listens there
-    async with aclosing(sentinel.master_for(NAME)) as theirs, aclosing(Redlock(theirs, patience=0.1)) as client:
+    async with aclosing(sentinel.master_for(NAME)) as theirs, aclosing(hasty(theirs)) as client:
         with pytest.raises(QuorumUnavailable, match="refused the connection"):
             await client(name).acquire(timeout=0)
 
@@ -224,24 +229,24 @@ async def test_its_forced_host(sentinel_deployment: Deployment, name: str) -> No
 async def test_a_name_that_no_sentinel_knows(sentinel_deployment: Deployment, name: str) -> None:
     """Only the user can solve that."""
     url = sentinel_deployment.url.replace(NAME, "other")
-    async with aclosing(Redlock(url)) as client:
+    async with aclosing(Redlock(url, **PATIENT)) as client:
         with pytest.raises(ConfigError, match="knows no master other"):
-            await client(name).acquire(timeout=5)
+            await client(name).acquire(timeout=LIMIT)
 
 
 async def test_a_server_in_the_place_of_a_sentinel(sentinel_deployment: Deployment, name: str) -> None:
     """Only the user can solve that, too."""
     server = sentinel_deployment.servers[0]
-    async with aclosing(Redlock(f"redis+sentinel://{server.host}:{server.port}/{NAME}")) as client:
+    async with aclosing(Redlock(f"redis+sentinel://{server.host}:{server.port}/{NAME}", **PATIENT)) as client:
         with pytest.raises(ConfigError, match=r"is no sentinel .* write redis://"):
-            await client(name).acquire(timeout=5)
+            await client(name).acquire(timeout=LIMIT)
 
 
 async def test_c20_no_sentinel_answers(name: str) -> None:
     """An outage, with the reason of each sentinel."""
     ports = free_port(), free_port()
     url = f"redis+sentinel://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/{NAME}"
-    async with aclosing(Redlock(url, patience=0.2)) as client:
+    async with aclosing(hasty(url)) as client:
         with pytest.raises(QuorumUnavailable) as caught:
             await client(name).acquire(timeout=0)
     for port in ports:

@@ -14,7 +14,7 @@ from asynclock.events import Event, NodeDown, NodeUp
 from tests.support.default_keys import key_of
 from tests.support.probes import connection_of, in_quarantine, nodes_of, socket_of, valid_until
 from tests.support.services.sentinels import Deployment, Part, wait
-from tests.support.waiters import LIMIT, LONG, PATIENT, until, works
+from tests.support.waiters import LIMIT, LONG, PATIENT, healthy, until, works
 
 
 @pytest.fixture
@@ -278,5 +278,6 @@ async def test_d5_a_promoted_replica_casts_no_vote(three: list[Deployment], name
         for client in (first, second):
             await moved(client, new)
             assert [in_quarantine(each) for each in nodes_of(client)] == [True, False, False]
+        for client in (first, second):
             await works(client, name)
-            assert (await client.health()).ok
+            await healthy(client)

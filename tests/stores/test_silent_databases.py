@@ -37,9 +37,9 @@ async def main(url, closes, renew):
     if "+" in url:
         from sqlalchemy.ext.asyncio import create_async_engine
         from asynclock.stores.sql import SQLStore
-        client = Redlock(SQLStore(create_async_engine(url, pool_pre_ping=True)), lease=30)
+        client = Redlock(SQLStore(create_async_engine(url, pool_pre_ping=True)), lease=30, patience=20)
     else:
-        client = Redlock(url, lease=30, renew=renew)
+        client = Redlock(url, lease=30, renew=renew, patience=20)
     leases = await asyncio.gather(*(client(f"silent:{os.getpid()}:{n}").acquire(timeout=None) for n in range(6)))
     print("holds", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)

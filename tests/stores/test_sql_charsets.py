@@ -53,8 +53,9 @@ async def at_once(client: Redlock, names: list[str], **options: Any) -> list[Any
 
 async def owes_nothing(client: Redlock) -> None:
     """No undo of what was never carried out is kept, to be sent again."""
-    health = await client.health()
-    assert health.ok
+    async with asyncio.timeout(LIMIT):
+        while not (health := await client.health()).ok:
+            await asyncio.sleep(0.01)
     assert not any(each.error for each in health.nodes)
 
 

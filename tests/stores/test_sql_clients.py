@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,13 @@ async def test_a_client_that_holds_looks_sooner_once_it_waits(
     """While it only holds, it pauses long between its looks. A waiter ends the pause."""
     monkeypatch.setattr(inbox, "FIRST", 60.0)
     monkeypatch.setattr(inbox, "HOLDING", 60.0)
-    async with Redlock(file) as waits, Redlock(file) as holds, asyncio.timeout(LIMIT / 4), waits(f"{name}:held"):
+    long: Any = {"lease": LONG}  # no ticket is renewed meanwhile
+    async with (
+        Redlock(file, **long) as waits,
+        Redlock(file, **long) as holds,
+        asyncio.timeout(LIMIT / 2),
+        waits(f"{name}:held"),
+    ):
         await waits.health()  # meanwhile the long pause begins
         monkeypatch.setattr(inbox, "FIRST", 0.002)
         lease = await holds(name).acquire(timeout=None)

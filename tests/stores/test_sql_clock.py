@@ -95,6 +95,7 @@ async def test_f1_the_zone_changes_while_an_op_waits_for_a_row(
         async with plain(name):  # there is a row
             pass
         async with session(mariadb_url, f"SELECT 1 FROM asynclock WHERE resource_name = '{name}' FOR UPDATE"):
+            await until(lambda: time.time() > at - 0.5)
             waiting = asyncio.create_task(client(name).acquire(timeout=0))
             await until(lambda: time.time() > at + 0.1)
         lease = await waiting

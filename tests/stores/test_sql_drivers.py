@@ -140,7 +140,7 @@ async def test_psycopg_behind_a_pooler_prepares_no_statements(url: str, postgres
     them already."""
     with pgbouncer(postgresql_url) as bouncer:
         async with Redlock(
-            bouncer.replace("postgresql:", "postgresql+psycopg:"), patience=0, node_timeout=5.0
+            bouncer.replace("postgresql:", "postgresql+psycopg:"), patience=0, connect_timeout=LIMIT, node_timeout=5.0
         ) as client:
 
             async def work(number: int) -> None:

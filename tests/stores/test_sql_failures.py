@@ -82,13 +82,15 @@ async def test_holds_outlive_a_restart_of_the_server(server: PostgreSQL, name: s
         server.start()
         async with asyncio.timeout(LIMIT):
             await lease.extend()
+            while not (await other.health()).ok:
+                await asyncio.sleep(0.01)
             assert await other(name).acquire(timeout=LIMIT / 10) is None
         await lease.release()
 
 
 async def test_c10_a_server_that_stands_still_costs_one_timeout(server: PostgreSQL, name: str) -> None:
     """An acquire fails within its node timeout. What was under way leaves no hold behind."""
-    async with Redlock(server.url, patience=0, node_timeout=2.0) as client:
+    async with Redlock(server.url, patience=0, connect_timeout=LIMIT, node_timeout=2.0) as client:
         async with client(name):
             pass
         with frozen(server):
@@ -104,7 +106,7 @@ async def test_c3_an_acquire_that_arrives_after_its_undo_is_refused(server: Post
     """The connection of the acquire stands still at the server until the client has closed it, and has undone the
     acquire over another one."""
     store = SQLStore(server.url)
-    async with Redlock(store, patience=0, node_timeout=2.0, lease=LIMIT * 2) as client:
+    async with Redlock(store, patience=0, connect_timeout=LIMIT, node_timeout=2.0, lease=LIMIT * 2) as client:
         async with client(name):
             pass
         driver = store_driver(store)
@@ -136,7 +138,8 @@ def store_doubtful(store: SQLStore) -> Any:
 
 async def test_a_server_that_stands_still_is_down_with_words(server: PostgreSQL, name: str) -> None:
     """A statement, and then a connect, have no answer in time."""
-    async with Redlock(server.url, patience=0, node_timeout=LIMIT, lease=3 * LIMIT) as client:
+    client_of = Redlock(server.url, patience=0, connect_timeout=LIMIT / 2, node_timeout=LIMIT, lease=3 * LIMIT)
+    async with client_of as client:
         events: list[Any] = []
         client.subscribe(events.append)
         async with client(name):
@@ -178,7 +181,7 @@ async def test_the_connection_that_listens_comes_back(server: PostgreSQL, name: 
 async def test_an_idle_connection_that_the_server_closed_is_not_used(mariadb_url: str, name: str) -> None:
     """An acquire by one statement on it would be ambiguous."""
     store = SQLStore(mariadb_url)
-    async with Redlock(store, patience=0) as client:
+    async with Redlock(store, patience=0, connect_timeout=LIMIT) as client:
         async with client(name):
             pass
         lines = idle_lines_of(store)
@@ -243,12 +246,12 @@ async def test_a_killed_mariadb_comes_back(mariadb: MariaDB, name: str) -> None:
 
 async def test_an_idle_client_does_not_notice_a_restart(mariadb: MariaDB, name: str) -> None:
     """The server has closed the connections in its pool. The next acquire takes new ones, and does not fail."""
-    store = SQLStore(mariadb.url)
+    store, now = SQLStore(mariadb.url), asyncio.get_running_loop().time
     async with Redlock(store, patience=0, connect_timeout=LIMIT, node_timeout=5.0) as client:
         names = [f"{name}:{number}" for number in range(20)]
         leases = await asyncio.gather(*[client(each).acquire(timeout=0) for each in names])
         await client.release_all()
-        await until(lambda: not store_idle(store))
+        await until(lambda: [until <= now() for _, until in store_idle(store)] == [True])  # the last one stays open
         mariadb.stop(signal.SIGTERM)  # one that is killed forgets the releases of the last second
         mariadb.start()
         leases = [await client(each).acquire(timeout=0) for each in names]

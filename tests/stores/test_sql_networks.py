@@ -16,13 +16,11 @@ from tests.support.waiters import LIMIT
 pytestmark = pytest.mark.both_loops("the loop has the transports of the drivers")
 
 QUICK = 0.3
-"""Seconds after which a connection that does not answer is given up, here."""
+"""Seconds after which a connection that does not answer is given up, here, once the network is silent."""
 
 
 @pytest.fixture(params=["postgresql", "mariadb"])
 def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(pool, "LIMIT", QUICK)
-    monkeypatch.setattr(listening, "ANSWER", QUICK)
     monkeypatch.setattr(listening, "WATCH", QUICK)
     return str(request.getfixturevalue(f"{request.param}_url"))
 
@@ -37,7 +35,9 @@ def through(network: TcpProxy, url: str) -> str:
     return url.replace(f":{urlsplit(url).port}", f":{network.port}")
 
 
-async def test_waiters_are_woken_after_the_connections_went_silent(url: str, network: TcpProxy, name: str) -> None:
+async def test_waiters_are_woken_after_the_connections_went_silent(
+    url: str, network: TcpProxy, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client finds that the connection over which its notices come does not answer, and takes another one. With
     this lease a waiter renews its ticket, and so finds a lost notice, only after 60 s."""
     async with Redlock(url) as holds, Redlock(through(network, url), lease=180, max_lease=180) as waits:
@@ -47,5 +47,7 @@ async def test_waiters_are_woken_after_the_connections_went_silent(url: str, net
             while not (await holds.inspect(name)).waiters:
                 await asyncio.sleep(0.01)
             network.freeze()
+            monkeypatch.setattr(pool, "LIMIT", QUICK)
+            monkeypatch.setattr(listening, "ANSWER", QUICK)
             await lease.release()
             await (await waiting).release()

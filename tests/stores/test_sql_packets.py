@@ -119,7 +119,10 @@ async def test_a_packet_that_the_server_stops_has_done_nothing(server: MariaDB, 
 async def test_f6_the_error_of_an_op_is_its_own(server: MariaDB, name: str) -> None:
     """The server refuses one name of a packet: only that name gets the error."""
     names = [f"{name}:{each}" for each in range(MANY)]
-    async with Redlock(server.url, lease=LIMIT, patience=0) as client, session(server.url) as admin:
+    async with (
+        Redlock(server.url, lease=LIMIT, patience=0, connect_timeout=LIMIT) as client,
+        session(server.url) as admin,
+    ):
         await taken_and_given_back(client, names)
         await admin.exec_driver_sql(
             f"CREATE TRIGGER refusing BEFORE UPDATE ON asynclock FOR EACH ROW IF NEW.resource_name = '{names[9]}' "

@@ -21,7 +21,7 @@ from tests.support.probes import undelivered_by
 from tests.support.proxy import TcpProxy
 from tests.support.services.postgresql import pgbouncer
 from tests.support.sql_states import database_of, idle_lines_of
-from tests.support.waiters import LIMIT, LONG, until
+from tests.support.waiters import LIMIT, LONG, healthy, until
 
 OPTIONS: dict[str, Any] = {"lease": LONG, "node_timeout": 5.0, "connect_timeout": 2.0, "patience": LIMIT}
 TASKS = 12
@@ -52,8 +52,15 @@ async def telling(client: Redlock) -> AsyncIterator[Redlock]:
     client.subscribe(events.append)
     async with client:
         yield client
-        events += [each.error for each in (await client.health()).nodes if not each.ok]
-    assert [each for each in events if type(each).__name__ in ("NodeDown", "ReleaseFailed", "str")] == []
+        await healthy(client)
+    assert [each for each in events if type(each).__name__ in ("NodeDown", "ReleaseFailed")] == []
+
+
+async def few(client: Redlock) -> None:
+    """Return once its health says that there are too few connections; an answer may be late on a busy machine."""
+    async with asyncio.timeout(LIMIT):
+        while (await client.health()).nodes[0].error != FEW:
+            await asyncio.sleep(0.01)
 
 
 async def test_f26_two_clients_share_a_pool_of_four(postgresql_url: str, name: str) -> None:
@@ -78,7 +85,7 @@ async def test_f26_four_clients_share_a_pool_of_four(
         first = its(url, name)
         async with asyncio.timeout(2 * LIMIT), AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(telling(Redlock(first, **OPTIONS)))]
-            assert database_of(first).pushes
+            await until(lambda: database_of(first).pushes)  # on a busy machine the first try may be late
             working = asyncio.create_task(busy(clients[0].multi, name))  # transactions, over all of its connections
             clients += [await stack.enter_async_context(Redlock(its(url, name), **OPTIONS)) for _ in range(3)]
             await asyncio.gather(*(work(each, name, number) for each in clients[1:] for number in range(2)))
@@ -92,7 +99,8 @@ async def test_f26_four_clients_share_a_pool_of_four(
             assert lease is not None
             await lease.release()
             assert await waiting
-            assert {(await each.health()).nodes[0].error for each in clients} == {FEW}
+            for each in clients:
+                await few(each)
     assert any(FEW in each for each in caplog.messages)
 
 
@@ -108,6 +116,7 @@ async def test_f26_a_waiter_is_woken_although_its_client_ceases_to_listen(
             Redlock(its(postgresql_url, name), **OPTIONS) as other,
             Redlock(store, **OPTIONS) as client,
         ):
+            await until(lambda: database_of(store).pushes)  # on a busy machine the first try may be late
             lease = await other(name).acquire()
             waiting = asyncio.create_task(client(name).acquire())
             while lease is not None and not (await other.inspect(name)).waiters:
@@ -128,7 +137,7 @@ async def test_f26_a_waiter_is_woken_although_its_client_ceases_to_listen(
 async def test_f26_fewer_connections_than_clients(postgresql_url: str, name: str) -> None:
     """The error names what each client needs, and so does doctor. Once another client has closed, it works."""
     with pgbouncer(postgresql_url, "session", 1) as url:
-        late = Redlock(its(url, name), **{**OPTIONS, "connect_timeout": 1.0, "patience": 3.0})
+        late = Redlock(its(url, name), **{**OPTIONS, "connect_timeout": 3.0, "patience": 6.0})
         async with Redlock(its(url, name), **OPTIONS):
             with pytest.raises(QuorumUnavailable) as caught:
                 await late(name).acquire(timeout=0)
@@ -144,7 +153,10 @@ async def test_f26_fewer_connections_than_clients(postgresql_url: str, name: str
             while "connections" in found:
                 code, found = await asyncio.to_thread(examined, (), ASYNCLOCK_URLS=postgresql_url)
         await late.aclose()
-        code, found = await asyncio.to_thread(examined, (), ASYNCLOCK_URLS=url)
+        found = {}  # the same
+        async with asyncio.timeout(LIMIT):
+            while "connections" not in found:
+                code, found = await asyncio.to_thread(examined, (), ASYNCLOCK_URLS=url)
         assert "1 connection" in found["connections"]["what"]
 
 
@@ -170,7 +182,7 @@ async def test_f26_a_user_with_one_connection(postgresql: Operated) -> None:
     client = Redlock(postgresql.url, **{**OPTIONS, "connect_timeout": 10.0})
     async with telling(client), asyncio.timeout(LIMIT):
         await asyncio.gather(*(work(client, "a", number) for number in range(TASKS)))
-        assert (await client.health()).nodes[0].error == FEW
+        await few(client)
 
 
 async def test_f26_an_engine_that_is_used_up_at_the_start(
@@ -178,7 +190,7 @@ async def test_f26_an_engine_that_is_used_up_at_the_start(
 ) -> None:
     """The client says so, and not that the database is down. It works once the program gives a connection back."""
     engine = create_async_engine(url_of(postgresql.url.partition("?")[0]), pool_size=2, max_overflow=0)
-    options = {**OPTIONS, "connect_timeout": 1.5}  # a new connection does not take longer on a busy machine
+    options = {**OPTIONS, "connect_timeout": 3.0}  # a new connection does not take longer on a busy machine
     client = Redlock(SQLStore(engine, postgresql.table), **options)
     events: list[Any] = []
     client.subscribe(events.append)
@@ -187,7 +199,7 @@ async def test_f26_an_engine_that_is_used_up_at_the_start(
         async with engine.connect():
             assert used_up in (await client.health()).reason
             with pytest.raises(QuorumUnavailable, match=used_up):
-                await client("a").acquire(timeout=2)
+                await client("a").acquire(timeout=4)
         async with asyncio.timeout(LIMIT), client("a", timeout=LIMIT):
             pass
     assert not [each for each in events if type(each).__name__ == "NodeDown"]
@@ -202,7 +214,7 @@ async def test_f26_an_engine_that_is_used_up_while_a_client_uses_it(
     """The node is not down. A caller whose time is over before that of a connect learns the reason, too."""
     monkeypatch.setattr(pool, "_KEPT", 0.1)
     engine = create_async_engine(url_of(postgresql.url.partition("?")[0]), pool_size=2, max_overflow=0)
-    options = {**OPTIONS, "connect_timeout": 0.6, "patience": 0.1}
+    options = {**OPTIONS, "connect_timeout": 2.0, "patience": 0.1}
     async with telling(Redlock(SQLStore(engine, postgresql.table), **options)) as client:
         async with client("a"):
             pass

@@ -63,8 +63,8 @@ async def test_f24_a_demoted_primary_grants_and_renews_nothing(
     names = [f"{name}:{each}" for each in range(12)]
     async with (
         store_at(server) as store,  # type: ignore[attr-defined]
-        Redlock(store, lease=LONG, patience=0) as client,
-        Redlock(store, patience=0) as other,
+        Redlock(store, lease=LONG, patience=0, connect_timeout=LIMIT) as client,
+        Redlock(store, patience=0, connect_timeout=LIMIT) as other,
     ):
         lease = await client(f"{name}:held").acquire()
         for each in names[:8]:
@@ -109,7 +109,7 @@ async def test_f24_a_transaction_that_is_committed_after_the_demotion_grants_not
         await admin.exec_driver_sql(DEMOTED)
         await commit(self, line)
 
-    async with by_engine(server) as store, Redlock(store, lease=LONG, patience=0) as client:
+    async with by_engine(server) as store, Redlock(store, lease=LONG, patience=0, connect_timeout=LIMIT) as client:
         async with client(name):
             pass
         monkeypatch.setattr(MySQL, "commit", demoted_before)

@@ -121,7 +121,7 @@ async def test_an_op_that_nobody_waits_for_is_not_sent(postgresql_url: str, name
 async def test_locked_rows_of_mariadb_delay_no_other_name(mariadb: MariaDB, name: str) -> None:
     """As many as the client has connections. Only some of these wait for a row at the same time."""
     names = [f"{name}:{each}" for each in range(engines.CONNECTIONS)]
-    async with Redlock(mariadb.url, lease=LIMIT, node_timeout=2.0, patience=0) as client:
+    async with Redlock(mariadb.url, lease=LIMIT, node_timeout=2.0, patience=0, connect_timeout=LIMIT) as client:
         for each in (*names, f"{name}:other"):
             async with client(each):
                 pass
@@ -142,7 +142,7 @@ async def test_locked_rows_of_mariadb_delay_no_other_name(mariadb: MariaDB, name
 async def test_a_begin_that_fails_leaves_no_transaction(postgresql_url: str, name: str) -> None:
     """BEGIN and its settings are one message. If one of these fails, the connection is rolled back."""
     store = SQLStore(postgresql_url)
-    async with Redlock(store, patience=0) as client:
+    async with Redlock(store, patience=0, connect_timeout=LIMIT) as client:
         async with client(name):
             pass
         dialect = database_of(store).dialect

@@ -239,7 +239,9 @@ async def test_f14_databases_with_tls(first_silent: ExitStack, monkeypatch: pyte
         option = f"ssl_ca={folder / 'ca.pem'}"
     first_silent.enter_context(silent_at(server.port))
     await serves(f"{server.url.replace('127.0.0.1', 'two.test')}?{option}")
-    async with aclosing(Redlock(f"{server.url.replace('127.0.0.1', 'localhost')}?{option}", patience=0.2)) as client:
+    async with aclosing(
+        Redlock(f"{server.url.replace('127.0.0.1', 'localhost')}?{option}", patience=0.2, connect_timeout=LIMIT / 2)
+    ) as client:
         with pytest.raises((ConfigError, QuorumUnavailable), match=r"certificate|CERTIFICATE"):
             await client("order:42").acquire(timeout=None)
 

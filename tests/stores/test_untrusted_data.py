@@ -22,7 +22,7 @@ from tests.support.default_keys import key_of, keys_of
 from tests.support.servers import Server
 from tests.support.services.zookeeper import ZooKeeper
 from tests.support.sql_states import damage, write_state
-from tests.support.waiters import urls_of
+from tests.support.waiters import LIMIT, PATIENT, urls_of
 
 RANDOM = "c0ffee" * 5 + "ab"
 ODD_HOST = "web\x1b[2J\r\nroot: all is well"
@@ -56,7 +56,7 @@ async def answers_all(client: Redlock, name: str) -> None:
 async def test_f11_odd_ids_on_redis(five: list[Server], name: str, nodes: int) -> None:
     """As the string of a mutex, as members of a sorted set, in the queue, and as a counter."""
     servers = five[:nodes]
-    async with Redlock(*urls_of(servers)) as client:
+    async with Redlock(*urls_of(servers), **PATIENT) as client:
         for number, each in enumerate(IDS):
             mutex, shared = f"{name}:{number}:mutex", f"{name}:{number}:shared"
             for server in servers:
@@ -73,7 +73,7 @@ async def test_f11_odd_ids_on_redis(five: list[Server], name: str, nodes: int) -
 
 async def test_f11_odd_slots_on_redis(five: list[Server], name: str) -> None:
     """Other holders of the same semaphore, whose permits and slots no client can have."""
-    async with Redlock(*urls_of(five[:3])) as client:
+    async with Redlock(*urls_of(five[:3]), **PATIENT) as client:
         for server in five[:3]:
             with server.cli() as cli:
                 members = {f"{RANDOM}|s3/{LONG}.1|7|web|": (time.time() + 60) * 1000}
@@ -150,7 +150,7 @@ async def test_f11_what_a_server_says_is_printed_escaped(name: str, caplog: pyte
     events: list[Any] = []
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with aclosing(Redlock(f"redis://127.0.0.1:{port}")) as client:
+        async with aclosing(Redlock(f"redis://127.0.0.1:{port}", connect_timeout=LIMIT)) as client:
             client.subscribe(events.append)
             with pytest.raises(QuorumUnavailable) as caught:
                 await client(name).acquire(timeout=0)

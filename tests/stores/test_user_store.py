@@ -278,8 +278,8 @@ async def test_no_notice_of_another_thread_overtakes_a_reply(name: str) -> None:
 
 async def test_health_gives_the_answers_a_second_after_a_slow_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     """Connecting takes nearly the whole second of a first health, as on a busy machine. The answers get another one."""
-    passed, limits = [0.0], list[float]()
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + passed[0])
+    passed, limits = [time.monotonic()], list[float]()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: passed[0])
 
     class Slow(DictStore):
         def listen(self, tag: str, receive: Callable[[Notice], object]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from asynclock import QuorumUnavailable, Redlock
+from asynclock import Lease, QuorumUnavailable, Redlock
 from asynclock._clock import SYSTEM
 from asynclock._options import RELEASE_TIMEOUT
 from asynclock.quorum.ballot import Ballot
@@ -291,7 +291,12 @@ async def test_f5_the_queue_has_a_limit_and_fails_in_slices_with_the_database(na
 async def test_f5_a_burst_of_acquires_is_served(database: str, request: Any, tmp_path: Path, name: str) -> None:
     """Renewals overtake it, the leases that are held meanwhile are kept, and each of its acquires is served."""
     url = f"sqlite:///{tmp_path}/locks.db" if database == "sqlite" else request.getfixturevalue("postgresql_url")
-    burst, granted = 500, 0
+    burst, granted, seen = 500, 0, list[int]()
+
+    async def extend(lease: Lease | None) -> None:
+        assert lease is not None
+        await lease.extend()
+        seen.append(granted)
 
     async def lock_for_a_moment(number: int) -> None:
         nonlocal granted
@@ -303,8 +308,8 @@ async def test_f5_a_burst_of_acquires_is_served(database: str, request: Any, tmp
         asking = [asyncio.create_task(lock_for_a_moment(number)) for number in range(burst)]
         await turns(2)
         async with asyncio.timeout(LIMIT):
-            await asyncio.gather(*(lease.extend() for lease in held))
-        assert granted < burst / 2
+            await asyncio.gather(*map(extend, held))
+        assert seen[len(held) // 3] < burst / 2  # not the last: one process of the server may stand still
         async with asyncio.timeout(2 * LIMIT):
             await asyncio.gather(*asking)
         assert all(lease.held for lease in held)

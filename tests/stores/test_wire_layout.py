@@ -28,7 +28,7 @@ from asynclock.rules.rwlock import READ
 from asynclock.rules.semaphore import Semaphore
 from tests.support.agreement import command_of
 from tests.support.servers import Server, Servers
-from tests.support.waiters import until
+from tests.support.waiters import LIMIT, until
 
 LONG = 600.0
 OPTIONS: dict[str, Any] = {"prefix": "p:", "lease": LONG, "max_lease": LONG, "metadata": "note"}
@@ -56,7 +56,7 @@ class Wire:
         self.cli: Any = server.cli(decode_responses=True)
         self._heard: Any = self.cli.pubsub()
         self._heard.psubscribe("asynclock~*")
-        assert self._heard.get_message(timeout=5)["type"] == "psubscribe"
+        assert self._heard.get_message(timeout=LIMIT)["type"] == "psubscribe"
 
     def close(self) -> None:
         self._heard.close()
@@ -83,7 +83,7 @@ class Wire:
         """All messages so far: channel and text."""
         self.cli.publish("asynclock~", "last")
         found: list[str] = []
-        while (message := self._heard.get_message(timeout=5)) is not None:
+        while (message := self._heard.get_message(timeout=LIMIT)) is not None:
             if message["data"] == "last":
                 return "\n".join(found)
             found.append(f"{masked(message['channel'])}  {masked(message['data'])!r}")

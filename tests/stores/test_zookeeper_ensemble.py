@@ -28,9 +28,10 @@ def three() -> Iterator[list[ZooKeeper]]:
 async def test_c19_one_of_three_fails(three: list[ZooKeeper], name: str, how: str) -> None:
     """The leader is killed, or the server of the holder is frozen, while a lock is held and twenty tasks wait. The
     lease is kept, all tasks are served, one at a time, and the fencing tokens rise."""
-    url = url_of(three, session_timeout=SESSION)
+    session = SESSION if how == "killed" else 1.5 * SESSION  # kazoo leaves a silent server after two thirds of it
+    url = url_of(three, session_timeout=session)
     clients = [
-        Redlock(url, lease=SESSION, patience=LIMIT, node_timeout=2.0, connect_timeout=LIMIT / 2) for _ in range(3)
+        Redlock(url, lease=session, patience=LIMIT, node_timeout=2.0, connect_timeout=LIMIT / 2) for _ in range(3)
     ]
     fences: list[int] = []
     inside = 0
@@ -55,7 +56,7 @@ async def test_c19_one_of_three_fails(three: list[ZooKeeper], name: str, how: st
             next(each for each in three if each.mode() == "leader").kill()
         else:
             next(each for each in three if each.port == zookeeper_port(clients[0])).freeze()
-        held_until = time.monotonic() + SESSION * (0.3 if how == "killed" else 1.2)
+        held_until = time.monotonic() + session * (0.3 if how == "killed" else 1.2)
         while time.monotonic() < held_until:
             assert lease.held
             await asyncio.sleep(0.05)

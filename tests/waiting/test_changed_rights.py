@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asynclock import Lease, Redlock
-from asynclock.protocol.attempt import POLLED
+from asynclock.protocol.rounds import POLLED
 from asynclock.rules.model import polls
 from asynclock.stores.redis import rights
 from tests.support.probes import acquisitions_of, id_of, listens, tickets_of

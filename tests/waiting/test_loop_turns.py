@@ -9,13 +9,24 @@ import pytest
 
 from asynclock import ConfigError, Lease, Redlock
 from asynclock.protocol import hold
+from asynclock.protocol.acquisition import Acquisition
+from asynclock.runtime import session
 from asynclock.stores.memory import MemoryStore
 from asynclock.stores.redis import connection
 from asynclock.stores.redis.connection import REPLIES
-from tests.support.probes import connection_of, nodes_of, release_by_script, stop_renewals, unanswered, unsent
+from tests.support.probes import (
+    acquisitions_of,
+    connection_of,
+    nodes_of,
+    release_by_script,
+    session_of,
+    stop_renewals,
+    unanswered,
+    unsent,
+)
 from tests.support.servers import Server
 from tests.support.user_store import state_of
-from tests.support.waiters import LIMIT
+from tests.support.waiters import LIMIT, until
 
 pytestmark = pytest.mark.both_loops("the loop orders the turns")
 
@@ -108,3 +119,55 @@ async def test_an_acquire_is_granted_between_two_slices_of_a_close(name: str, mo
     await closing
     assert not any(lease is not None and lease.held for lease in leases)
     assert not state_of(store, name).holds
+
+
+async def test_the_waiters_of_a_client_that_closes_end_in_slices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets its error, and leaves nothing behind."""
+    monkeypatch.setattr(session, "SLICE", -1.0)  # one waiter in each
+    store = MemoryStore()
+    client = Redlock(store, lease=300.0, max_lease=300.0)
+    lease = await client(name).acquire(timeout=0)
+    waiting = [asyncio.create_task(client(name).acquire(timeout=None)) for _ in range(9)]
+    await until(lambda: len(acquisitions_of(client)) == len(waiting))
+    closing, left = asyncio.create_task(client.aclose()), set[int]()
+    while not closing.done():
+        left.add(len(acquisitions_of(client)))
+        await asyncio.sleep(0)
+    await closing
+    assert left == set(range(10))
+    assert lease is not None
+    assert not lease.held
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(each) for each in errors} == {ConfigError}
+    assert not state_of(store, name).holds
+    assert not state_of(store, name).queue
+
+
+async def test_an_acquire_that_wins_while_the_waiters_end_leaves_no_timer(
+    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers between two waiters. That brings no lease, and the watchdog that would renew it has ended."""
+    monkeypatch.setattr(session, "SLICE", -1.0)  # one waiter in each
+    client = Redlock(server.url, lease=300.0, max_lease=300.0)
+    await client.health()
+    machine, (node,) = session_of(client).machine, nodes_of(client)
+    server.freeze()
+    acquiring = [asyncio.create_task(client(f"{name}:{i}").acquire(timeout=0)) for i in range(SENT)]
+    while len(unanswered(connection_of(node))) < SENT or unsent(connection_of(node)):
+        await asyncio.sleep(0)
+    end = Acquisition.close
+
+    def thaw_and_end(acquisition: Acquisition) -> None:
+        monkeypatch.setattr(Acquisition, "close", end)
+        server.thaw()
+        with server.cli() as cli:
+            while len(cli.keys(f"*{name}:*")) < 2 * SENT:  # each name has its hold and its fence
+                pass
+        end(acquisition)
+
+    monkeypatch.setattr(Acquisition, "close", thaw_and_end)
+    await client.aclose()
+    assert {type(each) for each in await asyncio.gather(*acquiring, return_exceptions=True)} == {ConfigError}
+    assert not machine.watchdog.is_armed
+    with server.cli() as cli:
+        assert not [key for key in cli.keys(f"*{name}:*") if b"fence" not in key]

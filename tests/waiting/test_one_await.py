@@ -16,7 +16,7 @@ import pytest
 
 from asynclock import ConfigError, Lease, LockLost, QuorumUnavailable, Redlock, SelfDeadlock
 from asynclock.protocol import local_queue
-from asynclock.protocol.attempt import Attempt
+from asynclock.protocol.rounds import Rounds, RoundsAtMany, RoundsAtOne
 from asynclock.quorum.ballot import Ballot
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
@@ -296,17 +296,18 @@ async def test_an_error_while_a_task_gives_up_lets_the_next_one_ask(
     name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first of the local queue is cancelled, and its cleaning up fails. The second gets the lock."""
-    still, leave = Still(nodes, name), Attempt.leave
+    still, rounds = Still(nodes, name), RoundsAtOne if nodes == 1 else RoundsAtMany
+    leave = rounds.leave
 
-    def leave_and_fail(attempt: Attempt) -> None:
-        leave(attempt)
+    def leave_and_fail(self: Rounds) -> None:
+        leave(self)
         raise MemoryError
 
     async with still.held() as (_, lease), still.client() as other:
         first, second = (asyncio.create_task(other(name).acquire(timeout=None)) for _ in range(2))
         await until(lambda: idle(other))
         with monkeypatch.context() as failing:
-            failing.setattr(Attempt, "leave", leave_and_fail)
+            failing.setattr(rounds, "leave", leave_and_fail)
             first.cancel()
             with pytest.raises(MemoryError):
                 await first
@@ -491,7 +492,7 @@ async def test_many_waiters_whose_turns_fail(name: str, monkeypatch: pytest.Monk
     async with still.held() as (_, lease), still.client() as other:
         tasks = [asyncio.create_task(other(name).acquire(timeout=None)) for _ in range(2000)]
         await until(lambda: idle(other))
-        monkeypatch.setattr(Attempt, "send", failing)
+        monkeypatch.setattr(RoundsAtOne, "send", failing)
         tasks[0].cancel()
         done, _ = await asyncio.wait(tasks[1:], timeout=LIMIT)
         assert {type(each.exception()) for each in done} == {ArithmeticError}

@@ -77,6 +77,13 @@ class Member:
         words = ("CLUSTER", "INFO") if command == "CLUSTER" else ("INFO", command)
         return dict(line.split(":", 1) for line in self.cli(*words).decode().split() if ":" in line)
 
+    def serves(self) -> bool:
+        """Whether it takes part in its cluster. Raises RuntimeError with its log if it has ended."""
+        if self.process is not None and self.process.poll() is not None:
+            log = (self.folder / "log").read_text(errors="replace")
+            raise RuntimeError(f"the server at {self.address} has ended: {log[-2000:]}")
+        return self.info()["cluster_state"] == "ok"
+
     @property
     def role(self) -> str:
         """master or slave"""
@@ -147,12 +154,20 @@ class Cluster:
         return f"{head}master - 0 0 {number + 1} connected {first}-{last}"
 
     def ready(self) -> Cluster:
-        """Return once each member serves, and each replica has the data of its master."""
+        """Return once each member serves, and each replica has the data of its master. What does not become ready is
+        stopped."""
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _wait_ready(self) -> None:
         for each in self.members:
-            wait_until(lambda each=each: each.info()["cluster_state"] == "ok", "the cluster serves")
+            wait_until(lambda each=each: each.serves(), "the cluster serves")
         for each in self.replicas:
             wait_until(lambda each=each: each.info("replication").get("master_link_status") == "up", "a replica")
-        return self
 
     @property
     def url(self) -> str:
@@ -178,7 +193,7 @@ class Cluster:
         wait_until(lambda: sum(each.role == "master" for each in self.members) == roles, "so many masters")
         self.masters = [each for each in self.members if each.role == "master"]
         self.replicas = [each for each in self.members if each not in self.masters]
-        self.ready()
+        self._wait_ready()
 
     def up(self) -> list[Member]:
         return [each for each in self.members if each.process is not None and each.process.poll() is None]
