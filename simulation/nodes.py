@@ -82,7 +82,7 @@ class SimulatedNode:
         self._lost_at = -math.inf
         self._connected_at = -math.inf
         self._listened = False
-        self._quarantined_until = -math.inf
+        self._quarantined_until = self._votes_since = -math.inf
         self._pause = _PAUSES[0]
         self._looks_again = False
         self._timer: Timer | None = None  # of the deadlines
@@ -330,9 +330,9 @@ class SimulatedNode:
     # -- restarted servers ---------------------------------------------------------------------------------------
 
     @property
-    def casts_no_vote(self) -> bool:
-        """Whether its client keeps it in quarantine now."""
-        return bool(self._quarantined_until > self._clock.now())
+    def votes_since(self) -> float:
+        """The time at which the last quarantine of its client ends, by the client's clock; -inf: there was none."""
+        return self._votes_since
 
     @property
     def quarantined(self) -> bool:
@@ -360,6 +360,7 @@ class SimulatedNode:
         self.facts = facts
         until = self._client.quarantine
         self._quarantined_until = until.until(facts) if until is not None else -math.inf
+        self._votes_since = max(self._votes_since, self._quarantined_until)
 
     def end_quarantine(self) -> None:
         self._quarantined_until = -math.inf

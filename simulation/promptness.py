@@ -53,7 +53,7 @@ class Promptness:
         if not self._counts or not _is_watched(lock) or any(begin <= now < end for begin, end in self._troubled):
             return
         waiting = [job for job, (name, since, _) in self._waits.items() if name == lock.name and since < now - _SINCE]
-        if waiting:
+        if waiting and not any(_has_no_majority(self._waits[job][2]) for job in waiting):
             self._world.schedule.at(now + self._within, self._look, lock.name, now, waiting)
 
     def _look(self, name: str, since: float, waiting: list[int]) -> None:
@@ -68,8 +68,10 @@ class Promptness:
 
 
 def _has_no_majority(client: Client) -> bool:
-    """An idle client learns of restarts with its next op, and waits for max_lease from then."""
-    return 2 * sum(node.casts_no_vote for node in client.nodes) >= len(client.nodes)
+    """An idle client learns of restarts with its next op, and waits for max_lease from then. A node that votes again
+    gets a waiter's ticket with its next round."""
+    since = client.clock.now() - _SINCE
+    return 2 * len([node for node in client.nodes if node.votes_since > since]) >= len(client.nodes)
 
 
 def _after(fault: Fault, plan: Plan) -> float:
