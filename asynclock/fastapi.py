@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from inspect import Parameter, Signature
+from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 from weakref import WeakKeyDictionary
 
@@ -34,10 +35,11 @@ from starlette.requests import HTTPConnection
 
 from asynclock import _problems
 from asynclock._errors import ConfigError, LockError
-from asynclock._options import check_options
+from asynclock._options import check_flag, check_options
 from asynclock.client import Redlock, redlock
 from asynclock.locks.lock import Lock
-from asynclock.locks.template import namer
+from asynclock.locks.multi import MOST_NAMES
+from asynclock.locks.template import fill, namer, parse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,6 +61,7 @@ _KINDS: dict[str, Callable[..., Lock]] = {
     "read": Redlock.read,
     "write": Redlock.write,
 }
+_NO_WEBSOCKET = "Locked is for HTTP routes: in a websocket route, use `async with` of a lock"
 _LOOKAHEAD = 1 << 20  # bytes of a body that are read, and kept, while its request waits
 
 
@@ -103,17 +106,53 @@ def Locked(  # noqa: N802 - it stands in annotations, as a type does
 
     While the request waits for the lock, a client that hangs up ends the wait. Once the lock is held, the endpoint runs
     to its end; with `cancel_body=True` a client that hangs up cancels an `async def` endpoint. Raises ConfigError, also
-    for a wrong option; the start of the app raises it for an option that does not fit the client. A request raises what
-    `async with` of a lock raises.
+    for a wrong option or template; the start of the app raises it, or Unsupported, for a lock that its client cannot
+    make. A request raises what `async with` of a lock raises.
     """
     if not names or not all(name and (isinstance(name, str) or callable(name)) for name in names):
         raise ConfigError(f"Locked takes names: templates such as 'order:{{order_id}}', or functions; not {names!r}")
-    if not callable(kind) and kind not in _KINDS:
-        raise ConfigError(f"kind is one of {', '.join(_KINDS)}, or a function of the client and a name; not {kind!r}")
+    _check_kind(kind, several=len(names) > 1)
+    _check_names(names)
     if callable(kind) and options and len(names) == 1:
         raise ConfigError("a function as kind makes its lock with options of its own: give them there")
+    check_flag("cancel_body", cancel_body)
     check_options(options, of_a_mutex=kind == "mutex" and len(names) == 1)
     return Depends(_Dependency(names, kind, cancel_body, options), scope="function")
+
+
+def _check_kind(kind: Any, *, several: bool) -> None:
+    if not callable(kind):
+        if not isinstance(kind, str) or kind not in _KINDS:
+            raise ConfigError(
+                f"kind is one of {', '.join(_KINDS)}, or a function of the client and a name; not {kind!r}"
+            )
+        if several and kind == "reentrant":
+            raise ConfigError("a lock of several names cannot be reentrant: leave kind out, or give one name")
+        return
+    if inspect.iscoroutinefunction(kind):
+        raise ConfigError(f"kind makes a lock and awaits nothing: write a plain function, not an async def ({kind!r})")
+    try:
+        signature = inspect.signature(kind)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(None, "")
+    except TypeError as error:
+        raise ConfigError(
+            f"kind is called with the client and the name, as in lambda client, name: client.semaphore(name, 3); "
+            f"{kind!r} does not take them: {error}"
+        ) from None
+
+
+def _check_names(names: tuple[str | Callable[..., Any], ...]) -> None:
+    if len(names) > MOST_NAMES:
+        raise ConfigError(f"Locked of {len(names)} names: give at most {MOST_NAMES}")
+    seen: list[object] = []
+    for name in names:
+        made_of = parse(name) if isinstance(name, str) else name
+        if made_of in seen:
+            raise ConfigError(f"Locked has {name!r} twice: name each lock once")
+        seen.append(made_of)
 
 
 class _Dependency:
@@ -134,7 +173,7 @@ class _Dependency:
     async def __call__(self, *, connection: HTTPConnection, **made: str) -> AsyncIterator[Lease]:
         """Hold the lock until FastAPI closes this generator."""
         if not isinstance(connection, Request):
-            raise ConfigError("Locked is for HTTP routes: in a websocket route, use `async with` of a lock")
+            raise ConfigError(_NO_WEBSOCKET)
         installed = _installed.get(connection.app)
         if installed is None:
             raise ConfigError("Locked needs a client: call asynclock.fastapi.install(app, client) with this app")
@@ -172,19 +211,81 @@ class _Dependency:
         finally:
             await watch.end()
 
-    def lock(self, client: Redlock, names: list[str], *, in_thread: bool) -> Lock:
+    def lock(self, client: Redlock, names: list[str], *, in_thread: bool = False) -> Lock:
         """The lock of a request. A loss cannot cancel a thread, so there it is raised at the end."""
         options: dict[str, Any] = dict(self.options)
         if len(self.names) == 1 and isinstance(self.names[0], str):
             options.setdefault("label", self.names[0])
         if in_thread:
             options["cancel_on_lost"] = False
-        if len(names) == 1:
-            return (
-                self.kind(client, names[0]) if callable(self.kind) else _KINDS[self.kind](client, names[0], **options)
-            )
         make = self.kind if callable(self.kind) else _KINDS[self.kind]
-        return client.multi(*(make(client, name) for name in names), **options)
+        if len(self.names) == 1:
+            made = make(client, names[0]) if callable(self.kind) else make(client, names[0], **options)
+            return _checked(made)
+        # Two fields may have equal values, such as both accounts of a transfer: then they are one name.
+        each_once = [name for i, name in enumerate(names) if name not in names[:i]]
+        return client.multi(*(_checked(make(client, name)) for name in each_once), **options)
+
+    def check(self, client: Redlock) -> None:
+        """Make a lock as a request does. Raises the ConfigError or Unsupported that each request would raise."""
+        names, real = self._sample_names()
+        if not callable(self.kind):
+            self.lock(client, names)
+            return
+        made: Sequence[Lock | str] = names
+        try:
+            made = [self.kind(client, name) for name in names]
+        except Exception as error:  # of the program, which may know only the names that there are
+            if real and isinstance(error, LockError):
+                raise
+        else:
+            for lock in made:
+                _checked(lock)
+        if len(self.names) == 1:
+            return
+        if not real:
+            for lock in made:
+                client.multi(lock, **self.options)
+            made = names  # the function may have made one name of two
+        client.multi(*made, **self.options)
+
+    def _sample_names(self) -> tuple[list[str], bool]:
+        """Names for `check`, and whether they are as those of a request. All fields have the value 1, unless this makes
+        two names equal. So names have one hash tag if they can have one."""
+        if not all(isinstance(name, str) for name in self.names):
+            return [f"{{any}}:{i}" for i in range(len(self.names))], False
+        templates = [parse(name) for name in self.names if isinstance(name, str)]
+        names = dict.fromkeys(fill(parts, lambda _: "1") for parts in templates)
+        if len(names) < len(templates):
+            numbers: dict[str, str] = {}
+            names = dict.fromkeys(
+                fill(parts, lambda field: numbers.setdefault(field, str(len(numbers)))) for parts in templates
+            )
+        return list(names), True
+
+    def shares(self, other: _Dependency) -> str | None:
+        """The template of a lock that the task of a request cannot hold because of `self` and `other`."""
+        if callable(self.kind) or callable(other.kind) or self.kind == other.kind == "read":
+            return None
+        if self.owner is not None and self.owner == other.owner:
+            return None
+        return next((each for each in self.names if isinstance(each, str) and each in other.names), None)
+
+    @property
+    def owner(self) -> object:
+        """Of a reentrant lock: the value of `owner`, or a name for the task. None: it is not reentrant."""
+        options: dict[str, Any] = dict(self.options)
+        reentrant = self.kind == "reentrant" or options.get("reentrant")
+        return (options.get("owner"),) if reentrant else None
+
+
+def _checked(lock: object) -> Lock:
+    """What a function as `kind` has made. Raises ConfigError if it is no lock."""
+    if not isinstance(lock, Lock):
+        raise ConfigError(
+            f"kind returned {type(lock).__name__}: return a lock, as in lambda client, name: client.semaphore(name, 3)"
+        )
+    return lock
 
 
 class _HungUp(Exception):
@@ -241,10 +342,17 @@ class _Plan:
                 f"{self.endpoint.__qualname__} streams its response, which begins after the lock is freed: "
                 "take the lock in its body, with `async with`"
             )
-        for dependency in _locks_of(route.dependant):
+        locks = list(dict.fromkeys(_locks_of(route.dependant)))  # FastAPI takes the same Locked once
+        for dependency in locks:
             for name in dependency.names:
                 if isinstance(name, str):
                     self.namer(name)
+        for first, second in combinations(locks, 2):
+            if (shared := first.shares(second)) is not None:
+                raise ConfigError(
+                    f"two locks of the route {route.path_format} have the name {shared!r}, so the second would wait "
+                    "for the first: write it once, as ORDER = Locked(...), and put ORDER in both places"
+                )
 
     def namer(self, template: str) -> Callable[..., str]:
         """The function that makes a name of the route's values. Raises ConfigError if the template does not fit."""
@@ -305,22 +413,21 @@ class _Installed:
         self._plans: dict[int, _Plan] = {}  # by the id of the route's Dependant, which its plan keeps alive
 
     def check(self, app: FastAPI) -> None:
-        """Raises ConfigError for a template that does not fit its route."""
+        """Raises ConfigError for a template that does not fit its route, and for a route that cannot have a lock."""
         for route in _routes(app):
+            if not getattr(route, "methods", None):
+                raise ConfigError(f"{_NO_WEBSOCKET} ({route.path})")
             self._plan(route)
 
-    def check_options(self, app: FastAPI) -> None:
-        """Make a lock with the options of each `Locked`: an option that the client or its stores refuse would fail each
-        request. Raises ConfigError, Unsupported."""
+    def check_locks(self, app: FastAPI) -> None:
+        """Make a lock for each `Locked`: one that the client or its stores refuse would fail each request. Raises
+        ConfigError, Unsupported."""
         for route in _routes(app):
             for dependency in _locks_of(route.dependant):
-                kind = dependency.kind if len(dependency.names) == 1 else "mutex"  # a multi lock has options alike
-                if callable(kind):  # its options are its own, and it expects a real name
-                    continue
                 try:
-                    _KINDS[kind](self.client, "any", **dependency.options)
+                    dependency.check(self.client)
                 except LockError as error:
-                    error.add_note(f"These are options of Locked, in the route {route.path_format}")
+                    error.add_note(f"This is a Locked of the route {route.path_format}")
                     raise
 
     def plan_of(self, request: Request) -> _Plan:
@@ -358,9 +465,14 @@ def _join_lifespan(app: FastAPI, installed: _Installed) -> None:
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
-        installed.check(app)
+        apps = list(_locking(app))
+        for each, path in apps:
+            if each not in _installed:
+                raise ConfigError(f"the app that is mounted at {path} has a Locked: call install() for that app, too")
+            _installed[each].check(each)
         async with installed.client:
-            installed.check_options(app)  # the client knows its nodes and its environment by now
+            for each, _ in apps:
+                _installed[each].check_locks(each)  # the client knows its nodes and its environment by now
             async with own(app) as state:
                 yield state
 
@@ -374,7 +486,7 @@ def _describe(app: FastAPI, installed: _Installed) -> None:
     def openapi() -> dict[str, Any]:
         schema = own()
         for route in _routes(app):
-            for method in route.methods:
+            for method in route.methods or ():
                 operation = schema.get("paths", {}).get(route.path_format, {}).get(method.lower())
                 if operation is not None:
                     for status, answer in _problems.openapi_responses(installed.busy_status).items():
@@ -385,12 +497,23 @@ def _describe(app: FastAPI, installed: _Installed) -> None:
 
 
 def _routes(app: FastAPI) -> Iterator[Any]:
-    """The routes that lock, those of included routers with the path and the dependencies that they have here."""
+    """The routes that lock, also websockets, which cannot. Those of included routers have the path and the dependencies
+    that they have here."""
     expand = getattr(fastapi.routing, "iter_route_contexts", iter)  # older versions copy the routes that they include
     for route in expand(app.routes):
         dependant = getattr(route, "dependant", None)
-        if isinstance(dependant, Dependant) and getattr(route, "methods", None) and any(_locks_of(dependant)):
+        if isinstance(dependant, Dependant) and any(_locks_of(dependant)):
             yield route
+
+
+def _locking(app: FastAPI, path: str = "") -> Iterator[tuple[FastAPI, str]]:
+    """The app and those that are mounted in it, if they have routes that lock; with their paths. No server runs the
+    lifespan of a mounted app."""
+    if any(_routes(app)):
+        yield app, path
+    for route in app.routes:
+        if isinstance(mounted := getattr(route, "app", None), FastAPI):
+            yield from _locking(mounted, path + getattr(route, "path", ""))
 
 
 def _locks_of(dependant: Dependant) -> Iterator[_Dependency]:

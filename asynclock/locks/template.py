@@ -17,7 +17,7 @@ AsyncMock, does not say what its parameters are. There a field is a keyword argu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from enum import Enum
 from functools import partial
@@ -27,11 +27,63 @@ from typing import Any
 from uuid import UUID
 
 from asynclock._errors import ConfigError
+from asynclock._options import check_name
 
 Namer = Callable[..., str]
 """A function of the arguments of a call. It returns the name of the call's lock."""
 
 _SEPARATORS = ":/%"
+
+
+class _Anything:
+    """In the place of a value, of which the fields of a template take any attribute and any item."""
+
+    def __getattr__(self, name: str) -> _Anything:
+        return self
+
+    def __getitem__(self, key: object) -> _Anything:
+        return self
+
+
+def parse(template: str) -> list[tuple[str, str]]:
+    """(literal, field after it or "") of each part of the template. Raises ConfigError for a template that makes no
+    name, whatever the function and the values are."""
+    try:
+        parsed = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"{template!r} is no template: {error}; write a literal brace as {{{{ or }}}}") from None
+    parts: list[tuple[str, str]] = []
+    before = ""  # an escaped brace ends a literal: this is the text since the last field
+    for literal, field, spec, conversion in parsed:
+        before += literal
+        if spec or conversion:
+            raise ConfigError(f"{template!r}: a field is a plain {{name}}, without ! or :")
+        if field is None:
+            continue
+        _check_field(template, field)
+        if parts and not before:
+            raise ConfigError(f"{template!r}: put a character between two fields, so that their values stay apart")
+        parts.append((before, field))
+        before = ""
+    if before or not parts:
+        parts.append((before, ""))
+    check_name(fill(parts, "{{{}}}".format))
+    return parts
+
+
+def fill(parts: Sequence[tuple[str, str]], text_of: Callable[[str], str]) -> str:
+    """The template with `text_of(field)` in the place of each field."""
+    return "".join(literal + (text_of(field) if field else "") for literal, field in parts)
+
+
+def _check_field(template: str, field: str) -> None:
+    first = _first(field)
+    if not first or first.isdecimal():
+        raise ConfigError(f"{template!r}: a field needs the name of a parameter, such as {{order_id}}")
+    try:
+        Formatter().get_field(field, (), {first: _Anything()})
+    except ValueError as error:
+        raise ConfigError(f"{template!r}: the field {{{field}}} cannot be read: {error}") from None
 
 
 def namer(name: str | Callable[..., str], function: Callable[..., Any]) -> Namer:
@@ -48,42 +100,36 @@ def namer(name: str | Callable[..., str], function: Callable[..., Any]) -> Namer
     signature = inspect.signature(given.func)
     bind = partial(signature.bind, *given.args, **given.keywords)  # the arguments that a partial binds are used, too
     parts = _parts(name, signature, getattr(given.func, "__qualname__", repr(given.func)))
-    escaped = set(_SEPARATORS).union(*(literal for literal, field in parts[1:] if field))
+    escaped = set(_SEPARATORS).union(*(_apart(literal) for literal, field in parts[1:] if field))
 
     def named(*args: Any, **kwargs: Any) -> str:
         bound = bind(*args, **kwargs)
         bound.apply_defaults()
         values = {**bound.kwargs, **bound.arguments}
-        return "".join(literal + (_text(field, values, escaped) if field else "") for literal, field in parts)
+        return fill(parts, lambda field: _text(field, values, escaped))
 
     return named
 
 
 def _parts(template: str, signature: inspect.Signature, function: str) -> list[tuple[str, str]]:
-    """(literal, field after it or "") of each part of the template."""
+    """As `parse`. Raises ConfigError for a field that the function does not take, too."""
     takes_all = [each.kind for each in signature.parameters.values()] == [
         Parameter.VAR_POSITIONAL,
         Parameter.VAR_KEYWORD,
     ]
-    try:
-        parsed = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ConfigError(f"{template!r} is no template: {error}; write a literal brace as {{{{ or }}}}") from None
-    parts: list[tuple[str, str]] = []
-    for literal, field, spec, conversion in parsed:
-        if spec or conversion:
-            raise ConfigError(f"{template!r}: a field is a plain {{name}}, without ! or :")
-        if field is not None:
-            first = _first(field)
-            if first not in signature.parameters and not takes_all:
-                has = ", ".join(signature.parameters) or "none"
-                raise ConfigError(
-                    f"{template!r} names {first!r}, which {function} does not take; its parameters: {has}"
-                )
-            if parts and parts[-1][1] and not literal:
-                raise ConfigError(f"{template!r}: put a character between two fields, so that their values stay apart")
-        parts.append((literal, field or ""))
+    parts = parse(template)
+    for first in [_first(field) for _, field in parts if field]:
+        if first not in signature.parameters and not takes_all:
+            has = ", ".join(signature.parameters) or "none"
+            raise ConfigError(f"{template!r} names {first!r}, which {function} does not take; its parameters: {has}")
     return parts
+
+
+def _apart(literal: str) -> str:
+    """The characters of the text between two fields that a value must not contain, so that the values stay apart. The
+    last piece of the text, which begins after a literal brace, is enough."""
+    last = literal[max(literal.rfind("{"), literal.rfind("}")) + 1 :]
+    return literal if not last and not set(literal) & set(_SEPARATORS) else last
 
 
 def _first(field: str) -> str:

@@ -122,7 +122,14 @@ def test_an_empty_value_is_refused() -> None:
     ("template", "match"),
     [
         ("order:{id}", "'id'"),
-        ("order:{}", "''"),
+        ("order:{}", "a field needs the name of a parameter"),
+        ("order:{0}", "a field needs the name of a parameter"),
+        ("order:{a.}", r"the field \{a\.\} cannot be read"),
+        ("order:{a[0]b}", r"the field \{a\[0\]b\} cannot be read"),
+        ("", "a lock's name is empty"),
+        ("asynclock~{a}", r"reserved: rename 'asynclock~\{a\}'"),
+        ("asynclock~all", "reserved: rename 'asynclock~all'"),
+        ("{a}\ud800", "lone surrogate"),
         ("order:{a!r}", "without"),
         ("order:{a:>3}", "without"),
         ("order:{a}{b}", "between"),
@@ -140,6 +147,23 @@ def test_a_template_that_does_not_fit_is_refused_when_it_decorates(template: Any
         client.synchronized(template)(function)
     with pytest.raises(ConfigError, match=match):
         client.once(template, within=60)(function)
+
+
+def test_a_field_without_a_name_is_refused_for_a_function_that_takes_all() -> None:
+    """Of a function that takes any arguments, too: all its calls would share one name."""
+    with pytest.raises(ConfigError, match="a field needs the name of a parameter"):
+        namer("order:{}", AsyncMock())
+
+
+@pytest.mark.parametrize("template", ["{a}{{{b}", "{a}}}{b}", "{a}{{}}{b}"])
+def test_values_stay_apart_with_only_braces_between_them(template: str) -> None:
+    """Between two fields is only a literal brace: a value that has this brace does not run into the other one."""
+
+    async def function(a: str, b: str) -> None: ...
+
+    named = namer(template, function)
+    between = template.replace("{{", "{").replace("}}", "}")[3:-3]
+    assert named(f"x{between}y", "z") != named("x", f"y{between}z")
 
 
 BERLIN, TOKYO = ZoneInfo("Europe/Berlin"), timezone(timedelta(hours=9))

@@ -1,0 +1,266 @@
+"""asynclock.fastapi: a lock that no request could take is refused where it is declared, or when the app starts."""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from itertools import product
+from typing import Annotated, Any
+
+import pytest
+from fastapi import APIRouter, FastAPI, WebSocket
+from fastapi.testclient import TestClient
+
+from asynclock import ConfigError, Lease, LockError, Redlock, Unsupported
+from asynclock.fastapi import Locked, install
+from asynclock.stores import MemoryStore, Wish
+from asynclock.stores.redis.cluster.topology import apart
+from tests.support.web import http
+
+
+class OfACluster(MemoryStore):
+    """A store that is limited as a Redis Cluster is."""
+
+    def cannot(self, wish: Wish) -> str | None:
+        return apart(wish.prefix, wish.names)
+
+
+def named(order_id: int) -> str:
+    return f"order:{order_id}"
+
+
+def named_too(order_id: int) -> str:
+    return f"stock:{order_id}"
+
+
+async def made_later(client: Redlock, name: str) -> Any:
+    return client(name)
+
+
+def app_with(locked: Any, client: Redlock) -> FastAPI:
+    """An app whose route takes this lock. The route is added after install(), so the start of the app checks it."""
+    app = FastAPI()
+    install(app, client)
+
+    @app.post("/orders/{order_id}")
+    async def charge(order_id: int, lease: Annotated[Lease, locked], to: int = 9) -> str:
+        return lease.name
+
+    return app
+
+
+WRONG: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    (("a", "b"), {"kind": "reentrant"}, "a lock of several names cannot be reentrant: leave kind out"),
+    (("a", "b", "a"), {}, "'a' twice: name each lock once"),
+    (("order:{order_id}", "order:{order_id}"), {"kind": "read"}, "twice"),
+    ((named, named), {}, "twice"),
+    (tuple(f"n{i}" for i in range(257)), {}, "257 names: give at most 256"),
+    (("asynclock~all",), {}, "reserved: rename 'asynclock~all'"),
+    (("a", "asynclock~{order_id}"), {}, r"reserved: rename 'asynclock~\{order_id\}'"),
+    (("{order_id}\ud800",), {"label": "order"}, "lone surrogate"),
+    (("order:{",), {}, "is no template"),
+    (("order:{order_id.}",), {}, r"the field \{order_id\.\} cannot be read"),
+    (("order:{}",), {}, "a field needs the name of a parameter"),
+    (("a",), {"kind": ["read"]}, "kind is one of mutex"),
+    (("a",), {"kind": lambda client: client("a")}, "kind is called with the client and the name"),
+    (("a",), {"kind": Redlock.semaphore}, "kind is called with the client and the name"),
+    (("a",), {"kind": made_later}, "a plain function, not an async def"),
+    (("a",), {"cancel_body": "no"}, "cancel_body is True or False, not str"),
+]
+
+
+@pytest.mark.parametrize(("names", "options", "message"), WRONG)
+def test_a_declaration_that_no_client_could_keep_is_refused_at_once(
+    names: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
+    """Locked raises a ConfigError that says what to do, before there is an app."""
+    with pytest.raises(ConfigError, match=message):
+        Locked(*names, **options)
+
+
+AT_THE_START: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
+    (("order:{order_id}", "all"), {"fencing": False}, "pass fencing=True to multi"),
+    (("all",), {"kind": "read", "fencing": False}, "pass fencing=True for a read lock"),
+    (("all",), {"kind": lambda client, name: name}, "kind returned str: return a lock"),
+    ((named,), {"kind": lambda client, name: None}, "kind returned NoneType: return a lock"),
+    (("a", "b"), {"kind": lambda client, name: None}, "kind returned NoneType: return a lock"),
+    (("order:{order_id}",), {"kind": lambda client, name: client(name, lease=90)}, "lease=90 seconds is above"),
+    (("a", "b"), {"kind": lambda client, name: client.semaphore(name, 0)}, "permits is a whole number from 1"),
+    (("a", "b"), {"kind": lambda client, name: client(name, reentrant=True)}, "cannot be part of a multi lock"),
+    ((named, named_too), {"kind": lambda client, name: client(name, reentrant=True)}, "cannot be part of a multi lock"),
+    ((named, "a"), {"kind": lambda client, name: {}[name], "lease": 90}, "lease=90 seconds is above"),
+    ((named,), {"fencing": False, "kind": "write"}, "pass fencing=True for a write lock"),
+]
+
+
+@pytest.mark.parametrize(("names", "options", "message"), AT_THE_START)
+def test_a_lock_that_the_client_cannot_make_is_refused_when_the_app_starts(
+    names: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
+    """The start raises what each request would raise, with the route."""
+    app = app_with(Locked(*names, **options), Redlock("memory:"))
+    with pytest.raises(LockError, match=message) as refused, TestClient(app):
+        pass
+    assert "/orders/{order_id}" in "".join(refused.value.__notes__)
+
+
+def test_names_in_different_slots_of_a_cluster_are_refused_when_the_app_starts() -> None:
+    """Two templates without a common hash tag. With one, also where it has a field, the app starts."""
+    for apart_from in (("order:{order_id}", "stock:{order_id}"), ("order:{order_id}", "order:{to}"), ("a", "b")):
+        app = app_with(Locked(*apart_from), Redlock(OfACluster()))
+        with pytest.raises(Unsupported, match="the names are in different slots"), TestClient(app):
+            pass
+    for together in (
+        ("{{{order_id}}}:a", "{{{order_id}}}:b"),
+        ("{{{order_id}}}:a", "{{{to}}}:b"),  # it depends on the values
+        ("{{all}}:{order_id}", "{{all}}:{to}"),
+        (named, "a"),  # a function may give it the hash tag
+    ):
+        with TestClient(app_with(Locked(*together), Redlock(OfACluster()))):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [
+        ("all", lambda client, name: client.semaphore(name, {"order:7": 3}[name])),
+        ("order:{order_id}", lambda client, name: client.semaphore(name, {"order:7": 3}[name])),
+        ("order:{order_id}", lambda client, name: client.semaphore(name, int(name.partition(":")[2]))),
+        (named, lambda client, name: client.semaphore(name, int(name.partition(":")[2] or "0"))),
+    ],
+)
+def test_a_kind_that_knows_only_the_names_that_there_are(template: Any, kind: Callable[[Redlock, str], Any]) -> None:
+    """The start asks it with a sample name. Its own exception does not keep the app from starting."""
+    with TestClient(app_with(Locked(template, kind=kind), Redlock("memory:"))):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["mutex", "write", lambda client, name: client.semaphore(name, 3)])
+async def test_two_fields_with_equal_values_are_one_name(kind: Any) -> None:
+    """A transfer from an account to itself locks this account, and is not a 500."""
+    app = app_with(Locked("account:{order_id}", "account:{to}", kind=kind), Redlock("memory:"))
+    async with app.router.lifespan_context(app), http(app) as web:
+        answer = await web.post("/orders/7?to=07")
+        assert (answer.status_code, answer.json()) == (200, "account:7")
+        assert (await web.post("/orders/7?to=8")).json() == "account:7, account:8"
+
+
+def test_a_websocket_route_is_refused() -> None:
+    """A lock of a websocket route, also of its router, is a ConfigError of install() or of the start."""
+    locked, router = Locked("x"), APIRouter(dependencies=[Locked("y")])
+
+    async def talk(socket: WebSocket, lease: Annotated[Lease, locked]) -> None: ...
+
+    @router.websocket("/talk")
+    async def talk_of_router(socket: WebSocket) -> None: ...
+
+    before, after = FastAPI(), FastAPI()
+    before.websocket("/ws")(talk)
+    with pytest.raises(ConfigError, match=r"in a websocket route, use `async with` of a lock \(/ws\)"):
+        install(before, Redlock("memory:"))
+    install(after, Redlock("memory:"))
+    after.include_router(router, prefix="/of")
+    with pytest.raises(ConfigError, match=r"websocket route.*\(/of/talk\)"), TestClient(after):
+        pass
+
+
+def test_a_mounted_app_is_checked_with_the_app_that_starts() -> None:
+    """No server runs the lifespan of a mounted app. Without install() of its own, or with a wrong option, it is a
+    ConfigError of the start. A mounted app without a lock needs no install()."""
+    client = Redlock("memory:")
+    cases: list[tuple[str, Any, bool, str]] = [
+        ("/v1", Locked("x"), False, "mounted at /v1 has a Locked: call install"),
+        ("/v2", Locked("x", lease=90), True, "lease=90 seconds is above"),
+    ]
+    for path, locked, installed, message in cases:
+        app, mounted = FastAPI(), FastAPI()
+        app.mount(path, mounted)
+        mounted.post("/", dependencies=[locked])(lambda: None)
+        install(app, client)
+        if installed:
+            install(mounted, client)
+        with pytest.raises(ConfigError, match=message), TestClient(app):
+            pass
+    app = FastAPI()
+    app.mount("/v1", FastAPI())
+    install(app, client)
+    with TestClient(app):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "works"),
+    [
+        ({}, {}, False),
+        ({"kind": "fair"}, {"kind": "reentrant"}, False),
+        ({"kind": "read"}, {"kind": "write"}, False),
+        ({"kind": "reentrant"}, {"reentrant": True, "owner": "me"}, False),
+        ({"kind": "read"}, {"kind": "read"}, True),
+        ({"kind": "reentrant"}, {"reentrant": True}, True),
+    ],
+)
+def test_two_locks_of_one_name_in_a_route(one: dict[str, Any], other: dict[str, Any], works: bool) -> None:
+    """The request would wait for itself, so install() refuses it. Two read locks, and reentrant locks of one owner,
+    can be held together."""
+    app = FastAPI(dependencies=[Locked("order:{order_id}", **one)])
+
+    @app.post("/orders/{order_id}")
+    async def charge(order_id: int, lease: Annotated[Lease, Locked("order:{order_id}", **other)]) -> str:
+        return lease.name
+
+    if not works:
+        with pytest.raises(ConfigError, match=r"two locks of the route /orders/\{order_id\} have the name"):
+            install(app, Redlock("memory:"))
+        return
+    install(app, Redlock("memory:"))
+    with TestClient(app) as web:
+        assert web.post("/orders/7").json() == "order:7"
+
+
+KINDS: list[Any] = [
+    *("mutex", "fair", "reentrant", "read", "write"),
+    lambda client, name: client.semaphore(name, 3),
+    lambda client, name: client(name, reentrant=True),
+    lambda client, name: client.multi(name, name + ":too"),
+]
+NAMES: list[tuple[Any, ...]] = [("all",), ("order:{order_id}",), (named,), ("a", "order:{to}"), ("a", named)]
+VALUES: dict[str, list[Any]] = {
+    "lease": [10, 90, 0.05],
+    "timeout": [0, None, -1],
+    "renew": ["thread", False, "never"],
+    "max_hold": [5, 0],
+    "min_hold": [0.1, 31],
+    "cancel_on_lost": [False, 1],
+    "metadata": ["web", "x" * 1025],
+    "label": ["order", "\ud800"],
+    "fencing": [False, 0],
+    "fair": [True, 1],
+    "reentrant": [True, 1],
+    "owner": ["me", []],
+}
+OPTIONS: list[dict[str, Any]] = [
+    *({option: value} for option, values in VALUES.items() for value in values),
+    {"reentrant": True, "owner": "me"},
+    {"reentrant": True, "owner": []},
+    {"fencing": False, "min_hold": 0.1},
+    {},
+]
+
+
+@pytest.mark.parametrize("of_client", [{}, {"fencing": False}, {"lease": 1, "node_timeout": 0.3}])
+async def test_what_fails_each_request_fails_the_start(of_client: dict[str, Any]) -> None:
+    """Each kind with one name and with several, with each option: an app that starts answers its requests. (A function
+    as kind may refuse what a function as name returns: only a request knows that name.)"""
+    answered = 0
+    for kind, names, options in product(KINDS, NAMES, OPTIONS):
+        if callable(kind) and callable(names[-1]) and of_client:
+            continue
+        async with AsyncExitStack() as stack:
+            try:
+                app = app_with(Locked(*names, kind=kind, **options), Redlock("memory:", **of_client))
+                await stack.enter_async_context(app.router.lifespan_context(app))
+            except (ConfigError, Unsupported):
+                continue
+            web = await stack.enter_async_context(http(app))
+            answer = await web.post("/orders/7")  # raises what the app raises
+            assert answer.status_code == 200, (kind, names, options)
+            answered += 1
+    assert answered > 100
