@@ -210,7 +210,8 @@ async def test_c16_noscript_answers_a_renewal_after_its_undo(five: list[Server],
     left."""
     servers = five[:nodes]
     async with Redlock(*urls_of(servers), lease=LONG) as first:
-        async with first(name), through_proxies(servers, lease=SHORT, node_timeout=1.0) as (second, proxies):
+        # The node timeout is long, since a connection that it ended would lose the answer that is held back.
+        async with first(name), through_proxies(servers, lease=15.0, node_timeout=5.0) as (second, proxies):
             waiting = asyncio.create_task(second(name).acquire(timeout=None))
             await until(lambda: in_queue(servers, name, 1)() and idle(second))
             script = SCRIPTS[""]
