@@ -86,6 +86,7 @@ class Acquisition(Claim):
     # blocked, or the one try beside its own holds took all of the time. So it asks once more, and waits for the answer
     # for as long as a last question may take. Then it gives up. Never reset before its end.
     asked_late = False
+    _late_by = 0.0  # seconds by which its end was moved, so that it can wait for that answer
     _yields = False  # remote waiters were notified just before it began
     _continues_batch = False  # its ticket was one of the last that one op could serve; see `Rounds`
     # Its full terms and the end of its time, kept during the one try beside the holds of its task; else None. During
@@ -104,7 +105,7 @@ class Acquisition(Claim):
     def again(self) -> Acquisition:
         terms, give_up = self._full or (self.terms, self._give_up)
         acquisition = Acquisition(self._machine, terms, give_up)
-        acquisition.asked_late = self._core.clock.now() >= give_up
+        acquisition.asked_late, acquisition._late_by = self._core.clock.now() >= give_up, self._late_by
         return acquisition
 
     def _begin(self) -> None:
@@ -148,7 +149,8 @@ class Acquisition(Claim):
             self._begin_full(self._full)
             return
         now, timeout, planner = self._core.clock.now(), self.terms.timeout or 0.0, self.planner
-        waited = now - (self._give_up - timeout if timeout or planner is None else planner.began)
+        called = self._give_up - self._late_by - timeout
+        waited = now - (called if timeout or planner is None else planner.began)
         if ballot is None and self._queue is not None:
             planner = self._queue.asker.planner if self._queue.asker is not None else None
         self._end_without(planner.no_lease(now, waited, ballot) if planner is not None else NoLease(waited=waited))
@@ -298,7 +300,8 @@ class Acquisition(Claim):
             if waiter.check_knows_enough(again=not self.asked_late):
                 self._refuse()
             else:
-                self._give_up, self.asked_late = self._core.clock.now() + self._give_up - waiter.answer_from, True
+                late_by = self._core.clock.now() - waiter.answer_from
+                self._give_up, self._late_by, self.asked_late = self._give_up + late_by, late_by, True
                 self._queue_locally()
         except BaseException as error:
             self._failed(error)

@@ -203,7 +203,8 @@ async def test_restarted_servers_vote_as_in_a_program(five: list[Server], name: 
     left = re.findall(r"for another (\d+)", done.stdout)
     assert left
     assert min(map(int, left)) > 61
-    assert answered("health", on=five, ASYNCLOCK_MAX_LEASE="5", ASYNCLOCK_TRUST_RESTARTS="1").returncode == 0
+    short = {"ASYNCLOCK_MAX_LEASE": "5", "ASYNCLOCK_NODE_TIMEOUT": "1"}  # a longer one needs a longer lease
+    assert answered("health", on=five, **short, ASYNCLOCK_TRUST_RESTARTS="1").returncode == 0
     assert answered("ls", on=five, ASYNCLOCK_TRUST_RESTARTS="1").returncode == 0
 
 
@@ -271,10 +272,11 @@ def test_top(five: list[Server], name: str, begin: Begin) -> None:
 
 def test_top_counts_losses(server: Server, name: str, begin: Begin) -> None:
     """Of a holder that was killed; not of one that releases."""
-    dies = begin("run", name, "--lease", "3", "--", *HOLDS, on=server).holds()
-    ends = begin("run", f"{name}2", "--lease", "3", "--", *HOLDS, on=server).holds()
+    dies = begin("run", name, "--lease", "9", "--on-lost", "ignore", "--", *HOLDS, on=server).holds()
+    ends = begin("run", f"{name}2", "--", *HOLDS, on=server).holds()
     top = begin("top", "--json", "--interval", "100ms", on=server)
-    assert json.loads(top.line())["holders"] == 2
+    while json.loads(top.line())["holders"] != 2:  # a look may fail on a busy machine
+        pass
     ends.let_go()
     dies.process.kill()
     while not (shown := json.loads(top.line()))["lost_total"]:
@@ -314,7 +316,8 @@ def test_top_gives_the_terminal_back(server: Server) -> None:
 def test_top_in_an_outage(server: Server, begin: Begin) -> None:
     """It goes on; the last look decides the exit code. Ctrl-C is its usual end."""
     top = begin("top", "--json", "--interval", "10ms", on=server)
-    assert json.loads(top.line())["ok"]
+    while not json.loads(top.line())["ok"]:  # a first connect may take long
+        pass
     server.kill()
     while json.loads(top.line())["ok"]:
         pass

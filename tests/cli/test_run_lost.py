@@ -28,13 +28,15 @@ while True: signal.pause()
 """
 
 
+@pytest.mark.timeout(120)
 async def test_the_command_ends_before_its_lease(server: Server, name: str, begin: Begin, tmp_path: Path) -> None:
-    """No command reaches the server any more: SIGTERM, then SIGKILL, while the key of the hold still lives."""
+    """No command reaches the server any more: SIGTERM, then SIGKILL, while the key of the hold still lives. A tenth of
+    the lease is left at SIGKILL: so much time a busy machine has to deliver it, and this test to look."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     program = f"sys.stdout = open({str(pipe)!r}, 'w')\n{STUBBORN}"
     async with Proxy(server.path.with_suffix(".cut"), server.path) as proxy:
-        running = begin("run", name, "--lease", "9", "--", *python(program), ASYNCLOCK_URLS=proxy.url)
+        running = begin("run", name, "--lease", "40", "--", *python(program), ASYNCLOCK_URLS=proxy.url)
         with await asyncio.to_thread(pipe.open) as said:
             assert await asyncio.to_thread(said.readline) == "holds\n"
             proxy.drop_requests = True
@@ -47,7 +49,7 @@ async def test_the_command_ends_before_its_lease(server: Server, name: str, begi
 
 def test_a_quorum_that_is_lost(five: list[Server], name: str, begin: Begin) -> None:
     """Three of five servers die: 70, although the command itself exits 0 on SIGTERM."""
-    running = begin("run", name, "--lease", "4", "--", *python(TIDY), on=five).holds()
+    running = begin("run", name, "--lease", "15", "--", *python(TIDY), on=five).holds()
     for server in five[:3]:
         server.kill()
     assert running.line() == "tidies up"
@@ -57,7 +59,7 @@ def test_a_quorum_that_is_lost(five: list[Server], name: str, begin: Begin) -> N
 def test_a_minority_that_is_lost(five: list[Server], name: str, begin: Begin) -> None:
     """Two of five die: the command runs on, for longer than a lease."""
     program = "say('holds'); sys.stdin.read(); say('done')"
-    running = begin("run", name, "--lease", "3", "--", *python(program), on=five).holds()
+    running = begin("run", name, "--lease", "12", "--", *python(program), on=five).holds()
     five[0].kill()
     five[1].kill()
     assert "is down" in running.said()
@@ -75,7 +77,7 @@ def test_a_minority_that_is_lost(five: list[Server], name: str, begin: Begin) ->
 
 def test_a_lock_that_is_broken(server: Server, name: str, begin: Begin) -> None:
     """By an operator: the command is told at once, and gets a tenth of the lease to end."""
-    running = begin("run", name, "--lease", "20", "--", *python(TIDY), on=server).holds()
+    running = begin("run", name, "--lease", "60", "--", *python(TIDY), on=server).holds()
     assert answered("break", name, "--yes", on=server).returncode == 0
     assert running.line() == "tidies up"
     assert running.code() == 70
@@ -84,7 +86,7 @@ def test_a_lock_that_is_broken(server: Server, name: str, begin: Begin) -> None:
 def test_what_the_command_started_ends_too(server: Server, name: str, begin: Begin) -> None:
     """The command itself ends at SIGTERM; what it started does not, and gets SIGKILL."""
     deaf = "sh -c 'trap \"\" TERM; echo holds; while :; do sleep 1; done' & wait"
-    running = begin("run", name, "--lease", "2", "--", "sh", "-c", deaf, on=server).holds()
+    running = begin("run", name, "--lease", "6", "--", "sh", "-c", deaf, on=server).holds()
     server.freeze()
     assert running.line() == ""
     assert running.code() == 70
@@ -93,7 +95,7 @@ def test_what_the_command_started_ends_too(server: Server, name: str, begin: Beg
 def test_what_the_command_started_may_tidy_up(server: Server, name: str, begin: Begin) -> None:
     """SIGKILL does not come as soon as the command itself has ended."""
     tidy = "sh -c 'trap \"sleep 0.2; echo tidied up; exit\" TERM; echo holds; while :; do sleep 0.1; done' & wait"
-    running = begin("run", name, "--lease", "20", "--", "sh", "-c", tidy, on=server).holds()
+    running = begin("run", name, "--lease", "60", "--", "sh", "-c", tidy, on=server).holds()
     assert answered("break", name, "--yes", on=server).returncode == 0
     assert running.line() == "tidied up"
     assert running.code() == 70
@@ -101,7 +103,7 @@ def test_what_the_command_started_may_tidy_up(server: Server, name: str, begin: 
 
 def test_on_lost_kill(server: Server, name: str, begin: Begin) -> None:
     """No SIGTERM."""
-    running = begin("run", name, "--lease", "2", "--on-lost", "kill", "--", *python(STUBBORN), on=server).holds()
+    running = begin("run", name, "--lease", "6", "--on-lost", "kill", "--", *python(STUBBORN), on=server).holds()
     server.freeze()
     assert running.line() == ""
     assert running.code() == 70
@@ -119,10 +121,12 @@ def test_on_lost_ignore(server: Server, name: str, begin: Begin, code: int) -> N
 
 
 def test_a_holder_that_was_frozen(server: Server, name: str, begin: Begin) -> None:
-    """asynclock itself was stopped for longer than its lease: it ends the command as it wakes."""
-    running = begin("run", name, "--lease", "5", "--", *python(STUBBORN), on=server).holds()
+    """asynclock itself was stopped for longer than its lease: it ends the command as it wakes. SIGKILL follows SIGTERM
+    soon, so a command on a busy machine may get no time to answer."""
+    running = begin("run", name, "--lease", "6", "--", *python(STUBBORN), on=server).holds()
     running.process.send_signal(signal.SIGSTOP)
     assert asynclock("run", name, "--", "true", on=server).returncode == 0
     running.process.send_signal(signal.SIGCONT)
-    assert running.line() == "SIGTERM"
+    assert running.line() in ("SIGTERM", "")
     assert running.code() == 70
+    assert "is lost: SIGTERM, in" in running.all_said()

@@ -25,6 +25,9 @@ pytestmark = pytest.mark.xdist_group("examples")  # one process imports the fram
 
 LOAD = 100
 
+LEASE = ("--lease", "9")
+"""A lease whose end a test waits for. Its owner may stand still for some seconds without a loss."""
+
 
 async def post(client: httpx.AsyncClient, app: Program, order: int) -> httpx.Response:
     """One customer's request."""
@@ -133,12 +136,14 @@ def test_an_order_that_stays_busy_is_a_conflict(
     """LockTimeout is a 409: another request held the order all the time; nothing was charged."""
     (app,) = serve(shared_urls, example, wait=IN_VAIN)
 
-    async def customer_in_vain() -> httpx.Response:
+    async def customer_in_vain() -> int:
         async with Redlock(*shared_urls) as other, other(f"order:{order}"):
             async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
-                return await post(client, app, order)
+                while (status := (await post(client, app, order)).status_code) == 503:
+                    pass  # no majority answered near the end of the wait, on a busy machine
+                return status
 
-    assert asyncio.run(customer_in_vain()).status_code == 409
+    assert asyncio.run(customer_in_vain()) == 409
     assert journal(order) == []
 
 
@@ -162,12 +167,12 @@ def test_servers_out_of_reach_are_an_outage(
 def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str], order: int) -> None:
     """Two workers, one list, both started at once after they found every job taken: no job is done twice, none is
     left."""
-    orders = [order * 100 + i for i in range(8)]
+    orders = [order * 100 + i for i in range(5)]
 
     async def released() -> list[Program]:
         async with Redlock(*urls) as other:
             leases = [await other(f"order:{each}").acquire(timeout=None) for each in orders]
-            workers = [start(urls, "worker.py", "--timeout", "1", *map(str, orders)) for _ in range(2)]
+            workers = [start(urls, "worker.py", "--timeout", "2", *map(str, orders)) for _ in range(2)]
             for worker in workers:
                 await asyncio.to_thread(worker.says, f"order {orders[-1]}: another worker charges it")
             for lease in leases:
@@ -184,9 +189,9 @@ def test_workers_do_each_job_once(start: Start, journal: Journal, urls: list[str
 def test_a_killed_workers_job_is_done_by_another(start: Start, journal: Journal, urls: list[str], order: int) -> None:
     """kill -9 in the middle of a job: the worker that skipped it comes back to it, once the lease of the dead one is
     over."""
-    dies = start(urls, "worker.py", "--lease", "3", str(order), SHOP_LATENCY="3600")
+    dies = start(urls, "worker.py", *LEASE, str(order), SHOP_LATENCY="3600")
     wait_for(lambda: (dies.process.poll() is not None) or began(journal, order), f"no job began: {dies.said}")
-    other = start(urls, "worker.py", "--lease", "3", "--timeout", "1", str(order))
+    other = start(urls, "worker.py", "--timeout", "2", str(order))
     other.says(f"order {order}: another worker charges it")
     dies.kill()
     assert other.ends() == 0
@@ -198,10 +203,10 @@ def test_a_frozen_worker_is_refused_by_its_fence(
 ) -> None:
     """No lease can stop a process that is frozen in the middle of a charge. When it wakes, another has charged the
     order: its charge fails, and the shop takes no entry under its old token."""
-    sleeper = start(shared_urls, "worker.py", "--lease", "3", str(order), SHOP_LATENCY="3600")
+    sleeper = start(shared_urls, "worker.py", *LEASE, str(order), SHOP_LATENCY="3600")
     wait_for(lambda: (sleeper.process.poll() is not None) or began(journal, order), f"no job began: {sleeper.said}")
     sleeper.process.send_signal(signal.SIGSTOP)
-    other = start(shared_urls, "worker.py", "--lease", "3", "--timeout", "1", str(order))
+    other = start(shared_urls, "worker.py", "--timeout", "2", str(order))
     assert other.ends() == 0
     sleeper.process.send_signal(signal.SIGCONT)
     assert sleeper.ends() != 0
@@ -215,8 +220,8 @@ def test_a_frozen_worker_is_refused_by_its_fence(
 
 
 def test_a_long_job_keeps_its_name_for_many_leases(start: Start, urls: list[str], name: str) -> None:
-    """Three leases long: another process tries in vain until the job is done, and has the name as soon as it ends."""
-    job = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "9")
+    """Two leases long: another process tries in vain until the job is done, and has the name as soon as it ends."""
+    job = start(urls, "long_job.py", "--name", name, *LEASE, "--seconds", "18")
     job.says("%")
 
     async def try_on() -> int:
@@ -225,7 +230,7 @@ def test_a_long_job_keeps_its_name_for_many_leases(start: Start, urls: list[str]
             while (lease := await other(name).acquire(timeout=0)) is None:
                 tries += 1
                 assert job.process.poll() is None, job.said
-                await asyncio.sleep(0.01)  # a breath: the job has two cores to share with us
+                await asyncio.sleep(0.05)  # a breath: the job has two cores to share with us
             # The job prints its last step before it gives the name back, so that the line is there before our grant.
             assert "100%" in job.said, f"taken after {tries} tries, while the job ran: {job.said}"
             await lease.release()
@@ -234,12 +239,12 @@ def test_a_long_job_keeps_its_name_for_many_leases(start: Start, urls: list[str]
     assert asyncio.run(try_on()) > 0
     assert job.ends() == 0
     assert job.said.endswith("done\n")
-    assert job.said.count("%") == 90
+    assert job.said.count("%") == 180
 
 
 def test_a_killed_long_job_frees_its_name(start: Start, urls: list[str], name: str) -> None:
-    """kill -9: the name is free once the lease of 3 s is over."""
-    job = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "3600")
+    """kill -9: the name is free once the lease is over."""
+    job = start(urls, "long_job.py", "--name", name, *LEASE, "--seconds", "3600")
     job.says("%")
     job.kill()
     assert job.process.returncode == -signal.SIGKILL
@@ -248,16 +253,16 @@ def test_a_killed_long_job_frees_its_name(start: Start, urls: list[str], name: s
 
 def test_a_long_job_runs_once_at_a_time(start: Start, urls: list[str], name: str) -> None:
     """A second run at the same time ends at once, and says so with its exit code."""
-    job = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "3600")
+    job = start(urls, "long_job.py", "--name", name, "--lease", "30", "--seconds", "3600")
     job.says("%")
-    second = start(urls, "long_job.py", "--name", name, "--lease", "3", "--seconds", "3600")
+    second = start(urls, "long_job.py", "--name", name, "--lease", "30", "--seconds", "3600")
     assert second.ends() == os.EX_TEMPFAIL
     assert second.said == f"{name} runs elsewhere\n"
 
 
 def test_a_long_job_that_loses_its_lease_fails(start: Start, urls: list[str], name: str) -> None:
     """An operator deletes the key: the job stops in the middle, and its exit code says that it is not done."""
-    job = start(urls, "long_job.py", "--name", name, "--lease", "6", "--seconds", "3600")
+    job = start(urls, "long_job.py", "--name", name, *LEASE, "--seconds", "3600")
     job.says("%")
     deleted = 0
     for url in urls:  # most have the hold; once most have lost it, the job itself may delete the rest

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from asynclock import QuorumUnavailable, Redlock
+from asynclock import LockTimeout, QuorumUnavailable, Redlock
 from asynclock.events import NodeDown
 from asynclock.protocol import local_queue
 from asynclock.protocol.acquisition import Acquisition
@@ -164,6 +164,34 @@ async def test_b11_late_waiters_get_their_reply_in_slices(name: str, monkeypatch
         assert len(still.asked()) == 1
         first.cancel()
         await asyncio.wait([first])
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["the asker has begun", "all are late"])
+async def test_a_late_reply_counts_the_whole_wait(name: str, begun: bool) -> None:
+    """The loop was blocked beyond the time of a task in the queue, or of the task in front, too. It asks late, and its
+    error has the seconds from the call to the reply."""
+    still = Still(1, name)
+    far = Far(still.clock)
+    still.stores = [far]
+    async with still.held(lease=LONG), still.client(lease=LONG) as client:
+        locks = [client(name, timeout=None if begun else 3.0), client(name, timeout=3.0)]
+        tasks = []
+        for lock in locks:
+            tasks.append(asyncio.create_task(lock.__aenter__()))
+            await turns()
+        still.clock.block(10.0)
+        far.rtt = RTT
+        for task in tasks[begun:]:
+            while not task.done():
+                still.clock.advance(RTT / 4)
+                await turns()
+            with pytest.raises(LockTimeout) as caught:
+                await task
+            assert caught.value.waited == pytest.approx(10.0, abs=4 * RTT)
+        far.rtt = 0.0
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def test_b11_late_waiters_that_are_cancelled_are_forgotten(name: str) -> None:

@@ -17,7 +17,7 @@ from tests.support.servers import Server
 from tests.support.still_clock import Still, turns
 from tests.support.stored_keys import members_at
 from tests.support.user_store import state_of
-from tests.support.waiters import in_order, in_queue, processes, queue, rise, until
+from tests.support.waiters import LONG, in_order, in_queue, processes, queue, rise, until
 
 both = pytest.mark.parametrize("nodes", [1, 5])
 
@@ -163,7 +163,7 @@ async def test_e9_nodes_agree_after_one_renewal(five: list[Server], name: str) -
     """A ticket carries its order key: nodes with another order correct it at its renewal."""
     urls = [each.url for each in five]
     arrivals = Arrivals(name)
-    async with Redlock(*urls, lease=4.5) as first, Redlock(*urls, lease=4.5) as second:
+    async with Redlock(*urls, lease=9.0) as first, Redlock(*urls, lease=9.0) as second:
         async with first(name, fair=True):
             await arrive(arrivals, [second, first, second, first], five, name)
             right = queue(five[0], name)
@@ -182,7 +182,7 @@ async def test_e9_no_deadlock_where_heads_differ(five: list[Server], name: str, 
     urls = [each.url for each in five]
     arrivals = Arrivals(name)
     async with Redlock(*urls, lease=4.5) as first, Redlock(*urls, lease=4.5) as second:
-        lease = await first(name, fair=True).acquire(timeout=None)
+        lease = await first(name, fair=True, lease=LONG).acquire(timeout=None)
         await arrive(arrivals, [second, first, second, first, second], five, name)
         right = queue(five[0], name)
         for shift, each in enumerate(five[:wrong], 1):

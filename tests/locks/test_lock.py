@@ -14,7 +14,7 @@ from asynclock.stores.memory import MemoryStore
 from tests.support.probes import acquisitions_of, tenures_of
 from tests.support.still_clock import idle
 from tests.support.user_store import state_of
-from tests.support.waiters import IN_VAIN, LIMIT, LONG, until
+from tests.support.waiters import IN_VAIN, LIMIT, LONG, decided, until
 
 pytestmark = pytest.mark.both_loops("the basics are tested on both")
 
@@ -73,17 +73,21 @@ async def test_acquire_in_vain_returns_none(make: Callable[..., Redlock], name: 
     other = make()
     await other.health()  # connected: the timeout is for the lock alone
     async with make()(name):
-        assert await other(name).acquire(timeout=IN_VAIN) is None
+        assert await decided(lambda: other(name).acquire(timeout=IN_VAIN)) is None
 
 
 async def test_block_in_vain_raises_lock_timeout(make: Callable[..., Redlock], name: str) -> None:
     """`async with` cannot return None."""
     other = make()
     await other.health()
+
+    async def enter() -> None:
+        async with other(name, timeout=timedelta(seconds=IN_VAIN)):
+            pytest.fail("entered")
+
     async with make()(name):
         with pytest.raises(LockTimeout) as caught:
-            async with other(name, timeout=timedelta(seconds=IN_VAIN)):
-                pytest.fail("entered")
+            await decided(enter)
     assert caught.value.name == name
     assert isinstance(caught.value, TimeoutError)
 

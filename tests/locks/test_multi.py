@@ -14,7 +14,7 @@ from asynclock import ConfigError, Lease, LockLost, LockTimeout, Redlock, SelfDe
 from tests.support.cancelled_waits import no_task_is_left, nothing_is_left
 from tests.support.servers import Server
 from tests.support.still_clock import Still, forgotten, idle, turns
-from tests.support.waiters import IN_VAIN, LIMIT, LONG, urls_of
+from tests.support.waiters import IN_VAIN, LIMIT, LONG, decided, urls_of
 
 Make = Callable[..., Redlock]
 
@@ -362,10 +362,14 @@ async def test_it_times_out(make: Make, name: str) -> None:
     await client.health()  # connected, so that the timeout is for the lock alone
     a, b = several(name, "ab")
     lease = await taken(other(b))
-    assert await client.multi(a, b).acquire(timeout=IN_VAIN) is None
-    with pytest.raises(LockTimeout, match=f"{a}, {b}"):
+
+    async def enter() -> None:
         async with client.multi(b, a, timeout=IN_VAIN):
-            pass
+            pytest.fail("entered")
+
+    assert await decided(lambda: client.multi(a, b).acquire(timeout=IN_VAIN)) is None
+    with pytest.raises(LockTimeout, match=f"{a}, {b}"):
+        await decided(enter)
     await lease.release()
     for each in (a, b):
         await nothing_is_left([client, other], each)

@@ -117,7 +117,7 @@ class Slow(Changing):
 
     async def get_credentials_async(self) -> tuple[str, str]:
         found = await super().get_credentials_async()
-        await asyncio.sleep(2.2)
+        await asyncio.sleep(4.2)
         return found
 
 
@@ -141,7 +141,7 @@ async def test_c21_a_slow_provider_is_no_slow_connect(server: Server, theirs: Ca
     with server.cli() as cli:
         cli.execute_command("ACL", "SETUSER", "worker", "on", ">old", "~*", "&*", "+@all")
     provider = Slow("old")
-    async with Redlock(theirs(server, provider), connect_timeout=2.0) as redlock:
+    async with Redlock(theirs(server, provider), connect_timeout=4.0) as redlock:
         await works(redlock, name)
         assert provider.asked == 1
 

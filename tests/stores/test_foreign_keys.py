@@ -16,7 +16,7 @@ from asynclock.locks.admin import is_listed
 from asynclock.rules.model import DONE, ID_LENGTH, RESTING
 from tests.support.default_keys import PREFIX, key_of, keys_of
 from tests.support.servers import Server
-from tests.support.waiters import LIMIT, PATIENT, urls_of
+from tests.support.waiters import LIMIT, PATIENT, decided, urls_of
 
 both = pytest.mark.parametrize("nodes", [1, 3])
 
@@ -126,13 +126,17 @@ async def test_d11_a_timeout_names_a_foreign_holder(
     five: list[Server], name: str, nodes: int, kind: str, timeout: float
 ) -> None:
     """That it is a key of another program, and whether it expires."""
+
+    async def enter() -> None:
+        async with KINDS[kind](client, name):
+            pytest.fail("entered")
+
     async with opened(five[:nodes], timeout=timeout) as (client, clis):
         for px, says in ((None, "a key of another program, without an expiry"), (60_000, "which expires in")):
             for cli in clis:
                 cli.set(key_of(name), "another's", px=px)
             with pytest.raises(LockTimeout, match=says) as error:
-                async with KINDS[kind](client, name):
-                    pass
+                await decided(enter)
             holder = error.value.holder
             assert holder is not None
             assert (holder.host, holder.remaining is None) == ("", px is None)

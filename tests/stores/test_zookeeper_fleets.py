@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from asynclock import ConfigError, LockTimeout, Redlock
 from asynclock.stores.zookeeper import ZooKeeperStore
 from tests.support.services.curator import Curator
 from tests.support.services.zookeeper import ZooKeeper
-from tests.support.waiters import IN_VAIN, LIMIT
+from tests.support.waiters import IN_VAIN, LIMIT, decided
 
 MOMENT = 0.3
 """Seconds in which a waiter would have got a lock that is free."""
@@ -35,6 +36,12 @@ async def redlock(shared_zookeeper: ZooKeeper) -> AsyncIterator[Redlock]:
         yield client
 
 
+async def enter(redlock: Redlock, name: str) -> None:
+    """Try to enter a lock that is held, and wait for a while."""
+    async with redlock(name, timeout=IN_VAIN):
+        pytest.fail("entered")
+
+
 # -- kazoo -----------------------------------------------------------------------------------------------------------
 
 
@@ -48,8 +55,7 @@ async def test_kazoos_lock_and_ours_exclude_each_other(kazoo: KazooClient, redlo
         assert not waiting.done()
     assert await waiting
     with pytest.raises(LockTimeout, match="another program"):
-        async with redlock(name, timeout=IN_VAIN):
-            pass
+        await decided(partial(enter, redlock, name))
     assert await redlock(name).acquire(timeout=0) is None
     ours = asyncio.create_task(redlock(name).acquire(timeout=LIMIT))
     await asyncio.sleep(MOMENT)
@@ -65,8 +71,7 @@ async def test_a_node_that_belongs_to_no_session_has_no_end(kazoo: KazooClient, 
     """A persistent node in the place of a holder has no client that can die: nobody is told when the hold ends."""
     await asyncio.to_thread(kazoo.create, f"/locks/{name}/x__lock__", b"", sequence=True, makepath=True)
     with pytest.raises(LockTimeout, match="without an expiry: if nothing uses it, delete it by hand"):
-        async with redlock(name, timeout=IN_VAIN):
-            pass
+        await decided(partial(enter, redlock, name))
     info = await redlock.inspect(name)
     assert [each.remaining for each in info.holders] == [None]
     assert "another program, without an expiry" in "".join(info.nodes.values())
@@ -175,11 +180,11 @@ async def test_curators_locks_and_ours_exclude_each_other(
         path, name = f"{path}:rw", f"{name}:rw"
         async with redlock.read(name):
             assert await curator.ask(f"read {path}") == "held"
-            assert await other.write(name).acquire(timeout=IN_VAIN) is None
-        assert await redlock.write(name).acquire(timeout=IN_VAIN) is None
+            assert await decided(partial(other.write(name).acquire, timeout=IN_VAIN)) is None
+        assert await decided(partial(redlock.write(name).acquire, timeout=IN_VAIN)) is None
         assert await curator.ask("release") == "free"
         assert await curator.ask(f"write {path}") == "held"
-        assert await redlock.read(name).acquire(timeout=IN_VAIN) is None
+        assert await decided(partial(redlock.read(name).acquire, timeout=IN_VAIN)) is None
         assert await curator.ask("release") == "free"
         async with redlock.write(name):
             curator.tell(f"read {path}")

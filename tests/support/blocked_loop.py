@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from asynclock import Lock, Redlock
 from tests.support.probes import session_of
-from tests.support.waiters import LIMIT
+from tests.support.waiters import LIMIT, decided
 
 THREAD = "asynclock renewals"
 """The name of the thread that renews leases."""
@@ -32,7 +32,7 @@ def try_elsewhere(
 
     async def attempt() -> bool:
         async with Redlock(*nodes, **options) as rival:
-            lease = await lock(rival, name).acquire(timeout=timeout)
+            lease = await decided(lambda: lock(rival, name).acquire(timeout=timeout))
             if lease is not None:
                 await lease.release()
             return lease is not None

@@ -26,6 +26,9 @@ HOLDS = ["sh", "-c", "echo holds; cat"]
 _CONNECT = "4"
 """$ASYNCLOCK_CONNECT_TIMEOUT: on a busy machine a connect takes more than 1 s. A database has 5 s for all."""
 
+_ANSWER = "5"
+"""$ASYNCLOCK_NODE_TIMEOUT of a command that only asks several servers: each of those that live is to answer."""
+
 Begin: TypeAlias = Callable[..., "Running"]
 """The fixture `begin`: starts `asynclock ...` and ends it after the test."""
 
@@ -45,6 +48,8 @@ def answered(*args: str, on: Sequence[Server] | Server = (), **more: str) -> sub
     which needs the signals and the file descriptors of a process. The examples of docs/cli.md run each command as a
     process."""
     hidden: dict[str, str | None] = {key: None for key in os.environ if key.startswith("ASYNCLOCK_")}
+    if isinstance(on, Sequence) and len(on) > 1:
+        more = {"ASYNCLOCK_NODE_TIMEOUT": _ANSWER, **more}
     env = hidden | environment(on, **more)  # may start the servers, which end with the thread that starts them
 
     def invoke() -> subprocess.CompletedProcess[str]:

@@ -24,6 +24,7 @@ from tests.support.probes import (
     intercept_notices,
     listens,
     nodes_of,
+    send_ticket_again,
 )
 from tests.support.proxy import RELEASE, Proxy
 from tests.support.servers import Server
@@ -149,7 +150,7 @@ async def test_c18_granted_and_asked_again(server: Server, name: str) -> None:
     """The notice of a grant is lost. The renewal of the ticket is answered with the same fence, and the key's end moves
     with the answer."""
     async with Lossy(server) as proxy:
-        async with Redlock(server.url, lease=LONG) as first, Redlock(proxy.url, lease=3.0) as second:
+        async with Redlock(server.url, lease=LONG) as first, Redlock(proxy.url, lease=SHORT) as second:
             lease = await first(name).acquire(timeout=None)
             waiting = asyncio.create_task(second(name, renew=False).acquire(timeout=None))
             await until(lambda: in_queue([server], name, 1)() and idle(second))
@@ -210,7 +211,7 @@ async def test_c16_noscript_answers_a_renewal_after_its_undo(five: list[Server],
     left."""
     servers = five[:nodes]
     async with Redlock(*urls_of(servers), lease=LONG) as first:
-        async with first(name), through_proxies(servers, lease=SHORT, node_timeout=1.0) as (second, proxies):
+        async with first(name), through_proxies(servers, lease=LONG, node_timeout=LIMIT) as (second, proxies):
             waiting = asyncio.create_task(second(name).acquire(timeout=None))
             await until(lambda: in_queue(servers, name, 1)() and idle(second))
             script = SCRIPTS[""]
@@ -218,6 +219,8 @@ async def test_c16_noscript_answers_a_renewal_after_its_undo(five: list[Server],
                 with each.cli() as cli:
                     cli.script_flush()
                 proxy.hold_replies()
+            (waits,) = acquisitions_of(second)
+            send_ticket_again(waits)
             await until(lambda: all(map(refused_scripts, servers)))
             undone = [proxy.request(*RELEASE) for proxy in proxies]
             for each in servers:
