@@ -41,7 +41,7 @@ STRICT = ("-X", "dev", "-W", "error")
 """Options of the interpreter: a program that prints a warning ends with an error."""
 
 LIBRARY = ("asynclock", "asynclock.stores.redis.store", "asynclock.stores.embedded.store")
-COMMANDS = (*LIBRARY, "asynclock.cli", "asynclock.cli.run")
+COMMANDS = (*LIBRARY, "asynclock.cli.run", "tests.support.parsed_command")
 DATABASES = (*LIBRARY, "asynclock.stores.sql.store", "aiosqlite", "asyncmy", "asyncpg")
 """What programs import."""
 
