@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from asynclock.rules.model import Kind
 
-LONGEST = 20_000
+LONGEST = 4_000
 """Steps of one walk. None needs as many."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import redis
 from asynclock._errors import ConfigError
 from asynclock.stores.embedded import server as valkey
 from tests.support.containers import Container, image, server_program
+from tests.support.tied import start_tied
 
 Running = subprocess.Popen[bytes] | Container
 """A server: a process of this machine, or a container."""
@@ -32,12 +32,12 @@ def run(program: Path | None, *arguments: str, tied: bool = False) -> Running:
     the process ends with the thread that called this (Linux)."""
     if chosen := image():
         return Container(chosen, *arguments)
-    return subprocess.Popen(
+    start = start_tied if tied else subprocess.Popen
+    return start(
         [str(program or server_program()), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=valkey.die_with_parent if tied and sys.platform == "linux" else None,  # noqa: PLW1509 - two system calls
     )
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from asynclock.stores.embedded.server import die_with_parent
 from tests.support.ports import free_ports
 from tests.support.services import needs, program
+from tests.support.tied import start_tied
 
 _JAR = Path("/usr/share/java/zookeeper.jar")
 _PATIENCE = 30.0
@@ -82,13 +81,12 @@ class ZooKeeper:
         (java,) = needs("java", program("java"))
         needs("ZooKeeper", _JAR if _JAR.exists() else None)
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = start_tied(
                 [java, *self._options, "-cp", str(_JAR), _MAIN, str(self.folder / "zoo.cfg")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - two system calls
             )
 
     def wait(self) -> str:
