@@ -635,7 +635,7 @@ class Hold:
             self.count(ballot, index)
 
     def _send_to(self, index: int, verb: Verb, lease: float = 0.0, *, counts: bool = False) -> None:
-        """Send the token to one node (extend), or heal it for so many seconds: by an acquire that serves nobody (rule 11
+        """Send the token to one node (extend), or heal it for so many seconds: an acquire that serves nobody (rule 11
         in `rules/decide.py`). Unless it `counts` at once, a healed node counts from the next round on."""
         grant, core = self.op, self.core
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self.last_fence, grant.memory)
