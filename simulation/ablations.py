@@ -22,7 +22,7 @@ from asynclock.quorum import quarantine
 from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.quorum import Quorum
 from asynclock.rules.decide import Decision
-from asynclock.rules.model import Op, Serve
+from asynclock.rules.model import Op, Queueing, Serve
 from simulation.plan import RUNS, plan_of
 from simulation.world import simulate
 from spec import restart, walks
@@ -235,6 +235,12 @@ ABLATIONS = {
         "a new hold's fence is not below its client's clock", Decision, "_next_fences", _own_counter
     ),
     "LEAVE": Ablation("a client that gives up takes back what it sent", Acquisition, "_leave", _nothing),
+    "ROUND_SERVES": Ablation(
+        "the acquire of a round serves: only a hold goes before the queue",
+        rounds,
+        "no_ticket",
+        lambda serve, fair, span: Queueing(Serve.NOBODY, fair, span),
+    ),
     "DRIFT": Ablation("the drift allowance is subtracted", hold, "drift", lambda lease: 0.0),
     "REFUSAL_COUNTS": Ablation("a node that refuses a renewal no longer counts", Hold, "_refused_by", _still_counts),
     "RAISE": Ablation("a release and an extend raise the counter", Decision, "_raise", _nothing),

@@ -21,7 +21,7 @@ from asynclock.quorum.ballot import WON
 from asynclock.quorum.limits import Limits
 from asynclock.quorum.quarantine import Quarantine
 from asynclock.quorum.quorum import Quorum
-from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Op, Queueing, Verb
+from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Op, Queueing, Verb, parts_of
 from asynclock.rules.registry import FAMILIES, RULES_BY_FAMILY
 from asynclock.runtime import calls
 from simulation.loop import Clock, Loop, Result, Task
@@ -132,6 +132,12 @@ class Client:
     def check_open(self) -> None:
         if self.closed:
             raise client_closed()
+
+    def check_heal(self, op: Op) -> None:
+        """An acquire that does not wait behind the queue belongs to a hold of this client that has not ended."""
+        holds = self.machine.holds.of(parts_of(op)[0].name)
+        if not any(hold.op.id == op.id and not hold.over for hold in holds):
+            self.world.judge.fail("an acquire before the queue, without a hold", f"{op!r} of {self.name}")
 
     # -- what the nodes tell -------------------------------------------------------------------------------------
 

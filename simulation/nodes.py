@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynclock._clock import LATE
-from asynclock.rules.model import EXTEND, RELEASE, Notice, Op
+from asynclock.rules.model import ACQUIRE, EXTEND, RELEASE, Notice, Op
 from asynclock.stores.deciding import copy_of
 from asynclock.stores.port import Facts
 from asynclock.stores.redis.handlers import is_overdue, overdue_at, patience
@@ -92,6 +92,8 @@ class SimulatedNode:
     # -- ops -----------------------------------------------------------------------------------------------------
 
     def send(self, op: Op, handler: ReplyHandler) -> None:
+        if op.verb is ACQUIRE and op.queueing.heals:
+            self._client.check_heal(op)
         connection = self._connection
         if connection is None:
             if op.verb is RELEASE and op.since <= self._lost_at:

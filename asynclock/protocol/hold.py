@@ -6,9 +6,9 @@ The rules:
 1. At each node the hold ends one lease, less the drift, after the send of the last command that the node granted. The
    hold as a whole ends when it is left at less than a majority of the nodes.
 2. A node that refuses a renewal no longer counts, even while the round is undecided. Once a majority has refused, the
-   hold is lost. A node that lost its key gets it again ("is healed") after a round that was won without that node, and
-   counts from the next round. After a server has said that an operator broke the hold, no node is healed: the key that
-   the operator deleted would come back.
+   hold is lost. A node that lost its key gets it again ("is healed", before the waiters there) after a round that was
+   won without that node, and counts from the next round. After a server has said that an operator broke the hold, no
+   node is healed: the key that the operator deleted would come back.
 3. A node that does not have the token gets it in the background.
 4. After a release no command is sent that could bring the key back. So renewal stops before the release is sent.
 5. A contested win may have a bare majority: the other nodes had another attempt, whose undo comes later. If one of that
@@ -635,8 +635,8 @@ class Hold:
             self.count(ballot, index)
 
     def _send_to(self, index: int, verb: Verb, lease: float = 0.0, *, counts: bool = False) -> None:
-        """Send the token to one node (extend), or heal it for so many seconds (acquire). Unless it `counts` at once, a
-        healed node counts from the next round on."""
+        """Send the token to one node (extend), or heal it for so many seconds: an acquire that serves nobody (rule 11
+        in `rules/decide.py`). Unless it `counts` at once, a healed node counts from the next round on."""
         grant, core = self.op, self.core
         op = Op(verb, grant.kind, grant.name, grant.id, lease, self.last_fence, grant.memory)
         if verb is ACQUIRE:

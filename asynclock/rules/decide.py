@@ -32,6 +32,9 @@
    release goes through the script, which serves them.
 10. A peek replies whether an acquire without a ticket would enter now, and changes nothing. It does not know which
    clients listen, so it takes each fresh ticket for one that is served.
+11. An acquire that serves nobody heals: its id already holds the name at a majority of the nodes, and this node lacks
+   the hold. So it does not wait behind the tickets of the queue. The rules 1 and 2 and the holders count as for any
+   acquire. The acquires of a round always serve.
 
 Times are in seconds; `now` is the Unix time of the node. A store converts them to its own units.
 """
@@ -122,7 +125,7 @@ class Decision:
                 return self._no()
             self._hold(op.id, self.now + op.lease)
             return Reply(Verdict.YES, self.state)
-        if enters and self.state.queue and (queueing.fair or self.kind.respects_queue(op.id)):
+        if enters and self.state.queue and not queueing.heals and (queueing.fair or self.kind.respects_queue(op.id)):
             self._enqueue()
             enters = self._serve(until=self.waiter)
         elif not enters:

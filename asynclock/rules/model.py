@@ -225,7 +225,8 @@ class Kind(Protocol):
         known."""
 
     def respects_queue(self, id: str) -> bool:
-        """Whether an attempt enters after the tickets before it, even if it could enter now."""
+        """Whether an attempt enters after the tickets before it, even if it could enter now. An acquire that heals does
+        not (rule 11 in `decide.py`)."""
 
 
 class Rule(Kind, Protocol):
@@ -308,7 +309,7 @@ PEEK_ID = f"{'0' * ID_LENGTH}|"  # the id of a peek, before the mode of its kind
 class Serve(IntEnum):
     """What an op does for the next waiter if it leaves the name free."""
 
-    NOBODY = 0
+    NOBODY = 0  # an acquire of a hold that this node lacks (Queueing.heals); an undo of a minority; a peek
     WAKE = 1
     GRANT = 2
 
@@ -319,7 +320,7 @@ class Queueing:
     it."""
 
     serve: Serve = Serve.NOBODY
-    fair: bool = False  # acquire: enter only as the first of the queue
+    fair: bool = False  # acquire: enter only as the first of the queue, unless it heals
     span: int = 1  # the number of fences to take; 0, of a ticket: it is woken, and never becomes the holder
     waiter: str = ""  # the id of the ticket; "": the id of the op; adopt: the id of the hold; break: who breaks it
     number: int = 0  # how often the ticket was sent, from 1; 0: leave no ticket
@@ -329,6 +330,12 @@ class Queueing:
     tasks: int = 1  # of a ticket: the tasks of this client that wait for the name, in its local queue, too
     looks: bool = False  # release: a script must look at the queue, because the acquire was a plain SET and did not
     packed: Any = field(default=None, init=False)  # a store's encoding of it
+
+    @property
+    def heals(self) -> bool:
+        """Of an acquire: it belongs to a hold that a majority of the nodes has, and this node lacks (rule 11 in
+        `decide.py`). The acquires of a round serve."""
+        return self.serve is Serve.NOBODY
 
     def revoke(self) -> None:
         """A newer op renewed or withdrew the ticket. If this op must be sent again, it leaves no ticket."""
@@ -342,7 +349,7 @@ class Queueing:
 
 
 ALONE = Queueing()
-"""An op that leaves no ticket and serves nobody."""
+"""An op that leaves no ticket and serves nobody. An acquire with it heals."""
 
 QUIET = {serve: Queueing(serve) for serve in Serve}
 """Ops that leave no ticket."""

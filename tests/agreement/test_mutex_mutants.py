@@ -75,6 +75,7 @@ EQUIVALENT = {
     ("if waited then", "if true then"),
     ("barges and ARGV[10] ~= '' or", "barges and ARGV[10] == '' or"),
     ("barges and ARGV[10] ~= '' or", "barges and ARGV[11] ~= '' or"),
+    ("barges and ARGV[10] ~= '' or", "barges or ARGV[10] ~= '' or"),
     # what most releases find is found more slowly below, too
     ("release' and not marked", "release' and marked"),
     ("release' and not marked", "release' and not true"),

@@ -136,6 +136,12 @@ EQUIVALENT = {
         # an attempt has the mode of its waiter
         ("admits(id)", "admits(waiter)"),
         ("string.sub(id, 34, 34) == 'r' then", "string.sub(waiter, 34, 34) == 'r' then"),
+        ("string.sub(id, 34, 34) == 'w' or", "string.sub(waiter, 34, 34) == 'w' or"),
+        # a round serves, so it finds below that nobody waits
+        (
+            "heals or string.sub(id, 34, 34) == 'w' or redis.call('EXISTS', queue) == 0",
+            " heals  or  string.sub(id, 34, 34) == 'w' ",
+        ),
     },
     "semaphore": SHARED
     | {
@@ -153,8 +159,6 @@ EQUIVALENT = {
     },
     "multi": {
         ("string.format('%.0f', top)", "top"),
-        # it is any second letter that says fair
-        ("fair = '', 'f'", "fair = '', '0'"),
         # a fence is far greater
         ("local top = 0", "local top = 1"),
         # an answer is a table, and an error is one or a text, by the version of the server

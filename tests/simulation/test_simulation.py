@@ -19,6 +19,7 @@ FOUND = {
     "CLOCK_SEEDS": {"a token did not rise", "a token was given twice"},
     "DRIFT": {"held past its end"},
     "FREER_SERVES": {"served late"},
+    "ROUND_SERVES": {"an acquire before the queue, without a hold"},
     "LEAVE": {"a ticket is left", "an id is left at a server", "a timer is left"},
     "LOSS_IS_TOLD": {"a loss was not told"},
     "OTHERS_STAY": {"another's key was deleted"},

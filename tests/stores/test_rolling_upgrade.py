@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from asynclock import Lease, LockNotHeld, Redlock, Skipped
+from asynclock.stores.redis.keys import keys
 from tests.support.other_version import LIMIT, Peer, lock_of
-from tests.support.waiters import rise
+from tests.support.probes import id_of
+from tests.support.waiters import rise, until
 
 OLD = "255fc8a30b771cccb869d33d4661ac9c3510c51a"
 """The commit whose wire format is the first that a fleet may still run."""
@@ -153,6 +156,29 @@ async def test_readers_of_both_share(old: Peer, new: Redlock) -> None:
             await got.release()
         else:
             await old.ask("give", as_="writer")
+
+
+@pytest.mark.parametrize("urls", ["five"], indirect=True)
+async def test_a_reader_is_healed_before_a_waiter_of_the_old(
+    old: Peer, new: Redlock, shared_urls: list[str], options: dict[str, Any]
+) -> None:
+    """A node loses the hold of a reader of the new version while a writer of the old one waits there. The reader gets
+    it back with its next renewal, and the writer gets the name with its release."""
+    lease = await taken(new, "read", "name")
+    waiting = asyncio.create_task(old.take("writer", "write", "name"))
+    at = keys(options["prefix"], "name")
+    with redis.Redis.from_url(shared_urls[0]) as cli:
+        await until(lambda: cli.exists(at.hold, at.queue) == 2)
+        cli.delete(at.hold)
+        async with asyncio.timeout(LIMIT):
+            while not cli.exists(at.hold):
+                await lease.extend()
+        found: Any = cli.zrange(at.hold, 0, -1)
+        assert found == [id_of(lease).encode()]
+    assert not waiting.done()
+    await lease.release()
+    assert await waiting
+    await old.ask("give", as_="writer")
 
 
 async def test_permits_of_both_count_together(old: Peer, new: Redlock) -> None:

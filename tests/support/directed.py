@@ -28,7 +28,10 @@ from tests.support.histories import (  # fmt: skip
     take,
 )
 
-acquire = partial(Ask, Verb.ACQUIRE)
+acquire = partial(Ask, Verb.ACQUIRE, serve=Serve.WAKE)
+"""A round that leaves no ticket."""
+heals = partial(Ask, Verb.ACQUIRE)
+"""A hold that a majority has, and this node lacks."""
 extend = partial(Ask, Verb.EXTEND, token=0)
 release = partial(Ask, Verb.RELEASE, token=0)
 
@@ -375,7 +378,7 @@ FAIRS: dict[str, list[Step]] = {
     ],
     "fair: only the first enters": [
         *(acquire(), tries(YOUNGER, fair=True), tries(THIRD, fair=True), release()),
-        *(tries(THIRD, fair=True, serve=Serve.NOBODY), tries(YOUNGER, fair=True, number=2, keeps=True)),
+        *(tries(THIRD, fair=True, serve=Serve.WAKE), tries(YOUNGER, fair=True, number=2, keeps=True)),
     ],
     "fair: a later id serves the first": [
         *(acquire(), tries(YOUNGER, fair=True), release(), tries(THIRD, fair=True), tries(YOUNGER, fair=True)),
@@ -402,4 +405,24 @@ FAIRS: dict[str, list[Step]] = {
     "fair: its own hold": [acquire(), tries(YOUNGER), tries(fair=True), extend()],
 }
 
-DIRECTED = HOLDS | HANDED_OVER | TICKETS | MARKS | SERVES | FAIRS
+HEALS: dict[str, list[Step]] = {
+    "a heal goes before the waiters": [
+        *(acquire(), tries(YOUNGER), tries(THIRD), release(), heals(fair=True), extend(), looks(YOUNGER), calls()),
+        *(tries(YOUNGER, fair=True, number=2, keeps=True, serve=Serve.WAKE), looks(THIRD)),
+    ],
+    "a heal that is not fair goes before the waiters": [acquire(), tries(YOUNGER), release(), heals(), calls()],
+    "a heal of a free name": [heals(fair=True), tries(YOUNGER), release(), heals(fair=True, lease=500), Pass(500)],
+    "a heal goes beside no other holder": [
+        *(acquire(YOUNGER), tries(THIRD), heals(fair=True), heals(), extend(), calls(YOUNGER)),
+    ],
+    "a heal of an id that was undone": [
+        *(acquire(YOUNGER), tries(THIRD), release(YOUNGER), release(tombstone=True), heals(fair=True), heals()),
+        looks(THIRD),
+    ],
+    "a heal of a hold that is there": [acquire(), tries(YOUNGER), heals(fair=True, lease=20_000), calls()],
+    "a heal takes the ticket that it names": [
+        *(acquire(), tries(YOUNGER), tries(THIRD), release(), heals(fair=True, waiter=YOUNGER), looks(THIRD)),
+    ],
+}
+
+DIRECTED = HOLDS | HANDED_OVER | TICKETS | MARKS | SERVES | FAIRS | HEALS

@@ -164,6 +164,38 @@ class OneWayProxy(Proxy):
             writer.write(data)
 
 
+class KeepingProxy(Proxy):
+    """It can keep a request from the server, which the test sends there later: as if the server read it late from a
+    connection that was cut."""
+
+    def __init__(self, front: Path, back: Path) -> None:
+        super().__init__(front, back)
+        self.has_kept = asyncio.Event()
+        self._part = b""
+        self._kept = b""
+
+    def keep(self, part: bytes) -> None:
+        """Keep the next request with that part. Cut the connection then: the server answers the next one in its
+        place."""
+        self._part = part
+
+    async def arrives(self) -> bytes:
+        """The server reads what was kept. Returns its reply."""
+        reader, writer = await self._to_server()
+        writer.write(self._kept)
+        reply = await reader.read(65536)
+        writer.close()
+        return reply
+
+    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if self._part and self._part in data:
+                self._part, self._kept = b"", data
+                self.has_kept.set()
+            else:
+                writer.write(data)
+
+
 class TcpProxy(Proxy):
     """On a port of this machine, before another port. While it is `away`, it accepts no connection."""
 

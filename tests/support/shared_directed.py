@@ -8,9 +8,9 @@ from dataclasses import fields
 from hypothesis import HealthCheck, Phase, given, settings
 
 from asynclock.rules.model import SERVED, Serve, Verb
-from tests.support.directed import DIRECTED, acquire, breaks, calls, extend, grants, looks, release, tries
+from tests.support.directed import DIRECTED, acquire, breaks, calls, extend, grants, heals, looks, release, tries
 from tests.support.directed_operators import OPERATORS, breaks_any, peek
-from tests.support.histories import FOURTH, MUTE, NOBODY, SKEW, THIRD, YOUNGER, Ask, Foreign, Listen, Pass
+from tests.support.histories import ELDER, FOURTH, MUTE, NOBODY, SKEW, THIRD, YOUNGER, Ask, Foreign, Listen, Pass
 from tests.support.shared_histories import (
     FIFTH,
     SECOND_TRY,
@@ -50,6 +50,11 @@ def both(
     return Act(verb, who, token=token, serve=Serve.GRANT, number=ticket, waiter=TICKET, names=names)
 
 
+def all_of(who: int = ELDER, verb: Verb = Verb.ACQUIRE, serve: Serve = Serve.WAKE, tombstone: bool = False) -> Act:
+    """It asks for three names, and leaves no ticket."""
+    return Act(verb, who, token=0, serve=serve, tombstone=tombstone, names=(0, 1, 2))
+
+
 # -- those of the mutex, on other kinds --------------------------------------------------------------------------------
 
 
@@ -76,6 +81,8 @@ def together(step: Step) -> Step:
 READERS, WRITERS = world("r."), world("w.")
 MIXED = world("r. w. r. r. r. r. w. r. w.")  # the second is a writer
 THREE = world("s3/. s3/. s3/. s3/. s3/. s3/. s3/1. s3/0. s3/1.")  # attempts at slots
+MANY = world("f", "f", "r. w. r. r. r. r. w. r. w.")
+LOSE_ALL = tuple(lose("hold", name) for name in range(3))
 SHARED: dict[str, list[Step]] = {
     "an extend makes no fence": [acquire(), lose("fence"), extend(token=None), extend(token=3), acquire()],
     "a hold that lost its fence gets one": [acquire(), lose("fence"), acquire(lease=20_000), extend()],
@@ -133,6 +140,30 @@ OWN: dict[str, dict[str, Play]] = {
         "a writer that waits holds back readers": (
             MIXED,
             [acquire(), tries(YOUNGER), tries(THIRD), grants(), grants(YOUNGER), acquire(FIFTH), grants(THIRD)],
+        ),
+        "a reader's heal goes before a writer that waits, and a reader's round does not": (
+            MIXED,
+            [
+                *(acquire(), tries(YOUNGER), release(), acquire(THIRD), heals(), acquire(FIFTH), heals(FIFTH)),
+                *(tries(YOUNGER, number=2, keeps=True), calls(), calls(FIFTH), acquire(YOUNGER)),
+            ],
+        ),
+        "a reader's heal does not go beside a writer that holds": (
+            MIXED,
+            [
+                acquire(),
+                tries(YOUNGER),
+                release(),
+                acquire(YOUNGER),
+                tries(SECOND_TRY),
+                heals(),
+                extend(),
+                calls(YOUNGER),
+            ],
+        ),
+        "a reader's heal after its release is refused": (
+            MIXED,
+            [acquire(), tries(YOUNGER), tries(THIRD), release(tombstone=True), heals(), acquire(YOUNGER)],
         ),
         "a peek of readers and of a writer": (
             MIXED,
@@ -246,6 +277,29 @@ OWN: dict[str, dict[str, Play]] = {
             [
                 *(acquire(), both(SECOND_TRY), grants(), both(SECOND_TRY), both(YOUNGER_TRY)),
                 *(both(SECOND_TRY, verb=Verb.EXTEND, token=0), both(SECOND_TRY, verb=Verb.RELEASE), both(YOUNGER_TRY)),
+            ],
+        ),
+        "a heal of several names goes before the waiters for each of them": (
+            MANY,
+            [
+                *(all_of(), tries(YOUNGER), Act(Verb.ACQUIRE, THIRD, name=1, serve=Serve.WAKE, number=1)),
+                *(Act(Verb.ACQUIRE, YOUNGER, name=2, serve=Serve.WAKE, number=1), *LOSE_ALL),
+                *(all_of(THIRD), all_of(serve=Serve.NOBODY), all_of(verb=Verb.EXTEND), tries(YOUNGER, number=2)),
+                all_of(verb=Verb.RELEASE),
+            ],
+        ),
+        "a heal of several names goes beside no other holder": (
+            MANY,
+            [
+                *(all_of(), *LOSE_ALL, Act(Verb.ACQUIRE, YOUNGER, name=2, serve=Serve.WAKE)),
+                *(all_of(serve=Serve.NOBODY), all_of(verb=Verb.EXTEND), all_of(YOUNGER)),
+            ],
+        ),
+        "a heal of several names after their release": (
+            MANY,
+            [
+                *(all_of(), tries(YOUNGER), all_of(verb=Verb.RELEASE, tombstone=True), all_of(serve=Serve.NOBODY)),
+                Act(Verb.WAIT, YOUNGER, serve=Serve.WAKE, number=2),
             ],
         ),
         "a peek of several names": (

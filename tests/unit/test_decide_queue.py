@@ -1,4 +1,4 @@
-"""The rules of a node for waiters (7 to 9), as tables; pure."""
+"""The rules of a node for waiters (7 to 9, and 11), as tables; pure."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from asynclock.rules.model import (
     Verdict,
 )
 from asynclock.rules.mutex import MUTEX
+from asynclock.rules.rwlock import READ
 from tests.support.on_the_wire import reply_on_wire
 
 NOW = 1_700_000_000.0
@@ -304,3 +305,52 @@ def test_rule_9_a_marked_hold_is_its_owners() -> None:
 def test_rule_9_the_last_waiter_leaves_no_mark_on_its_own_hold() -> None:
     """Nobody waits for it, so the server's own compare-and-delete may release it."""
     assert not asked(queue(ticket(ME, 7)), Verb.ACQUIRE, TRY).state.marked
+
+
+# -- rule 11: heals ----------------------------------------------------------------------------------------------------
+
+
+READER, WRITER = "d" * 32 + "|r.17|", "a" * 32 + "|w.17|"
+HEAL, FAIR_HEAL = Queueing(), Queueing(fair=True)
+
+
+def healed(state: State, id: str = READER) -> Reply:
+    """A reader's hold that a majority has, and this node lacks."""
+    return decide(READ, state, Op(Verb.ACQUIRE, READ, "name", id, 10.0, NOW_US, MEMORY, queueing=HEAL), NOW)
+
+
+@pytest.mark.parametrize("heal", [HEAL, FAIR_HEAL], ids=["a mutex", "fair"])
+def test_rule_11_a_heal_goes_before_the_queue(heal: Queueing) -> None:
+    """It is granted, with the mark for those that wait. No ticket is served or lost."""
+    reply = asked(queue(FIRST, SECOND), Verb.ACQUIRE, heal)
+    assert (reply.verdict, reply.notices) == (Verdict.YES, ())
+    assert (reply.state.holds, ids(reply.state), reply.state.marked) == ((Entry(ME, NOW + 10),), [A, B], True)
+
+
+def test_rule_11_a_heal_of_a_reader_goes_before_a_writer_that_waits() -> None:
+    """Beside other readers, too."""
+    others = Entry("e" * 32 + "|r.17|", NOW + 5)
+    reply = healed(queue(ticket(WRITER, 1), holds=(others,)))
+    assert (reply.verdict, reply.notices) == (Verdict.YES, ())
+    assert ({*reply.state.holds}, ids(reply.state)) == ({others, Entry(READER, NOW + 10)}, [WRITER])
+
+
+@pytest.mark.parametrize("serve", [Serve.WAKE, Serve.GRANT])
+def test_rule_11_a_round_of_a_reader_waits_behind_a_writer(serve: Serve) -> None:
+    """It serves, so it is no heal."""
+    op = Op(Verb.ACQUIRE, READ, "name", READER, 10.0, NOW_US, MEMORY, queueing=Queueing(serve))
+    assert decide(READ, queue(ticket(WRITER, 1)), op, NOW).verdict is Verdict.NO
+
+
+def test_rule_11_a_heal_does_not_go_beside_a_holder_that_excludes_it() -> None:
+    """The state stays as it is."""
+    state = queue(ticket(B, 2), holds=(Entry(WRITER, NOW + 5),))
+    assert (healed(state).verdict, healed(state).state) == (Verdict.NO, state)
+    refused = asked(held(OTHER, FIRST), Verb.ACQUIRE, FAIR_HEAL)
+    assert (refused.verdict, refused.state) == (Verdict.NO, held(OTHER, FIRST))
+
+
+def test_rule_11_a_heal_of_an_id_that_was_undone_is_refused() -> None:
+    """It arrives after the release (rule 1)."""
+    state = queue(ticket(WRITER, 1), undone=(Entry(READER, NOW + 5),))
+    assert (healed(state).verdict, healed(state).state) == (Verdict.UNDONE, state)

@@ -23,7 +23,7 @@ local waiter, waited = ARGV[10] ~= '' and ARGV[10] or id, false
 local adopted = verb == 'adopt' and not held and holder == waiter
 local enter = adopted or held and (verb == 'acquire' or verb == 'adopt')
 if verb == 'acquire' and not holder then
-  local barges = #ARGV[8] == 1
+  local barges = #ARGV[8] == 1 or ARGV[8] == '0f'
   waited = barges and ARGV[10] ~= '' or redis.call('EXISTS', queue) == 1  -- barging: no look at its ticket
   enter = barges or not waited
 end

@@ -17,7 +17,8 @@
 --                  that returned
 --       7 tomb     release: 1 leaves a tombstone, because the acquire can still arrive
 --       8 serve    for the next waiter: 0 nothing, 1 it is woken, 2 it becomes the holder; then f: a mutex acquire
---                  enters only as the first of the queue
+--                  enters only as the first of the queue. An acquire with 0 belongs to a hold that a majority of the
+--                  nodes has, and this server lacks: it does not wait behind the queue, with f or without
 --       9 span     the number of fences to take; 0, of a ticket: the waiter is woken, and never becomes the holder
 --      10 waiter   the id of the ticket, '' the same id; adopt: the id of the hold; break: who breaks it, '' unknown
 --      11 ticket   '': none; else '<number> <fresh> <order> <tasks>': how often it was sent, the ms for which it can be

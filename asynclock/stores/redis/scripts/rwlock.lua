@@ -1,6 +1,7 @@
 -- read-write: many readers or one writer per name. A writer in the queue holds back the readers that come after it.
 --
--- KEYS, ARGV  as in queue.lua; the 34th character of an id is r or w; 8: readers respect the queue with or without f
+-- KEYS, ARGV  as in queue.lua; the 34th character of an id is r or w; 8: readers respect the queue with or without f,
+--             but not with 0
 -- returns     as in queue.lua; the holder of {0, pttl, holder, ...} is the one whose lease ends last
 local letters = '^[rw]'
 --@ join names
@@ -14,7 +15,8 @@ local function admits(who)
 end
 
 if verb == 'acquire' and not enter and admits(id) then
-  enter = string.sub(id, 34, 34) == 'w' or redis.call('EXISTS', queue) == 0
+  local heals = string.sub(ARGV[8], 1, 1) == '0'
+  enter = heals or string.sub(id, 34, 34) == 'w' or redis.call('EXISTS', queue) == 0
 end
 
 if not enter then
