@@ -86,7 +86,7 @@ class Ballot:
     """One op, sent to all nodes or to some. Handles the replies, also once the task that waits for it was cancelled."""
 
     __slots__ = (
-        "_certain", "_early", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "failed",
+        "_certain", "_done", "_early", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "failed",
         "gives_up", "late", "no", "nodes", "on_settled", "op", "outcome", "sent", "votes", "yes",
     )  # fmt: skip
 
@@ -122,6 +122,7 @@ class Ballot:
         # Answers and failures that came while the op was still being sent (`sending`); None: it has been sent.
         self._early: tuple[tuple[int, Any, bool], ...] | None = () if sending else None
         self._maybe = 0  # bit i: node i cast no vote, but may carry the op out
+        self._done = 0  # bit i: node i cast no vote, but has answered since, or was not asked
         self._waiter: Waiter | None = None
 
     def __repr__(self) -> str:
@@ -134,6 +135,7 @@ class Ballot:
             self._early += ((index, reply, False),)
             return
         if self.votes[index] is not None:
+            self._done |= isinstance(self.votes[index], Exception) << index
             return
         granted = isinstance(reply, tuple)
         if granted:
@@ -192,6 +194,7 @@ class Ballot:
         """These nodes are not asked. `nodes`: node -> the error that makes it unavailable now, or None."""
         for index, error in nodes.items():
             self.votes[index] = error or _NOT_ASKED
+            self._done |= 1 << index
         self.failed += len(nodes)
 
     def _count(self, index: int) -> None:
@@ -220,6 +223,13 @@ class Ballot:
     def answered(self) -> bool:
         """Whether a majority has answered, also if the ballot is still open."""
         return self.yes + self.no > self.nodes // 2
+
+    @property
+    def carried_out(self) -> bool:
+        """Of a release: whether a majority of the nodes is without its id. These are the nodes that have answered, too
+        late to vote or not, and those that were not asked."""
+        done = self.yes + self.no
+        return done > self.nodes // 2 or done + self._done.bit_count() > self.nodes // 2
 
     @property
     def denied(self) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "UNDONE",
     "Buffered",
     "Busy",
+    "CarriedOut",
     "Checked",
     "Deferrable",
     "Distant",
@@ -116,6 +117,22 @@ class Deferrable(Protocol):
 def deferrable(handler: ReplyHandler) -> Deferrable | None:
     """The handler, if it is Deferrable. A flood asks this for each op, and isinstance takes 20 us for a Protocol."""
     return cast("Deferrable", handler) if hasattr(handler, "defer") else None
+
+
+@runtime_checkable
+class CarriedOut(Protocol):
+    """Optional: a ReplyHandler of a release that knows the answers of the other nodes."""
+
+    @property
+    def carried_out(self) -> bool:
+        """Whether a majority of the nodes is without the id of the release. Until then a node that closes waits for the
+        answer also beyond the deadline."""
+
+
+def is_carried_out(handler: ReplyHandler) -> bool:
+    """Whether a majority of the nodes is without the id of a release, as far as the handler knows. A client that closes
+    asks this for each release, so this is no isinstance, as in `deferrable`."""
+    return cast("CarriedOut", handler).carried_out if hasattr(handler, "carried_out") else True
 
 
 class Facts(NamedTuple):
@@ -224,7 +241,8 @@ class Node(Protocol):
 
     async def aclose(self) -> None:
         """Wait until each release, adopt and break in flight is answered or overdue, for 1.8 s at most, then
-        disconnect. Ends within 3 s, also if the server is silent: then it cuts the connection."""
+        disconnect. A release that is not `CarriedOut` is not overdue before these 1.8 s are over. Ends within 3 s, also
+        if the server is silent: then it cuts the connection."""
 
 
 @runtime_checkable

@@ -124,6 +124,25 @@ def test_a_vote_of_a_node_that_was_counted_out_is_dropped() -> None:
     assert (made.yes, made.failed, made.votes[0], received) == (0, 1, BROKEN, [])
 
 
+def test_a_late_answer_counts_for_what_is_carried_out() -> None:
+    """Two of three nodes were counted out. Once one of them has answered, a majority has carried the release out."""
+    made = ballot()
+    made.answer(0, YES)
+    made.fail(1, BROKEN, maybe=True)
+    made.fail(2, BROKEN, maybe=True)
+    assert (made.outcome, made.carried_out) == (Outcome.UNREACHABLE, False)
+    made.answer(2, NO)
+    made.answer(2, NO)
+    assert (made.outcome, made.carried_out) == (Outcome.UNREACHABLE, True)
+
+
+def test_a_node_that_is_not_asked_has_nothing_to_carry_out() -> None:
+    """A release goes to one node of three, because the others never had the id: a majority is without it."""
+    made = ballot()
+    made.leave_out({0: None, 1: BROKEN})
+    assert made.carried_out
+
+
 @pytest.mark.parametrize("again", [YES, NO, BROKEN])
 def test_a_node_has_one_vote(again: Grant | Refused | Exception) -> None:
     """A second answer of a node does not count."""

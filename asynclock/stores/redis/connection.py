@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import hiredis
 
+from asynclock.rules.model import RELEASE
 from asynclock.stores.closing import AWAITED
 from asynclock.stores.distance import late
-from asynclock.stores.port import Reconnecting
+from asynclock.stores.port import Reconnecting, is_carried_out
 from asynclock.stores.redis.encoding import pack
 from asynclock.stores.redis.handlers import CommandReply, IgnoredCommand, IgnoredReply, is_overdue, overdue_at
 from asynclock.stores.redis.replies import PLAIN_YES, ServerError, refusal_of
@@ -183,14 +184,17 @@ class Connection(asyncio.Protocol):
         self._node.lost(self, Reconnecting(f"{self._node.label} hung up: {why}"))
 
     async def awaited_until(self) -> float:
-        """When the last of the answers is overdue for which a closing client waits; -inf: there is none. These are the
-        answers that show whether a lock is free: a release that deleted nothing must be sent again as a script. A
-        client may wait for 100,000 of them, so it looks at some in each turn of the loop, and drops its references to
-        them one by one: freeing all of them at once would take long."""
+        """When the last of the answers is overdue for which a closing client waits; -inf: there is none; inf: a release
+        is not yet carried out by a majority of the nodes. These are the answers that show whether a lock is free: a
+        release that deleted nothing must be sent again as a script. A client may wait for 100,000 of them, so it looks
+        at some in each turn of the loop, and drops its references to them one by one: freeing all of them at once would
+        take long. It begins with the newest release, which is the last one to be carried out."""
         handlers, until = list(self.waiting), -math.inf
         while handlers:
             handler = handlers.pop()
             if not isinstance(handler, (CommandReply, IgnoredReply)) and handler.op.verb in AWAITED:
+                if handler.op.verb is RELEASE and not is_carried_out(handler):
+                    return math.inf
                 until = max(until, overdue_at(handler, self.moved_at))
             if len(handlers) % _LOOKS == 0:
                 await asyncio.sleep(0)

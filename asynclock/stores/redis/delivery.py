@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from asynclock._clock import running_for
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asynclock.stores.redis.connection import Connection
-    from asynclock.stores.redis.handlers import Ask
+    from asynclock.stores.redis.handlers import Ask, CommandReply
     from asynclock.stores.redis.pending import PendingReleases
 
 log = logging.getLogger("asynclock")
@@ -29,6 +30,9 @@ SLICE = 256
 """The number of pending releases in one slice. Sending a slice takes the loop 1 ms."""
 
 _LAST_WORDS = 0.1  # seconds for which a client that closes waits for the answers that no task awaits
+
+_LOOK = 0.02
+"""Seconds after which a client that closes looks again whether a majority has carried its releases out."""
 
 BUSY_PAUSE = 0.1
 """Seconds after which a release that a busy server refused is sent again."""
@@ -73,9 +77,13 @@ class Delivery:
         self._refused = False
         while self._pending.to_send > keep and not self._refused and not connection.transport.is_closing():
             self.send_slice(connection)
-            async with running_for(ANSWER_TIMEOUT):
-                with contextlib.suppress(ServerError):  # an error reply is an answer, too
-                    await self._ask(connection, "PING").answer_of()
+            await self._all_answered(connection)
+
+    async def _all_answered(self, connection: Connection) -> None:
+        """Wait until the server has answered all that was sent."""
+        async with running_for(ANSWER_TIMEOUT):
+            with contextlib.suppress(ServerError):  # an error reply is an answer, too
+                await self._ask(connection, "PING").answer_of()
 
     def refused(self, connection: Connection) -> None:
         """The server refused a release for now, for example with BUSY. It is sent again after a pause."""
@@ -96,9 +104,15 @@ class Delivery:
             log.error("asynclock: pending releases are not sent again", exc_info=error)
 
     async def finish(self, connection: Connection | None) -> None:
-        """The client closes: deliver the pending releases while the connection works."""
-        while self._pending.to_send and connection is not None and not connection.transport.is_closing():
-            await self._send(connection)
+        """The client closes: deliver the pending releases while the connection works. A server that answers on a
+        connection which is closed already drops what it has not read: so the last slice, too, is awaited."""
+        while connection is not None and not connection.transport.is_closing():
+            if self._pending.to_send:
+                await self._send(connection)
+            elif connection.waiting:
+                await self._all_answered(connection)
+            else:
+                return
             if self._refused:
                 await asyncio.sleep(BUSY_PAUSE)
 
@@ -112,19 +126,19 @@ class Delivery:
 
 async def last_words(connection: Connection, ask: Ask, now: Callable[[], float]) -> None:
     """Rule 7 of `node.py`. Each round awaits the commands in flight. Then a release may need one more round
-    (`RedisNode.not_native`). A lost connection has no commands in flight."""
+    (`RedisNode.not_native`). A lost connection has no commands in flight. While a release lacks a majority, its limit
+    is that of the close, and each round looks again whether the other nodes have carried it out."""
     began = now()
     until = began + _LAST_WORDS
+    reply: CommandReply | None = None
     while connection.waiting:
-        until = max(until, min(await connection.awaited_until(), began + AT_MOST))
-        left = until - now()
+        awaited = await connection.awaited_until()
+        lacking = awaited == math.inf
+        if not lacking:
+            until = max(until, min(awaited, began + AT_MOST))
+        left = (began + AT_MOST if lacking else until) - now()
         if left <= 0:
             return
-        try:
-            async with asyncio.timeout(left):
-                await ask("PING", within=left).answer_of()
-        except TimeoutError:
-            if await connection.awaited_until() <= until:
-                return
-        except Exception:  # noqa: S112 - an error reply is an answer, too
-            continue
+        if reply is None or reply.ended:
+            reply = ask("PING", within=left)
+        await reply.wait(min(left, _LOOK) if lacking else left)

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from asynclock.stores.port import is_carried_out
+
 if TYPE_CHECKING:
     from asynclock.rules.model import Op
     from asynclock.stores.port import Grant, Refused, ReplyHandler, Undone
@@ -39,6 +41,15 @@ class CommandReply:
 
     async def answer_of(self) -> Any:
         return await self._answer
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer has come, or cannot come any more."""
+        return self._answer.done()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for that, for at most so long. A second call goes on with it."""
+        await asyncio.wait([self._answer], timeout=seconds)
 
 
 Ask: TypeAlias = Callable[..., "CommandReply"]
@@ -84,6 +95,10 @@ class StandIn:
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
         self.handler.fail(index, error, maybe=maybe)
+
+    @property
+    def carried_out(self) -> bool:
+        return is_carried_out(self.handler)
 
 
 class Doubtful(StandIn):
