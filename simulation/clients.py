@@ -398,10 +398,10 @@ class Client:
         if self.closed:
             return
         self.closed = True
-        self.machine.queues.close()
+        self.machine.begin_close()
         for hold in self.machine.holds.in_slices():
             if hold is not None:
-                hold.close()
+                self.machine.close_hold(hold)
         self.machine.watchdog.stop()
         for claim in list(self.machine.under_way):
             claim.close()

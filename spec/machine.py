@@ -640,10 +640,10 @@ class World:
         self.left["closes"] -= 1
         self.calm = False
         core.closed = True
-        machine.queues.close()
+        machine.begin_close()
         for hold in machine.holds.in_slices():
             if hold is not None:
-                hold.close()
+                machine.close_hold(hold)
         machine.watchdog.stop()
         for claim in list(machine.under_way):
             claim.close()

@@ -32,7 +32,7 @@ from asynclock.protocol.local_queue import may_pass
 from asynclock.protocol.watchdog import RENEW_BELOW, RENEWED, Due, Lacking, due, retry_after
 from asynclock.quorum.ballot import WON, Ballot, drift, valid_until
 from asynclock.quorum.denials import lost_to
-from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, LOOKING, QUIET, RELEASE, Op, Verb
+from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, LOOKING, QUIET, RELEASE, Op, Serve, Verb
 from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
@@ -404,12 +404,12 @@ class Hold:
         late = self._holds.lag.late(now, self._watched_at, renewed)
         return Cause(loss, self._settings, clock.wall(), now - renewed, late, self._broken, errors, denials)
 
-    def close(self) -> Ballot:
+    def close(self, serve: Serve) -> Ballot:
         """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""
         owners = self.tenures
         self.lose("closed")
         rest = max((each.rest() for each in owners), default=0.0)
-        return self.release(rest, done=any(each.done_for for each in owners))
+        return self.release(rest, done=any(each.done_for for each in owners), serve=serve)
 
     def dropped(self, weak_self: ref[Tenure]) -> None:
         """The program no longer refers to that tenure. Without another one, it is renewed no more, and expires."""
@@ -495,16 +495,16 @@ class Hold:
             if not (by or self.over):
                 self.extend(0.0)
 
-    def release(self, rest: float = 0.0, at_once: bool = False, done: bool = False) -> Ballot:
+    def release(self, rest: float = 0, at_once: bool = False, done: bool = False, serve: Serve | None = None) -> Ballot:
         """Release it. The name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).
-        `at_once`: see Quorum.ask."""
+        `at_once`: see Quorum.ask. `serve`: what it does for the next waiter, if that is not the usual."""
         self.over = True
         grant, quorum = self.op, self.core.quorum
         grant.revoke()
         queueing = CONTENDED if self.contended else LOOKING if grant.plain else QUIET
         op = Op(
             RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.last_fence,
-            grant.memory, rest, queueing=queueing[quorum.serve], done=done,
+            grant.memory, rest, queueing=queueing[quorum.serve if serve is None else serve], done=done,
         )  # fmt: skip
         within = min(self.core.within(self._settings), RELEASE_TIMEOUT)
         failed = self._ballot is not None and self._ballot.failed

@@ -62,6 +62,18 @@ class Machine:
         self._down: dict[str, None] = {}  # the labels of the nodes that are down
         self._renewals: Iterator[Hold | None] | None = None  # those that follow a new connection
 
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def begin_close(self) -> None:
+        """The client closes: `close_hold` and `Claim.close` follow for all that there is."""
+        self.queues.close()
+        self.tickets.close()
+
+    def close_hold(self, hold: Hold) -> Ballot:
+        """Release it, and notify its owners that it is lost. Holds end before claims: their releases are what other
+        clients need most. Returns the ballot of the release."""
+        return hold.close(self.tickets.serve_at(hold.name, self.core.quorum.serve))
+
     # -- notices -------------------------------------------------------------------------------------------------
 
     def received(self, index: int, notice: Notice) -> None:

@@ -12,6 +12,7 @@ The rules:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from enum import Enum
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Protocol
@@ -20,14 +21,14 @@ from asynclock._options import QUORUM_TIMEOUT, RELEASE_TIMEOUT
 from asynclock.protocol.local_queue import SPAN
 from asynclock.protocol.planner import FRESH
 from asynclock.quorum.ballot import REFUSED, Ballot
-from asynclock.rules.model import ACQUIRE, ID_LENGTH, RELEASE, WAIT, Op, Queueing, polls
+from asynclock.rules.model import ACQUIRE, ID_LENGTH, RELEASE, WAIT, Op, Queueing, Serve, polls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asynclock.protocol.core import Core
     from asynclock.protocol.terms import Terms
-    from asynclock.rules.model import Kind, Serve
+    from asynclock.rules.model import Kind
     from asynclock.stores.port import Notice
 
 
@@ -156,6 +157,8 @@ class Wake(Enum):
 class TicketOwner(Protocol):
     """The acquisition that left a ticket."""
 
+    terms: Terms
+
     def notified(self, index: int, notice: Notice) -> None:
         """Node `index` has sent a notice for it."""
 
@@ -164,19 +167,39 @@ class TicketOwner(Protocol):
 
 
 class Tickets:
-    """The acquisitions of one session that left a ticket, by the random part of the ticket's id."""
+    """The acquisitions of one session that left a ticket, by the random part of the ticket's id.
 
-    __slots__ = ("_by_id",)
+    A client that closes withdraws all of them. If a release or a withdrawal served the queue meanwhile, it would notify
+    waiters of this client: over N nodes up to 64, because none of them takes the name. So over N nodes only the last
+    withdrawal of a name serves the queue, and with it the waiters of other clients (`serve_at`)."""
+
+    __slots__ = ("_by_id", "_left")
 
     def __init__(self) -> None:
         self._by_id: dict[str, TicketOwner] = {}
+        self._left: dict[str, int] | None = None  # name -> the number of its tickets; None: the client does not close
 
     def add(self, id: str, acquisition: TicketOwner) -> None:
+        if self._left is not None and id[:ID_LENGTH] not in self._by_id:
+            self._left[acquisition.terms.name] = self._left.get(acquisition.terms.name, 0) + 1
         self._by_id[id[:ID_LENGTH]] = acquisition
 
     def remove(self, id: str) -> None:
         """Harmless for an id that is not there."""
-        self._by_id.pop(id[:ID_LENGTH], None)
+        acquisition = self._by_id.pop(id[:ID_LENGTH], None)
+        if self._left is not None and acquisition is not None:
+            self._left[acquisition.terms.name] -= 1
+            if not self._left[acquisition.terms.name]:
+                del self._left[acquisition.terms.name]
+
+    def close(self) -> None:
+        """The client closes: all of them are withdrawn from now on."""
+        self._left = dict(Counter(acquisition.terms.name for acquisition in self._by_id.values()))
+
+    def serve_at(self, name: str, serve: Serve) -> Serve:
+        """What a release or an undo of that name does for the next waiter, if it is usually `serve`: nothing, while
+        tickets of that name are still to be withdrawn by a client that closes."""
+        return Serve.NOBODY if self._left and serve is Serve.WAKE and name in self._left else serve
 
     def get(self, id: str) -> TicketOwner | None:
         """The acquisition whose ticket has an id with the random part `id`; None: there is none."""
@@ -186,14 +209,22 @@ class Tickets:
         return list(self._by_id.values())
 
 
-def withdraw(core: Core, terms: Terms, id: str, *, since: float = 0.0, nodes: Sequence[int] | None = None) -> None:
+def withdraw(
+    core: Core,
+    terms: Terms,
+    id: str,
+    *,
+    since: float = 0.0,
+    nodes: Sequence[int] | None = None,
+    serve: Serve | None = None,
+) -> None:
     """Remove the hold and the ticket of that id at these nodes (None: all). If a notice has reached the ticket, the
-    next waiter is served."""
+    next waiter is served, unless `serve` says otherwise."""
     if nodes is not None and not nodes:
         return
     settings = terms.settings
     memory = settings.lease + core.settings.fence_memory
-    queueing = Queueing(core.quorum.serve, contended=True)
+    queueing = Queueing(core.quorum.serve if serve is None else serve, contended=True)
     op = Op(RELEASE, terms.kind, terms.name, id, settings.lease, 0, memory, queueing=queueing, since=since)
     within = min(max(core.within(settings), QUORUM_TIMEOUT), RELEASE_TIMEOUT)
     core.quorum.ask(op, within, everyone=True, only=nodes)
@@ -282,7 +313,12 @@ class Rounds:
         for the reply (`Node.aclose`). `back`: the ticket that is put back there."""
         self.ballot = None
         within = min(max(ballot.deadline - ballot.sent, QUORUM_TIMEOUT), RELEASE_TIMEOUT)
-        self._core.quorum.undo(ballot, within, back)
+        self._core.quorum.undo(ballot, within, back, self._serve)
+
+    @property
+    def _serve(self) -> Serve:
+        """What an undo or a withdrawal does for the next waiter."""
+        return self._tickets.serve_at(self._terms.name, self._core.quorum.serve)
 
 
 class RoundsAtOne(Rounds):
@@ -449,7 +485,7 @@ class RoundsAtMany(Rounds):
         if (ticket := self.ticket) is not None:
             ticket.stop()
             self._tickets.remove(ticket.id)
-            withdraw(self._core, self._terms, ticket.id, since=self._since)
+            withdraw(self._core, self._terms, ticket.id, since=self._since, serve=self._serve)
             self.ticket = None
         self.use_new_id()
 

@@ -119,16 +119,18 @@ class Quorum:
             return self.nodes[0].listens
         return sum(node.listens for node in self.nodes) > len(self.nodes) // 2
 
-    def undo(self, ballot: Ballot, within: float, ticket: Queueing | None = None) -> Ballot | None:
+    def undo(
+        self, ballot: Ballot, within: float, ticket: Queueing | None = None, serve: Serve | None = None
+    ) -> Ballot | None:
         """Undo an attempt where it took effect or may still do so (rule 3 of `ballot.py`), and put `ticket` in its
-        place. The undo serves the queue only if the attempt had, or may have had, a majority: no waiter waits for a
-        minority."""
+        place. The undo serves the queue, or does what `serve` says, only if the attempt had, or may have had, a
+        majority: no waiter waits for a minority."""
         op = ballot.op
         op.revoke()
         traces = ballot.traces()
         if not traces:
             return None
-        serve = self.serve if len(traces) > len(self.nodes) // 2 else Serve.NOBODY
+        serve = (self.serve if serve is None else serve) if len(traces) > len(self.nodes) // 2 else Serve.NOBODY
         if ticket is not None:
             ticket.serve_as(serve)
         undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket or QUIET[serve])

@@ -395,7 +395,8 @@ class Session:
         replies."""
         for number in range(1, len(releases) + 1):
             ballot, terms = releases.popleft()
-            if (ballot.outcome if self.hung_up else await self.settled(ballot)) is UNREACHABLE:
+            outcome = ballot.outcome if self.hung_up else await self.settled(ballot)
+            if outcome is UNREACHABLE and not ballot.carried_out:
                 with contextlib.suppress(ConfigError):
                     self.not_released(ballot, terms)
             if number % _RELEASES == 0:  # most outcomes are known, so `settled` seldom lets other tasks run
@@ -407,7 +408,7 @@ class Session:
         if self._closing is None or self._closing.cancelled():
             self.closed = True
             self.ready = self.opened = False
-            self.machine.queues.close()
+            self.machine.begin_close()
             self._closing = own_task(self._close(), "asynclock close")
         await asyncio.shield(self._closing)  # a cancel of the caller does not stop it
 
@@ -421,7 +422,7 @@ class Session:
                     releases.popleft()
             else:
                 owners = hold.tenures[:1]
-                ballot = hold.close()
+                ballot = self.machine.close_hold(hold)
                 releases.extend([(ballot, owner.terms) for owner in owners])
         began = self.spent()
         for each in list(self.machine.under_way):

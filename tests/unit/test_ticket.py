@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from asynclock.protocol.rounds import Ticket
+from types import SimpleNamespace
+from typing import Any
+
+from asynclock.protocol.rounds import Ticket, Tickets
 from asynclock.rules.model import Serve
 
 
@@ -15,3 +18,44 @@ def test_an_undo_puts_the_ticket_back_as_it_was() -> None:
     assert (back.waiter, back.number, back.order) == (ticket.id, 2, 7)
     assert (back.fresh, back.span, back.tasks) == (4.0, 16, 9)
     assert sent.number == 0  # it is not sent again
+
+
+def owner_of(name: str) -> Any:
+    """An acquisition of that name."""
+    return SimpleNamespace(terms=SimpleNamespace(name=name))
+
+
+def test_the_last_ticket_of_a_name_serves_the_queue() -> None:
+    """Before a close each release does. During a close none does while the client has tickets of the name."""
+    tickets = Tickets()
+    tickets.add("a1", owner_of("a"))
+    tickets.add("a2", owner_of("a"))
+    tickets.add("b1", owner_of("b"))
+    assert tickets.serve_at("a", Serve.WAKE) is Serve.WAKE
+    tickets.close()
+    tickets.remove("a1")
+    tickets.remove("a1")
+    assert tickets.serve_at("a", Serve.WAKE) is Serve.NOBODY
+    tickets.remove("a2")
+    assert tickets.serve_at("a", Serve.WAKE) is Serve.WAKE
+    assert tickets.serve_at("b", Serve.WAKE) is Serve.NOBODY
+    assert tickets.serve_at("c", Serve.WAKE) is Serve.WAKE
+
+
+def test_a_ticket_that_is_sent_during_a_close_counts() -> None:
+    """Its owner was notified before it was closed. A renewal of the ticket does not count again."""
+    tickets = Tickets()
+    tickets.close()
+    tickets.add("a1", owner_of("a"))
+    tickets.add("a1", owner_of("a"))
+    assert tickets.serve_at("a", Serve.WAKE) is Serve.NOBODY
+    tickets.remove("a1")
+    assert tickets.serve_at("a", Serve.WAKE) is Serve.WAKE
+
+
+def test_a_single_node_grants_to_a_waiter_of_the_client_that_closes() -> None:
+    """It grants as many places as are free, and the withdrawal of a granted ticket frees its place."""
+    tickets = Tickets()
+    tickets.add("a1", owner_of("a"))
+    tickets.close()
+    assert tickets.serve_at("a", Serve.GRANT) is Serve.GRANT
