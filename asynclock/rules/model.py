@@ -309,7 +309,7 @@ PEEK_ID = f"{'0' * ID_LENGTH}|"  # the id of a peek, before the mode of its kind
 class Serve(IntEnum):
     """What an op does for the next waiter if it leaves the name free."""
 
-    NOBODY = 0  # an acquire of a hold that this node lacks (Queueing.heals); an undo of a minority; a peek
+    NOBODY = 0  # an acquire of a hold that this node lacks (Queueing.heals); an undo of a minority; a close; a peek
     WAKE = 1
     GRANT = 2
 
