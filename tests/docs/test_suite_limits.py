@@ -66,28 +66,15 @@ async def hanging():
 async def test_tear_down_after_a_failure(hanging):
     assert False, "it fails first"
 
+@pytest.mark.timeout(60)
 async def test_next():
     await asyncio.sleep(0)
 """
 
 
-CONFTEST = """
-import pytest
-from pytest_timeout import Settings
-from tests.conftest import *
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call(item):
-    if item.name.partition("[")[0] not in ("test_next", "test_of_the_group"):
-        item.ihook.pytest_timeout_set_timer(item=item, settings=Settings(0.5, "signal", False, False))
-"""
-"""A test that hangs has half a second from its begin. pytest-timeout counts the set-up, too, and that takes longer on a
-busy machine. The others have the limit of the suite."""
-
-
 def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     """pytest over this program, with our conftest and settings."""
-    folder.joinpath("conftest.py").write_text(CONFTEST)
+    folder.joinpath("conftest.py").write_text("from tests.conftest import *\n")
     folder.joinpath("test_hanging.py").write_text(program)
     settings = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), "-p", "no:cacheprovider"]
     return subprocess.run(
@@ -104,7 +91,7 @@ def run(folder: Path, program: str, *options: str) -> subprocess.CompletedProces
 @pytest.mark.timeout(240)
 def test_a_test_that_hangs_fails(tmp_path: Path) -> None:
     """On both loops; also where the loop is blocked, and in the tear-down of a test that failed. The next test runs."""
-    ran = run(tmp_path, HANGS)
+    ran = run(tmp_path, HANGS, "-o", "timeout=0.5")
     assert ran.returncode == 1, ran.stdout + ran.stderr
     why = "tests.support.limits.Hung: Timeout (>0.5s)"
     for loop in ("asyncio", "uvloop"):
@@ -120,8 +107,8 @@ def test_a_test_that_hangs_fails(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 def test_a_test_that_hangs_in_a_worker_fails(tmp_path: Path) -> None:
     """With xdist the worker lives on."""
-    ran = run(tmp_path, HANGS, "-n", "1", "-k", "coroutine or next")
-    assert "2 failed, 2 passed" in ran.stdout, ran.stdout + ran.stderr
+    ran = run(tmp_path, HANGS, "-o", "timeout=0.5", "-n", "1", "-k", "coroutine or next")
+    assert "2 failed, 2 passed" in ran.stdout
     assert "crashed" not in ran.stdout
 
 
@@ -163,6 +150,6 @@ def test_that_swallows_the_signal():
 @pytest.mark.timeout(240)
 def test_a_test_that_swallows_the_signal_ends_with_its_process(tmp_path: Path) -> None:
     """Nothing else could end it. stderr shows the stack."""
-    ran = run(tmp_path, STUBBORN, "-o", "faulthandler_timeout=8")  # from the begin of its set-up
+    ran = run(tmp_path, STUBBORN, "-o", "timeout=0.5", "-o", "faulthandler_timeout=1")
     assert ran.returncode == 1
     assert "in test_that_swallows_the_signal" in ran.stderr
