@@ -21,7 +21,6 @@ from hypothesis import settings
 from asynclock import Redlock, _options
 from asynclock._errors import ConfigError
 from asynclock._options import ClientSettings
-from asynclock.locks import admin, health
 from asynclock.stores.embedded import server as valkey
 from tests.support.containers import why_not
 from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out, keep_together, name_group
@@ -214,15 +213,6 @@ def patient_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     first use fails, or a new server that comes up later than the others counts as restarted, and casts no vote for a
     minute. A test of the time itself sets connect_timeout; one of the default undoes this."""
     monkeypatch.setattr(_options, "ClientSettings", functools.partial(ClientSettings, connect_timeout=5.0))
-
-
-@pytest.fixture(autouse=True)
-def patient_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`health` and `inspect` give each node one second, or its node timeout. On a busy machine a healthy node may need
-    more, and then a client is not connected after `health`, and a node is missing in the answer. A test of the time
-    itself sets it."""
-    monkeypatch.setattr(health, "LIMIT", 5.0)
-    monkeypatch.setattr(admin, "_LOOK", 5.0)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from asynclock import QuorumUnavailable, Redlock
-from asynclock.locks import admin
 from asynclock.stores.redis.handlers import patience
 from asynclock.stores.redis.store import RedisStore
 from tests.support.cut_servers import Clocked
@@ -252,11 +251,8 @@ async def test_a_loop_that_is_blocked_again_and_again_is_no_outage(
         server.thaw()
 
 
-async def test_a_look_at_a_frozen_server_says_what_is_wrong(
-    server: Server, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_look_at_a_frozen_server_says_what_is_wrong(server: Server, name: str) -> None:
     """inspect waits for a second, or for the node timeout if that is more, and names the server."""
-    monkeypatch.setattr(admin, "_LOOK", 1.0)
     async with Redlock(server.url, lease=3.0) as redlock, Redlock(server.url, lease=12.0) as patient:
         await patient.inspect(name)
         server.freeze()

@@ -234,8 +234,7 @@ async def test_c13_tls_for_another_host(tls: Tls) -> None:
 async def test_c13_tls_to_a_server_without(tcp: tuple[Server, int], tls: Tls) -> None:
     """rediss:// to a port that speaks plain text: an error in bounded time, and it names the node."""
     with pytest.raises(Exception, match=rf"127\.0\.0\.1:{tcp[1]}") as caught:
-        url = f"rediss://127.0.0.1:{tcp[1]}?ssl_ca_certs={tls.ca_file}"
-        async with Redlock(url, patience=1.0, connect_timeout=1.0):
+        async with Redlock(f"rediss://127.0.0.1:{tcp[1]}?ssl_ca_certs={tls.ca_file}", patience=1.0):
             pytest.fail("entered")
     assert isinstance(caught.value, ConfigError) or "1 of 1" in str(caught.value)
 
@@ -289,7 +288,7 @@ async def test_a_server_that_never_answers() -> None:
     ]
 
     async def silence(url: str, use: Callable[[Redlock], Any]) -> None:
-        async with aclosing(Redlock(url, patience=0.3, connect_timeout=1.0)) as redlock:
+        async with aclosing(Redlock(url, patience=0.3)) as redlock:
             with pytest.raises(QuorumUnavailable):
                 await use(redlock)
 
