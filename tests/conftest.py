@@ -20,7 +20,6 @@ from hypothesis import settings
 
 from asynclock import Redlock, _options
 from asynclock._errors import ConfigError
-from asynclock._options import ClientSettings
 from asynclock.stores.embedded import server as valkey
 from tests.support.containers import why_not
 from tests.support.deployments import DEPLOYMENTS, deployments_of, is_left_out, keep_together, name_group
@@ -205,14 +204,6 @@ def patient_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over several nodes a client gives each node 50 ms, unless it is told otherwise. A busy machine needs more, and
     then a healthy node counts as one that failed. A test of the time itself sets node_timeout."""
     monkeypatch.setattr(_options, "QUORUM_TIMEOUT", 1.0)
-
-
-@pytest.fixture(autouse=True)
-def patient_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client gives a connect one second, unless it is told otherwise. On a busy machine one may need more. Then a
-    first use fails, or a new server that comes up later than the others counts as restarted, and casts no vote for a
-    minute. A test of the time itself sets connect_timeout; one of the default undoes this."""
-    monkeypatch.setattr(_options, "ClientSettings", functools.partial(ClientSettings, connect_timeout=5.0))
 
 
 @pytest.fixture

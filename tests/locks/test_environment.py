@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asynclock import ConfigError, Redlock, _options
+from asynclock import ConfigError, Redlock
 from asynclock._options import ENVIRONMENT, ClientSettings, environment_settings
 from tests.support.default_keys import key_of
 from tests.support.probes import id_of, session_of, settings_of
@@ -107,9 +107,8 @@ async def test_a_wrong_value_is_an_error_at_the_first_await(
         pass
 
 
-def test_an_empty_variable_counts_as_not_set_except_for_the_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_not_set_except_for_the_prefix() -> None:
     """An empty prefix is a prefix."""
-    monkeypatch.setattr(_options, "ClientSettings", ClientSettings)  # other tests have another default
     empty = dict.fromkeys(ENVIRONMENT.values(), "")
     assert environment_settings(empty, {}) == ClientSettings(prefix="")
     assert environment_settings({}, {}) == ClientSettings()

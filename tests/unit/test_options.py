@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynclock import ClientOptions, ConfigError, LockOptions, _options
+from asynclock import ClientOptions, ConfigError, LockOptions
 from asynclock._options import (
     MAX_METADATA,
     MIN_LEASE,
@@ -37,9 +37,8 @@ def test_the_typed_options_are_the_settings() -> None:
     )
 
 
-def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults() -> None:
     """The defaults that the docs give."""
-    monkeypatch.setattr(_options, "ClientSettings", ClientSettings)  # other tests have another default
     assert client_settings({}) == ClientSettings()
     lock = ClientSettings().lock
     assert (lock.lease, lock.timeout, lock.renew, lock.max_hold) == (30.0, None, True, None)
