@@ -64,14 +64,10 @@ def _late_undo(self: Any, ballot: Any, back: Any = None) -> None:
 
 
 def _undo_that_serves(serve: Serve) -> Callable[..., Any]:
-    def undo(self: Quorum, ballot: Any, within: float, ticket: Any = None) -> Any:
-        before, self.serve = self.serve, serve
-        nodes = len(self.nodes)
-        try:
-            with mock.patch.object(Ballot, "traces", return_value=list(range(nodes))):
-                return _QUORUM_UNDO(self, ballot, within, ticket)
-        finally:
-            self.serve = before
+    def undo(self: Quorum, ballot: Any, within: float, ticket: Any = None, usual: Any = None) -> Any:
+        del usual
+        with mock.patch.object(Ballot, "traces", return_value=list(range(len(self.nodes)))):
+            return _QUORUM_UNDO(self, ballot, within, ticket, serve)
 
     return undo
 
