@@ -13,7 +13,6 @@ from starlette.middleware.base import BaseHTTPMiddleware
 
 from asynclock import Lease, Lock, Redlock
 from asynclock.fastapi import Locked, install
-from tests.support.probes import leased
 from tests.support.web import BODY, hanging_up, serving, until
 
 
@@ -133,14 +132,13 @@ async def test_a_hang_up_at_the_moment_of_the_grant(application: FastAPI, other:
     granted, disconnected, called = asyncio.Event(), asyncio.Event(), list[str]()
     application.add_middleware(Receives, size=[0], disconnected=disconnected)
 
-    class Late:
+    class Late(Lock):
         """A lock whose grant arrives together with the hang-up."""
 
-        def __init__(self, lock: Lock) -> None:
-            self.lock = lock
+        __slots__ = ()
 
         async def _leased(self) -> Lease:
-            lease = await leased(self.lock)
+            lease = await super()._leased()
             with anyio.CancelScope(shield=True):
                 granted.set()
                 await disconnected.wait()
@@ -148,8 +146,13 @@ async def test_a_hang_up_at_the_moment_of_the_grant(application: FastAPI, other:
                     await asyncio.sleep(0)
             return lease
 
+    def late(client: Redlock, name: str) -> Lock:
+        lock = client(name)
+        lock.__class__ = Late
+        return lock
+
     @application.post("/")
-    async def pay(lease: Annotated[Lease, Locked(name, kind=lambda client, name: Late(client(name)))]) -> None:
+    async def pay(lease: Annotated[Lease, Locked(name, kind=late)]) -> None:
         called.append(name)
 
     async with serving(application) as port:
