@@ -184,11 +184,6 @@ def set_fence(store: MemoryStore, name: str, fence: int) -> None:
     store._states[key_of(name)] = State(fence=fence, fence_ends=float("inf"))
 
 
-async def leased(lock: Lock) -> Lease:
-    """What the integrations with web frameworks ask of a lock."""
-    return await lock._leased()
-
-
 def after_grant(acquisition: Any, then: Callable[[], object]) -> None:
     """Call `then` in the turn in which the acquire gets its hold, before its task wakes."""
     succeed = acquisition._succeed
