@@ -230,7 +230,8 @@ def check_name(name: object) -> str:
         raise ConfigError("a lock's name is empty: give what it protects, such as 'order:42'")
     if name.startswith(RESERVED):
         raise ConfigError(f"names that begin with {RESERVED!r} are reserved: rename {brief(name)}")
-    _check_text("a lock's name", name)
+    if not name.isascii():
+        _check_text("a lock's name", name)
     return name
 
 

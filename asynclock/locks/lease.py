@@ -23,7 +23,7 @@ from asynclock._options import lock_settings
 from asynclock.locks.cancellation import Block
 from asynclock.locks.tenures import TenuresByTask
 from asynclock.protocol.handover import handle_of
-from asynclock.protocol.hold import GIVEN_BACK, LOST, Tenure
+from asynclock.protocol.hold import GIVEN_BACK, LOST, OPEN, Tenure
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.rules.model import parts_of
 from asynclock.runtime.session import session_of
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from asynclock._options import Seconds
     from asynclock.locks.cancellation import Caller
     from asynclock.quorum.ballot import Ballot
+    from asynclock.runtime.session import Session
 
     Entered = tuple[ref[Tenure], ref[TenuresByTask], "Entered | None"]
 
@@ -207,7 +208,7 @@ def note_entered(tenure: Tenure, kept: ref[TenuresByTask]) -> None:
 def _held_ones(entered: Entered | None) -> Entered | None:
     """`entered` without the blocks at its front that are no longer held. So blocks that are entered one after the other
     leave one entry in all."""
-    while entered is not None and ((tenure := entered[0]()) is None or not tenure.held):
+    while entered is not None and ((tenure := entered[0]()) is None or not (tenure.state in OPEN and tenure.held)):
         entered = entered[2]
     return entered
 
@@ -273,7 +274,8 @@ async def release(tenure: Tenure, kept: TenuresByTask | None) -> None:
 
 async def give_back(tenure: Tenure, kept: TenuresByTask | None) -> None:
     """End the tenure, and wait for the reply to its release. Raises LockLost, ConfigError."""
-    hold, session = tenure.hold, session_of(tenure)
+    hold = tenure.hold
+    session: Session = hold.core  # type: ignore[assignment] # as `session_of`, with two calls less
     lost = tenure.state is LOST
     if session.hung_up:  # no release can be sent any more
         hold.lose("closed")

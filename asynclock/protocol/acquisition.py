@@ -253,8 +253,8 @@ class Acquisition(Claim):
     def _is_first(self) -> bool:
         """Whether no task of this process is before it. Then it asks, and later tasks wait behind it."""
         machine, name = self._machine, self.terms.name
-        queue = machine.queues.get(name)
-        if queue is None and machine.holds.get(name) is None and machine.queues.begin_alone(self):
+        queues = machine.queues
+        if name not in queues.by_name and machine.holds.get(name) is None and queues.begin_alone(self):
             self._queue = None
             if len(self._core.quorum.nodes) > 1:
                 self._yield_to_remote()
@@ -340,7 +340,6 @@ class Acquisition(Claim):
         """Also limit the round: it ends when the caller's time ends, or when the patience for an outage ends if that is
         earlier. A late question ends after the time that a last answer may take."""
         self._enter(state)
-        state.ballot.when_settled(self._settled)
         ballot, clock, timeout = state.ballot, self._core.clock, self.terms.timeout
         patience_ends = math.inf if self.planner is None else self.planner.patience_ends
         if patience_ends < self._give_up:
@@ -368,7 +367,7 @@ class Acquisition(Claim):
         if (ballot := self.unanswered_round) is not None:
             ballot.when_settled(None)
             ballot.expire()
-            self._core.later(self._settled, ballot)
+            self._core.later(self.settled, ballot)
 
     def _without_grant(self, ballot: Ballot) -> None:
         rounds = self._rounds

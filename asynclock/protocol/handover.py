@@ -99,13 +99,14 @@ class Adoption(Claim):
 
     def _ask(self) -> None:
         core = self._core
-        self._await(Asking(core.quorum.ask(self._op, core.within(self.terms.settings))))
+        within = core.within(self.terms.settings)
+        self._enter(Asking(core.quorum.ask(self._op, within, on_settled=self.settled)))
 
-    def _settled(self, ballot: Ballot) -> None:
+    def settled(self, ballot: Ballot) -> None:
         if self._core.closed:
             self.close()
         else:
-            super()._settled(ballot)
+            super().settled(ballot)
 
     def _win(self, hold: Hold, ballot: Ballot) -> None:
         hold.may_be_at(self._traces)

@@ -272,7 +272,10 @@ class Hold:
                 self.count(grant, index)
         self.valid_until = end
         self.renew_at = self._next_renewal()
-        if grant.complete:
+        if grant.yes == grant.nodes:  # as `_forget_grant`, with two calls less
+            op.forget_packed()
+            self._ballot = None
+        elif grant.complete:
             self._forget_grant(grant)
         else:
             grant.on_late_vote(self._count_late)
@@ -326,11 +329,12 @@ class Hold:
         """The owner releases its tenure. Returns the ballot of the release; None: the hold continues, with another
         tenure of this owner or of the task to which it was passed. A lost tenure is released, too, since some node may
         still have the hold."""
-        queues, is_open = self._holds.queues, tenure.open
+        queues, is_open = self._holds.queues, tenure.state in OPEN
         if is_open:
             goes_on = len(self._tenures) > 1 and len(self.tenures) > 1
-            if not (goes_on or self.op.kind.shared) and (waiter := queues.first_waiter(self.op.name)) is not None:
-                goes_on = self._pass_on(tenure, waiter)
+            if queues.by_name and not (goes_on or self.op.kind.shared):
+                waiter = queues.first_waiter(self.op.name)
+                goes_on = waiter is not None and self._pass_on(tenure, waiter)
             if goes_on:
                 self._tenures.remove(tenure.weak_self)
                 tenure.end(RELEASED)
@@ -342,7 +346,8 @@ class Hold:
         if is_open:
             self._give_up()
             tenure.end(RELEASED)
-        queues.next_turn(self.names)
+        if queues.by_name:
+            queues.next_turn(self.names)
         return ballot
 
     def _pass_on(self, tenure: Tenure, waiter: LocalWaiter) -> bool:
@@ -360,7 +365,7 @@ class Hold:
     def _release_contended(self, tenure: Tenure) -> Ballot:
         """Clients elsewhere wait for the hold, so the release is sent before anything else. The next attempt of this
         process is in the same write, and queues behind those clients."""
-        local = bool(self._holds.queues)
+        local = bool(self._holds.queues.by_name)
         ballot = self.release(tenure.rest(), at_once=not local, done=tenure.done_for > 0)
         if tenure.open:
             self._holds.yielded.add(self.op.kind, self.name)

@@ -334,20 +334,16 @@ class LocalQueue:
 class LocalQueues:
     """The local queues of one session, by name."""
 
-    __slots__ = ("_alone", "_by_name", "closed", "get")
+    __slots__ = ("_alone", "by_name", "closed")
 
     def __init__(self) -> None:
-        self._by_name: dict[str, LocalQueue] = {}
+        self.by_name: dict[str, LocalQueue] = {}  # empty for most acquires and releases: they read it themselves
         self._alone: dict[str, Enqueued] = {}  # those that ask, and have no queue behind them yet
         self.closed = False
-        self.get = self._by_name.get  # called for each acquire
 
     def close(self) -> None:
         """From now on no hold is passed on, and no waiting task becomes the asker."""
         self.closed = True
-
-    def __bool__(self) -> bool:
-        return bool(self._by_name)
 
     def begin_alone(self, asker: Enqueued) -> bool:
         """A task asks. Its name has no queue: `of` makes one when a second task comes. False: another task asks."""
@@ -364,30 +360,30 @@ class LocalQueues:
 
     def of(self, name: str) -> LocalQueue:
         """The queue of a name that a task of this process holds or asks for."""
-        queue = self._by_name.get(name)
+        queue = self.by_name.get(name)
         if queue is None:
             asker = self._alone.pop(name, None)
-            queue = self._by_name[name] = LocalQueue(self, name, asker)
+            queue = self.by_name[name] = LocalQueue(self, name, asker)
             if asker is not None:
                 asker.followed_by(queue)
         return queue
 
     def remove(self, queue: LocalQueue) -> None:
-        if self._by_name.get(queue.name) is queue:
-            del self._by_name[queue.name]
+        if self.by_name.get(queue.name) is queue:
+            del self.by_name[queue.name]
 
     def first_waiter(self, name: str) -> LocalWaiter | None:
         """The task of this process to which a hold of that name may be passed on; None: there is none."""
-        if not self._by_name or self.closed:
+        if not self.by_name or self.closed:
             return None
-        queue = self._by_name.get(name)
+        queue = self.by_name.get(name)
         return queue.next_waiter() if queue is not None and queue.asker is None else None
 
     def next_turn(self, names: Iterable[str]) -> None:
         """A hold of these names has ended: the next task of this process asks."""
-        if self._by_name and not self.closed:
+        if self.by_name and not self.closed:
             for name in names:
-                queue = self._by_name.get(name)
+                queue = self.by_name.get(name)
                 if queue is not None and queue.asker is None:
                     queue.hold_ended()
 

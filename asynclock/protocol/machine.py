@@ -171,8 +171,8 @@ def end_unwanted(result: Tenure | NoLease) -> None:
 
 
 class Claim:
-    """See the module. The events that each has are `start`, the outcome of a round, the end of a pause, `wake`,
-    `abandon`, `fail` and `close`."""
+    """See the module. The events that each has are `start`, `settled`, the end of a pause, `wake`, `abandon`, `fail`
+    and `close`."""
 
     state: ClaimState = BEGAN  # class defaults save an assignment for each claim
     _contended = False  # another client waits for what it gets, as far as it knows
@@ -212,11 +212,10 @@ class Claim:
     # -- its rounds ----------------------------------------------------------------------------------------------
 
     def _await(self, state: Asking) -> None:
-        """Go on with the outcome of its round, which is an event of a later turn."""
+        """A round was sent. Its outcome is an event of a later turn (`settled`)."""
         self._enter(state)
-        state.ballot.when_settled(self._settled)
 
-    def _settled(self, ballot: Ballot) -> None:
+    def settled(self, ballot: Ballot) -> None:
         """A round has its outcome."""
         state = self.state
         if not isinstance(state, Asking) or state.ballot is not ballot:
@@ -241,7 +240,7 @@ class Claim:
         (`ballot.py`, rule 4)."""
         op = ballot.op
         raised = Op(EXTEND, op.kind, op.name, op.id, op.lease, token, op.memory)
-        return self._core.quorum.ask(raised, ballot.deadline - ballot.sent)
+        return self._core.quorum.ask(raised, ballot.deadline - ballot.sent, on_settled=self.settled)
 
     def _raised(self, won: Ballot, second: Ballot) -> None:
         """After that second round. The token is that of its op, and not the greatest counter: votes that came late may
@@ -344,4 +343,5 @@ class Claim:
         """The next state."""
         before, self.state = self.state, state
         assert state.__class__ in NEXT[before.__class__], (before, state)  # noqa: S101 - a flaw of this module
-        before.end()
+        if before is not BEGAN:  # that one has nothing to end
+            before.end()

@@ -165,6 +165,9 @@ class TicketOwner(Protocol):
     def wake(self, within: float, why: Wake) -> None:
         """The nodes are back, or gone."""
 
+    def settled(self, ballot: Ballot) -> None:
+        """A round has its outcome."""
+
 
 class Tickets:
     """The acquisitions of one session that left a ticket, by the random part of the ticket's id.
@@ -327,7 +330,7 @@ class RoundsAtOne(Rounds):
     def send(self, give_up: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
         del slot  # the node chooses it
         core, terms, quorum = self._core, self._terms, self._core.quorum
-        settings, listens = terms.settings, quorum.listens
+        settings, listens = terms.settings, quorum.nodes[0].listens
         if self.ticket is not None and not listens and not quorum.nodes[0].error:
             self._poll_from_now_on()
         op, seed = self.op, int(core.clock.wall() * 1_000_000)
@@ -347,7 +350,14 @@ class RoundsAtOne(Rounds):
             op.renew(seed, queueing, plain=plain)
         certain = self.ticket is not None and self.ticket.number > 0
         at_once = refused and not probe  # the name may be free for a moment only
-        self.ballot = quorum.ask(op, core.within(settings), certain=certain, at_once=at_once, gives_up=give_up)
+        self.ballot = quorum.ask(
+            op,
+            core.within(settings),
+            on_settled=self._owner.settled,
+            certain=certain,
+            at_once=at_once,
+            gives_up=give_up,
+        )
         return self.ballot
 
     def _poll_from_now_on(self) -> None:
@@ -439,6 +449,7 @@ class RoundsAtMany(Rounds):
         self.ballot = quorum.ask(
             op,
             core.within(settings),
+            on_settled=self._owner.settled,
             everyone=renewal and certain,  # a first probe does not wait for unresponsive nodes
             certain=certain,
             at_once=refused and not probe,  # the name may be free for a moment only

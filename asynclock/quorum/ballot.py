@@ -86,7 +86,7 @@ class Ballot:
     """One op, sent to all nodes or to some. Handles the replies, also once the task that waits for it was cancelled."""
 
     __slots__ = (
-        "_certain", "_done", "_early", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "failed",
+        "_certain", "_done", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "early", "failed",
         "gives_up", "late", "no", "nodes", "on_settled", "op", "outcome", "sent", "votes", "yes",
     )  # fmt: skip
 
@@ -119,8 +119,8 @@ class Ballot:
         self._everyone = everyone  # settle only after each node has answered or failed
         self._certain = certain  # REFUSED only if one holder has a majority, or all nodes have answered or failed
         self._on_vote = on_vote  # called with each vote, before the vote can settle the ballot
-        # Answers and failures that came while the op was still being sent (`sending`); None: it has been sent.
-        self._early: tuple[tuple[int, Any, bool], ...] | None = () if sending else None
+        # Answers and failures that came inside the call that sends the op (`sending`); None: it has been sent.
+        self.early: tuple[tuple[int, Any, bool], ...] | None = () if sending else None
         self._maybe = 0  # bit i: node i cast no vote, but may carry the op out
         self._done = 0  # bit i: node i cast no vote, but has answered since, or was not asked
         self._waiter: Waiter | None = None
@@ -131,8 +131,8 @@ class Ballot:
         return f"<Ballot {self.op.verb.value} {outcome}: {votes}>"
 
     def answer(self, index: int, reply: Grant | Refused | Undone) -> None:
-        if self._early is not None:
-            self._early += ((index, reply, False),)
+        if self.early is not None:
+            self.early += ((index, reply, False),)
             return
         if self.votes[index] is not None:
             self._done |= isinstance(self.votes[index], Exception) << index
@@ -149,8 +149,8 @@ class Ballot:
             self._count(index)
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
-        if self._early is not None:
-            self._early += ((index, error, maybe),)
+        if self.early is not None:
+            self.early += ((index, error, maybe),)
             return
         if self.votes[index] is not None:
             return
@@ -160,15 +160,10 @@ class Ballot:
             self._maybe |= 1 << index
         self._count(index)
 
-    def was_sent(self, later: Callable[..., object]) -> None:
-        """The op was sent to all nodes. Answers and failures that came inside that call are counted in the next turn,
-        because no event is delivered inside a call of the machine."""
-        early, self._early = self._early, None
-        if early:
-            later(self._count_early, early)
-
-    def _count_early(self, early: Sequence[tuple[int, Any, bool]]) -> None:
-        """Store all of them before counting the first, so that the error of an outage names each node."""
+    def count_early(self, early: Sequence[tuple[int, Any, bool]]) -> None:
+        """Count what came inside the call that sent the op. The quorum calls this in the next turn, because no event is
+        delivered inside a call of the machine. Store all of them before counting the first, so that the error of an
+        outage names each node."""
         counted: list[int] = []
         for index, vote, maybe in early:
             if self.votes[index] is None:

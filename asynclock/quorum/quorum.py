@@ -96,15 +96,16 @@ class Quorum:
         if only is None and not at_once:
             for node in self.nodes:
                 node.send(op, ballot)
-            ballot.was_sent(self._later)
-            return ballot
-        if only is not None:
-            ballot.leave_out({i: node.error for i, node in enumerate(self.nodes) if i not in only})
-        for index in range(len(self.nodes)) if only is None else only:
-            self.nodes[index].send(op, ballot)
-            if at_once:
-                self._flushes[index]()
-        ballot.was_sent(self._later)
+        else:
+            if only is not None:
+                ballot.leave_out({i: node.error for i, node in enumerate(self.nodes) if i not in only})
+            for index in range(len(self.nodes)) if only is None else only:
+                self.nodes[index].send(op, ballot)
+                if at_once:
+                    self._flushes[index]()
+        early, ballot.early = ballot.early, None  # a method of the ballot would be one more call for each op
+        if early:
+            self._later(ballot.count_early, early)
         return ballot
 
     def flush(self) -> None:

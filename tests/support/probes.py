@@ -197,7 +197,7 @@ def after_grant(acquisition: Any, then: Callable[[], object]) -> None:
 
 def nesting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How deep outcomes of rounds were handled inside each other, at most, in this test."""
-    handled, depths = Acquisition._settled, [0]
+    handled, depths = Acquisition.settled, [0]
     depth = 0
 
     def nested(acquisition: Acquisition, ballot: Any) -> None:
@@ -207,14 +207,14 @@ def nesting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         handled(acquisition, ballot)
         depth -= 1
 
-    monkeypatch.setattr(Acquisition, "_settled", nested)
+    monkeypatch.setattr(Acquisition, "settled", nested)
     return lambda: max(depths)
 
 
 def local_queues_of(client: Redlock) -> Mapping[str, Any]:
     """Name -> its waiters in this process, or the task that asks alone."""
     queues = session_of(client).machine.queues
-    return {**queues._alone, **queues._by_name}
+    return {**queues._alone, **queues.by_name}
 
 
 def holds_of(client: Redlock) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tests.support.probes import session_of
 
 def late_waiters_of(client: Redlock, name: str) -> int:
     """How many tasks wait in the local queue of the name for a late answer."""
-    return len(session_of(client).machine.queues.get(name)._late or ())
+    return len(session_of(client).machine.queues.by_name.get(name)._late or ())
 
 
 def limits_of(client: Redlock) -> Limits:
