@@ -74,10 +74,11 @@ def _sum(content: bytes) -> bytes:
 class Adoption(Claim):
     """One adoption of one handle."""
 
-    _contended = True  # assumed: the client that detached the hold is not asked whether another client waits
+    __slots__ = ("_handle", "_op", "_pace", "_since", "_traces")
 
     def __init__(self, machine: Machine, terms: Terms, handle: Handle) -> None:
         super().__init__(machine, terms)
+        self._contended = True  # assumed: the client that detached the hold is not asked whether another client waits
         core = machine.core
         self._handle = handle
         self._since = core.clock.now()  # no node has seen its id before this time

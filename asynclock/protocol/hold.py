@@ -265,11 +265,14 @@ class Hold:
         end = grant.sent + settings.lease - drift(settings.lease)
         self.valid_until = -math.inf
         self._ends = [-math.inf] * grant.nodes  # at each node
-        for index, vote in enumerate(grant.votes):
-            if vote == (token, False):
-                self._ends[index] = end
-            elif vote is not None:
-                self.count(grant, index)
+        if grant.votes == [(token, False)]:  # a single node, and nobody waits
+            self._ends[0] = end
+        else:
+            for index, vote in enumerate(grant.votes):
+                if vote == (token, False):
+                    self._ends[index] = end
+                elif vote is not None:
+                    self.count(grant, index)
         self.valid_until = end
         self.renew_at = self._next_renewal()
         if grant.yes == grant.nodes:  # as `_forget_grant`, with two calls less

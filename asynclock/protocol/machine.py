@@ -174,11 +174,12 @@ class Claim:
     """See the module. The events that each has are `start`, `settled`, the end of a pause, `wake`, `abandon`, `fail`
     and `close`."""
 
-    state: ClaimState = BEGAN  # class defaults save an assignment for each claim
-    _contended = False  # another client waits for what it gets, as far as it knows
+    __slots__ = ("_contended", "_core", "_give_up", "_machine", "_result", "future", "state", "terms")
 
     def __init__(self, machine: Machine, terms: Terms, give_up: float = math.inf) -> None:
+        self.state: ClaimState = BEGAN
         self.terms = terms
+        self._contended = False  # another client waits for what it gets, as far as it knows
         self._machine = machine
         self._core = core = machine.core
         self.future = core.result()  # its caller waits for it

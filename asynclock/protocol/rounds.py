@@ -239,11 +239,7 @@ def withdraw(
 class Rounds:
     """See the module. `owner` receives the notices for its ticket."""
 
-    # Class defaults: an acquisition that wins at once sets few of these.
-    ballot: Ballot | None = None  # the last round; None once that was undone or became a hold
-    ticket: Ticket | None = None
-    _order = 0  # the order key that the next ticket begins with
-    _span = 1  # fences for the local queue
+    __slots__ = ("_core", "_order", "_owner", "_span", "_terms", "_tickets", "ballot", "op", "ticket")
 
     def __init__(self, core: Core, tickets: Tickets, terms: Terms, owner: TicketOwner) -> None:
         self._core = core
@@ -251,6 +247,10 @@ class Rounds:
         self._terms = terms
         self._owner = owner
         self.op: Op | None = None  # of the last round; None: the next one has a new id
+        self.ballot: Ballot | None = None  # the last round; None once that was undone or became a hold
+        self.ticket: Ticket | None = None
+        self._order = 0  # the order key that the next ticket begins with
+        self._span = 1  # fences for the local queue
 
     # -- sending -------------------------------------------------------------------------------------------------
 
@@ -327,6 +327,8 @@ class Rounds:
 class RoundsAtOne(Rounds):
     """At a single node: one id for all of them (rule 2)."""
 
+    __slots__ = ()
+
     def send(self, give_up: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
         del slot  # the node chooses it
         core, terms, quorum = self._core, self._terms, self._core.quorum
@@ -340,10 +342,13 @@ class RoundsAtOne(Rounds):
         else:
             op_id = op.id
         plain = not settings.fencing and not refused
-        if terms.timeout != 0 and not plain:
-            queueing = self._next_ticket(op_id, give_up, behind, listens)
-        else:
+        if plain or terms.timeout == 0:
             queueing = no_ticket(quorum.serve, terms.kind.fair, self._span)
+        elif op is None and listens and not (behind or self._order):
+            fresh = min(settings.lease * FRESH, terms.timeout or math.inf)
+            queueing = first_ticket(quorum.serve, terms.kind.fair, fresh)
+        else:
+            queueing = self._next_ticket(op_id, give_up, behind, listens)
         if op is None:
             op = self.op = self._new_op(terms.kind, op_id, seed, plain, queueing)
         else:
@@ -426,7 +431,11 @@ class RoundsAtOne(Rounds):
 class RoundsAtMany(Rounds):
     """Over N nodes: an id for each round, and one for the ticket (rule 3)."""
 
-    _since = 0.0  # when the first ticket was made
+    __slots__ = ("_since",)
+
+    def __init__(self, core: Core, tickets: Tickets, terms: Terms, owner: TicketOwner) -> None:
+        super().__init__(core, tickets, terms, owner)
+        self._since = 0.0  # when the first ticket was made
 
     def send(self, give_up: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
         core, terms, quorum = self._core, self._terms, self._core.quorum
