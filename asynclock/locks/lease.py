@@ -23,7 +23,8 @@ from asynclock._options import lock_settings
 from asynclock.locks.cancellation import Block
 from asynclock.locks.tenures import TenuresByTask
 from asynclock.protocol.handover import handle_of
-from asynclock.protocol.hold import GIVEN_BACK, LOST, OPEN, Tenure
+from asynclock.protocol.hold import Tenure
+from asynclock.protocol.states import GIVEN_BACK, LOST, OPEN
 from asynclock.quorum.ballot import UNREACHABLE, WON
 from asynclock.rules.model import parts_of
 from asynclock.runtime.session import session_of

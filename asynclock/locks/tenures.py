@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from asynclock._errors import LockNotHeld, brief
 from asynclock._loop import no_loop
 from asynclock.locks.cancellation import Block
-from asynclock.protocol.hold import GIVEN_BACK
+from asynclock.protocol.states import GIVEN_BACK
 from asynclock.protocol.terms import owner_of
 from asynclock.runtime.session import session_of
 

@@ -19,7 +19,6 @@ The rules:
 from __future__ import annotations
 
 import math
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -29,6 +28,7 @@ from asynclock.events import Detached, Released, Renewed
 from asynclock.protocol.causes import Cause, lock_lost_error
 from asynclock.protocol.core import SLICE
 from asynclock.protocol.local_queue import may_pass
+from asynclock.protocol.states import DETACHED, GIVEN_BACK, HELD, LOST, OPEN, RELEASED, UNKNOWN
 from asynclock.protocol.watchdog import RENEW_BELOW, RENEWED, Due, Lacking, due, retry_after
 from asynclock.quorum.ballot import WON, Ballot, drift, valid_until
 from asynclock.quorum.denials import lost_to
@@ -42,24 +42,10 @@ if TYPE_CHECKING:
     from asynclock._options import LockSettings
     from asynclock.protocol.core import Core
     from asynclock.protocol.local_queue import LocalQueues, LocalWaiter, YieldedNames
+    from asynclock.protocol.states import TenureState
     from asynclock.protocol.terms import Terms
     from asynclock.protocol.watchdog import LoopLag, Watchdog
     from asynclock.quorum.ballot import Waiter
-
-
-class TenureState(Enum):
-    """The state of a tenure."""
-
-    HELD = "held"
-    UNKNOWN = "unknown"  # held, but no majority granted the last renewal
-    LOST = "lost"
-    RELEASED = "released"
-    DETACHED = "detached"  # another process may adopt it
-
-
-HELD, UNKNOWN, LOST, RELEASED, DETACHED = TenureState  # faster to read than members of the class, as in `model.py`
-OPEN = (HELD, UNKNOWN)
-GIVEN_BACK = (RELEASED, DETACHED)
 
 
 class Tenure:
@@ -285,7 +271,8 @@ class Hold:
 
     def _count_late(self, grant: Ballot, index: int) -> None:
         """A node has replied to the grant after its outcome."""
-        self.count(grant, index)
+        if not self.over:
+            self.count(grant, index)
         if grant.complete:
             self._forget_grant(grant)
 
@@ -336,8 +323,7 @@ class Hold:
         if is_open:
             goes_on = len(self._tenures) > 1 and len(self.tenures) > 1
             if queues.by_name and not (goes_on or self.op.kind.shared):
-                waiter = queues.first_waiter(self.op.name)
-                goes_on = waiter is not None and self._pass_on(tenure, waiter)
+                goes_on = self._pass_on(tenure, queues.first_waiter(self.op.name))
             if goes_on:
                 self._tenures.remove(tenure.weak_self)
                 tenure.end(RELEASED)
@@ -353,11 +339,13 @@ class Hold:
             queues.next_turn(self.names)
         return ballot
 
-    def _pass_on(self, tenure: Tenure, waiter: LocalWaiter) -> bool:
+    def _pass_on(self, tenure: Tenure, waiter: LocalWaiter | None) -> bool:
         """Pass it on to that waiter, if the hold may still be passed on and the waiter has the same settings. Returns
         whether it did."""
         settings, now = tenure.terms.settings, self.core.clock.now()
-        if tenure.done_for or now >= tenure.until or not same_terms(settings, waiter.acquisition.terms.settings):
+        if waiter is None or tenure.done_for or now >= tenure.until:
+            return False
+        if not same_terms(settings, waiter.acquisition.terms.settings):
             return False
         left = self.last_fence - self.next_fence + 1
         if not may_pass(now, self.round_trip_at, self.valid_until, settings.lease, left):

@@ -1,8 +1,9 @@
-"""The states of a claim (`machine.py`). Each carries its data and has a repr. NEXT lists the allowed transitions;
-docs/diagrams draws them."""
+"""The states of a claim (`machine.py`) and of a tenure (`hold.py`). Each state of a claim carries its data and has a
+repr. NEXT lists the allowed transitions; docs/diagrams draws them."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -177,3 +178,21 @@ NEXT: Mapping[type[ClaimState], Mapping[type[ClaimState], str]] = {
 }
 """From each state to the next: the event. A cancel of the caller, a close of the client and an error lead to Done from
 each of them."""
+
+
+# -- of a tenure -------------------------------------------------------------------------------------------------------
+
+
+class TenureState(Enum):
+    """The state of a tenure."""
+
+    HELD = "held"
+    UNKNOWN = "unknown"  # held, but no majority granted the last renewal
+    LOST = "lost"
+    RELEASED = "released"
+    DETACHED = "detached"  # another process may adopt it
+
+
+HELD, UNKNOWN, LOST, RELEASED, DETACHED = TenureState  # faster to read than members of the class, as in `model.py`
+OPEN = (HELD, UNKNOWN)
+GIVEN_BACK = (RELEASED, DETACHED)

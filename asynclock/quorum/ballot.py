@@ -86,7 +86,7 @@ class Ballot:
     """One op, sent to all nodes or to some. Handles the replies, also once the task that waits for it was cancelled."""
 
     __slots__ = (
-        "_certain", "_done", "_everyone", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "early", "failed",
+        "_certain", "_done", "_least", "_maybe", "_on_vote", "_waiter", "deadline", "deferred", "early", "failed",
         "gives_up", "late", "no", "nodes", "on_settled", "op", "outcome", "sent", "votes", "yes",
     )  # fmt: skip
 
@@ -116,7 +116,7 @@ class Ballot:
         self.outcome: Outcome | None = None
         self.on_settled = on_settled
         self.late: tuple[Callable[[Ballot, int], object], ...] = ()  # called with each vote after the outcome
-        self._everyone = everyone  # settle only after each node has answered or failed
+        self._least = nodes if everyone else nodes - nodes // 2  # fewer votes leave the outcome open
         self._certain = certain  # REFUSED only if one holder has a majority, or all nodes have answered or failed
         self._on_vote = on_vote  # called with each vote, before the vote can settle the ballot
         # Answers and failures that came inside the call that sends the op (`sending`); None: it has been sent.
@@ -143,9 +143,12 @@ class Ballot:
         else:
             self.no += 1
         self.votes[index] = reply
-        if self.nodes == 1 and self.outcome is None and self._on_vote is None:  # as for most ballots of a single node
-            self._settle(WON if granted else REFUSED)
-        else:
+        if self.outcome is None and self._on_vote is None:
+            if self.nodes == 1:  # as for most ballots of a single node
+                self._settle(WON if granted else REFUSED)
+            elif self.yes + self.no + self.failed >= self._least:
+                self._count(index)
+        elif self.late or self._on_vote is not None:
             self._count(index)
 
     def fail(self, index: int, error: Exception, *, maybe: bool) -> None:
@@ -195,16 +198,17 @@ class Ballot:
     def _count(self, index: int) -> None:
         if self._on_vote is not None:
             self._on_vote(self, index)
+        nodes, counted = self.nodes, self.yes + self.no + self.failed
         if self.outcome is not None:
             for late in self.late:
                 late(self, index)
-            if self.late and self.complete:
+            if counted == nodes:
                 self.late = ()  # so that the owner of the callback can be collected
             return
-        if self._everyone and not self.complete:
+        if counted < self._least:
             return
-        outcome = tally(self.nodes, self.yes, self.no, self.failed)
-        if outcome is REFUSED and self._certain and not self.complete and self.holder() is None:
+        outcome = tally(nodes, self.yes, self.no, self.failed)
+        if outcome is REFUSED and self._certain and counted < nodes and self.holder() is None:
             return
         if outcome is not None:
             self._settle(outcome)
@@ -282,8 +286,7 @@ class Ballot:
         """The fencing token of the grants, and whether a majority of nodes are witnesses of it (rule 4)."""
         if self.nodes == 1:
             return self.votes[0][0], True  # type: ignore[index]  # a Grant
-        fences = self.fences()
-        top = max(fences)
+        top = max(fences := self.fences())
         return top, fences.count(top) > self.nodes // 2
 
     def witnesses(self, token: int) -> bool:

@@ -66,9 +66,6 @@ def encode_native(op: Op, prefix: str, command: tuple[str, ...]) -> bytes | None
     It matches nothing if the hold is marked; then the script follows and serves the waiters. It does not carry the
     token, because a majority of witnesses has it since the acquire.
     """
-    known = op.packed
-    if known.__class__ is tuple and known[0] == command:
-        return known[1]  # type: ignore[no-any-return]
     queueing = op.queueing
     if op.kind.shared or op.rest or op.tombstone or queueing.number or queueing.contended or queueing.looks:
         return None

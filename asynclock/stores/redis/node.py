@@ -126,6 +126,8 @@ class RedisNode:
             self._sent.append(op)
             if self._pending.unanswered and op.id in self._pending.unanswered:
                 wire = encode_whole(op, self._config.prefix, tombstone=True)
+            elif self._native and wire.__class__ is tuple and wire[0] == self._native:  # packed for another node
+                wire = wire[1]
             elif self._native and (native := encode_native(op, self._config.prefix, self._native)):
                 wire = native
             elif wire.__class__ is tuple:  # packed as the own command of another server
