@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from asynclock.protocol.terms import Terms
     from asynclock.protocol.watchdog import LoopLag, Watchdog
     from asynclock.quorum.ballot import Waiter
+    from asynclock.stores.port import Grant
 
 
 class Tenure:
@@ -271,8 +272,7 @@ class Hold:
 
     def _count_late(self, grant: Ballot, index: int) -> None:
         """A node has replied to the grant after its outcome."""
-        if not self.over:
-            self.count(grant, index)
+        self.count(grant, index)
         if grant.complete:
             self._forget_grant(grant)
 
@@ -302,8 +302,10 @@ class Hold:
         self._tenures.append(tenure.weak_self)
         if self._watched_at == -math.inf:  # the first one
             self._holds.add(self)
-            at = min(self.renew_at, self.valid_until, tenure.until)
-            self._watched_at = at = at if self._lacking is None else min(at, self._heals_at)
+            at = self.renew_at if self.renew_at < self.valid_until else self.valid_until
+            if tenure.until < at or self._lacking is not None:
+                at = min(at, tenure.until, self._heals_at)
+            self._watched_at = at
             self._holds.watchdog.watch(self, at)
         return tenure
 
@@ -475,7 +477,8 @@ class Hold:
     def extend(self, length: float) -> Ballot:
         """Move its end to `length` seconds from now, but never to an earlier time: 0.0 only asks. Its tenures learn the
         outcome."""
-        op, within = self._op(EXTEND, length), self.core.within(self._settings)
+        grant, within = self.op, self.core.within(self._settings)
+        op = Op(EXTEND, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self.last_fence, grant.memory)
         return self.core.quorum.ask(op, within, on_settled=self._extended, on_vote=self.count)
 
     def waited_for(self, id: str) -> None:
@@ -503,12 +506,8 @@ class Hold:
             grant.memory, rest, queueing=queueing[quorum.serve if serve is None else serve], done=done,
         )  # fmt: skip
         within = min(self.core.within(self._settings), RELEASE_TIMEOUT)
-        failed = self._ballot is not None and self._ballot.failed
-        return quorum.ask(op, within, only=self._where() if failed else None, at_once=at_once)
-
-    def _op(self, verb: Verb, length: float) -> Op:
-        grant = self.op
-        return Op(verb, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self.last_fence, grant.memory)
+        only = self._where() if self._ballot is not None and self._ballot.failed else None
+        return quorum.ask(op, within, only=only, at_once=at_once)
 
     def may_be_at(self, nodes: Iterable[int]) -> None:
         """These nodes may have it, too: its release goes to them as well."""
@@ -544,29 +543,34 @@ class Hold:
     def count(self, ballot: Ballot, index: int) -> None:
         """Count one node's vote: store until when the node has the hold. `_repair` sends what the node lacks."""
         vote, op = ballot.votes[index], ballot.op
-        if isinstance(vote, Exception) and op.verb is EXTEND:
-            self._errors = {**(self._errors or {}), index: vote}
-        if self.over or vote is None or isinstance(vote, Exception):
-            return
-        end = ballot.sent + op.lease - drift(op.lease)
         if isinstance(vote, tuple):
-            self.contended = self.contended or vote[1] is True
-            if self._denials:
-                self._denials.pop(index, None)
-            if self._errors:
-                self._errors.pop(index, None)
-            if self._lacking is not None:
-                self._lacking.nodes &= ~(1 << index)
-            if end > self._ends[index]:
-                self._ends[index] = end
-                if end > self.valid_until:
-                    self._recount()
-        elif isinstance(vote, Refused):
+            if not self.over:
+                self._granted_by(ballot, index, vote)
+        elif isinstance(vote, Exception):
+            if op.verb is EXTEND:
+                self._errors = {**(self._errors or {}), index: vote}
+        elif isinstance(vote, Refused) and not self.over:
             if op.verb is EXTEND:
                 self._refused_by(ballot, index, vote)
             elif not op.plain:
                 self._was_refused_by(index)
-        self._repair(ballot, index)
+            self._repair(ballot, index)
+
+    def _granted_by(self, ballot: Ballot, index: int, vote: Grant) -> None:
+        self.contended = self.contended or vote[1] is True
+        if self._denials:
+            self._denials.pop(index, None)
+        if self._errors:
+            self._errors.pop(index, None)
+        if self._lacking is not None:
+            self._lacking.nodes &= ~(1 << index)
+        end = ballot.sent + ballot.op.lease - drift(ballot.op.lease)
+        if end > self._ends[index]:
+            self._ends[index] = end
+            if end > self.valid_until:
+                self._recount()
+        if vote[0] < self.last_fence:
+            self._repair(ballot, index)
 
     def _recount(self) -> None:
         self.valid_until = valid_until(self._ends)

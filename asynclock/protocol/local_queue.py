@@ -345,6 +345,9 @@ class LocalQueues:
         """From now on no hold is passed on, and no waiting task becomes the asker."""
         self.closed = True
 
+    def __bool__(self) -> bool:
+        return bool(self.by_name)
+
     def begin_alone(self, asker: Enqueued) -> bool:
         """A task asks. Its name has no queue: `of` makes one when a second task comes. False: another task asks."""
         return self._alone.setdefault(asker.terms.name, asker) is asker

@@ -63,6 +63,8 @@ from asynclock.stores.redis.views import names, view
 from asynclock.stores.reports import Reports
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redis.asyncio.connection import AbstractConnection
 
     from asynclock.stores.port import Facts, NodeConfig, NodeView, ReplyHandler
@@ -121,7 +123,10 @@ class RedisNode:
         if self._quarantined and op.verb is not RELEASE and self._refuses_vote(op, handler):
             return
         wire: Any = op.packed
+        send: Callable[[bytes, ReplyHandler], None] = connection.send
         if op.verb is RELEASE:
+            if op.queueing.contended and op.queueing.serve is _GRANT:
+                send = connection.send_after_ping
             op.sent = handler.sent
             self._sent.append(op)
             if self._pending.unanswered and op.id in self._pending.unanswered:
@@ -132,7 +137,6 @@ class RedisNode:
                 wire = native
             elif wire.__class__ is tuple:  # packed as the own command of another server
                 wire = None
-        send = connection.send_after_ping if op.queueing.contended and op.queueing.serve is _GRANT else connection.send
         send(wire or encode(op, self._config.prefix), handler)
         if handler.deadline < self._deadlines.next:
             self._deadlines.arm(handler.deadline)
