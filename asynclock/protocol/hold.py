@@ -261,7 +261,7 @@ class Hold:
                 elif vote is not None:
                     self.count(grant, index)
         self.valid_until = end
-        self.renew_at = self._next_renewal()
+        self.renew_at = end - settings.lease * RENEW_BELOW if settings.renew else math.inf  # as `_next_renewal`
         if grant.yes == grant.nodes:  # as `_forget_grant`, with two calls less
             op.forget_packed()
             self._ballot = None

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from asynclock.protocol.core import Core
     from asynclock.protocol.terms import Terms
-    from asynclock.rules.model import Kind
     from asynclock.stores.port import Notice
 
 
@@ -260,11 +259,6 @@ class Rounds:
         this one; `slot`: the one to ask for over N nodes, of a kind that has slots; None: any."""
         raise NotImplementedError
 
-    def _new_op(self, kind: Kind, id: str, seed: int, plain: bool, queueing: Queueing) -> Op:
-        settings = self._terms.settings
-        memory = settings.lease + self._core.settings.fence_memory
-        return Op(ACQUIRE, kind, self._terms.name, id, settings.lease, seed, memory, plain=plain, queueing=queueing)
-
     def _span_for(self, behind: int) -> int:
         """Fences for the local queue. Their number is fixed with the id: any ticket of this id may be granted."""
         return SPAN if behind and not self._terms.kind.fair and not self._terms.settings.min_hold else 1
@@ -350,7 +344,10 @@ class RoundsAtOne(Rounds):
         else:
             queueing = self._next_ticket(op_id, give_up, behind, listens)
         if op is None:
-            op = self.op = self._new_op(terms.kind, op_id, seed, plain, queueing)
+            memory = settings.lease + core.settings.fence_memory
+            op = self.op = Op(
+                ACQUIRE, terms.kind, terms.name, op_id, settings.lease, seed, memory, plain=plain, queueing=queueing
+            )
         else:
             op.renew(seed, queueing, plain=plain)
         certain = self.ticket is not None and self.ticket.number > 0
@@ -449,7 +446,10 @@ class RoundsAtMany(Rounds):
             queueing = self._next_ticket(seed, give_up, behind)
         else:
             queueing = self._no_next_ticket(kind.fair)
-        op = self.op = self._new_op(kind, op_id, seed, plain, queueing)
+        memory = settings.lease + core.settings.fence_memory
+        op = self.op = Op(
+            ACQUIRE, kind, terms.name, op_id, settings.lease, seed, memory, plain=plain, queueing=queueing
+        )
         if probe and queueing.number and not kind.parts:  # a waiter for several names probes by trying
             op.ask_with_ticket(queueing.waiter)
         renewal = op.verb is WAIT
