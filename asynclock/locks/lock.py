@@ -50,6 +50,7 @@ class Lock:
     __slots__ = ("__weakref__", "_kept", "_kind", "_name", "_session_of", "_settings")
 
     _use: ClassVar[Use] = Use.LOCK
+    _take = staticmethod(acquire)  # what each acquire awaits
 
     def __init__(
         self,
@@ -173,9 +174,6 @@ class Lock:
 
     def _terms(self, task: asyncio.Task[Any] | None, wait: float | None) -> Terms:
         return Terms(self._name, self._kind, self._settings, task, wait)
-
-    def _take(self, session: Session, terms: Terms) -> Coroutine[Any, Any, Tenure | NoLease]:
-        return acquire(session, terms)
 
     async def release(self) -> None:
         """Release the lease that this task acquired last through this Lock; without one, the only open lease of a task

@@ -295,12 +295,12 @@ class Hold:
 
     def begin(self, terms: Terms) -> Tenure:
         """The tenure of its next owner, with the next fence of the span."""
-        fence = self.next_fence
-        self.next_fence = fence + 1
+        fence, self.next_fence = self.next_fence, self.next_fence + 1
+        first = self._watched_at == -math.inf  # then the hold was made a moment ago
         # max_hold and min_hold count from here. A ticket may have been sent long before it was granted.
-        tenure = Tenure(self, terms, fence, self.core.clock.now())
+        tenure = Tenure(self, terms, fence, self.round_trip_at if first else self.core.clock.now())
         self._tenures.append(tenure.weak_self)
-        if self._watched_at == -math.inf:  # the first one
+        if first:
             self._holds.add(self)
             at = self.renew_at if self.renew_at < self.valid_until else self.valid_until
             if tenure.until < at or self._lacking is not None:
@@ -506,8 +506,8 @@ class Hold:
             grant.memory, rest, queueing=queueing[quorum.serve if serve is None else serve], done=done,
         )  # fmt: skip
         within = min(self.core.within(self._settings), RELEASE_TIMEOUT)
-        only = self._where() if self._ballot is not None and self._ballot.failed else None
-        return quorum.ask(op, within, only=only, at_once=at_once)
+        failed = self._ballot is not None and self._ballot.failed
+        return quorum.ask(op, within, only=self._where() if failed else None, at_once=at_once)
 
     def may_be_at(self, nodes: Iterable[int]) -> None:
         """These nodes may have it, too: its release goes to them as well."""
