@@ -110,8 +110,8 @@ class Connection(asyncio.Protocol):
         oldest = waiting[0] if waiting else None
         sent = -math.inf if oldest is None else oldest.sent
         self._handle_replies()
-        if not waiting or waiting[0] is not oldest:  # else only notices came, which may have been sent long ago
-            self.alive_at = max(self.alive_at, sent)
+        if sent > self.alive_at and (not waiting or waiting[0] is not oldest):  # else only notices came, perhaps old ones
+            self.alive_at = sent
 
     def _handle_replies(self) -> None:
         """Handle the replies that have arrived. After REPLIES of them the loop runs its other callbacks before the
