@@ -110,7 +110,7 @@ class Connection(asyncio.Protocol):
         oldest = waiting[0] if waiting else None
         sent = -math.inf if oldest is None else oldest.sent
         self._handle_replies()
-        if sent > self.alive_at and (not waiting or waiting[0] is not oldest):  # else only notices came, perhaps old ones
+        if sent > self.alive_at and (not waiting or waiting[0] is not oldest):  # else only old notices
             self.alive_at = sent
 
     def _handle_replies(self) -> None:
