@@ -558,7 +558,8 @@ class World:
 
     def _start(self, caller: Caller, claim: Claim) -> None:
         if self._without is Rule.LEAVE:
-            claim._leave = partial(_forget, claim)  # type: ignore[method-assign] # noqa: SLF001
+            made_as = type(claim)
+            claim.__class__ = type(made_as.__name__, (made_as,), {"__slots__": (), "_leave": _forget})
         caller.claim = claim
         caller.entered += 1
         try:

@@ -20,7 +20,10 @@ TYPED = Path(__file__).parent / "typed"
 OK = sorted(TYPED.glob("ok_*.py"))
 BAD = sorted(TYPED.glob("bad_*.py"))
 
-pytestmark = pytest.mark.timeout(180)  # the first test of each checker waits for it
+pytestmark = [
+    pytest.mark.timeout(180),  # the first test of each checker waits for it
+    pytest.mark.xdist_group("type-checkers"),  # else each worker waits for it
+]
 
 Found = dict[str, dict[int, str]]  # file -> line -> what is wrong there
 
@@ -57,8 +60,8 @@ def pyright(folder: Path) -> Found:
 
 @pytest.fixture(scope="module", params=["mypy", "pyright"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """The errors that one checker finds. It runs once for all files and all workers of pytest-xdist: the first worker
-    runs it, and the others wait for its report."""
+    """The errors that one checker finds. It runs once for all files and all workers of pytest-xdist: where the tests of
+    a group are not kept together, the first worker runs it, and the others wait for its report."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = shared.parent  # each worker has a folder of its own in that of the run

@@ -186,13 +186,13 @@ def set_fence(store: MemoryStore, name: str, fence: int) -> None:
 
 def after_grant(acquisition: Any, then: Callable[[], object]) -> None:
     """Call `then` in the turn in which the acquire gets its hold, before its task wakes."""
-    succeed = acquisition._succeed
+    made_as = type(acquisition)
 
-    def succeeds(tenure: Any) -> None:
-        succeed(tenure)
+    def succeeds(self: Any, tenure: Any) -> None:
+        made_as._succeed(self, tenure)
         then()
 
-    acquisition._succeed = succeeds
+    acquisition.__class__ = type(made_as.__name__, (made_as,), {"__slots__": (), "_succeed": succeeds})
 
 
 def nesting(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:

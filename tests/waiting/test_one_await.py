@@ -105,7 +105,7 @@ async def test_an_adoption_in_an_outage_waits_once(name: str) -> None:
     async with still.held() as (_, lease), still.client(patience=3.0) as other:
         handle = await lease.detach()
         waits: list[object] = []
-        ask = replace_ask(other, lambda op, within, **_: unreachable(op, still.clock.now()))
+        ask = replace_ask(other, lambda op, within, on_settled: unreachable(op, still.clock.now(), on_settled))
         adopting = asyncio.create_task(on_its_own(counted(other.adopt(handle), waits)))
         await turns()
         await still.until(still.clock.now() + 4.0)
@@ -116,9 +116,9 @@ async def test_an_adoption_in_an_outage_waits_once(name: str) -> None:
         assert left_over(other) == {}
 
 
-def unreachable(op: Op, now: float) -> Ballot:
+def unreachable(op: Op, now: float, on_settled: Callable[[Ballot], object]) -> Ballot:
     """A round that fails at once: in the next turn."""
-    ballot = Ballot(op, 1, now, now + 1.0)
+    ballot = Ballot(op, 1, now, now + 1.0, on_settled)
     asyncio.get_running_loop().call_soon(lambda: ballot.fail(0, ConnectionError("down"), maybe=False))
     return ballot
 
