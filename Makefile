@@ -20,7 +20,7 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := python -m pip install --quiet --disable-pip-version-check
-WORKERS := 8 # four for each of the two cores of CI: half of the time is spent waiting for servers and leases
+WORKERS := 12 # six for each of the two cores of CI: most of the time is spent waiting for servers and leases
 # One stamp per set of extras, so that the demo need not wait for the tests' tools.
 CLI := $(VENV)/installed-cli
 TEST := $(VENV)/installed-test
