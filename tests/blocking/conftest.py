@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from asynclock.blocking import Redlock
+from tests.support.patient_connects import patient_connects  # noqa: F401 - a fixture
 
 
 @pytest.fixture

@@ -11,6 +11,11 @@ from tests.support.probes import id_of, session_of, settings_of
 from tests.support.servers import Server
 
 
+@pytest.fixture
+def patient_connects() -> None:
+    """These tests are about the defaults themselves."""
+
+
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the variables is set."""

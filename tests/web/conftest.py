@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from asynclock import Redlock
+from tests.support.patient_connects import patient_connects  # noqa: F401 - a fixture
 
 
 @pytest.fixture
