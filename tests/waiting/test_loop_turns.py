@@ -148,8 +148,9 @@ async def test_an_acquire_that_wins_while_the_waiters_end_leaves_no_timer(
 ) -> None:
     """The server answers between two waiters. That brings no lease, and the watchdog that would renew it has ended."""
     monkeypatch.setattr(session, "SLICE", -1.0)  # one waiter in each
-    client = Redlock(server.url, lease=300.0, max_lease=300.0, node_timeout=30.0)
-    await client.health()
+    client = Redlock(server.url, lease=300.0, max_lease=300.0)
+    async with client(f"first of {name}"):  # a first use asks the server whether it votes
+        pass
     machine, (node,) = session_of(client).machine, nodes_of(client)
     server.freeze()
     acquiring = [asyncio.create_task(client(f"{name}:{i}").acquire(timeout=0)) for i in range(SENT)]
