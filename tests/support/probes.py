@@ -365,6 +365,11 @@ def release_by_script(client: Redlock, nodes: Iterable[int] | None = None) -> No
             node._native = ()
 
 
+def release_by(node: Any, command: tuple[str, ...]) -> None:
+    """From now on as on a server with this compare-and-delete command."""
+    node._native = command
+
+
 def native_release(node: Any) -> Any:
     """The compare-and-delete command of the node's server; empty if it has none."""
     return node._native

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from asynclock.protocol.hold import Tenure
 from tests.support.stepped_quorum import NAME, clients_over, settle
 
@@ -45,3 +49,27 @@ def test_a5_a_late_refusal_beside_a_refused_extend_hides_no_loss() -> None:
     holder.turn()
     assert holder.losses == ["taken"]
     assert not tenure.held
+
+
+@pytest.mark.parametrize("ahead", [0, 10_000_000])
+def test_a_late_grant_with_a_smaller_counter_raises_it(ahead: int) -> None:
+    """A majority has the token. The node that grants late, with a smaller counter, gets the token, too; a node that has
+    it already gets nothing."""
+    earlier, holder, servers = clients_over(3)
+    acquiring = earlier.acquire()
+    settle(earlier)
+    before = acquiring.take()
+    assert isinstance(before, Tenure)
+    before.hold.end(before)
+    settle(earlier)
+    for server in servers[:2]:
+        server[NAME] = replace(server[NAME], fence=server[NAME].fence + ahead)
+    acquiring = holder.acquire()
+    for node in holder.nodes:
+        node.carry_out()
+    holder.turn()
+    tenure = acquiring.take()
+    assert isinstance(tenure, Tenure)
+    assert [len(node.sent) for node in holder.nodes] == [0, 0, 1 if ahead else 0]
+    settle(holder)
+    assert [server[NAME].fence for server in servers] == [tenure.fence] * 3
