@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from inspect import Parameter, Signature
 from itertools import combinations
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
@@ -31,7 +32,9 @@ from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import solve_dependencies
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Form
+from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
+from starlette.routing import Router
 
 from asynclock import _problems
 from asynclock._errors import ConfigError, LockError
@@ -334,12 +337,15 @@ class _Plan:
 
     def __init__(self, route: Any) -> None:
         self.route, self.endpoint = route, route.dependant.call
-        self.in_thread = not inspect.iscoroutinefunction(inspect.unwrap(self.endpoint))
+        self.in_thread = not _is_called_as(inspect.iscoroutinefunction, self.endpoint)
+        self._name = getattr(self.endpoint, "__qualname__", repr(self.endpoint))  # a partial and an object have none
         self._namers: dict[str, Callable[..., str]] = {}
         self._fields = {field.name for each in _tree(route.dependant) for field in _fields_of(each)}
-        if inspect.isgeneratorfunction(self.endpoint) or inspect.isasyncgenfunction(self.endpoint):
+        if any(
+            _is_called_as(each, self.endpoint) for each in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        ):
             raise ConfigError(
-                f"{self.endpoint.__qualname__} streams its response, which begins after the lock is freed: "
+                f"{self._name} streams its response, which begins after the lock is freed: "
                 "take the lock in its body, with `async with`"
             )
         locks = list(dict.fromkeys(_locks_of(route.dependant)))  # FastAPI takes the same Locked once
@@ -361,7 +367,7 @@ class _Plan:
 
         def endpoint(**values: object) -> None: ...
 
-        endpoint.__qualname__ = f"{self.endpoint.__qualname__} ({self.route.path_format})"
+        endpoint.__qualname__ = f"{self._name} ({self.route.path_format})"
         parameters = [Parameter(field, Parameter.KEYWORD_ONLY) for field in sorted(self._fields)]
         endpoint.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # inspect reads it
         self._namers[template] = made = namer(template, endpoint)
@@ -433,11 +439,12 @@ class _Installed:
     def plan_of(self, request: Request) -> _Plan:
         """The plan of the route that this request is for."""
         # FastAPI lists a route of an included router under the prefix and the dependencies of its inclusion.
+        # If an app is mounted in that router, the inclusion is that of the mount, which has no parameters.
         included = request.scope.get("fastapi", {}).get("effective_route_context")
-        route = included or request.scope.get("route")
-        if not isinstance(getattr(route, "dependant", None), Dependant):
-            raise ConfigError(f"Locked does not know the parameters of the route of {request.url.path}")
-        return self._plan(route)
+        for route in (included, request.scope.get("route")):
+            if isinstance(getattr(route, "dependant", None), Dependant):
+                return self._plan(route)
+        raise ConfigError(f"Locked does not know the parameters of the route of {request.url.path}")
 
     def _plan(self, route: Any) -> _Plan:
         if (plan := self._plans.get(id(route.dependant))) is None:
@@ -465,18 +472,31 @@ def _join_lifespan(app: FastAPI, installed: _Installed) -> None:
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
-        apps = list(_locking(app))
-        for each, path in apps:
-            if each not in _installed:
-                raise ConfigError(f"the app that is mounted at {path} has a Locked: call install() for that app, too")
-            _installed[each].check(each)
-        async with installed.client:
-            for each, _ in apps:
-                _installed[each].check_locks(each)  # the client knows its nodes and its environment by now
+        _check_routes(app)
+        async with AsyncExitStack() as connected:
+            for client in dict.fromkeys([installed.client, *(_installed[each].client for each, _ in _locking(app))]):
+                await connected.enter_async_context(client)
+            _check_locks(app)  # the clients know their nodes and their environment by now
             async with own(app) as state:
+                _check_routes(app)  # the app's own lifespan may have added routes
+                _check_locks(app)
                 yield state
 
     app.router.lifespan_context = lifespan
+
+
+def _check_routes(app: FastAPI) -> None:
+    """Check the routes of the app and of those that are mounted in it. Raises ConfigError."""
+    for each, path in _locking(app):
+        if each not in _installed:
+            raise ConfigError(f"the app that is mounted at {path} has a Locked: call install() for that app, too")
+        _installed[each].check(each)
+
+
+def _check_locks(app: FastAPI) -> None:
+    """Make the locks of these routes once. Raises ConfigError, Unsupported."""
+    for each, _ in _locking(app):
+        _installed[each].check_locks(each)
 
 
 def _describe(app: FastAPI, installed: _Installed) -> None:
@@ -485,7 +505,7 @@ def _describe(app: FastAPI, installed: _Installed) -> None:
 
     def openapi() -> dict[str, Any]:
         schema = own()
-        for route in _routes(app):
+        for route in _own_routes(app.routes):
             for method in route.methods or ():
                 operation = schema.get("paths", {}).get(route.path_format, {}).get(method.lower())
                 if operation is not None:
@@ -496,24 +516,63 @@ def _describe(app: FastAPI, installed: _Installed) -> None:
     app.openapi = openapi  # type: ignore[method-assign] # FastAPI documents this way
 
 
-def _routes(app: FastAPI) -> Iterator[Any]:
-    """The routes that lock, also websockets, which cannot. Those of included routers have the path and the dependencies
-    that they have here."""
-    expand = getattr(fastapi.routing, "iter_route_contexts", iter)  # older versions copy the routes that they include
-    for route in expand(app.routes):
+def _routes(app: Starlette) -> Iterator[Any]:
+    """The routes of this app that lock, also those of a router that is mounted in it as a router, and websockets, which
+    cannot lock."""
+    yield from _own_routes(app.routes)
+    for mounted, _ in _mounted(app.routes):
+        if isinstance(mounted, Router):
+            yield from _own_routes(mounted.routes)
+
+
+def _own_routes(routes: Sequence[Any]) -> Iterator[Any]:
+    """Those of them that lock. The routes of included routers have the path and the dependencies that they have
+    here."""
+    for route in _expanded(routes):
         dependant = getattr(route, "dependant", None)
         if isinstance(dependant, Dependant) and any(_locks_of(dependant)):
             yield route
 
 
-def _locking(app: FastAPI, path: str = "") -> Iterator[tuple[FastAPI, str]]:
+def _expanded(routes: Sequence[Any]) -> Iterator[Any]:
+    """They, with those of included routers. Older versions of FastAPI copy the routes that they include."""
+    expand = getattr(fastapi.routing, "iter_route_contexts", iter)
+    yield from expand(routes)
+
+
+def _mounted(routes: Sequence[Any], path: str = "") -> Iterator[tuple[Any, str]]:
+    """The apps and the routers that are mounted in these routes, with their paths; not those inside an app. A
+    middleware around one of them is passed over."""
+    for route in _expanded(routes):
+        if getattr(route, "endpoint", None) is not None:
+            continue
+        mounted = getattr(route, "app", None)
+        at: str = getattr(route, "path", None) or getattr(route, "host", None) or ""
+        while mounted is not None and not isinstance(mounted, Starlette | Router):
+            mounted = getattr(mounted, "app", None)
+        if mounted is not None:
+            yield mounted, path + at
+        if isinstance(mounted, Router):
+            yield from _mounted(mounted.routes, path + at)
+
+
+def _locking(app: Starlette, path: str = "") -> Iterator[tuple[Any, str]]:
     """The app and those that are mounted in it, if they have routes that lock; with their paths. No server runs the
     lifespan of a mounted app."""
     if any(_routes(app)):
         yield app, path
-    for route in app.routes:
-        if isinstance(mounted := getattr(route, "app", None), FastAPI):
-            yield from _locking(mounted, path + getattr(route, "path", ""))
+    for mounted, at in _mounted(app.routes, path):
+        if isinstance(mounted, Starlette):
+            yield from _locking(mounted, at)
+
+
+def _is_called_as(is_one: Callable[[Any], bool], endpoint: Any) -> bool:
+    """Whether FastAPI calls an endpoint as such a function. It may be decorated, a partial, or an object with
+    `__call__`."""
+    function = inspect.unwrap(endpoint)
+    while isinstance(function, partial):
+        function = inspect.unwrap(function.func)
+    return is_one(function) or is_one(inspect.unwrap(getattr(function, "__call__", function)))  # noqa: B004
 
 
 def _locks_of(dependant: Dependant) -> Iterator[_Dependency]:

@@ -1,13 +1,18 @@
 """asynclock.fastapi: a lock that no request could take is refused where it is declared, or when the app starts."""
 
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import product
 from typing import Annotated, Any
 
 import pytest
 from fastapi import APIRouter, FastAPI, WebSocket
 from fastapi.testclient import TestClient
+from starlette.applications import Starlette
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import Mount
 
 from asynclock import ConfigError, Lease, LockError, Redlock, Unsupported
 from asynclock.fastapi import Locked, install
@@ -184,6 +189,137 @@ def test_a_mounted_app_is_checked_with_the_app_that_starts() -> None:
     install(app, client)
     with TestClient(app):
         pass
+
+
+def mounted_in_router(app: FastAPI, mounted: Any) -> None:
+    router = APIRouter()
+    router.mount("/in", mounted)
+    app.include_router(router, prefix="/of")
+
+
+DEEPER: dict[str, tuple[Callable[[FastAPI, Any], object], str]] = {
+    "behind a middleware": (lambda app, mounted: app.mount("/in", GZipMiddleware(mounted)), "/in"),
+    "in a mount": (lambda app, mounted: app.routes.append(Mount("/of", routes=[Mount("/in", mounted)])), "/of/in"),
+    "in another app": (lambda app, mounted: app.mount("/of", Starlette(routes=[Mount("/in", mounted)])), "/of/in"),
+    "in an included router": (mounted_in_router, "/of/in"),
+    "under a host": (lambda app, mounted: app.host("testserver", mounted), ""),
+}
+
+
+@pytest.mark.parametrize("how", DEEPER)
+def test_an_app_is_checked_however_it_is_mounted(how: str) -> None:
+    """An app that is mounted deeper than in a mount of the app that starts is a ConfigError of the start without
+    install(); with it, its routes lock."""
+    mount, path = DEEPER[how]
+    for installed in (False, True):
+        app, mounted, client = FastAPI(), FastAPI(), Redlock("memory:")
+        mounted.post("/orders/{order_id}", dependencies=[Locked("order:{order_id}")])(named)
+        mount(app, mounted)
+        install(app, client)
+        if installed:
+            install(mounted, client)
+            with TestClient(app) as web:
+                assert web.post(f"{path}/orders/7").json() == "order:7"
+        else:
+            with pytest.raises(ConfigError, match=r"has a Locked: call install\(\) for that app"), TestClient(app):
+                pass
+
+
+def test_a_mounted_router_is_checked_with_its_app() -> None:
+    """A router can be mounted as it is, without an app: its routes belong to the app around it, and lock."""
+    for template, works in (("order:{order_id}", True), ("order:{order}", False)):
+        app, router = FastAPI(), APIRouter()
+        install(app, Redlock("memory:"))
+        router.post("/orders/{order_id}", dependencies=[Locked(template)])(named)
+        app.mount("/in", router)
+        if works:
+            with TestClient(app) as web:
+                assert web.post("/in/orders/7").json() == "order:7"
+                assert not web.get("/openapi.json").json()["paths"]
+        else:
+            with pytest.raises(ConfigError, match="names 'order', which named"), TestClient(app):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("locked", "message"), [(Locked("order:{order}"), "names 'order'"), (Locked("order", lease=90), "lease=90")]
+)
+def test_routes_that_the_lifespan_adds_are_checked(locked: Any, message: str) -> None:
+    """The start of the app checks the routes that its own lifespan has added."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.post("/orders/{order_id}", dependencies=[locked])(named)
+        yield
+
+    app = FastAPI(lifespan=lifespan)
+    install(app, Redlock("memory:"))
+    with pytest.raises(ConfigError, match=message), TestClient(app):
+        pass
+
+
+class Charge:
+    """An endpoint that is an object."""
+
+    async def __call__(self, order_id: int, lease: Annotated[Lease, Locked("order:{order_id}")]) -> str:
+        return lease.name
+
+
+class Stream:
+    """One that streams."""
+
+    async def __call__(self, order_id: int, lease: Annotated[Lease, Locked("order:{order_id}")]) -> AsyncIterator[str]:
+        yield lease.name
+
+
+async def charge_at(shop: str, order_id: int, lease: Annotated[Lease, Locked("order:{order_id}")]) -> str:
+    return lease.name
+
+
+def test_an_endpoint_need_not_be_a_function() -> None:
+    """A partial and an object with `__call__` lock, as FastAPI allows both. Such an object that streams is refused."""
+    app = FastAPI()
+    install(app, Redlock("memory:"))
+    app.post("/partial/{order_id}")(partial(charge_at, "main"))
+    app.post("/object/{order_id}")(Charge())
+    with TestClient(app) as web:
+        assert [web.post(f"/{each}/7").json() for each in ("partial", "object")] == ["order:7", "order:7"]
+    app.post("/stream/{order_id}")(Stream())
+    with pytest.raises(ConfigError, match="streams its response"), TestClient(app):
+        pass
+
+
+async def test_a_loss_cancels_an_endpoint_that_is_an_object() -> None:
+    """An endpoint that is an object with an async `__call__` runs in the loop: the loss of its lease cancels it."""
+    client, entered = Redlock("memory:"), asyncio.Event()
+
+    class Working:
+        async def __call__(self, lease: Annotated[Lease, Locked("order")]) -> None:
+            entered.set()
+            await asyncio.Event().wait()
+
+    app = FastAPI()
+    install(app, client)
+    app.post("/")(Working())
+    async with app.router.lifespan_context(app), http(app) as web:
+        asking = asyncio.create_task(web.post("/"))
+        await entered.wait()
+        assert await client.break_lock("order")
+        assert (await asking).json()["code"] == "lost"
+
+
+async def test_the_client_of_a_mounted_app_is_closed() -> None:
+    """No server runs the lifespan of a mounted app, so the app that starts connects and closes its client, too."""
+    app, mounted, client = FastAPI(), FastAPI(), Redlock("memory:")
+    mounted.post("/", dependencies=[Locked("x")])(lambda: None)
+    app.mount("/in", mounted)
+    install(app, Redlock("memory:"))
+    install(mounted, client)
+    async with app.router.lifespan_context(app):
+        async with client("x"):
+            pass
+    with pytest.raises(ConfigError, match="closed"):
+        await client("x").acquire()
 
 
 @pytest.mark.parametrize(
