@@ -32,6 +32,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.dependencies.utils import solve_dependencies
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Form
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 from starlette.routing import Router
@@ -340,7 +341,7 @@ class _Plan:
         self.in_thread = not _is_called_as(inspect.iscoroutinefunction, self.endpoint)
         self._name = getattr(self.endpoint, "__qualname__", repr(self.endpoint))  # a partial and an object have none
         self._namers: dict[str, Callable[..., str]] = {}
-        self._fields = {field.name for each in _tree(route.dependant) for field in _fields_of(each)}
+        self._fields = {field.name: field for each in _tree(route.dependant) for field in _fields_of(each)}
         if any(
             _is_called_as(each, self.endpoint) for each in (inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         ):
@@ -370,8 +371,27 @@ class _Plan:
         endpoint.__qualname__ = f"{self._name} ({self.route.path_format})"
         parameters = [Parameter(field, Parameter.KEYWORD_ONLY) for field in sorted(self._fields)]
         endpoint.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # inspect reads it
-        self._namers[template] = made = namer(template, endpoint)
+        made = namer(template, endpoint)
+        for _, field in parse(template):
+            if "." in field and "[" not in field:
+                self._check_fields(template, *field.split("."))
+        self._namers[template] = made
         return made
+
+    def _check_fields(self, template: str, parameter: str, *names: str) -> None:
+        """Raise ConfigError if a model of pydantic has no such field, as far as the types of the fields tell."""
+        model = self._fields[parameter].field_info.annotation
+        for name in names:
+            if not (isinstance(model, type) and issubclass(model, BaseModel)):
+                return
+            if name not in model.model_fields:
+                if not hasattr(model, name) and model.model_config.get("extra") != "allow":
+                    has = ", ".join(model.model_fields)
+                    raise ConfigError(
+                        f"{template!r} names {name!r}, which {model.__qualname__} does not have; its fields: {has}"
+                    )
+                return
+            model = model.model_fields[name].annotation
 
     async def validated(self, request: Request) -> dict[str, Any]:
         """The parameters of the route, those of the endpoint before those of dependencies. Raises

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from itertools import product
 from typing import Annotated, Any
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pytest
 from fastapi import APIRouter, FastAPI, WebSocket
 from fastapi.testclient import TestClient
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Mount
@@ -256,6 +257,49 @@ def test_routes_that_the_lifespan_adds_are_checked(locked: Any, message: str) ->
     install(app, Redlock("memory:"))
     with pytest.raises(ConfigError, match=message), TestClient(app):
         pass
+
+
+class Customer(BaseModel):
+    id: int
+    referrer: "Customer | None" = None
+
+    @property
+    def region(self) -> str:
+        return "eu"
+
+
+class Order(BaseModel):
+    customer: Customer
+
+
+class Loose(BaseModel, extra="allow"):
+    """A model that takes any field."""
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{order.customer.id}", ""),
+        ("{order.customer.region}", ""),
+        ("{order.customer.referrer.id}", ""),
+        ("{loose.id}", ""),
+        ("{order.customer.idd}", "names 'idd', which Customer does not have; its fields: id, referrer"),
+        ("{order.id}", "names 'id', which Order does not have"),
+    ],
+)
+def test_a_field_that_the_model_of_a_body_does_not_have(template: str, message: str) -> None:
+    """A template with a field that a model does not have is a ConfigError of the start. Properties and models that take
+    any field have more."""
+    app = FastAPI()
+    install(app, Redlock("memory:"))
+
+    @app.post("/")
+    async def charge(order: Order, loose: Loose, lease: Annotated[Lease, Locked(template)]) -> None: ...
+
+    with ExitStack() as stack:
+        if message:
+            stack.enter_context(pytest.raises(ConfigError, match=message))
+        stack.enter_context(TestClient(app))
 
 
 class Charge:
