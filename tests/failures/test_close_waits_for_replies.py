@@ -198,6 +198,30 @@ async def test_a_hang_up_is_quiet_once_a_slow_server_has_read_all(
     assert not reported
 
 
+async def test_a_server_reads_all_that_was_written_before_a_hang_up(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers as it reads. If the socket were closed by then, it would drop the commands that it has not read."""
+    monkeypatch.setattr(_connection, "_HANGING_UP", LIMIT)
+    server = servers.start()
+    async with Redlock(server.url) as client:
+        await client.health()
+        connection = connection_of(nodes_of(client)[0])
+        with server.cli() as cli:
+            cli.set("counter", 0)
+        server.freeze()
+        try:
+            connection.transport.write(b"*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n" * 3_000)
+            leaving = asyncio.create_task(hang_up(connection))
+            await turns(3)
+        finally:
+            server.thaw()
+        await leaving
+        with server.cli() as cli:
+            assert int(cli.get("counter")) == 3_000
+            cli.delete("counter")
+
+
 @pytest.mark.parametrize("nodes", [1, 3])
 async def test_a_release_sent_while_the_node_closes_is_delivered(servers: Servers, name: str, nodes: int) -> None:
     """A reply is awaited as the nodes close; a release that comes meanwhile is carried out."""

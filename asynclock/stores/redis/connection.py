@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import selectors
 from collections import deque
@@ -34,7 +35,8 @@ _LOOKS = 250  # commands that a closing client looks at in one turn of the loop;
 
 _ACKNOWLEDGED = (b"subscribe", b"ssubscribe")  # pushes that come in place of a reply
 _PING = pack("PING")
-_HANGING_UP = 0.2  # seconds for which a close waits until the server has read all, and has ended the TLS session
+_HANGING_UP = 0.2  # seconds of silence after which a close does not wait any more until the server has read all
+_ROUNDS = 5  # so many times as long it waits for a server that is not silent
 
 
 class Owner(Protocol):
@@ -72,6 +74,7 @@ class Connection(asyncio.Protocol):
         self._writer = writer  # a reference, because a collected StreamWriter closes the transport
         self._out: list[bytes] = []
         self._paused = False  # more replies have arrived than one turn of the loop handles
+        self._hangs_up = False  # nothing follows: replies have no reader any more
         self._gone = asyncio.Event()
         self._reader = hiredis.Reader(replyError=ServerError)
         self._call_soon = asyncio.get_running_loop().call_soon
@@ -105,6 +108,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.moved_at = self._now()
+        if self._hangs_up:
+            return
         self._reader.feed(data)
         waiting = self.waiting
         oldest = waiting[0] if waiting else None
@@ -160,7 +165,7 @@ class Connection(asyncio.Protocol):
         self._call_soon(self._handle_rest)
 
     def _handle_rest(self) -> None:
-        if not self.transport.is_closing():
+        if not (self._hangs_up or self.transport.is_closing()):
             self.moved_at = self._now()  # these replies have come: their commands are not overdue
             self._handle_replies()
 
@@ -228,15 +233,25 @@ class Connection(asyncio.Protocol):
             handler.fail(self._index, error, maybe=True)
 
     async def hang_up(self) -> None:
-        """Write what is left, and close. A server that stands still does not read that, and does not answer the end of
-        a TLS session: then the connection is cut, and also if this is cancelled."""
+        """Write what is left, and close. A server that cannot write a reply drops the commands that it has not read
+        yet. So only this side is closed, and replies are read until the server has read all, and closes, too. A server
+        that stands still does not do that, and does not answer the end of a TLS session: then the connection is cut,
+        and also if this is cancelled."""
         self.flush()
-        self.transport.close()
+        self._hangs_up = True
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self._all_handled()
+            self.transport.write_eof()
+        else:
+            self.transport.close()
         try:
-            async with asyncio.timeout(_HANGING_UP):
-                await self._gone.wait()
-        except TimeoutError:
-            pass
+            for _ in range(_ROUNDS):
+                before = self.moved_at
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_HANGING_UP):
+                        await self._gone.wait()
+                if self._gone.is_set() or self.moved_at == before:
+                    return
         finally:
             if not self._gone.is_set():
                 self.transport.abort()
