@@ -103,23 +103,6 @@ async def test_no_span_without_local_waiters(nodes: int, name: str) -> None:
         assert lease.fence == last_fence(lease)
 
 
-@both
-async def test_max_hold_counts_from_the_hand_over(nodes: int, name: str) -> None:
-    """Each owner may hold it for the whole time, also if the hold was passed on."""
-    record, left = TenureRecord(nodes), list[float]()
-    async with record.client(max_hold=10.0) as client:
-
-        async def hold() -> None:
-            async with client(name) as lease:
-                record.began(lease)
-                left.append(lease.remaining)
-                record.clock.advance(0.002)
-
-        await all_of([asyncio.create_task(hold()) for _ in range(4)])
-        assert record.runs == [1, 3]
-        assert left == pytest.approx([10.0] * 4, abs=1e-6)
-
-
 # -- to whom it is not passed ----------------------------------------------------------------------------------------
 
 OTHER_TERMS: list[dict[str, Any]] = [

@@ -115,7 +115,8 @@ class Connection(asyncio.Protocol):
         oldest = waiting[0] if waiting else None
         sent = -math.inf if oldest is None else oldest.sent
         self._handle_replies()
-        if sent > self.alive_at and (not waiting or waiting[0] is not oldest):  # else only old notices
+        # If the oldest command still waits, only notices have come. The server may have sent those long ago.
+        if sent > self.alive_at and (not waiting or waiting[0] is not oldest):
             self.alive_at = sent
 
     def _handle_replies(self) -> None:
