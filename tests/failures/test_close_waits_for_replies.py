@@ -15,6 +15,7 @@ from asynclock.rules.model import Op, Verb
 from asynclock.stores.redis import connection as _connection
 from asynclock.stores.redis import delivery as _delivery
 from asynclock.stores.redis import node as _node
+from asynclock.stores.redis.handlers import IgnoredCommand
 from tests.support.closing_probes import hang_up, is_cut, timer_of
 from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
@@ -120,7 +121,7 @@ async def test_no_answer_is_awaited_beyond_its_deadline(servers: Servers, name: 
             await turns()
             assert not closing.done()
             clock.advance(0.2)
-            await turns()
+            await asyncio.wait({closing}, timeout=LIMIT)  # the hang-up waits for a moment of its own
             assert closing.done()
             await releasing
         finally:
@@ -211,7 +212,8 @@ async def test_a_server_reads_all_that_was_written_before_a_hang_up(
             cli.set("counter", 0)
         server.freeze()
         try:
-            connection.transport.write(b"*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n" * 3_000)
+            connection.send(b"*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n" * 3_000, IgnoredCommand(0.0, 0.0))
+            connection.fail_all(ConnectionError("the client closes"))
             leaving = asyncio.create_task(hang_up(connection))
             await turns(3)
         finally:

@@ -74,6 +74,7 @@ class Connection(asyncio.Protocol):
         self._writer = writer  # a reference, because a collected StreamWriter closes the transport
         self._out: list[bytes] = []
         self._paused = False  # more replies have arrived than one turn of the loop handles
+        self._was_failed = False  # commands have failed that the server may not have read yet
         self._hangs_up = False  # nothing follows: replies have no reader any more
         self._gone = asyncio.Event()
         self._reader = hiredis.Reader(replyError=ServerError)
@@ -229,18 +230,19 @@ class Connection(asyncio.Protocol):
     def fail_all(self, error: Exception) -> None:
         """No reply will come any more."""
         handlers = list(self.waiting)
+        self._was_failed |= bool(handlers)
         self.waiting.clear()
         for handler in handlers:
             handler.fail(self._index, error, maybe=True)
 
     async def hang_up(self) -> None:
         """Write what is left, and close. A server that cannot write a reply drops the commands that it has not read
-        yet. So only this side is closed, and replies are read until the server has read all, and closes, too. A server
-        that stands still does not do that, and does not answer the end of a TLS session: then the connection is cut,
-        and also if this is cancelled."""
+        yet. So while some have no reply, only this side is closed, and replies are read until the server has read all,
+        and closes, too. A server that stands still does not do that, and does not answer the end of a TLS session: then
+        the connection is cut, and also if this is cancelled."""
         self.flush()
-        self._hangs_up = True
-        if self.transport.can_write_eof() and not self.transport.is_closing():
+        self._hangs_up, unread = True, self._was_failed or bool(self.waiting)
+        if unread and self.transport.can_write_eof() and not self.transport.is_closing():
             self._all_handled()
             self.transport.write_eof()
         else:
