@@ -199,7 +199,7 @@ async def test_a_hang_up_is_quiet_once_a_slow_server_has_read_all(
     assert not reported
 
 
-async def test_a_server_reads_all_that_was_written_before_a_hang_up(
+async def test_a19_a_server_reads_all_that_was_written_before_a_hang_up(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It answers as it reads. If the socket were closed by then, it would drop the commands that it has not read."""
