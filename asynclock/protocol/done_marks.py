@@ -157,7 +157,8 @@ class _Run:
         if self._over:
             return
         if ballot.yes > ballot.nodes // 2:
-            self._pause = max(PAUSE, self._marks.core.clock.now() - self._began)
+            if not self._tries:
+                self._pause = max(PAUSE, self._marks.core.clock.now() - self._began)
             free = self._count(ballot, range(ballot.nodes))  # with the votes before the one that made the majority
             self._ask(free)
             self._go_on()
