@@ -109,8 +109,8 @@ class _Run:
     """A run that has returned: which nodes have its mark."""
 
     __slots__ = (
-        "_asked", "_began", "_lacking", "_marks", "_op", "_others", "_over", "_pause", "_timer", "_tries", "_until",
-        "_within",
+        "_asked", "_began", "_lacking", "_marks", "_op", "_others", "_over", "_pause", "_timer", "_tries", "_unread",
+        "_until", "_within",
     )  # fmt: skip
 
     def __init__(self, marks: DoneMarks, op: Op, within: float) -> None:
@@ -119,8 +119,9 @@ class _Run:
         self._within = within
         self._began = marks.core.clock.now()
         self._until = self._began + op.rest  # when its marks end
-        self._asked = (1 << len(marks.core.quorum.nodes)) - 1  # bit i: node i has not voted on the last op to it
-        self._lacking = 0  # bit i: node i is asked again
+        self._unread = (1 << len(marks.core.quorum.nodes)) - 1  # bit i: the vote of node i on the release is to come
+        self._lacking = 0  # bit i: node i has no mark, and is asked again
+        self._asked = 0  # bit i: it was asked again, and has not answered yet
         self._others: dict[int, tuple[str, float]] = {}  # node -> who has the name there, and since when
         self._pause = PAUSE
         self._tries = 0
@@ -138,12 +139,12 @@ class _Run:
     @property
     def ended(self) -> bool:
         """Whether each node has the mark, or was given up."""
-        return not (self._asked or self._lacking)
+        return not (self._unread or self._asked or self._lacking)
 
     @property
     def waits_for_nodes(self) -> bool:
         """Whether it can do nothing before a node is up again."""
-        return not (self._asked or self._up(self._lacking))
+        return not (self._unread or self._asked or self._up(self._lacking))
 
     def stop(self) -> None:
         """Nothing more is sent."""
@@ -153,35 +154,30 @@ class _Run:
             self._timer = None
 
     def released(self, ballot: Ballot, index: int) -> None:
-        """A node has voted on the release."""
+        """A node has voted on the release. The votes before the one that makes the majority are counted with it."""
+        del index
         if self._over:
             return
         if ballot.yes > ballot.nodes // 2:
             if not self._tries:
                 self._pause = max(PAUSE, self._marks.core.clock.now() - self._began)
-            free = self._count(ballot, range(ballot.nodes))  # with the votes before the one that made the majority
+            free = 0
+            for each, vote in enumerate(ballot.votes):
+                if vote is not None and self._unread >> each & 1:
+                    self._unread &= ~(1 << each)
+                    free |= self._lacks_and_is_free(each, vote) << each
             self._ask(free)
             self._go_on()
         elif ballot.complete:  # the hold was lost, or there is an outage
-            self._asked = 0
+            self._unread = 0
             self._marks.followed(self)
-        del index
 
     def _voted(self, ballot: Ballot, index: int) -> None:
         """A node has voted on a later op."""
         if not self._over:
-            self._count(ballot, (index,))
+            self._asked &= ~(1 << index)
+            self._lacks_and_is_free(index, ballot.votes[index])
             self._go_on()
-
-    def _count(self, ballot: Ballot, nodes: Sequence[int]) -> int:
-        """Count the votes of these nodes that were not counted yet. Returns those where the name is free, as bits."""
-        free = 0
-        for index in nodes:
-            vote = ballot.votes[index]
-            if vote is not None and self._asked >> index & 1:
-                self._asked &= ~(1 << index)
-                free |= self._lacks_and_is_free(index, vote) << index
-        return free
 
     def _lacks_and_is_free(self, index: int, vote: Vote) -> bool:
         """Count the vote of a node. Returns whether it lacks the mark, and nobody has the name there."""
@@ -229,14 +225,15 @@ class _Run:
     def _ask(self, nodes: int) -> None:
         """Ask those of these nodes that are up."""
         up, of, core = self._up(nodes), self._op, self._marks.core
-        if not up:
+        left = self._until - core.clock.now()
+        if not up or left <= 0:
             return
         for index in up:
             self._lacking &= ~(1 << index)
             self._asked |= 1 << index
         # since: a node that has lost its connection by then does not keep it.
         op = Op(
-            RELEASE, of.kind, of.name, of.id, of.lease, of.fence, of.memory, self._until - core.clock.now(),
+            RELEASE, of.kind, of.name, of.id, of.lease, of.fence, of.memory, left,
             queueing=of.queueing, done=MARKS_FREE, since=math.inf,
         )  # fmt: skip
         op.revoke()  # a node does not send it again: an operator may have broken the name by then

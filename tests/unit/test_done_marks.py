@@ -123,6 +123,20 @@ def test_a_node_with_another_attempt_is_asked_again() -> None:
     assert not run.clock.armed
 
 
+def test_a_late_vote_repeats_nothing() -> None:
+    """One node that lacks the mark has been asked again when the vote of another one on the release comes."""
+    run = Run()
+    run.free(3, 4)
+    run.returns()
+    for node in run.client.nodes[:4]:
+        node.carry_out()
+    assert len(run.sent()) == 1
+    run.client.nodes[4].carry_out()
+    assert len(run.sent()) == 2
+    settle(run.client)
+    assert run.marked() == [True] * 5
+
+
 def test_an_owner_that_stays_is_left_alone() -> None:
     """The same id has the name for longer than an attempt lasts: nothing is set after it."""
     run = Run()
