@@ -109,6 +109,9 @@ HOLDS: dict[str, list[Step]] = {
     "another's release does not mark a name as done": [
         *(acquire(), release(YOUNGER, rest=500, done=True), release(rest=500), release(rest=900, done=True)),
     ],
+    "a release with a rest that finds no hold of its id serves": [
+        *(acquire(), tries(YOUNGER), grants(THIRD, rest=500), BREAK, grants(THIRD, rest=500), looks(YOUNGER)),
+    ],
     "a run that is done marks a free name": [
         *(release(rest=500, done=MARKS_FREE), acquire(), Pass(499), acquire(YOUNGER), Pass(1), acquire(YOUNGER)),
     ],
