@@ -15,6 +15,7 @@ from tests.support.default_keys import key_of
 from tests.support.far_servers import FarProxy
 from tests.support.probes import marks_under_way
 from tests.support.servers import Server
+from tests.support.still_clock import Still, turns
 from tests.support.waiters import LIMIT, holder, until, urls_of
 
 LASTING: Any = {"lease": 600.0, "max_lease": 600.0, "trust_restarts": True}
@@ -136,3 +137,24 @@ async def test_no_mark_outlives_a_break(five: Sequence[Server], name: str) -> No
             assert not marks_under_way(client)
         assert not any(holder(each, name) for each in five)
         assert await run_of(client, name, runs)() == "it ran"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_client_that_closes_waits_a_moment_for_another_attempt(name: str, ends: bool) -> None:
+    """For 0.2 s at most. If the attempt ends in that time, its node gets the mark."""
+    still, runs = Still(3, name), list[str]()
+    async with Redlock(still.stores[2]) as rival:
+        attempt = await rival(name).acquire(timeout=None)
+        client = still.client()
+        assert await run_of(client, name, runs)() == "it ran"
+        closing = asyncio.create_task(client.aclose())
+        await turns()
+        assert not closing.done()
+        if ends:
+            await attempt.release()
+        still.clock.advance(0.21)
+        async with asyncio.timeout(LIMIT):
+            await closing
+        if not ends:
+            await attempt.release()
+        assert await run_of(rival, name, runs)() == (Skipped.DONE if ends else "it ran")

@@ -9,7 +9,7 @@ import pytest
 from asynclock.protocol import done_marks
 from asynclock.protocol.done_marks import MOST_PAUSE, PAUSE, TRIES
 from asynclock.protocol.hold import Hold, Tenure
-from asynclock.rules.model import DONE, MARKS_FREE, RELEASE, Entry, Op, State
+from asynclock.rules.model import DONE, MARKS_FREE, RELEASE, Entry, Notice, Op, State
 from asynclock.stores.redis.pending import PendingReleases
 from asynclock.stores.undelivered import PendingRelease
 from spec.machine import Result
@@ -252,10 +252,9 @@ def test_a_report_of_a_break_ends_the_marks() -> None:
     run.take(4)
     run.returns()
     settle(run.client)
-    marks = run.client.machine.holds.done_marks
-    marks.broken(NAME, "f" * 32)
+    run.client.machine.received(0, Notice("f" * 32, 0, name=NAME, broken=True))
     assert run.followed
-    marks.broken(NAME, run.hold.op.id[:32])
+    run.client.machine.received(0, Notice(run.hold.op.id[:32], 0, name=NAME, broken=True))
     assert not run.followed
     assert not run.clock.armed
 
@@ -286,9 +285,9 @@ def test_a_later_hold_of_this_client_ends_the_marks() -> None:
     settle(run.client)
     run.free(0, 1, 2, 3)
     run.acquired()
-    run.free(4)
-    run.pass_time(60.0)
-    assert not run.marked()[4]
+    assert run.followed
+    run.clock.advance(PAUSE)
+    assert not run.sent()
     assert not run.followed
 
 
