@@ -24,6 +24,7 @@ from asynclock.quorum.quorum import Quorum
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Op, Queueing, Verb, parts_of
 from asynclock.rules.registry import FAMILIES, RULES_BY_FAMILY
 from asynclock.runtime import calls
+from asynclock.runtime.shutdown import MARKS
 from simulation.loop import Clock, Loop, Result, Task
 from simulation.nodes import SimulatedNode
 
@@ -380,6 +381,7 @@ class Client:
         queueing = Queueing(self.quorum.serve, waiter=f"1|{self.name}|")
         memory = settings.lock.lease + settings.fence_memory
         op = Op(Verb.BREAK, rule, part.name, "", 0.0, memory=memory, queueing=queueing)
+        self.machine.holds.done_marks.forget(part.name)
         self.quorum.ask(op, self.within(settings.lock), everyone=True)
 
     # -- its end -------------------------------------------------------------------------------------------------
@@ -406,11 +408,16 @@ class Client:
         for claim in list(self.machine.under_way):
             claim.close()
         self._gone()
-        self.own_clock.call_at(self.clock.now() + 0.01, partial(self._hang_up, self.clock.now() + _CLOSING))
+        self.machine.holds.done_marks.begin_close(self.result())
+        self.own_clock.call_at(self.clock.now() + 0.01, partial(self._hang_up, self.clock.now()))
 
-    def _hang_up(self, until: float) -> None:
-        if self.clock.now() < until and any(node.awaits_releases for node in self.nodes):
-            self.own_clock.call_at(self.clock.now() + 0.01, partial(self._hang_up, until))
+    def _hang_up(self, since: float) -> None:
+        lasts = self.clock.now() - since
+        marks = self.machine.holds.done_marks
+        if lasts >= MARKS:
+            marks.stop()
+        if marks or (lasts < _CLOSING and any(node.awaits_releases for node in self.nodes)):
+            self.own_clock.call_at(self.clock.now() + 0.01, partial(self._hang_up, since))
             return
         for node in self.nodes:
             node.close()

@@ -175,7 +175,8 @@ class World:
         return to_begin or any(client.tasks or client.loop.is_stopped for client in self.live())
 
     def _is_unsettled(self) -> bool:
-        return not all(node.is_settled for client in self.live() for node in client.nodes)
+        settled = all(node.is_settled for client in self.live() for node in client.nodes)
+        return not settled or any(client.machine.holds.done_marks for client in self.live())
 
     @property
     def _patience(self) -> float:

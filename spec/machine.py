@@ -646,6 +646,7 @@ class World:
             if hold is not None:
                 machine.close_hold(hold)
         machine.watchdog.stop()
+        machine.holds.done_marks.stop()
         for claim in list(machine.under_way):
             claim.close()
         for caller in self.callers:

@@ -12,13 +12,14 @@ from asynclock._untrusted import number_of
 from asynclock.info import Holder
 from asynclock.quorum.denials import most_named
 from asynclock.rules.model import DONE, ID_LENGTH, RESTING, RESTING_MARK, is_made_by_asynclock
+from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from asynclock._errors import Reason
     from asynclock._options import LockSettings
-    from asynclock.stores.port import Refused
+    from asynclock.quorum.ballot import Ballot
 
 BLOCKED = 1 / 3
 """If the loop was late by this share of the lease or more, the error names the blocked loop as the cause. A failed
@@ -134,6 +135,11 @@ class Cause(NamedTuple):
     broken_by: str | None  # who broke it, as a server said ("": it does not know); None: no server said that it was
     errors: Mapping[int, Exception]  # node -> why it did not renew
     denials: Mapping[int, Refused]  # node -> its refusal
+
+    def after(self, release: Ballot) -> Cause:
+        """The same with what the nodes answered to the release."""
+        denials = {index: vote for index, vote in enumerate(release.votes) if isinstance(vote, Refused)}
+        return self._replace(errors=dict(release.errors()), denials=denials)
 
 
 def lock_lost_error(name: str, cause: Cause, labels: Sequence[str]) -> LockLost:

@@ -27,6 +27,7 @@ from asynclock._options import RELEASE_TIMEOUT, THREAD, same_terms
 from asynclock.events import Detached, Released, Renewed
 from asynclock.protocol.causes import Cause, lock_lost_error
 from asynclock.protocol.core import SLICE
+from asynclock.protocol.done_marks import DoneMarks
 from asynclock.protocol.local_queue import may_pass
 from asynclock.protocol.states import DETACHED, GIVEN_BACK, HELD, LOST, OPEN, RELEASED, UNKNOWN
 from asynclock.protocol.watchdog import RENEW_BELOW, RENEWED, Due, Lacking, due, retry_after
@@ -261,7 +262,7 @@ class Hold:
                 elif vote is not None:
                     self.count(grant, index)
         self.valid_until = end
-        self.renew_at = end - settings.lease * RENEW_BELOW if settings.renew else math.inf  # as `_next_renewal`
+        self.renew_at = end - settings.lease * RENEW_BELOW if settings.renew else math.inf
         if grant.yes == grant.nodes:  # as `_forget_grant`, with two calls less
             op.forget_packed()
             self._ballot = None
@@ -391,8 +392,7 @@ class Hold:
         """The error for a tenure that was lost, or whose time is over, or whose `release` a majority refused."""
         cause = self._cause or self._why(loss)
         if release is not None:
-            denials = {index: vote for index, vote in enumerate(release.votes) if isinstance(vote, Refused)}
-            cause = cause._replace(errors=dict(release.errors()), denials=denials)
+            cause = cause.after(release)
         return lock_lost_error(self.name, cause, [node.label for node in self.core.quorum.nodes])
 
     def _why(self, loss: Reason) -> Cause:
@@ -497,6 +497,7 @@ class Hold:
     def release(self, rest: float = 0, at_once: bool = False, done: bool = False, serve: Serve | None = None) -> Ballot:
         """Release it. The name stays taken for `rest` seconds, marked as done (`once`) or as resting (min_hold).
         `at_once`: see Quorum.ask. `serve`: what it does for the next waiter, if that is not the usual."""
+        kept = done and not self.over and self._broken is None  # to the end
         self.over = True
         grant, quorum = self.op, self.core.quorum
         grant.revoke()
@@ -507,7 +508,8 @@ class Hold:
         )  # fmt: skip
         within = min(self.core.within(self._settings), RELEASE_TIMEOUT)
         failed = self._ballot is not None and self._ballot.failed
-        return quorum.ask(op, within, only=self._where() if failed else None, at_once=at_once)
+        ask = self._holds.done_marks.ask if kept else quorum.ask
+        return ask(op, within, only=self._where() if failed else None, at_once=at_once)
 
     def may_be_at(self, nodes: Iterable[int]) -> None:
         """These nodes may have it, too: its release goes to them as well."""
@@ -530,7 +532,7 @@ class Hold:
             return
         if ballot.outcome is WON:
             self._renewed_at, self._errors = ballot.sent, None
-            self.renew_at = self._next_renewal()
+            self.renew_at = self.valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf
             for index in range(ballot.nodes):
                 self._repair(ballot, index)
         observers = self.core.observers
@@ -647,15 +649,12 @@ class Hold:
         now, nodes, on_vote = core.clock.now(), core.quorum.nodes, self._count_healed if counts else None
         nodes[index].send(op, Ballot(op, len(nodes), now, now + core.within(self._settings), on_vote=on_vote))
 
-    def _next_renewal(self) -> float:
-        return self.valid_until - self._settings.lease * RENEW_BELOW if self._settings.renew else math.inf
-
 
 class Holds:
     """The holds of one session, by name, and what they share. A name with several holds keeps them in a dict, so that
     removing one takes constant time."""
 
-    __slots__ = ("_by_name", "_threaded", "core", "get", "lag", "queues", "watchdog", "yielded")
+    __slots__ = ("_by_name", "_threaded", "core", "done_marks", "get", "lag", "queues", "watchdog", "yielded")
 
     def __init__(
         self,
@@ -674,6 +673,7 @@ class Holds:
         self._threaded = threaded or Hold  # makes those with renew="thread"
         self._by_name: dict[str, Hold | dict[Hold, None]] = {}
         self.get = self._by_name.get  # called for each acquire
+        self.done_marks = DoneMarks(core, self.get)
 
     def __len__(self) -> int:
         """The number of names."""

@@ -82,6 +82,8 @@ class Machine:
         if waiter is not None:
             waiter.notified(index, notice)
         elif notice.number == 0:
+            if notice.broken:
+                self.holds.done_marks.broken(notice.name, notice.id)
             for hold in self.holds.of(notice.name):
                 if notice.broken:
                     hold.broken(notice.id)

@@ -35,6 +35,9 @@
 11. An acquire that serves nobody heals: its id already holds the name at a majority of the nodes, and this node lacks
    the hold. So it does not wait behind the tickets of the queue. The rules 1 and 2 and the holders count as for any
    acquire. The acquires of a round always serve.
+12. A release with MARKS_FREE belongs to a run of `once` that has returned. Where the name is free, or marked as done
+   already, it sets the mark as if its id held the name. It never shortens a mark, and it does nothing to the hold of
+   another id.
 
 Times are in seconds; `now` is the Unix time of the node. A store converts them to its own units.
 """
@@ -156,12 +159,9 @@ class Decision:
             others = tuple(entry for entry in self.state.undone if entry.id != op.id)
             self._put(undone=(*others, Entry(op.id, self.now + op.lease)))
         no = self._no()
-        mine = self._mine() is not None
+        mine = self._mine() is not None or self._marks_free()
         if mine:
-            resting = RESTING_MARK + op.id[1:] if self.kind.shared else DONE if op.done else RESTING
-            rest = (Entry(resting, self.now + op.rest),) if op.rest > 0 else ()
-            others = tuple(entry for entry in self.state.holds if entry.id != op.id)
-            self._put(holds=(*others, *rest), marked=False)
+            self._put(holds=self._holds_after(), marked=False)
         self._drop(op.id)
         fence = self.state.fence
         if mine and op.rest > 0:
@@ -334,6 +334,24 @@ class Decision:
             ends = max(ends, mine.ends)  # never shorter
         others = tuple(entry for entry in self.state.holds if entry.id != id)
         self._put(holds=(*others, Entry(id, ends)))
+
+    def _marks_free(self) -> bool:
+        """Whether this release marks the name as done although its id does not hold it (rule 12)."""
+        marks = self.op.marks_free and self.op.rest > 0 and not self.kind.shared
+        return marks and all(entry.id == DONE for entry in self.state.holds)
+
+    def _holds_after(self) -> tuple[Entry, ...]:
+        """The holds after a release: without that of its id, and with the one that keeps the name taken meanwhile."""
+        op = self.op
+        others = tuple(entry for entry in self.state.holds if entry.id != op.id)
+        if op.rest <= 0:
+            return others
+        ends = self.now + op.rest
+        if self.kind.shared:
+            return (*others, Entry(RESTING_MARK + op.id[1:], ends))
+        if any(entry.ends is None or entry.ends > ends for entry in others):  # a mark that ends later (rule 12)
+            return others
+        return (Entry(DONE if op.done else RESTING, ends),)
 
     def _next_fences(self, seed: int | None, memory: float, span: int) -> None:
         """Take the next fences (rule 3). A ticket that becomes the holder brings no clock (None): the node uses its

@@ -154,6 +154,9 @@ DONE = f"{RESERVED}done"
 """The holder of a name after a run of `once` returned. It differs from RESTING, because a min_hold also follows a run
 that raised."""
 
+MARKS_FREE = 2
+"""`Op.done` of a release that also marks a free name as done (rule 12 in `decide.py`)."""
+
 TIMED = (RESTING, DONE)
 """Holders without a client. Nobody releases them: the name is free when they expire."""
 
@@ -382,7 +385,7 @@ class Op:
         plain: bool = False,
         tombstone: bool = False,
         queueing: Queueing = ALONE,
-        done: bool = False,
+        done: int = False,
         since: float = 0.0,
     ) -> None:
         self.verb = verb
@@ -396,7 +399,7 @@ class Op:
         self.plain = plain  # acquire: without fence, tombstone and ticket
         self.tombstone = tombstone  # release: leave one, because the acquire may still arrive
         self.queueing = queueing
-        self.done = done  # release of a mutex: during `rest` the holder is DONE, not RESTING
+        self.done = done  # release of a mutex: during `rest` the holder is DONE, not RESTING; or MARKS_FREE
         self.since = since  # release: nothing of its id was sent before this moment, on the client's clock
         self.revoked = False  # see revoke()
         self.packed: Any = None  # the encoding of a store, made once for all nodes; only stores use it
@@ -409,6 +412,11 @@ class Op:
         """The release or the undo of its id was queued. From now on no store may send it again, because it could create
         a key or a ticket that nothing deletes."""
         self.revoked = True
+
+    @property
+    def marks_free(self) -> bool:
+        """Of a release: a name that nobody holds gets the mark of `once`, too."""
+        return self.done == MARKS_FREE
 
     def take_one_fence(self) -> None:
         """For a store whose fences are numbers that it does not choose: a hold has one fence, and so it is not passed

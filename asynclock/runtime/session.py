@@ -432,6 +432,7 @@ class Session:
                 began = self.spent()
         self.machine.watchdog.stop()  # a claim may have won between two slices
         await shutdown.drained(self.machine.under_way)
+        await self._end_marks()
         self.hung_up = True
         closing = [node.aclose() for node in self.quorum.nodes]
         if self._renewal_thread is not None:
@@ -443,6 +444,15 @@ class Session:
         if closer is not None:
             with contextlib.suppress(RuntimeError):  # it runs already: it has called aclose()
                 await closer.aclose()
+
+    async def _end_marks(self) -> None:
+        """Let the marks of runs of `once` that are under way reach the other nodes, for a moment at most."""
+        marks = self.machine.holds.done_marks
+        if marks:
+            ended = self.result()
+            marks.begin_close(ended)
+            await wait_ended(ended, shutdown.MARKS, self.clock)
+            marks.stop()
 
 
 class _Countdown:

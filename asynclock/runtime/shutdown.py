@@ -20,6 +20,9 @@ CLOSING = 2.7
 CANCELLING = 0.2
 """Seconds for which it waits for a task that it has cancelled. A driver may lose the cancel."""
 
+MARKS = 0.2
+"""Seconds for which it waits, at most, for the marks of runs of `once` that have returned: a majority has them."""
+
 _STUCK = 0.5
 _TURNS = 100
 """A set that lost no member for so many seconds, and for so many turns of the loop, is given up."""

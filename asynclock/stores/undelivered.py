@@ -29,12 +29,15 @@ _DROPPED = 100
 
 
 class PendingRelease(Op):
-    """A release that a server still has to carry out. It leaves a tombstone, and puts no ticket back."""
+    """A release that a server still has to carry out. It leaves a tombstone, and puts no ticket back. It does not mark
+    a free name (`Op.marks_free`): the name may have had another owner meanwhile."""
 
     __slots__ = ("rests_until", "until")
 
     def __init__(self, op: Op, now: float, sent: float) -> None:
-        super().__init__(op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, tombstone=True, done=op.done)
+        super().__init__(
+            op.verb, op.kind, op.name, op.id, op.lease, op.fence, op.memory, tombstone=True, done=op.done > 0
+        )
         self.queueing = CONTENDED[op.queueing.serve]
         self.rests_until = sent + op.rest  # min_hold counts from the release, not from its delivery
         self.until = now + op.lease + GRACE

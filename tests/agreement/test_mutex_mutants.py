@@ -70,6 +70,11 @@ EQUIVALENT = {
     # the end of a key is set to what it is
     ("redis.call('PTTL', hold) < lease", "redis.call('PTTL', hold) <= lease"),
     ("redis.call('PTTL', queue) < lease", "redis.call('PTTL', queue) <= lease"),
+    # two marks of `once` that end at the same time
+    ("left > tonumber(rest)", "left >= tonumber(rest)"),
+    # a key with 0 ms left has expired
+    ("left < 0", "left <= 0"),
+    ("left < 0", "left < 1"),
     # where no queue is, nothing is found in it; not to look is quicker
     ("or id, false", "or id, true"),
     ("if waited then", "if true then"),

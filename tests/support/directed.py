@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from asynclock.rules.model import DONE, RESTING, SERVED, Serve, Verb
+from asynclock.rules.model import DONE, MARKS_FREE, RESTING, SERVED, Serve, Verb
 from tests.support.histories import (  # fmt: skip
     BREAK,
     ELDER,
@@ -108,6 +108,52 @@ HOLDS: dict[str, list[Step]] = {
     "done for no time": [acquire(), release(done=True), acquire(YOUNGER), release(YOUNGER, rest=500)],
     "another's release does not mark a name as done": [
         *(acquire(), release(YOUNGER, rest=500, done=True), release(rest=500), release(rest=900, done=True)),
+    ],
+    "a release with a rest that finds no hold of its id serves": [
+        *(acquire(), tries(YOUNGER), grants(THIRD, rest=500), BREAK, grants(THIRD, rest=500), looks(YOUNGER)),
+    ],
+    "a run that is done marks a free name": [
+        *(release(rest=500, done=MARKS_FREE), acquire(), Pass(499), acquire(YOUNGER), Pass(1), acquire(YOUNGER)),
+    ],
+    "a run that is done marks no other's hold": [
+        *(acquire(YOUNGER), release(rest=500, done=MARKS_FREE), extend(YOUNGER), release(YOUNGER), acquire()),
+    ],
+    "a run that is done marks its own hold": [acquire(), release(rest=500, done=MARKS_FREE), acquire(YOUNGER)],
+    "a mark is never shortened": [
+        *(acquire(), release(rest=500, done=True), release(YOUNGER, rest=400, done=MARKS_FREE), Pass(450)),
+        *(acquire(THIRD), Pass(50), acquire(THIRD)),
+    ],
+    "a mark can be made longer": [
+        *(acquire(), release(rest=500, done=True), release(rest=600, done=MARKS_FREE), Pass(550), acquire(YOUNGER)),
+        *(Pass(50), acquire(YOUNGER)),
+    ],
+    "a mark without an end stays": [
+        *(acquire(), release(rest=500, done=True), PERSIST, release(rest=600, done=MARKS_FREE), Pass(600), acquire()),
+    ],
+    "a name that rests gets no mark": [
+        *(acquire(), release(rest=500), release(rest=900, done=MARKS_FREE), Pass(500), acquire(YOUNGER)),
+    ],
+    "a stranger's hold gets no mark": [
+        take("another's", 600),
+        release(rest=900, done=MARKS_FREE),
+        Pass(600),
+        acquire(),
+    ],
+    "done for no time marks no free name": [release(done=MARKS_FREE), acquire()],
+    "a mark of a free name is told to the first waiter": [
+        *(
+            acquire(),
+            tries(YOUNGER),
+            BREAK,
+            grants(rest=500, done=MARKS_FREE),
+            looks(YOUNGER),
+            Pass(500),
+            looks(YOUNGER),
+        ),
+    ],
+    "a mark raises F, and leaves a tombstone": [
+        *(acquire(), BREAK, release(token=5, rest=500, done=MARKS_FREE, tombstone=True), Pass(500), acquire()),
+        acquire(YOUNGER),
     ],
     "an op without a token gets F": [acquire(), extend(token=None), release(token=None)],
     "the last fence that Lua counts": [set_fence(str(2**53 - 1), 0), acquire(), extend()],

@@ -18,6 +18,7 @@ from asynclock.rules.model import (
     DONE,
     ID_LENGTH,
     MARK,
+    MARKS_FREE,
     RESTING,
     TAG_LENGTH,
     Entry,
@@ -79,7 +80,7 @@ class Ask:
     order: int | None = None  # None: the node's own clock says
     keeps: bool = False  # the order of its ticket, where there is one
     contended: bool = False
-    done: bool = False
+    done: int = False
     tasks: int = 1
 
     def op(self, kind: Kind, state: State, now_us: int) -> Op:
@@ -252,9 +253,8 @@ def histories(
     waits = ask(st.just(Verb.WAIT), number=numbers)
     extends = st.builds(Ask, st.just(Verb.EXTEND), any_id, or_none, tokens, memory=memories, tombstone=st.booleans())
     back = st.sampled_from([0, 0, 0, 1, 2])
-    releases = ask(
-        st.just(Verb.RELEASE), token=tokens, rest=or_none, done=st.booleans(), tombstone=st.booleans(), number=back
-    )
+    dones = st.sampled_from([0, 0, 1, MARKS_FREE])
+    releases = ask(st.just(Verb.RELEASE), token=tokens, rest=or_none, done=dones, tombstone=st.booleans(), number=back)
     looks = st.just(Ask(Verb.EXTEND, NOBODY, lease=0))
     adopts = st.builds(Ask, st.just(Verb.ADOPT), any_id, lengths, clock=clocks, memory=memories, waiter=any_id)
     breakers = st.sampled_from([NOBODY, ANYBODY])

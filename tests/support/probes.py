@@ -60,6 +60,11 @@ def pool_of(store: Any) -> Any:
     return ConnectionPool(host=host, port=port)
 
 
+def marks_under_way(client: Redlock) -> int:
+    """The number of runs of `once` whose marks are not at all nodes yet."""
+    return len(session_of(client).machine.holds.done_marks)
+
+
 def clock_of(client: Redlock) -> Any:
     return session_of(client).clock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from asynclock.rules.model import ACQUIRE, Op, Queueing, Serve
+from asynclock.rules.model import ACQUIRE, MARKS_FREE, Op, Queueing, Serve
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.deciding import copy_of
 
@@ -15,7 +15,7 @@ FOR_STORES = {"packed", "sent", "revoked", "queueing"}
 def test_a_copy_has_all_that_an_op_asks_for() -> None:
     """Its owner changes the op, and the copy stays."""
     queueing = Queueing(Serve.GRANT, True, 3, "w", 4, 5.0, 6, True, 7, True)
-    op = Op(ACQUIRE, MUTEX, "name", "id", 1.0, 2, 3.0, 4.0, True, True, queueing, True, 5.0)
+    op = Op(ACQUIRE, MUTEX, "name", "id", 1.0, 2, 3.0, 4.0, True, True, queueing, MARKS_FREE, 5.0)
     copied = copy_of(op)
     for each in set(Op.__slots__) - FOR_STORES:
         assert getattr(copied, each) == getattr(op, each)

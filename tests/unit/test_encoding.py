@@ -7,7 +7,7 @@ from hashlib import sha1
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynclock.rules.model import Op, Queueing, Serve, Verb
+from asynclock.rules.model import MARKS_FREE, Op, Queueing, Serve, Verb
 from asynclock.rules.mutex import MUTEX
 from asynclock.stores.redis import encoding as _wire
 from asynclock.stores.redis.scripts import SCRIPTS
@@ -27,7 +27,7 @@ names = st.one_of(texts, st.text("{}a:", max_size=8), st.integers(200, 300).map(
     lease=st.one_of(st.sampled_from([0.0, 30.0]), st.floats(0.0, 3600.0)),
     fence=st.integers(0, 2**53),
     rest=st.one_of(st.sampled_from([0.0, 0.0001, 3.0]), st.floats(0.0, 10.0)),  # some repeat: their words are cached
-    done=st.booleans(),
+    done=st.sampled_from([0, 1, MARKS_FREE]),
     tombstone=st.booleans(),
     queueing=st.builds(
         Queueing,
@@ -49,7 +49,7 @@ def test_the_fast_encoding_is_the_plain_one(
     lease: float,
     fence: int,
     rest: float,
-    done: bool,
+    done: int,
     tombstone: bool,
     queueing: Queueing,
 ) -> None:

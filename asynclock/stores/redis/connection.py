@@ -199,7 +199,11 @@ class Connection(asyncio.Protocol):
         handlers, until = list(self.waiting), -math.inf
         while handlers:
             handler = handlers.pop()
-            if not isinstance(handler, (CommandReply, IgnoredReply)) and handler.op.verb in AWAITED:
+            if (
+                not isinstance(handler, (CommandReply, IgnoredReply))
+                and handler.op.verb in AWAITED
+                and not handler.op.marks_free
+            ):
                 if handler.op.verb is RELEASE and not is_carried_out(handler):
                     return math.inf
                 until = max(until, overdue_at(handler, self.moved_at))

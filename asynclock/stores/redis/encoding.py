@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hiredis import pack_command
 
-from asynclock.rules.model import ID_LENGTH
+from asynclock.rules.model import ID_LENGTH, MARKS_FREE
 from asynclock.stores.redis.keys import keys, packed
 from asynclock.stores.redis.scripts import SCRIPTS
 
@@ -123,7 +123,7 @@ def _sha(letter: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _frame(
-    letter: str, verb: str, lease: float, memory: float, rest: float, tombstone: bool, done: bool
+    letter: str, verb: str, lease: float, memory: float, rest: float, tombstone: bool, done: int
 ) -> tuple[bytes, ...]:
     """The encoded parts that many ops share: an EVALSHA of 19 words up to its first key (of five); the verb; the lease;
     and the three arguments after the fence."""
@@ -131,10 +131,11 @@ def _frame(
     return head, _words_of(verb), _words_of(_ms(lease)), _words_of(_ms(memory), _rest(rest, done), int(tombstone))
 
 
-def _rest(rest: float, done: bool) -> str | int:
-    """The ms for which the name stays taken; with a "d" after a run of `once` that returned."""
+def _rest(rest: float, done: int) -> str | int:
+    """The ms for which the name stays taken; with a "d" after a run of `once` that returned, and an "f" if a free name
+    gets the mark, too."""
     left = _ms(rest)
-    return f"{left}d" if done and left else left
+    return f"{left}{'df' if done == MARKS_FREE else 'd'}" if done and left else left
 
 
 def _words_of(*words: str | int) -> bytes:

@@ -38,6 +38,8 @@ if not enter then
   if not holder then redis.call('GET', hold) end  -- a key of another type: WRONGTYPE
   --@ join clock
   local now, shared, woken, last = math.floor(us / 1000), false, 0, nil
+  local done = not held and verb == 'release' and string.find(ARGV[6], 'f') and (holder or 'asynclock~done')
+  if done == 'asynclock~done' then held = true end  -- a run of `once` has returned: its release marks a free name
   local function admits() return not holder end
   if verb == 'peek' and #ARGV[8] > 1 then
     --@ join goes_first
@@ -53,7 +55,9 @@ if not enter then
 
   local function leave(_, rest)
     if rest then
+      local left = done and holder and redis.call('PTTL', hold)
       holder = string.match(ARGV[6], 'd') and 'asynclock~done' or 'asynclock~resting'
+      if left and (left < 0 or left > tonumber(rest)) then return end  -- that mark ends later
       redis.call('SET', hold, holder, 'PX', rest)
     else
       holder = false
