@@ -127,7 +127,7 @@ if os.environ.get("ASYNCLOCK_COLLECT"):
 @pytest.fixture(scope="session")
 def shared_urls() -> Iterator[list[str]]:
     """Five servers that live as long as the tests, for tests that harm none of them. Each wakes once a second, and not
-    ten times: eight workers have forty of them, which wait for most of the time."""
+    ten times: twelve workers have sixty of them, which wait for most of the time."""
     if given := os.environ.get("ASYNCLOCK_TEST_URLS"):
         yield given.split(",")
         return
