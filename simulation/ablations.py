@@ -1,5 +1,6 @@
 """Rules of the shipped client and of the shipped nodes, each taken out by a patch. Walks through small worlds
-(`spec/walks.py`), the model of restarts (`spec/restart.py`) or the simulation find what breaks.
+(`spec/walks.py`), the model of restarts (`spec/restart.py`), the simulation, or a plan made by hand (`directed.py`) find
+what breaks.
 
 python -m simulation.ablations [NAME ...]     the table of docs/evidence.md
 """
@@ -23,6 +24,7 @@ from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.quorum import Quorum
 from asynclock.rules.decide import Decision
 from asynclock.rules.model import Op, Queueing, Serve
+from simulation.directed import PLANS
 from simulation.plan import RUNS, plan_of
 from simulation.world import simulate
 from spec import restart, walks
@@ -297,10 +299,18 @@ def find_in_small(name: str, number: int = WALKS) -> tuple[str, str] | None:
     return None
 
 
+def find_in_directed(name: str) -> Flaw | None:
+    """The flaw of the plan that was made for it."""
+    with without(name):
+        return simulate(PLANS[name]).flaw if name in PLANS else None
+
+
 def main() -> None:
     for name in sys.argv[1:] or ABLATIONS:
         small, hour = find_in_small(name) or ("-", ""), find(name, hours=4)
         place, what = ("-", "") if hour is None else (f"{hour[0]}, {hour[1]}", hour[2].what)
+        if hour is None and (flaw := find_in_directed(name)) is not None:
+            place, what = "made by hand", flaw.what
         rule = ABLATIONS[name].rule
         print(f"| {rule} | `{name}` | {small[0]} | {small[1]} | {place} | {what} |", flush=True)
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from simulation import cli
-from simulation.ablations import find, without
+from simulation.ablations import find, find_in_directed, without
 from simulation.checks import Judge
+from simulation.directed import PLANS
 from simulation.mutants import mutants
 from simulation.plan import FAULTS, LONG_RUNS, RUNS, plan_of
 from simulation.shrink import shrink
@@ -53,6 +54,15 @@ def test_a_missing_rule_is_found(rule: str) -> None:
     found = find(rule, base=SOON.get(rule, 0), hours=1)
     assert found is not None
     assert found[2].what in FOUND[rule], found
+
+
+@pytest.mark.parametrize(("rule", "flaw"), [("REFUSAL_COUNTS", "two holders"), ("WITNESSES", "a token did not rise")])
+def test_what_no_draw_finds(rule: str, flaw: str) -> None:
+    """A plan made by hand has no flaw with the rule, and that flaw without it."""
+    assert simulate(PLANS[rule]).flaw is None
+    found = find_in_directed(rule)
+    assert found is not None
+    assert found.what == flaw
 
 
 def test_a_wrong_history_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
