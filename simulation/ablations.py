@@ -1,6 +1,6 @@
 """Rules of the shipped client and of the shipped nodes, each taken out by a patch. Walks through small worlds
-(`spec/walks.py`), the model of restarts (`spec/restart.py`), the simulation, or a plan made by hand (`directed.py`) find
-what breaks.
+(`spec/walks.py`), the model of restarts (`spec/restart.py`), the simulation, or a plan made by hand (`directed.py`)
+find what breaks.
 
 python -m simulation.ablations [NAME ...]     the table of docs/evidence.md
 """

@@ -10,7 +10,7 @@ from simulation.plan import ClientPlan, Fault, Job, LockPlan, NodePlan, Plan
 def _plan(
     name: str, lease: float, clients: tuple[float, ...], jobs: tuple[Job, ...], faults: tuple[Fault, ...]
 ) -> Plan:
-    """Over three nodes, within the assumptions of docs/safety.md. `clients`: how far the wall clock of each is ahead."""
+    """Over three nodes, within the assumptions of docs/safety.md. `clients`: by how much the clock of each is ahead."""
     lock = _lock(lease)
     return Plan(
         seed=name,
