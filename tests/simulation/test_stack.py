@@ -17,7 +17,8 @@ from asynclock.rules.mutex import MUTEX
 from asynclock.rules.rwlock import READ
 from simulation.plan import Fault, Job, LockPlan
 from simulation.stack import cli
-from simulation.stack.ablations import without
+from simulation.stack.ablations import find_in_directed, without
+from simulation.stack.directed import PLANS
 from simulation.stack.plan import DEPLOYMENTS, NEXT, plan_of
 from simulation.stack.world import simulate
 
@@ -73,6 +74,17 @@ def test_a_seed_gives_the_same_run_again() -> None:
     ]
     assert [line.split()[1] for line in traces[0].splitlines()] == ["True"] * len(DEPLOYMENTS)
     assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "flaw"), [("QUARANTINE", "two holders"), ("REVOKED", "an id came back after its release")]
+)
+def test_what_no_draw_finds(rule: str, flaw: str) -> None:
+    """A plan made by hand has no flaw with the rule, and that flaw without it."""
+    assert simulate(PLANS[rule]).flaw is None
+    found = find_in_directed(rule)
+    assert found is not None
+    assert found.what == flaw
 
 
 @pytest.mark.parametrize(("rule", "seed", "run", "what"), FOUND, ids=[each[0] for each in FOUND])
