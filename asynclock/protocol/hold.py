@@ -391,8 +391,7 @@ class Hold:
     def lost_error(self, loss: Reason, release: Ballot | None = None) -> LockLost:
         """The error for a tenure that was lost, or whose time is over, or whose `release` a majority refused."""
         cause = self._cause or self._why(loss)
-        if release is not None:
-            cause = cause.after(release)
+        cause = cause if release is None else cause.after(release)
         return lock_lost_error(self.name, cause, [node.label for node in self.core.quorum.nodes])
 
     def _why(self, loss: Reason) -> Cause:
@@ -405,6 +404,7 @@ class Hold:
     def close(self, serve: Serve) -> Ballot:
         """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""
         owners = self.tenures
+        self.contended |= serve is Serve.NOBODY  # its own waiters have marked the hold
         self.lose("closed")
         rest = max((each.rest() for each in owners), default=0.0)
         return self.release(rest, done=any(each.done_for for each in owners), serve=serve)

@@ -12,7 +12,7 @@ from asynclock._errors import ConfigError, QuorumUnavailable, brief
 from asynclock.quorum.ballot import Ballot
 from asynclock.quorum.limits import Limits
 from asynclock.quorum.quarantine import NO_QUARANTINE
-from asynclock.rules.model import QUIET, RELEASE, Op, Serve
+from asynclock.rules.model import CONTENDED, QUIET, RELEASE, Op, Serve
 from asynclock.stores.port import Buffered, Explaining, KeepsTickets, Restartable, WrongKind
 
 if TYPE_CHECKING:
@@ -131,10 +131,13 @@ class Quorum:
         traces = ballot.traces()
         if not traces:
             return None
+        # In a close, a release of the last ticket follows that serves (`Tickets.serve_at`). So this one must be carried
+        # out before it, and is not sent as a server's own command, which would have to be repeated for a marked hold.
+        queueing = CONTENDED if serve is Serve.NOBODY else QUIET
         serve = (self.serve if serve is None else serve) if len(traces) > len(self.nodes) // 2 else Serve.NOBODY
         if ticket is not None:
             ticket.serve_as(serve)
-        undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket or QUIET[serve])
+        undo = Op(RELEASE, op.kind, op.name, op.id, op.lease, 0, op.memory, queueing=ticket or queueing[serve])
         return self.ask(undo, within, everyone=True, only=traces)
 
     def unavailable(

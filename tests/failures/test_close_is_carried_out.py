@@ -18,7 +18,7 @@ from asynclock.stores.redis import handlers as _handlers
 from asynclock.stores.redis import node as _node
 from tests.support.closing_probes import is_cut
 from tests.support.default_keys import key_of
-from tests.support.probes import connection_of, nodes_of
+from tests.support.probes import connection_of, intercept_notices, nodes_of
 from tests.support.servers import Server
 from tests.support.waiters import LIMIT, in_queue, queue, until, urls_of
 
@@ -255,6 +255,26 @@ async def test_a19_a_waiter_before_those_of_the_closing_client_is_notified(five:
         async with asyncio.timeout(LIMIT):
             assert (await waiting).held
         assert not held.held
+        await asyncio.gather(*own, return_exceptions=True)
+
+
+async def test_a19_a_waiter_behind_marks_that_the_client_has_not_read(five: Sequence[Server], name: str) -> None:
+    """The servers have marked the hold of a client for waiters of its own, and it closes before it reads that. The own
+    command of a server does not release a marked hold, so the release would be repeated, after the last withdrawal has
+    served the queue: nobody would notify the waiter of another client."""
+    servers = five[:3]
+    async with client_of(servers, LIMIT) as client, client_of(servers, LIMIT) as other:
+        held = await client(name, fair=True).acquire(timeout=None)
+        intercept_notices(client, lambda index, notice: None)
+        own = [asyncio.create_task(client(name, fair=True).acquire(timeout=None)) for _ in range(3)]
+        await until(in_queue(servers, name, 3))
+        waiting = asyncio.create_task(other(name, fair=True).acquire(timeout=None))
+        await until(in_queue(servers, name, 4))
+        await client.aclose()
+        async with asyncio.timeout(LIMIT):
+            lease = await waiting
+        assert lease.held
+        assert lease.fence > held.fence
         await asyncio.gather(*own, return_exceptions=True)
 
 
