@@ -105,13 +105,14 @@ def test_a_ballot_settles_once() -> None:
 
 
 def test_late_votes_are_reported() -> None:
-    """Votes after the outcome are counted, and `late` receives them."""
+    """Votes after the outcome are counted, and `late` receives them. After the last one the ballot refers to no owner of
+    a callback, so that it can be collected."""
     received: list[int] = []
     made = ballot()
     made.on_late_vote(lambda _, index: received.append(index))
     for index in range(3):
         made.answer(index, YES)
-    assert (received, made.yes, made.outcome) == ([2], 3, Outcome.WON)
+    assert (received, made.yes, made.outcome, made.late) == ([2], 3, Outcome.WON, ())
 
 
 def test_a_vote_of_a_node_that_was_counted_out_is_dropped() -> None:

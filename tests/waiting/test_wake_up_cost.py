@@ -10,9 +10,11 @@ from typing import Any, Self
 import pytest
 
 from asynclock import Lease, LockLost, Redlock
+from asynclock.rules.model import Verb
 from asynclock.stores.port import Notice
+from asynclock.stores.redis.handlers import IgnoredCommand
 from tests.support.default_keys import key_of
-from tests.support.probes import contended, intercept_notices, nodes_of, ping
+from tests.support.probes import connection_of, contended, intercept_notices, nodes_of, ping, unanswered
 from tests.support.servers import Server
 from tests.support.still_clock import Still, idle, numbers, turns
 from tests.support.waiters import LIMIT, LONG, SHORT, calls, in_queue, rise, until, urls_of
@@ -101,6 +103,25 @@ async def handed_over(servers: list[Server], name: str, clients: int, each: int)
         assert crowd.waiting == clients * each - 1
         cost = counted(servers) - before
         return cost, received.notices
+
+
+async def test_a_release_that_grants_follows_a_ping(server: Server, name: str) -> None:
+    """So the server writes the notice to the next holder before the reply (`Connection.send_after_ping`)."""
+    async with Redlock(server.url, lease=LONG) as holder, Redlock(server.url, lease=LONG) as other:
+        lease = await holder(name).acquire(timeout=None)
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await until(lambda: contended(lease))
+        server.freeze()
+        try:
+            releasing = asyncio.create_task(lease.release())
+            await turns()
+            ping_before, its_release = unanswered(connection_of(nodes_of(holder)[0]))
+            assert isinstance(ping_before, IgnoredCommand)
+            assert its_release.op.verb is Verb.RELEASE
+        finally:
+            server.thaw()
+        await releasing
+        assert (await waiting).held
 
 
 @pytest.mark.parametrize("each", [1, 10])
