@@ -105,8 +105,8 @@ def test_a_ballot_settles_once() -> None:
 
 
 def test_late_votes_are_reported() -> None:
-    """Votes after the outcome are counted, and `late` receives them. After the last one the ballot does not refer to the
-    owner of the callback any more, so that it can be collected."""
+    """Votes after the outcome are counted, and `late` receives them. After the last one the ballot forgets the owner of
+    the callback, so that it can be collected."""
     received: list[int] = []
     made = ballot()
     made.on_late_vote(lambda _, index: received.append(index))
