@@ -4,8 +4,11 @@ A17)."""
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,6 +225,25 @@ async def test_a19_a_server_reads_all_that_was_written_before_a_hang_up(
         with server.cli() as cli:
             assert int(cli.get("counter")) == 3_000
             cli.delete("counter")
+
+
+async def test_a_hang_up_on_a_connection_that_the_server_has_reset() -> None:
+    """The loop has not seen the reset yet. The hang-up ends without an error: in a cluster, the error of one master would
+    cut the connections to the others before these have read all."""
+    node: Any = SimpleNamespace(
+        index=0, clock=FakeClock(), label="server", lost=lambda connection, error: connection.abort()
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        server, _ = listening.accept()
+        connection = _connection.Connection(node, writer)
+        connection.transport.set_protocol(connection)
+        connection.send(b"*1\r\n$4\r\nPING\r\n", IgnoredCommand(0.0, 0.0))
+        connection.flush()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.close()
+        await hang_up(connection)
+    assert is_cut(connection)
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

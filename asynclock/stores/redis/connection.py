@@ -35,8 +35,8 @@ _LOOKS = 250  # commands that a closing client looks at in one turn of the loop;
 
 _ACKNOWLEDGED = (b"subscribe", b"ssubscribe")  # pushes that come in place of a reply
 _PING = pack("PING")
-_HANGING_UP = 0.2  # seconds of silence after which a close does not wait any more until the server has read all
-_ROUNDS = 5  # so many times as long it waits for a server that is not silent
+_HANGING_UP = 0.2  # seconds of silence after which a hang-up cuts the connection
+_ROUNDS = 5  # a hang-up waits at most so many times _HANGING_UP for a server that is not silent
 
 
 class Owner(Protocol):
@@ -74,8 +74,8 @@ class Connection(asyncio.Protocol):
         self._writer = writer  # a reference, because a collected StreamWriter closes the transport
         self._out: list[bytes] = []
         self._paused = False  # more replies have arrived than one turn of the loop handles
-        self._was_failed = False  # commands have failed that the server may not have read yet
-        self._hangs_up = False  # nothing follows: replies have no reader any more
+        self._was_failed = False  # commands were failed here that the server may not have read yet
+        self._hangs_up = False  # nothing more is sent, and data that arrives is dropped
         self._gone = asyncio.Event()
         self._reader = hiredis.Reader(replyError=ServerError)
         self._call_soon = asyncio.get_running_loop().call_soon
@@ -241,14 +241,15 @@ class Connection(asyncio.Protocol):
 
     async def hang_up(self) -> None:
         """Write what is left, and close. A server that cannot write a reply drops the commands that it has not read
-        yet. So while some have no reply, only this side is closed, and replies are read until the server has read all,
-        and closes, too. A server that stands still does not do that, and does not answer the end of a TLS session: then
-        the connection is cut, and also if this is cancelled."""
+        yet. So if commands have no reply, only this side is closed, and data is read until the server has read all and
+        closes its side. TLS has no such half-close. A server that stands still neither closes its side nor answers the
+        end of a TLS session: then the connection is cut, and also if this is cancelled."""
         self.flush()
         self._hangs_up, unread = True, self._was_failed or bool(self.waiting)
         if unread and self.transport.can_write_eof() and not self.transport.is_closing():
             self._all_handled()
-            self.transport.write_eof()
+            with contextlib.suppress(OSError):  # the server has reset the connection, and the loop has not seen that yet
+                self.transport.write_eof()
         else:
             self.transport.close()
         try:
