@@ -339,7 +339,7 @@ class _Plan:
     def __init__(self, route: Any) -> None:
         self.route, self.endpoint = route, route.dependant.call
         self.in_thread = not _is_called_as(inspect.iscoroutinefunction, self.endpoint)
-        self._name = getattr(self.endpoint, "__qualname__", repr(self.endpoint))  # a partial and an object have none
+        self._name = getattr(self.endpoint, "__qualname__", repr(self.endpoint))  # partials and objects have no name
         self._namers: dict[str, Callable[..., str]] = {}
         self._fields = {field.name: field for each in _tree(route.dependant) for field in _fields_of(each)}
         if any(
@@ -379,7 +379,8 @@ class _Plan:
         return made
 
     def _check_fields(self, template: str, parameter: str, *names: str) -> None:
-        """Raise ConfigError if a model of pydantic has no such field, as far as the types of the fields tell."""
+        """Raise ConfigError if a model of pydantic lacks one of these fields. Only fields whose type is a model are
+        followed."""
         model = self._fields[parameter].field_info.annotation
         for name in names:
             if not (isinstance(model, type) and issubclass(model, BaseModel)):
@@ -459,7 +460,7 @@ class _Installed:
     def plan_of(self, request: Request) -> _Plan:
         """The plan of the route that this request is for."""
         # FastAPI lists a route of an included router under the prefix and the dependencies of its inclusion.
-        # If an app is mounted in that router, the inclusion is that of the mount, which has no parameters.
+        # For an app that is mounted in that router it lists the mount, which has no parameters.
         included = request.scope.get("fastapi", {}).get("effective_route_context")
         for route in (included, request.scope.get("route")):
             if isinstance(getattr(route, "dependant", None), Dependant):
@@ -492,14 +493,19 @@ def _join_lifespan(app: FastAPI, installed: _Installed) -> None:
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
-        _check_routes(app)
+        clients = set[Redlock]()
         async with AsyncExitStack() as connected:
-            for client in dict.fromkeys([installed.client, *(_installed[each].client for each, _ in _locking(app))]):
-                await connected.enter_async_context(client)
-            _check_locks(app)  # the clients know their nodes and their environment by now
+
+            async def check() -> None:
+                _check_routes(app)
+                for client in (installed.client, *(_installed[each].client for each, _ in _locking(app))):
+                    if client not in clients:
+                        clients.add(await connected.enter_async_context(client))
+                _check_locks(app)  # the clients know their nodes and their environment by now
+
+            await check()
             async with own(app) as state:
-                _check_routes(app)  # the app's own lifespan may have added routes
-                _check_locks(app)
+                await check()  # the app's own lifespan may have added routes and mounted apps
                 yield state
 
     app.router.lifespan_context = lifespan
@@ -537,8 +543,8 @@ def _describe(app: FastAPI, installed: _Installed) -> None:
 
 
 def _routes(app: Starlette) -> Iterator[Any]:
-    """The routes of this app that lock, also those of a router that is mounted in it as a router, and websockets, which
-    cannot lock."""
+    """The routes that have a Locked, of this app and of the routers that are mounted in it. Websocket routes, too:
+    `check` refuses them."""
     yield from _own_routes(app.routes)
     for mounted, _ in _mounted(app.routes):
         if isinstance(mounted, Router):
@@ -546,8 +552,8 @@ def _routes(app: Starlette) -> Iterator[Any]:
 
 
 def _own_routes(routes: Sequence[Any]) -> Iterator[Any]:
-    """Those of them that lock. The routes of included routers have the path and the dependencies that they have
-    here."""
+    """The routes among these that lock. Those of an included router have the path and the dependencies of its
+    inclusion."""
     for route in _expanded(routes):
         dependant = getattr(route, "dependant", None)
         if isinstance(dependant, Dependant) and any(_locks_of(dependant)):
@@ -555,14 +561,14 @@ def _own_routes(routes: Sequence[Any]) -> Iterator[Any]:
 
 
 def _expanded(routes: Sequence[Any]) -> Iterator[Any]:
-    """They, with those of included routers. Older versions of FastAPI copy the routes that they include."""
+    """These routes, and those of included routers. Older versions of FastAPI copy the routes that they include."""
     expand = getattr(fastapi.routing, "iter_route_contexts", iter)
     yield from expand(routes)
 
 
 def _mounted(routes: Sequence[Any], path: str = "") -> Iterator[tuple[Any, str]]:
-    """The apps and the routers that are mounted in these routes, with their paths; not those inside an app. A
-    middleware around one of them is passed over."""
+    """The apps and the routers that are mounted in these routes, with their paths, without those inside a mounted app.
+    A middleware around an app or a router is skipped."""
     for route in _expanded(routes):
         if getattr(route, "endpoint", None) is not None:
             continue
@@ -577,7 +583,7 @@ def _mounted(routes: Sequence[Any], path: str = "") -> Iterator[tuple[Any, str]]
 
 
 def _locking(app: Starlette, path: str = "") -> Iterator[tuple[Any, str]]:
-    """The app and those that are mounted in it, if they have routes that lock; with their paths. No server runs the
+    """The apps that have routes that lock, of this app and those mounted in it; with their paths. No server runs the
     lifespan of a mounted app."""
     if any(_routes(app)):
         yield app, path
@@ -587,7 +593,7 @@ def _locking(app: Starlette, path: str = "") -> Iterator[tuple[Any, str]]:
 
 
 def _is_called_as(is_one: Callable[[Any], bool], endpoint: Any) -> bool:
-    """Whether FastAPI calls an endpoint as such a function. It may be decorated, a partial, or an object with
+    """Whether FastAPI calls an endpoint as a function of that sort. It may be decorated, a partial, or an object with
     `__call__`."""
     function = inspect.unwrap(endpoint)
     while isinstance(function, partial):

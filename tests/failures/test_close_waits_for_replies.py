@@ -228,8 +228,8 @@ async def test_a19_a_server_reads_all_that_was_written_before_a_hang_up(
 
 
 async def test_a_hang_up_on_a_connection_that_the_server_has_reset() -> None:
-    """The loop has not seen the reset yet. The hang-up ends without an error: in a cluster, the error of one master would
-    cut the connections to the others before these have read all."""
+    """The loop has not seen the reset yet. The hang-up ends without an error: in a cluster, the error of one master
+    would cut the connections to the others before these have read all."""
     node: Any = SimpleNamespace(
         index=0, clock=FakeClock(), label="server", lost=lambda connection, error: connection.abort()
     )

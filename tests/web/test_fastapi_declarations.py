@@ -352,13 +352,23 @@ async def test_a_loss_cancels_an_endpoint_that_is_an_object() -> None:
         assert (await asking).json()["code"] == "lost"
 
 
-async def test_the_client_of_a_mounted_app_is_closed() -> None:
-    """No server runs the lifespan of a mounted app, so the app that starts connects and closes its client, too."""
-    app, mounted, client = FastAPI(), FastAPI(), Redlock("memory:")
+@pytest.mark.parametrize("by_lifespan", [False, True])
+async def test_the_client_of_a_mounted_app_is_closed(by_lifespan: bool) -> None:
+    """No server runs the lifespan of a mounted app, so the app that starts connects and closes its client, too. That
+    includes an app that its own lifespan mounts."""
+    mounted, client = FastAPI(), Redlock("memory:")
     mounted.post("/", dependencies=[Locked("x")])(lambda: None)
-    app.mount("/in", mounted)
-    install(app, Redlock("memory:"))
     install(mounted, client)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        app.mount("/in", mounted)
+        yield
+
+    app = FastAPI(lifespan=lifespan if by_lifespan else None)
+    if not by_lifespan:
+        app.mount("/in", mounted)
+    install(app, Redlock("memory:"))
     async with app.router.lifespan_context(app):
         async with client("x"):
             pass
