@@ -223,7 +223,7 @@ async def _break(session: Session, name: str, kind: Kind, id: str) -> Ballot:
     memory = session.settings.lock.lease + session.settings.fence_memory
     queueing = Queueing(session.quorum.serve, waiter=session.introduction(session.settings.lock.metadata))
     op = Op(Verb.BREAK, kind, name, id, 0.0, memory=memory, queueing=queueing)
-    session.machine.holds.done_marks.forget(name)  # else one that is set later would outlive the break
+    session.machine.holds.done_marks.forget(name)  # else a mark that is set later would outlive the break
     ballot = session.quorum.ask(op, session.within(session.settings.lock), everyone=True)
     if await session.settled(ballot) is Outcome.UNREACHABLE:
         session.check_open()

@@ -6,14 +6,14 @@ can be won again without a node that knows of the run.
 
 The rules:
 
-1. Once a majority has carried the release out, each node that has not gets it again, as one that also marks a free name
-   (rule 12 in `rules/decide.py`). This counts only for a hold that its owner had to the end, and that nobody broke. The
-   mark ends at the same moment everywhere.
-2. A node that does not answer, or that has another attempt, is asked again, after pauses that double up to MOST_PAUSE.
-   It is given up after TRIES pauses, after one lease, and where the same other id has the name for longer than an
-   attempt lasts: then it is an owner. A node that is down is not asked, so that it keeps no release for each run.
-3. No node sends such an op again by itself (`Op.revoke`, and PendingRelease in `stores/undelivered.py`). The marks of a
-   run end when an operator breaks the name, as far as this client knows, and when this client holds the name again.
+1. Once a majority has carried the release out, each other node gets it again with MARKS_FREE: it marks a free name, too
+   (rule 12 in `rules/decide.py`). Only the release of a hold that was neither lost nor broken is followed like this.
+   The marks of a run end at the same moment everywhere.
+2. A node that does not answer, or where another attempt has the name, is asked again, after pauses that double up to
+   MOST_PAUSE. It is given up after TRIES pauses, and after one lease. It is also given up when one other id has had the
+   name there for longer than an attempt lasts, because that id is an owner. A node that is down is not asked.
+3. No node sends such an op again by itself (`Op.revoke`, and PendingRelease in `stores/undelivered.py`). This client
+   sends no more of them once it knows that an operator broke the name, or once it holds the name again.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PAUSE = 0.02
 MOST_PAUSE = 2.0
 
 TRIES = 20
-"""The greatest number of pauses of a run: with the longest ones they take half a minute, about a lease."""
+"""The greatest number of pauses of a run. Together they take half a minute, about one lease."""
 
 MOST = 4096
-"""The greatest number of runs that are followed at once. The oldest is given up: it has its marks at a majority."""
+"""The greatest number of runs that are followed at once. At one more the oldest is dropped: a majority has its mark."""
 
 
 class DoneMarks:
-    """Of one client. `holds`: what it holds of a name now, if anything."""
+    """The runs of one client that are followed. `holds`: what the client holds of a name now; None: nothing."""
 
     __slots__ = ("_closing", "_runs", "core", "holds")
 
@@ -56,11 +56,11 @@ class DoneMarks:
         self._closing: Waiter | None = None  # of a client that closes
 
     def __len__(self) -> int:
-        """The number of runs whose marks are not at all nodes yet."""
+        """The number of runs that are followed: some node lacks the mark."""
         return len(self._runs)
 
     def ask(self, op: Op, within: float, only: Sequence[int] | None, at_once: bool) -> Ballot:
-        """Send the release of a run that has returned, and let its marks follow. As `Quorum.ask`."""
+        """Send the release of a run that has returned, as `Quorum.ask` does, and follow the run."""
         quorum = self.core.quorum
         if len(quorum.nodes) == 1:
             return quorum.ask(op, within, only=only, at_once=at_once)
@@ -77,14 +77,14 @@ class DoneMarks:
             self.forget(name)
 
     def forget(self, name: str) -> None:
-        """No more marks of that name are set: an operator breaks it, or a newer run follows."""
+        """Set no more marks of that name."""
         run = self._runs.pop(name, None)
         if run is not None:
             run.stop()
             self._look_at_close()
 
     def begin_close(self, waiter: Waiter) -> None:
-        """The client closes. Complete the waiter when no node that is up lacks a mark any more."""
+        """The client closes. Complete the waiter when each node that is up has its marks, or was given up."""
         self._closing = waiter
         for name in [name for name, run in self._runs.items() if run.waits_for_nodes]:
             self.forget(name)
@@ -119,10 +119,10 @@ class _Run:
         self._within = within
         self._began = marks.core.clock.now()
         self._until = self._began + op.rest  # when its marks end
-        self._unread = (1 << len(marks.core.quorum.nodes)) - 1  # bit i: the vote of node i on the release is to come
+        self._unread = (1 << len(marks.core.quorum.nodes)) - 1  # bit i: the release has no counted vote of node i
         self._lacking = 0  # bit i: node i has no mark, and is asked again
         self._asked = 0  # bit i: it was asked again, and has not answered yet
-        self._others: dict[int, tuple[str, float]] = {}  # node -> who has the name there, and since when
+        self._others: dict[int, tuple[str, float]] = {}  # node -> the other id that has the name there, and since when
         self._pause = PAUSE
         self._tries = 0
         self._timer: Timer | None = None
@@ -231,10 +231,10 @@ class _Run:
         for index in up:
             self._lacking &= ~(1 << index)
             self._asked |= 1 << index
-        # since: a node that has lost its connection by then does not keep it.
+        # since=inf: a node that loses its connection does not keep it as a pending release.
         op = Op(
             RELEASE, of.kind, of.name, of.id, of.lease, of.fence, of.memory, left,
             queueing=of.queueing, done=MARKS_FREE, since=math.inf,
         )  # fmt: skip
-        op.revoke()  # a node does not send it again: an operator may have broken the name by then
+        op.revoke()  # the node does not send it again: an operator may have broken the name by then
         core.quorum.ask(op, self._within, only=up, on_vote=self._voted)

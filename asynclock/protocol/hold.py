@@ -404,7 +404,7 @@ class Hold:
     def close(self, serve: Serve) -> Ballot:
         """The client closes: release it, and notify its owners that it is lost. Returns the ballot of the release."""
         owners = self.tenures
-        self.contended |= serve is Serve.NOBODY  # its own waiters have marked the hold
+        self.contended |= serve is Serve.NOBODY  # own waiters may have marked it; see `Quorum.undo`
         self.lose("closed")
         rest = max((each.rest() for each in owners), default=0.0)
         return self.release(rest, done=any(each.done_for for each in owners), serve=serve)

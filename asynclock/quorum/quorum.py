@@ -131,8 +131,9 @@ class Quorum:
         traces = ballot.traces()
         if not traces:
             return None
-        # In a close, a release of the last ticket follows that serves (`Tickets.serve_at`). So this one must be carried
-        # out before it, and is not sent as a server's own command, which would have to be repeated for a marked hold.
+        # NOBODY: the client closes, and the withdrawal of its last ticket serves the queue (`Tickets.serve_at`). This
+        # undo must be carried out before that. So it is a script: a server's own command does not match a marked hold,
+        # and the script would follow too late.
         queueing = CONTENDED if serve is Serve.NOBODY else QUIET
         serve = (self.serve if serve is None else serve) if len(traces) > len(self.nodes) // 2 else Serve.NOBODY
         if ticket is not None:

@@ -341,7 +341,7 @@ class Decision:
         return marks and all(entry.id == DONE for entry in self.state.holds)
 
     def _holds_after(self) -> tuple[Entry, ...]:
-        """The holds after a release: without that of its id, and with the one that keeps the name taken meanwhile."""
+        """The holds after a release: without that of its id, and with the entry that keeps the name taken, if any."""
         op = self.op
         others = tuple(entry for entry in self.state.holds if entry.id != op.id)
         if op.rest <= 0:

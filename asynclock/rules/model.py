@@ -399,7 +399,7 @@ class Op:
         self.plain = plain  # acquire: without fence, tombstone and ticket
         self.tombstone = tombstone  # release: leave one, because the acquire may still arrive
         self.queueing = queueing
-        self.done = done  # release of a mutex: during `rest` the holder is DONE, not RESTING; or MARKS_FREE
+        self.done = done  # release of a mutex: True or MARKS_FREE: during `rest` the holder is DONE, not RESTING
         self.since = since  # release: nothing of its id was sent before this moment, on the client's clock
         self.revoked = False  # see revoke()
         self.packed: Any = None  # the encoding of a store, made once for all nodes; only stores use it
@@ -415,7 +415,7 @@ class Op:
 
     @property
     def marks_free(self) -> bool:
-        """Of a release: a name that nobody holds gets the mark of `once`, too."""
+        """Of a release: a free name gets the mark of `once`, too."""
         return self.done == MARKS_FREE
 
     def take_one_fence(self) -> None:

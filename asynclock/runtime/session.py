@@ -446,7 +446,7 @@ class Session:
                 await closer.aclose()
 
     async def _end_marks(self) -> None:
-        """Let the marks of runs of `once` that are under way reach the other nodes, for a moment at most."""
+        """Wait for a moment, until the marks of runs of `once` that have returned are at all nodes."""
         marks = self.machine.holds.done_marks
         if marks:
             ended = self.result()

@@ -21,7 +21,7 @@ CANCELLING = 0.2
 """Seconds for which it waits for a task that it has cancelled. A driver may lose the cancel."""
 
 MARKS = 0.2
-"""Seconds for which it waits, at most, for the marks of runs of `once` that have returned: a majority has them."""
+"""Seconds for which it waits for the other nodes to get the marks of runs of `once`. A majority has them already."""
 
 _STUCK = 0.5
 _TURNS = 100

@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
         self._hangs_up, unread = True, self._was_failed or bool(self.waiting)
         if unread and self.transport.can_write_eof() and not self.transport.is_closing():
             self._all_handled()
-            with contextlib.suppress(OSError):  # the server has reset the connection, and the loop has not seen that yet
+            with contextlib.suppress(OSError):  # the server has reset it, and the loop has not seen that yet
                 self.transport.write_eof()
         else:
             self.transport.close()

@@ -132,8 +132,8 @@ def _frame(
 
 
 def _rest(rest: float, done: int) -> str | int:
-    """The ms for which the name stays taken; with a "d" after a run of `once` that returned, and an "f" if a free name
-    gets the mark, too."""
+    """The ms for which the name stays taken. A "d" follows after a run of `once` that returned; "df": a free name gets
+    the mark, too."""
     left = _ms(rest)
     return f"{left}{'df' if done == MARKS_FREE else 'd'}" if done and left else left
 

@@ -20,9 +20,9 @@
    or its ACL forbids subscriptions, the node works without notices, and its waiters poll.
 7. A client that closes waits for the answers to releases, adoptions and breaks until they are overdue (rule 2), for at
    most 1.8 s, and for others 0.1 s. For a release that no majority of its nodes has carried out it waits for those
-   1.8 s, overdue or not: else the hold would stay for its whole lease. Then it closes its side of the connection, and
-   reads on until the server, too, has read all (`Connection.hang_up`). If a server has pending releases, the client
-   connects to it once more.
+   1.8 s, overdue or not: else the hold would stay for its whole lease. If a server has pending releases,
+   the client connects to it once more. At the end the client closes its side of the connection, and reads on until the
+   server has read all (`Connection.hang_up`).
 """
 
 from __future__ import annotations

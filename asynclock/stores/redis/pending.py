@@ -53,7 +53,7 @@ class PendingReleases:
 
     def add(self, op: Op, now: float, sent: float) -> None:
         """Keep a release that could not be delivered, and was first sent at `sent`. If it was kept before, the time
-        until which it is kept stays the same. The owner of one that marks a free name sends it again itself."""
+        until which it is kept stays the same. One that marks a free name is not kept: `DoneMarks` sends it again."""
         if op.id not in self._releases and not op.marks_free:
             release = op if isinstance(op, PendingRelease) else PendingRelease(op, now, sent)
             if release.until > now:

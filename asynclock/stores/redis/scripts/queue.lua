@@ -13,8 +13,8 @@
 --       3 lease    ms; 0 in an extend: only read, and raise F
 --       4 fence    acquire: P, the client's clock in us; else the token T, or 0 before there is one
 --       5 memory   ms that F outlives its last write
---       6 rest     release: ms that the name stays taken (min_hold); a d follows the number after a run of `once`
---                  that returned, or df: then a free name gets the mark, too
+--       6 rest     release: ms that the name stays taken (min_hold); after a run of `once` that returned, a d follows
+--                  the number, or df: then a free name gets the mark, too
 --       7 tomb     release: 1 leaves a tombstone, because the acquire can still arrive
 --       8 serve    for the next waiter: 0 nothing, 1 it is woken, 2 it becomes the holder; then f: a mutex acquire
 --                  enters only as the first of the queue. An acquire with 0 belongs to a hold that a majority of the
