@@ -83,7 +83,7 @@ class Acquisition(Claim):
     )  # fmt: skip
 
     def __init__(self, machine: Machine, terms: Terms, give_up: float = math.inf) -> None:
-        # As `Claim.__init__`, with a call less for each acquire.
+        # The lines of `Claim.__init__`, because `super().__init__` would be one more call for each acquire.
         self.state = BEGAN
         self.terms = terms
         self._contended = False

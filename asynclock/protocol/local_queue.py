@@ -337,7 +337,7 @@ class LocalQueues:
     __slots__ = ("_alone", "by_name", "closed")
 
     def __init__(self) -> None:
-        self.by_name: dict[str, LocalQueue] = {}  # empty for most acquires and releases: they read it themselves
+        self.by_name: dict[str, LocalQueue] = {}  # each acquire and release reads it: it is mostly empty
         self._alone: dict[str, Enqueued] = {}  # those that ask, and have no queue behind them yet
         self.closed = False
 
