@@ -208,7 +208,7 @@ def note_entered(tenure: Tenure, kept: ref[TenuresByTask]) -> None:
 
 def _held_ones(entered: Entered | None) -> Entered | None:
     """`entered` without the blocks at its front that are no longer held. So blocks that are entered one after the other
-    leave one entry in all."""
+    leave one entry in all. Most tenures here have ended, so the state is tested before the call of `held`."""
     while entered is not None and ((tenure := entered[0]()) is None or not (tenure.state in OPEN and tenure.held)):
         entered = entered[2]
     return entered

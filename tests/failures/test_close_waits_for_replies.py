@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.support.probes import ask_nodes, connection_of, kind_of, new_id, node
 from tests.support.proxy import RELEASE
 from tests.support.servers import Servers
 from tests.support.still_clock import turns
+from tests.support.tls import Tls
 from tests.support.waiters import LIMIT, LONG, holder, until
 
 pytestmark = pytest.mark.both_loops("the loop closes the transports")
@@ -224,6 +226,30 @@ async def test_a19_a_server_reads_all_that_was_written_before_a_hang_up(
         await leaving
         with server.cli() as cli:
             assert int(cli.get("counter")) == 3_000
+            cli.delete("counter")
+
+
+async def test_a19_a_server_behind_tls_reads_all_that_was_written_before_a_hang_up(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS has no half-close, and a reply after its end cuts the connection."""
+    monkeypatch.setattr(_connection, "_HANGING_UP", LIMIT)
+    server = servers.start()
+    tls = Tls(server, tmp_path)
+    async with tls.serving(), Redlock(f"rediss://localhost:{tls.port}?ssl_ca_certs={tls.ca_file}") as client:
+        await client.health()
+        connection = connection_of(nodes_of(client)[0])
+        server.freeze()
+        try:
+            connection.send(b"*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n" * 100_000, IgnoredCommand(0.0, 0.0))
+            connection.fail_all(ConnectionError("the client closes"))
+            leaving = asyncio.create_task(hang_up(connection))
+            await turns(3)
+        finally:
+            server.thaw()
+        await leaving
+        with server.cli() as cli:
+            assert int(cli.get("counter")) == 100_000
             cli.delete("counter")
 
 

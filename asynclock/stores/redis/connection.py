@@ -35,6 +35,7 @@ _LOOKS = 250  # commands that a closing client looks at in one turn of the loop;
 
 _ACKNOWLEDGED = (b"subscribe", b"ssubscribe")  # pushes that come in place of a reply
 _PING = pack("PING")
+_QUIT = pack("QUIT")  # the server carries out what came before it, and closes the connection
 _HANGING_UP = 0.2  # seconds of silence after which a hang-up cuts the connection
 _ROUNDS = 5  # a hang-up waits at most so many times _HANGING_UP for a server that is not silent
 
@@ -242,16 +243,20 @@ class Connection(asyncio.Protocol):
     async def hang_up(self) -> None:
         """Write what is left, and close. A server that cannot write a reply drops the commands that it has not read
         yet. So if commands have no reply, only this side is closed, and data is read until the server has read all and
-        closes its side. TLS has no such half-close. A server that stands still neither closes its side nor answers the
-        end of a TLS session: then the connection is cut, and also if this is cancelled."""
+        closes its side. TLS has no such half-close: there QUIT makes the server do the same. A server that stands still
+        neither closes its side nor answers the end of a TLS session: then the connection is cut, and also if this is
+        cancelled."""
         self.flush()
         self._hangs_up, unread = True, self._was_failed or bool(self.waiting)
-        if unread and self.transport.can_write_eof() and not self.transport.is_closing():
-            self._all_handled()
-            with contextlib.suppress(OSError):  # the server has reset it, and the loop has not seen that yet
-                self.transport.write_eof()
-        else:
+        if not unread or self.transport.is_closing():
             self.transport.close()
+        else:
+            self._all_handled()
+            if self.transport.can_write_eof():
+                with contextlib.suppress(OSError):  # the server has reset it, and the loop has not seen that yet
+                    self.transport.write_eof()
+            else:
+                self.transport.write(_QUIT)
         try:
             for _ in range(_ROUNDS):
                 before = self.moved_at
