@@ -324,7 +324,11 @@ class Socket(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
+
+    def write_eof(self) -> None:
+        if self.connection is not None and not self._closing:
+            self.connection.to_server.send(None)
 
     def get_write_buffer_size(self) -> int:
         return 0
