@@ -25,7 +25,7 @@ from tests.support.cut_servers import Clocked, proxies_to
 from tests.support.fake_clock import FakeClock
 from tests.support.probes import ask_nodes, connection_of, kind_of, new_id, nodes_of
 from tests.support.proxy import RELEASE
-from tests.support.servers import Servers
+from tests.support.servers import Server, Servers
 from tests.support.still_clock import turns
 from tests.support.tls import Tls
 from tests.support.waiters import LIMIT, LONG, holder, until
@@ -204,6 +204,23 @@ async def test_a_hang_up_is_quiet_once_a_slow_server_has_read_all(
     assert not reported
 
 
+async def carried_out(client: Redlock, server: Server, commands: int) -> int:
+    """How many of so many commands the server has carried out, if the client hangs up while it stands still."""
+    await client.health()
+    connection = connection_of(nodes_of(client)[0])
+    server.freeze()
+    try:
+        connection.send(b"*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n" * commands, IgnoredCommand(0.0, 0.0))
+        connection.fail_all(ConnectionError("the client closes"))
+        leaving = asyncio.create_task(hang_up(connection))
+        await turns(3)
+    finally:
+        server.thaw()
+    await leaving
+    with server.cli() as cli:
+        return int(cli.get("counter"))
+
+
 async def test_a19_a_server_reads_all_that_was_written_before_a_hang_up(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,22 +228,7 @@ async def test_a19_a_server_reads_all_that_was_written_before_a_hang_up(
     monkeypatch.setattr(_connection, "_HANGING_UP", LIMIT)
     server = servers.start()
     async with Redlock(server.url) as client:
-        await client.health()
-        connection = connection_of(nodes_of(client)[0])
-        with server.cli() as cli:
-            cli.set("counter", 0)
-        server.freeze()
-        try:
-            connection.send(b"*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n" * 3_000, IgnoredCommand(0.0, 0.0))
-            connection.fail_all(ConnectionError("the client closes"))
-            leaving = asyncio.create_task(hang_up(connection))
-            await turns(3)
-        finally:
-            server.thaw()
-        await leaving
-        with server.cli() as cli:
-            assert int(cli.get("counter")) == 3_000
-            cli.delete("counter")
+        assert await carried_out(client, server, 3_000) == 3_000
 
 
 async def test_a19_a_server_behind_tls_reads_all_that_was_written_before_a_hang_up(
@@ -237,20 +239,7 @@ async def test_a19_a_server_behind_tls_reads_all_that_was_written_before_a_hang_
     server = servers.start()
     tls = Tls(server, tmp_path)
     async with tls.serving(), Redlock(f"rediss://localhost:{tls.port}?ssl_ca_certs={tls.ca_file}") as client:
-        await client.health()
-        connection = connection_of(nodes_of(client)[0])
-        server.freeze()
-        try:
-            connection.send(b"*2\r\n$4\r\nINCR\r\n$7\r\ncounter\r\n" * 100_000, IgnoredCommand(0.0, 0.0))
-            connection.fail_all(ConnectionError("the client closes"))
-            leaving = asyncio.create_task(hang_up(connection))
-            await turns(3)
-        finally:
-            server.thaw()
-        await leaving
-        with server.cli() as cli:
-            assert int(cli.get("counter")) == 100_000
-            cli.delete("counter")
+        assert await carried_out(client, server, 100_000) == 100_000
 
 
 async def test_a_hang_up_on_a_connection_that_the_server_has_reset() -> None:
