@@ -19,16 +19,18 @@ from asynclock.rules.model import Kind, Notice, Op, Rule, State
 from asynclock.rules.mutex import MUTEX
 from asynclock.rules.registry import FAMILIES, family_of
 from asynclock.rules.several import decide_all
-from asynclock.stores.deciding import vote_of
+from asynclock.stores.deciding import Change, vote_of
 from asynclock.stores.sql import SQLStore
+from asynclock.stores.sql.compare_and_set import CompareAndSet, Ended
 from asynclock.stores.sql.database import Database
 from asynclock.stores.sql.dialects import MySQL, SQLite
 from asynclock.stores.sql.lines import Line
+from asynclock.stores.sql.listening import message_of
 from asynclock.stores.sql.mysql_single import MySQLClock, MySQLSingles
-from asynclock.stores.sql.pool import Pool
 from asynclock.stores.sql.rows import Row, resource_name, row_of, state_of
 from asynclock.stores.sql.sending import Asked
 from asynclock.stores.sql.single import Singles
+from asynclock.stores.sql.transactions import Transactions
 from tests.support import histories
 from tests.support.histories import Ask, Foreign, Listen, Pass, Permit
 from tests.support.shared_histories import AT, NAMES, World, Write, kind_of, op_of
@@ -45,6 +47,17 @@ class BothStatements(Singles):
 
     def _statement(self, taken: Sequence[Asked]) -> tuple[str, dict[str, Any]]:
         return self._of_several(taken) if next(self._turns) else super()._statement(taken)
+
+
+class BothWays(CompareAndSet):
+    """It leaves every second op to the transaction of several statements."""
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self._turns = itertools.cycle((False, True))
+
+    async def step(self, *arguments: Any) -> tuple[Change, float] | Ended | None:
+        return await super().step(*arguments) if next(self._turns) else None
 
 
 class SQLStage:
@@ -78,23 +91,29 @@ class SQLStage:
             waited = ", 0" if isinstance(self.database.dialect, MySQL) else ""
             self.database.dialect.now = f"(SELECT now FROM {self._clock}){waited}"  # type: ignore[misc]
             transactions._reader.began = f"(SELECT now FROM {self._clock})"
-        self._use_the_clock(transactions.pool)
+        self._use_the_clock(transactions)
         return self
 
-    def _use_the_clock(self, pool: Pool) -> None:
+    def _use_the_clock(self, transactions: Transactions) -> None:
         """In the statements that are no transactions, too."""
-        table, singles = self.store._settings.table, self.database.singles
+        table, singles, pool = self.store._settings.table, self.database.singles, transactions.pool
         if isinstance(singles, MySQLSingles):
             clock = MySQLClock(f"(SELECT now FROM {self._clock})", "true")
             self.database.singles = MySQLSingles(self.store.label, table, pool, clock)
         elif singles is not None:
             self.database.singles = BothStatements(self.store.label, table, self.database.dialect.now, pool)
+            transactions.compare_and_set = BothWays(table, self.database.dialect.now, self._keep_all)
 
     async def aclose(self) -> None:
         await self.store.unlisten("none")
 
     async def _read_clock(self, line: Line) -> float:
         return self.now
+
+    def _keep_all(self, notices: Sequence[Notice], looks: Collection[str]) -> list[tuple[str, str]]:
+        """They leave with the statement: nobody changes the row meanwhile."""
+        self.notices += notices
+        return [("nobody", message_of(each)) for each in notices]
 
     async def _keep(self, line: Line, notice: Notice, now: float, looks: Collection[str]) -> None:
         self.notices.append(notice)

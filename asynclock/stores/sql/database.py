@@ -12,6 +12,7 @@ from asynclock.rules.model import Verb
 from asynclock.stores.lookups import lookup_under_way
 from asynclock.stores.port import OLD, Busy, Reconnecting
 from asynclock.stores.sql.cleaning import Cleaning
+from asynclock.stores.sql.compare_and_set import CompareAndSet
 from asynclock.stores.sql.delays import CONNECT, Delays
 from asynclock.stores.sql.dialects import SQLite
 from asynclock.stores.sql.engines import CONNECTIONS, EngineSource, is_of_mariadb
@@ -210,7 +211,7 @@ class Database:
         if self.pushes and isinstance(pool.source, EngineSource) and not pool.source.settings:
             in_background(self._set_up_sessions(pool.source, pool))
             if self.cleaning is not None:
-                self.singles = self._singles_over(pool)
+                self._use_statements(self.transactions)
 
     # -- the first op that writes --------------------------------------------------------------------------------
 
@@ -228,21 +229,21 @@ class Database:
         pool = transactions.pool
         self.cleaning = Cleaning(self.dialect, transactions)
         self._watch = TableWatch(self.look_at_table)
-        self.singles = self._singles_over(pool)
+        self._use_statements(transactions)
         if isinstance(pool.source, FileSource) and isinstance(self.dialect, SQLite):
             self.batches = FileBatches(self.settings.label, self, transactions, self.dialect)
         if self._was_standby and isinstance(pool.source, EngineSource):
             self.push.try_soon(pool.source, pool, 0.0)
 
-    def _singles_over(self, pool: Pool) -> Singles | MySQLSingles | None:
-        """The single statements of this database and its driver; None: each op is a transaction. PostgreSQL has them
-        where push messages have arrived, which shows that its sessions are its own."""
-        settings = self.settings
+    def _use_statements(self, transactions: Transactions) -> None:
+        """Carry ops out by single statements, as far as this database and its driver can. PostgreSQL does where push
+        messages have arrived, which shows that its sessions are its own."""
+        settings, pool = self.settings, transactions.pool
         if self.push.has_come:
-            return Singles(settings.label, settings.table, self.dialect.now, pool)
-        if is_of_mariadb(pool.source) and settings.driver == "asyncmy" and settings.engine is None:
-            return MySQLSingles(settings.label, settings.table, pool)
-        return None
+            self.singles = Singles(settings.label, settings.table, self.dialect.now, pool)
+            transactions.compare_and_set = CompareAndSet(settings.table, self.dialect.now, self._messages)
+        elif is_of_mariadb(pool.source) and settings.driver == "asyncmy" and settings.engine is None:
+            self.singles = MySQLSingles(settings.label, settings.table, pool)
 
     async def _prepare(self, transactions: Transactions) -> None:
         """Make the table if it is absent, and check it. Raises ConfigError."""
@@ -450,6 +451,13 @@ class Database:
             await line.fetch("SELECT pg_notify(:channel, :message)", params)
         else:
             await put(self.dialect, line, notice, now)
+
+    def _messages(self, notices: Sequence[Notice], looks: Collection[str]) -> list[tuple[str, str]] | None:
+        """The channels and the texts of messages for other clients; None: one of them looks for its notices."""
+        others = [each for each in notices if each.tag not in self._receivers]
+        if any(each.tag in looks for each in others):
+            return None
+        return [(channel(each.tag), message_of(each)) for each in others]
 
     def _received(self, notice: Notice) -> None:
         if receive := self._receivers.get(notice.tag):

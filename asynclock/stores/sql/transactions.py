@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asynclock.rules.model import State
+from asynclock.stores.sql.compare_and_set import CompareAndSet, Ended, NotRead
 from asynclock.stores.sql.delays import CONNECT
 from asynclock.stores.sql.errors import (
     Delayed,
@@ -94,6 +95,7 @@ class Transactions:
         self._reader = reader_of(dialect)
         self._send = send
         self.pool = pool
+        self.compare_and_set: CompareAndSet | None = None  # None: each op is a transaction of several statements
 
     async def step(
         self, keys: Sequence[str], step: Step, looking: Collection[str], *, checked: bool = True
@@ -109,10 +111,32 @@ class Transactions:
             return await self.decide(line, keys, step, looking, brief=brief)
 
         try:
+            if self.compare_and_set is not None and len(keys) == 1:
+                done = await self._compared(self.compare_and_set, keys[0], step, looking)
+                if done is not None:
+                    return done
             result: tuple[Change, float] = await self.repeated(run, checked=checked, keys=keys)
         finally:
             self._delays.ended(keys)
         return result
+
+    async def _compared(
+        self, compare_and_set: CompareAndSet, key: str, step: Step, looking: Collection[str]
+    ) -> tuple[Change, float] | None:
+        """A step in two statements, without a lock. None: it needs a transaction, and nothing was done."""
+        try:
+            async with self.pool.line() as line:
+                done = await compare_and_set.step(line, key, step, looking)
+                self._delays.answered()
+        except Overdue as error:
+            raise self._overdue(error, None) from error
+        except NotRead as error:
+            if meaning(error) is Meaning.LOST:
+                self.pool.drop_idle()
+            return None
+        if isinstance(done, Ended):
+            raise done.error
+        return done
 
     async def brief_step(self, keys: Sequence[str], step: Step, looking: Collection[str]) -> tuple[Change, float]:
         """The same for a release that failed before. It waits a moment only for what other transactions have locked,
