@@ -36,7 +36,8 @@ _TABLE = re.compile(r"[a-z_][a-z0-9_]{0,62}(?:\.[a-z_][a-z0-9_]{0,62})?")
 
 
 _OURS = {"c", "m", "mine", "made", "q", "t", "taken"}
-"""What a statement for PostgreSQL calls its own parts (`single.py`, `compare_and_set.py`). They would hide a table of that name."""
+"""What a statement for PostgreSQL calls its own parts (`single.py`, `compare_and_set.py`). They would hide a table of
+that name."""
 
 
 def _check_word(url: URL, table: str) -> None:
