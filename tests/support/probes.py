@@ -530,3 +530,9 @@ def entered_blocks() -> int:
     while entered is not None:
         entered, count = entered[2], count + 1
     return count
+
+
+def transport_of(connection: Any) -> asyncio.Transport:
+    """That of a connection of redis-py, which is connected."""
+    transport: asyncio.Transport = connection._writer.transport
+    return transport

@@ -243,7 +243,7 @@ class RedisNode:
         await asyncio.sleep(pause)
         while self.state is not NodeState.CLOSED:
             try:
-                await self._open_connection()
+                await self._open_connection(asyncio.current_task())
                 return
             except Exception as error:  # any failure: `error` keeps it for messages, and the next attempt follows
                 self.error = replies.connect_error(self.label, error, self.stage)
@@ -257,7 +257,9 @@ class RedisNode:
     async def _dial(self) -> AbstractConnection:
         return await self._store.dial()
 
-    async def _open_connection(self) -> None:
+    async def _open_connection(self, connecting: asyncio.Task[Any] | None = None) -> None:
+        """`connecting`: the task in the background that does this. A close waits a moment for that task; what it makes
+        later is closed, too."""
         redis, limit = await self._dial(), self._config.connect_timeout
         await fetch_credentials(redis, self._reached, limit, self._met.set)
         connection: Connection | None = None
@@ -268,7 +270,9 @@ class RedisNode:
                 self._reached(Stage.HELLO)
                 connection = take_over(self, redis, self.connection_class)
                 native = await self._greet(partial(self._ask, connection), redis.client_name)
+            self._end_if_left(connecting)
             await self._delivery.send_all_but_a_slice(connection)
+            self._end_if_left(connecting)
         except BaseException as error:
             if connection is not None:
                 connection.abort()
@@ -286,6 +290,11 @@ class RedisNode:
             self._know_rights()
         if not self._quarantined:
             self.end_quarantine()  # set the mark of first use, so that a later restart is detected
+
+    def _end_if_left(self, connecting: asyncio.Task[Any] | None) -> None:
+        """Raises CancelledError."""
+        if connecting is not self._connecting:  # the node has closed, and redis-py has lost the cancel of this task
+            raise asyncio.CancelledError
 
     async def _greet(self, ask: Ask, name: str | None) -> tuple[str, ...]:
         native, mode = await handshake(ask, self._config, self._restarts, self.label, self.mark, name)
@@ -391,6 +400,7 @@ class RedisNode:
             if self._connecting is not None:
                 self._connecting.cancel()
                 await asyncio.wait([self._connecting], timeout=CANCELLING)
+                self._connecting = None  # it has ended, or its cancel was lost
             self.error = ConnectionError(f"{self.label} was closed")
             self._met.set()
             if self._connection is not None:
@@ -416,3 +426,4 @@ class RedisNode:
         self.rtt.stop()
         if self._connecting is not None:
             self._connecting.cancel()
+            self._connecting = None
