@@ -37,6 +37,9 @@ from tests.support.shared_histories import AT, NAMES, World, Write, kind_of, op_
 
 _prefixes = itertools.count()
 
+_MANY = 20
+"""Ops of which some need no transaction."""
+
 
 class BothStatements(Singles):
     """It sends every second op by the statement of several ops."""
@@ -55,9 +58,13 @@ class BothWays(CompareAndSet):
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
         self._turns = itertools.cycle((False, True))
+        self.asked = self.answered = 0
 
     async def step(self, *arguments: Any) -> tuple[Change, float] | Ended | None:
-        return await super().step(*arguments) if next(self._turns) else None
+        self.asked += 1
+        found = await super().step(*arguments) if next(self._turns) else None
+        self.answered += found is not None
+        return found
 
 
 class SQLStage:
@@ -105,6 +112,8 @@ class SQLStage:
             transactions.compare_and_set = BothWays(table, self.database.dialect.now, self._keep_all)
 
     async def aclose(self) -> None:
+        ways = self.database.connected.compare_and_set
+        assert not isinstance(ways, BothWays) or ways.answered > 0 or ways.asked < _MANY
         await self.store.unlisten("none")
 
     async def _read_clock(self, line: Line) -> float:

@@ -1,21 +1,23 @@
 """An op on PostgreSQL in two statements: read the row, decide, and write it if it is still the same version.
 
 A transaction of an op is five statements, each of them a round trip, while it locks the row. This locks nothing between
-the two: a version of a row is told by its place (ctid) and by the transaction that wrote it (xmin), and a statement
-writes only over the version that was read. So a row that others change meanwhile, or have locked, is left as it is; the
-op is a transaction then. The same is so for a row that is absent, or would be removed, and for a client that looks for
-its notices.
+the two: a version of a row is identified by its place (ctid) and by the transaction that wrote it (xmin), and a
+statement writes only over the version that was read. So a row that others change meanwhile, or have locked, is left as
+it is; the op is a transaction then. An op of an absent row, of a row that it would remove, or with a notice for a
+client that looks for its notices is a transaction, too.
 
 The notices leave with the statement that writes: PostgreSQL sends them at its commit.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from asynclock.rules.model import State
-from asynclock.stores.sql.dialects import latest
+from asynclock.stores.sql.dialects import assignments, latest
 from asynclock.stores.sql.errors import Meaning, ends_connection, is_answer, meaning
 from asynclock.stores.sql.rows import (
     COLUMNS,
@@ -37,12 +39,24 @@ if TYPE_CHECKING:
     from asynclock.stores.sql.lines import Line
     from asynclock.stores.transactional import Step
 
+IS_STANDBY = "pg_is_in_recovery()"
+
 _VERSION = "CAST(tableoid AS text), CAST(ctid AS text), CAST(xmin AS text)"
+
+_HOT = 0.1
+"""Seconds for which a name is left to transactions after somebody else has changed its row meanwhile."""
+
+_LOCKED = 1.0
+"""Seconds for which all names are, after another session has locked the table: these statements wait longer for it than
+a transaction does at first, and others need the connections."""
+
+_REMEMBERED = 1000
+"""Names, at most."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The step has raised an error, or the server has answered by one. Nothing was written."""
+    """The server, or the rules, have answered by an error. Nothing was written, and the connection is good."""
 
     error: Exception
 
@@ -62,17 +76,17 @@ class CompareAndSet:
         messages: Callable[[Sequence[Notice], Collection[str]], Sequence[tuple[str, str]] | None],
     ) -> None:
         self._messages = messages
-        self._read = latest(table, ":name", f"{now}, {_VERSION}, {COLUMNS}")
+        self._hot: dict[str, float] = {}  # by key: until when it is left to transactions
+        self._rests_until = -math.inf  # all are
+        self._read = latest(table, ":name", f"{now}, {IS_STANDBY}, {_VERSION}, {COLUMNS}")
         # It waits for no lock of a row: another session may have it for long.
         mine = (
             f"WITH mine AS MATERIALIZED (SELECT tableoid AS part, ctid AS at FROM {table} "  # noqa: S608
             "WHERE ctid = CAST(CAST(:at AS text) AS tid) AND tableoid = CAST(CAST(:part AS text) AS oid) "
             "AND xmin = CAST(CAST(:writer AS text) AS xid) AND resource_name = :resource_name FOR UPDATE SKIP LOCKED)"
         )
-        pairs = list(zip(COLUMNS.split(", "), Row._fields, strict=True))[1:]
-        changes = ", ".join(f"{column} = :{field}" for column, field in pairs)
         write = (
-            f"UPDATE {table} AS l SET {changes}, update_time = :now FROM mine AS m "  # noqa: S608
+            f"UPDATE {table} AS l SET {assignments()} FROM mine AS m "  # noqa: S608
             "WHERE l.ctid = m.at AND l.tableoid = m.part RETURNING 1"
         )
         self._write = f"{mine} {write}"
@@ -80,6 +94,15 @@ class CompareAndSet:
             f"{mine}, made AS ({write}) SELECT pg_notify(q.channel, q.message) FROM made CROSS JOIN "  # noqa: S608
             "unnest(CAST(:channels AS text[]), CAST(:messages AS text[])) AS q(channel, message)"
         )
+
+    def takes(self, key: str) -> bool:
+        """Whether it is worth a try."""
+        now = asyncio.get_running_loop().time()
+        return self._rests_until <= now and self._hot.get(key, now) <= now
+
+    def rest(self) -> None:
+        """Another session has locked the table."""
+        self._rests_until = asyncio.get_running_loop().time() + _LOCKED
 
     async def step(
         self, line: Line, key: str, step: Step, looking: Collection[str]
@@ -90,37 +113,47 @@ class CompareAndSet:
             found = await _answered(line, self._read, {"name": resource_name(key)})
         except Exception as error:
             raise NotRead from error
-        if isinstance(found, Ended) or not found:
+        if isinstance(found, Ended):  # a transaction explains what is no lock
+            return found if meaning(found.error) is Meaning.AGAIN else None
+        if not found:
             return None
-        now, part, at, writer, *columns = found[0]
-        row = Row(*columns)
+        time, is_standby, part, at, writer, *columns = found[0]
+        if is_standby:  # it may be behind its primary; a transaction is refused there
+            return None
+        now, row = float(time), Row(*columns)
         try:
             before = state_of(row)
             if not before.fence:  # the floor of the fences counts
                 return None
-            change = step([covered(before, float(now), 0)], float(now))
-            looks = looks_of(row).union(looking)
+            change = step([covered(before, now, 0)], now)
+            looks, new = looks_of(row).union(looking), uncovered(change.states[0], before)
+            if new == before and not change.notices:
+                return change, now
+            if new in (before, State()) or (messages := self._messages(change.notices, looks)) is None:
+                return None
+            params: dict[str, Any] = row_of(key, new, looks & tags_in(new))._asdict()
         except Exception as error:  # of the rules, or of the row
             return Ended(error)
-        new = uncovered(change.states[0], before)
-        if new == before and not change.notices:
-            return change, float(now)
-        if new in (before, State()) or (messages := self._messages(change.notices, looks)) is None:
-            return None
-        params: dict[str, Any] = {
-            **row_of(key, new, looks & tags_in(new))._asdict(),
-            "now": float(now), "part": part, "at": at, "writer": writer,
-        }  # fmt: skip
+        params |= {"now": now, "part": part, "at": at, "writer": writer}
         if messages:
             params["channels"], params["messages"] = map(list, zip(*messages, strict=True))
         written = await _answered(line, self._write_and_notify if messages else self._write, params)
         if isinstance(written, Ended):
-            return None if meaning(written.error) is Meaning.AGAIN else written
-        return (change, float(now)) if written else None
+            return written
+        if written:
+            return change, now
+        self._is_hot(key)
+        return None
+
+    def _is_hot(self, key: str) -> None:
+        self._hot.pop(key, None)
+        self._hot[key] = asyncio.get_running_loop().time() + _HOT
+        if len(self._hot) > _REMEMBERED:
+            del self._hot[next(iter(self._hot))]
 
 
 async def _answered(line: Line, text: str, params: Mapping[str, Any]) -> Sequence[Any] | Ended:
-    """The rows; or the error with which the server has answered. The connection is good after that."""
+    """The rows; or the error with which the server has answered."""
     try:
         return await line.fetch(text, params)
     except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from asynclock._errors import ConfigError
 from asynclock.rules.model import Verb
@@ -211,7 +211,7 @@ class Database:
         if self.pushes and isinstance(pool.source, EngineSource) and not pool.source.settings:
             in_background(self._set_up_sessions(pool.source, pool))
             if self.cleaning is not None:
-                self._use_statements(self.transactions)
+                self._use_fewer_statements(self.transactions)
 
     # -- the first op that writes --------------------------------------------------------------------------------
 
@@ -229,15 +229,15 @@ class Database:
         pool = transactions.pool
         self.cleaning = Cleaning(self.dialect, transactions)
         self._watch = TableWatch(self.look_at_table)
-        self._use_statements(transactions)
+        self._use_fewer_statements(transactions)
         if isinstance(pool.source, FileSource) and isinstance(self.dialect, SQLite):
             self.batches = FileBatches(self.settings.label, self, transactions, self.dialect)
         if self._was_standby and isinstance(pool.source, EngineSource):
             self.push.try_soon(pool.source, pool, 0.0)
 
-    def _use_statements(self, transactions: Transactions) -> None:
-        """Carry ops out by single statements, as far as this database and its driver can. PostgreSQL does where push
-        messages have arrived, which shows that its sessions are its own."""
+    def _use_fewer_statements(self, transactions: Transactions) -> None:
+        """Carry ops out without a transaction of several statements, as far as this database and its driver can.
+        PostgreSQL can where push messages have arrived, which shows that its sessions are its own."""
         settings, pool = self.settings, transactions.pool
         if self.push.has_come:
             self.singles = Singles(settings.label, settings.table, self.dialect.now, pool)
@@ -444,18 +444,17 @@ class Database:
     async def _send(self, line: Line, notice: Notice, now: float, looks: Collection[str]) -> None:
         """Send a notice to another client, in the transaction of the op. A message comes out of PostgreSQL only with
         its commit, and takes a lock of the whole database there: clients of this loop need none."""
-        if notice.tag in self._receivers:
-            return
-        if self.dialect.mixes and notice.tag not in looks:
-            params: dict[str, Any] = {"channel": channel(notice.tag), "message": message_of(notice)}
-            await line.fetch("SELECT pg_notify(:channel, :message)", params)
-        else:
+        if (messages := self._messages([notice], looks)) is None:
             await put(self.dialect, line, notice, now)
+            return
+        for where, message in messages:
+            await line.fetch("SELECT pg_notify(:channel, :message)", {"channel": where, "message": message})
 
     def _messages(self, notices: Sequence[Notice], looks: Collection[str]) -> list[tuple[str, str]] | None:
-        """The channels and the texts of messages for other clients; None: one of them looks for its notices."""
+        """The channels and the texts of messages for clients of other loops; None: one of them looks for its
+        notices."""
         others = [each for each in notices if each.tag not in self._receivers]
-        if any(each.tag in looks for each in others):
+        if any(not self.dialect.mixes or each.tag in looks for each in others):
             return None
         return [(channel(each.tag), message_of(each)) for each in others]
 

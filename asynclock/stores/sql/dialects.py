@@ -1,8 +1,8 @@
 """The statements of each database.
 
-READ COMMITTED is enough: an op reads each row that it may change with FOR UPDATE, so it has the newest version, and no
-other op changes it before the commit. An absent row cannot be locked. There the INSERT decides: it fails if another
-client was first, and the transaction is repeated.
+READ COMMITTED is enough: a transaction reads each row that it may change with FOR UPDATE, so it has the newest version,
+and no other op changes it before the commit. An absent row cannot be locked. There the INSERT decides: it fails if
+another client was first, and the transaction is repeated.
 """
 
 from __future__ import annotations
@@ -61,6 +61,12 @@ def latest(table: str, name: str, columns: str) -> str:
     )
 
 
+def assignments() -> str:
+    """What an UPDATE writes into a row."""
+    pairs = list(zip(_COLUMNS.split(", "), Row._fields, strict=True))[1:]
+    return ", ".join([f"{column} = :{field}" for column, field in pairs] + ["update_time = :now"])
+
+
 class Dialect:
     """The statements for one table. The base is PostgreSQL."""
 
@@ -112,9 +118,7 @@ class Dialect:
 
     @cached_property
     def _update(self) -> str:
-        pairs = list(zip(_COLUMNS.split(", "), Row._fields, strict=True))[1:]
-        changes = ", ".join(f"{column} = :{field}" for column, field in pairs)
-        return f"UPDATE {self.table} SET {changes}, update_time = :now WHERE {self._place('resource_name')}"  # noqa: S608
+        return f"UPDATE {self.table} SET {assignments()} WHERE {self._place('resource_name')}"  # noqa: S608
 
     async def delete(self, line: Line, name: str) -> None:
         await line.fetch(f"DELETE FROM {self.table} WHERE {self._place('name')}", {"name": name})  # noqa: S608

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from asynclock.rules.model import State
 from asynclock.stores.sql.compare_and_set import CompareAndSet, Ended, NotRead
@@ -50,12 +50,6 @@ PAGE = 500
 """Rows that are read at a time."""
 
 _PAUSE = (0.0005, 0.02)  # seconds between two tries of a transaction; doubled after each
-
-
-class _Failed(NamedTuple):
-    """The transaction was rolled back, and its connection is good."""
-
-    error: Exception
 
 
 @dataclass(slots=True)
@@ -110,33 +104,49 @@ class Transactions:
             brief, first = first, False
             return await self.decide(line, keys, step, looking, brief=brief)
 
+        until = asyncio.get_running_loop().time() + LIMIT
         try:
-            if self.compare_and_set is not None and len(keys) == 1:
-                done = await self._compared(self.compare_and_set, keys[0], step, looking)
+            if self.compare_and_set is not None and len(keys) == 1 and self.compare_and_set.takes(keys[0]):
+                done = await self._compared(self.compare_and_set, keys[0], step, looking, until)
                 if done is not None:
                     return done
-            result: tuple[Change, float] = await self.repeated(run, checked=checked, keys=keys)
+            result: tuple[Change, float] = await self.repeated(run, checked=checked, keys=keys, until=until)
         finally:
             self._delays.ended(keys)
         return result
 
     async def _compared(
-        self, compare_and_set: CompareAndSet, key: str, step: Step, looking: Collection[str]
+        self, compare_and_set: CompareAndSet, key: str, step: Step, looking: Collection[str], until: float
     ) -> tuple[Change, float] | None:
         """A step in two statements, without a lock. None: it needs a transaction, and nothing was done."""
+        began = False
+
+        def answered(states: Sequence[State], now: float) -> Change:
+            self._delays.answered()
+            return step(states, now)
+
         try:
-            async with self.pool.line() as line:
-                done = await compare_and_set.step(line, key, step, looking)
-                self._delays.answered()
+            async with self.pool.line(until) as line:
+                began = True
+                if not compare_and_set.takes(key):  # another op has found that out meanwhile
+                    return None
+                done = await compare_and_set.step(line, key, answered, looking)
         except Overdue as error:
             raise self._overdue(error, None) from error
-        except NotRead as error:
+        except Exception as error:
+            if began and not isinstance(error, NotRead):
+                raise
             if meaning(error) is Meaning.LOST:
                 self.pool.drop_idle()
             return None
-        if isinstance(done, Ended):
+        if not isinstance(done, Ended):
+            return done
+        if meaning(done.error) is not Meaning.AGAIN:
             raise done.error
-        return done
+        self._delays.repeated((key,), done.error)
+        if is_lock_wait(done.error):
+            compare_and_set.rest()
+        return None
 
     async def brief_step(self, keys: Sequence[str], step: Step, looking: Collection[str]) -> tuple[Change, float]:
         """The same for a release that failed before. It waits a moment only for what other transactions have locked,
@@ -153,7 +163,7 @@ class Transactions:
             if not way.began and meaning(error) is Meaning.LOST:
                 self.pool.drop_idle()
             raise
-        if isinstance(result, _Failed):
+        if isinstance(result, Ended):
             raise result.error
         done: tuple[Change, float] = result
         return done
@@ -165,12 +175,15 @@ class Transactions:
         checked: bool = True,
         keys: Sequence[str] = (),
         reads: bool = False,
+        until: float | None = None,
     ) -> Any:
         """Run it in a transaction; again if the database asks for that, or if an idle connection was closed. All of it
-        takes at most LIMIT: then its connection is closed. If the server does not answer either, the database counts
-        as down. `checked`: the file of SQLite must be the one at its path. Raises Delayed where that is not so, and
-        else the error of the database. `keys`: what it is about, for messages. `reads`: it only reads."""
-        until, pause, stale = asyncio.get_running_loop().time() + LIMIT, _PAUSE[0], True
+        ends at `until`, on the clock of the loop (None: LIMIT from now): then its connection is closed. If the server
+        does not answer either, the database counts as down. `checked`: the file of SQLite must be the one at its path.
+        Raises Delayed where that is not so, and else the error of the database. `keys`: what it is about, for messages.
+        `reads`: it only reads."""
+        until = asyncio.get_running_loop().time() + LIMIT if until is None else until
+        pause, stale = _PAUSE[0], True
         locked: Exception | None = None
         while True:
             way = _Way(locked is not None, checked, reads)
@@ -189,7 +202,7 @@ class Transactions:
                 stale = False
                 self.pool.drop_idle()
                 continue
-            if not isinstance(result, _Failed):
+            if not isinstance(result, Ended):
                 return result
             if meaning(result.error) is not Meaning.AGAIN:
                 raise result.error
@@ -223,7 +236,7 @@ class Transactions:
             # BEGIN of PostgreSQL has settings behind it: it may have begun although it failed.
             if (way.began or self._dialect.name == "postgresql") and not await _is_rolled_back(line):
                 raise
-            return _Failed(error)
+            return Ended(error)
         return result
 
     async def decide(
