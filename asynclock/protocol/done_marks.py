@@ -7,8 +7,9 @@ can be won again without a node that knows of the run.
 The rules:
 
 1. Once a majority has carried the release out, each other node gets it again with MARKS_FREE: it marks a free name, too
-   (rule 12 in `rules/decide.py`). Only the release of a hold that was neither lost nor broken is followed like this.
-   The marks of a run end at the same moment everywhere.
+   (rule 12 in `rules/decide.py`). So it is if nodes are down, and neither a majority has carried it out nor a majority
+   has refused it: marks at a minority would split the votes of all callers. Only the release of a hold that was neither
+   lost nor broken is followed like this. The marks of a run end at the same moment everywhere.
 2. A node that does not answer, or where another attempt has the name, is asked again, after pauses that double up to
    MOST_PAUSE. It is given up after TRIES pauses, and after one lease. It is also given up when one other id has had the
    name there for longer than an attempt lasts, because that id is an owner. A node that is down is not asked.
@@ -158,7 +159,10 @@ class _Run:
         del index
         if self._over:
             return
-        if ballot.yes > ballot.nodes // 2:
+        if ballot.no > ballot.nodes // 2:  # the hold was lost
+            self._unread = 0
+            self._marks.followed(self)
+        elif ballot.yes > ballot.nodes // 2 or ballot.complete:
             if not self._tries:
                 self._pause = max(PAUSE, self._marks.core.clock.now() - self._began)
             free = 0
@@ -168,9 +172,6 @@ class _Run:
                     free |= self._lacks_and_is_free(each, vote) << each
             self._ask(free)
             self._go_on()
-        elif ballot.complete:  # the hold was lost, or there is an outage
-            self._unread = 0
-            self._marks.followed(self)
 
     def _voted(self, ballot: Ballot, index: int) -> None:
         """A node has voted on a later op."""

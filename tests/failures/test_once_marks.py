@@ -17,7 +17,7 @@ from tests.support.far_servers import FarProxy
 from tests.support.probes import marks_under_way
 from tests.support.servers import Server
 from tests.support.still_clock import Still, turns
-from tests.support.waiters import LIMIT, holder, until, urls_of
+from tests.support.waiters import LIMIT, PATIENT, holder, until, urls_of
 
 LASTING: Any = {"lease": 600.0, "max_lease": 600.0, "trust_restarts": True}
 """No lease ends, and none is renewed, while a test waits. A server that restarts votes at once, as one does after its
@@ -72,6 +72,20 @@ async def test_d13_a_run_with_a_bare_majority_is_not_repeated(five: Sequence[Ser
     async with Redlock(*urls_of(servers), **LASTING) as late:
         assert await run_of(late, name, runs)() is Skipped.DONE
     assert runs == [name]
+
+
+async def test_d13_a_run_that_ends_at_a_minority_splits_no_votes(five: Sequence[Server], name: str) -> None:
+    """Two servers have lost the key of its hold as it returns, and one of the other three dies. The marks of two servers
+    of five would let nobody in, and tell nobody why."""
+    async with Redlock(*urls_of(five), **LASTING, **PATIENT) as client:
+
+        async def work() -> None:
+            forget(five[2:4], name)
+            five[4].kill()
+
+        await client.once(name, within=3600)(work)()
+        await until(lambda: all(marked(five[:4], name)))
+        assert await run_of(client, name, [])() is Skipped.DONE
 
 
 async def test_d13_clients_at_different_distances(five: Sequence[Server], name: str) -> None:

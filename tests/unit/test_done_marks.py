@@ -212,6 +212,17 @@ def test_a_mark_that_got_no_answer_is_sent_again() -> None:
     assert run.marked() == [True] * 5
 
 
+def test_marks_at_a_minority_are_completed() -> None:
+    """Two of five nodes had the hold as the run returned, and one is down. The hold was not lost, as far as is known:
+    without the marks of the other two, no caller would get an answer of a majority for as long as the marks last."""
+    run = Run()
+    run.free(2, 3)
+    run.client.nodes[4].cut()
+    run.returns()
+    settle(run.client)
+    assert run.marked() == [True] * 4 + [False]
+
+
 def test_no_mark_is_set_without_a_majority() -> None:
     """The release found the hold gone at three nodes: the name may belong to another owner."""
     run = Run()
