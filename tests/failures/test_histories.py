@@ -54,7 +54,10 @@ async def crowd(
         clients = [await stack.enter_async_context(Redlock(*urls_of(servers), lease=LONG, **PATIENT)) for _ in range(3)]
         await stack.enter_async_context(disturbed(servers))
         async with asyncio.timeout(2 * LIMIT):
-            yield Recorder(chance), clients
+            recorder = Recorder(chance)
+            for each in clients:
+                recorder.listen_to(each)
+            yield recorder, clients
 
 
 @each_number

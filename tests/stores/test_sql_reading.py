@@ -223,6 +223,7 @@ async def test_a_reader_leaves_no_files_beside_a_file_that_nobody_has_open(folde
     url = f"sqlite:///{folder}/locks.db"
     async with Redlock(url) as client, client(name):
         pass
+    await until(lambda: [each.name for each in folder.iterdir()] == ["locks.db"])  # its thread may end after the client
     writable(folder, False)
     folder.chmod(mode)
     (refused,) = (await asyncio.to_thread(run_python, READER, url, name)).splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from asynclock import Lease, Lock, LockLost, QuorumUnavailable, Redlock, Skipped
+from asynclock.events import Event, ReleaseFailed
 from spec.linearizability import Call
 
 Work: TypeAlias = Callable[[Redlock, str], Awaitable[None]]
@@ -27,6 +29,7 @@ class Recorder:
     def __init__(self, chance: random.Random) -> None:
         self.calls: list[Call] = []
         self._chance = chance
+        self._not_released = 0  # releases that had no answer
         self._releases: set[asyncio.Task[None]] = set()
 
     async def hold(self, who: str, what: str, lock: Lock, *, again: bool = False) -> None:
@@ -56,9 +59,18 @@ class Recorder:
             began = entered  # it ended at some time since
         self.calls.append(Call(who, "release", 0, began, time.monotonic()))
 
+    def listen_to(self, client: Redlock) -> None:
+        """Hear of the releases that have no answer: the call does not raise that."""
+
+        def heard(event: Event) -> None:
+            self._not_released += isinstance(event, ReleaseFailed)
+
+        client.subscribe(heard)
+
     async def once(self, who: str, guard: Callable[..., Any], fails: float) -> None:
-        """Call a function under a guard of `once`. Such a share of the runs fails."""
-        failing, times = self._chance.random() < fails, list[float]()
+        """Call a function under a guard of `once`. Such a share of the runs fails. A release that has no answer is sent
+        again, so it may take effect at any time since."""
+        failing, times, before = self._chance.random() < fails, list[float](), self._not_released
 
         async def work() -> None:
             times.append(time.monotonic())
@@ -72,9 +84,10 @@ class Recorder:
             result = await guard(work)()
         ended = time.monotonic()
         if times:
+            effective = ended if self._not_released == before else math.inf
             self.calls += [
                 Call(who, "run", 0, began, times[0]),
-                Call(who, "release" if failing else "return", 0, times[1], ended),
+                Call(who, "release" if failing else "return", 0, times[1], effective),
             ]
         elif isinstance(result, Skipped):
             self.calls.append(Call(who, "skip", 0, began, ended))
