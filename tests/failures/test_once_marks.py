@@ -75,8 +75,8 @@ async def test_d13_a_run_with_a_bare_majority_is_not_repeated(five: Sequence[Ser
 
 
 async def test_d13_a_run_that_ends_at_a_minority_splits_no_votes(five: Sequence[Server], name: str) -> None:
-    """Two servers have lost the key of its hold as it returns, and one of the other three dies. The marks of two servers
-    of five would let nobody in, and tell nobody why."""
+    """Two servers have lost the key of its hold as it returns, and one of the other three dies. The marks of two
+    servers of five would let nobody in, and tell nobody why."""
     async with Redlock(*urls_of(five), **LASTING, **PATIENT) as client:
 
         async def work() -> None:
