@@ -43,7 +43,7 @@ from asynclock._options import check_flag, check_options
 from asynclock.client import Redlock, redlock
 from asynclock.locks.lock import Lock
 from asynclock.locks.multi import MOST_NAMES
-from asynclock.locks.template import fill, namer, parse
+from asynclock.locks.template import NAMES, fill, namer, never_names, parse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -373,14 +373,14 @@ class _Plan:
         endpoint.__signature__ = Signature(parameters)  # type: ignore[attr-defined] # inspect reads it
         made = namer(template, endpoint)
         for _, field in parse(template):
-            if "." in field and "[" not in field:
+            if field and "[" not in field:
                 self._check_fields(template, *field.split("."))
         self._namers[template] = made
         return made
 
     def _check_fields(self, template: str, parameter: str, *names: str) -> None:
-        """Raise ConfigError if a model of pydantic lacks one of these fields. Only fields whose type is a model are
-        followed."""
+        """Raise ConfigError if a model of pydantic lacks one of these fields, or if no value of the last one names a
+        lock. Only fields whose type is a model are followed."""
         model = self._fields[parameter].field_info.annotation
         for name in names:
             if not (isinstance(model, type) and issubclass(model, BaseModel)):
@@ -393,6 +393,9 @@ class _Plan:
                     )
                 return
             model = model.model_fields[name].annotation
+        if never_names(model) or (isinstance(model, type) and issubclass(model, BaseModel)):
+            field = ".".join((parameter, *names))
+            raise ConfigError(f"{template!r}: {field}, of type {model.__name__}, does not name a lock: {NAMES}")
 
     async def validated(self, request: Request) -> dict[str, Any]:
         """The parameters of the route, those of the endpoint before those of dependencies. Raises

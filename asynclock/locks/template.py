@@ -19,11 +19,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from enum import Enum
 from functools import partial
 from inspect import Parameter
 from string import Formatter
-from typing import Any
+from typing import Any, get_origin
 from uuid import UUID
 
 from asynclock._errors import ConfigError
@@ -31,6 +32,9 @@ from asynclock._options import check_name
 
 Namer = Callable[..., str]
 """A function of the arguments of a call. It returns the name of the call's lock."""
+
+NAMES = "give a str, int, UUID, date or enum, or a function that makes the name"
+"""What an error says of a value that names no lock."""
 
 _SEPARATORS = ":/%"
 
@@ -144,10 +148,7 @@ def _text(field: str, arguments: dict[str, Any], escaped: set[str]) -> str:
     text = _plain(value)
     if text is None:
         why = "True equals 1, and its text is 'True'; " if isinstance(value, bool) else ""
-        raise TypeError(
-            f"{field}={type(value).__name__} does not name a lock: {why}give a str, int, UUID, date or enum, "
-            "or a function that makes the name"
-        )
+        raise TypeError(f"{field}={type(value).__name__} does not name a lock: {why}{NAMES}")
     if not text:
         raise ConfigError(
             f"{field}='' does not name a lock, because all calls with an empty {field} would share it: give a value, "
@@ -175,6 +176,14 @@ def _plain(value: object) -> str | None:
         case Enum():
             return value.name
     return None
+
+
+def never_names(kind: object) -> bool:
+    """Whether no value of that type names a lock, as far as an annotation says so."""
+    origin = get_origin(kind) or kind
+    if not isinstance(origin, type) or issubclass(origin, Enum):
+        return False
+    return issubclass(origin, (bool, float, complex, Decimal, bytes, list, tuple, dict, set, frozenset))
 
 
 def _escape(character: str) -> str:

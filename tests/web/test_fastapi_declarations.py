@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from enum import Enum
 from functools import partial
 from itertools import product
 from typing import Annotated, Any
@@ -268,8 +269,17 @@ class Customer(BaseModel):
         return "eu"
 
 
+class Rank(float, Enum):
+    """Its members have names."""
+
+    FIRST = 1.0
+
+
 class Order(BaseModel):
     customer: Customer
+    paid: bool = False
+    tags: list[str] = []
+    rank: Rank = Rank.FIRST
 
 
 class Loose(BaseModel, extra="allow"):
@@ -282,19 +292,24 @@ class Loose(BaseModel, extra="allow"):
         ("{order.customer.id}", ""),
         ("{order.customer.region}", ""),
         ("{order.customer.referrer.id}", ""),
+        ("{order.rank}", ""),
         ("{loose.id}", ""),
+        ("{price}", "price, of type float, does not name a lock: give a str"),
+        ("{order}", "order, of type Order, does not name a lock"),
+        ("{order.paid}", "order.paid, of type bool, does not name a lock"),
+        ("{order.tags}", "order.tags, of type list, does not name a lock"),
         ("{order.customer.idd}", "names 'idd', which Customer does not have; its fields: id, referrer"),
         ("{order.id}", "names 'id', which Order does not have"),
     ],
 )
-def test_a_field_that_the_model_of_a_body_does_not_have(template: str, message: str) -> None:
-    """A template with a field that a model does not have is a ConfigError of the start. Properties and models that take
-    any field have more."""
+def test_a_field_that_names_no_lock(template: str, message: str) -> None:
+    """A template with a field that a model does not have, or whose values name no lock, is a ConfigError of the start.
+    Properties and models that take any field have more."""
     app = FastAPI()
     install(app, Redlock("memory:"))
 
     @app.post("/")
-    async def charge(order: Order, loose: Loose, lease: Annotated[Lease, Locked(template)]) -> None: ...
+    async def charge(order: Order, loose: Loose, price: float, lease: Annotated[Lease, Locked(template)]) -> None: ...
 
     with ExitStack() as stack:
         if message:
