@@ -135,17 +135,24 @@ class CompareAndSet:
         except Exception as error:  # of the rules, or of the row
             return Ended(error)
         params |= {"now": now, "part": part, "at": at, "writer": writer}
-        if messages:
-            params["channels"], params["messages"] = map(list, zip(*messages, strict=True))
-        written = await _answered(line, self._write_and_notify if messages else self._write, params)
+        written = await self._written(line, params, messages)
         if isinstance(written, Ended):
             return written
         if written:
             return change, now
-        self._is_hot(key)
+        self._note_hot(key)
         return None
 
-    def _is_hot(self, key: str) -> None:
+    async def _written(
+        self, line: Line, params: Mapping[str, Any], messages: Sequence[tuple[str, str]]
+    ) -> Sequence[Any] | Ended:
+        """Write the row, and send the messages; (): it is another version by now, or locked."""
+        if not messages:
+            return await _answered(line, self._write, params)
+        channels, texts = map(list, zip(*messages, strict=True))
+        return await _answered(line, self._write_and_notify, {**params, "channels": channels, "messages": texts})
+
+    def _note_hot(self, key: str) -> None:
         self._hot.pop(key, None)
         self._hot[key] = asyncio.get_running_loop().time() + _HOT
         if len(self._hot) > _REMEMBERED:
