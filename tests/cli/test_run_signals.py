@@ -26,7 +26,7 @@ def test_each_signal_reaches_the_command(server: Server, name: str, begin: Begin
     running = begin("run", name, "--", *python(EXITS), on=server).holds()
     for number in FORWARDED:
         running.process.send_signal(number)
-        assert running.line() == number.name
+        assert running.line() == number.name, running.process.communicate()[1]
     assert running.code() == 30
     assert server.cli().exists(name, f"lock:{name}") == 0
 
