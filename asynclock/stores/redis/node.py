@@ -99,6 +99,7 @@ class RedisNode:
         self._restarts = Restarts(store, config, self._reports, managed=self.managed)
         self._native: tuple[str, ...] = ()  # the server's own compare-and-delete; (): it has none, or forbids it
         self._connecting: asyncio.Task[None] | None = None
+        self._abandoned: asyncio.Task[None] | None = None  # the same, for which a close does not wait any more
         self._met = asyncio.Event()  # the first attempt has succeeded, failed, or waits for credentials for too long
         self._pending, self._backoff = PendingReleases(), Backoff()
         self._delivery = Delivery(self._pending, config.prefix, self.clock.now, self._ask)
@@ -243,7 +244,7 @@ class RedisNode:
         await asyncio.sleep(pause)
         while self.state is not NodeState.CLOSED:
             try:
-                await self._open_connection(asyncio.current_task())
+                await self._open_connection()
                 return
             except Exception as error:  # any failure: `error` keeps it for messages, and the next attempt follows
                 self.error = replies.connect_error(self.label, error, self.stage)
@@ -257,9 +258,7 @@ class RedisNode:
     async def _dial(self) -> AbstractConnection:
         return await self._store.dial()
 
-    async def _open_connection(self, connecting: asyncio.Task[Any] | None = None) -> None:
-        """`connecting`: the task in the background that does this. A close waits a moment for that task; what it makes
-        later is closed, too."""
+    async def _open_connection(self) -> None:
         redis, limit = await self._dial(), self._config.connect_timeout
         await fetch_credentials(redis, self._reached, limit, self._met.set)
         connection: Connection | None = None
@@ -270,9 +269,9 @@ class RedisNode:
                 self._reached(Stage.HELLO)
                 connection = take_over(self, redis, self.connection_class)
                 native = await self._greet(partial(self._ask, connection), redis.client_name)
-            self._end_if_left(connecting)
+            self._end_if_abandoned()
             await self._delivery.send_all_but_a_slice(connection)
-            self._end_if_left(connecting)
+            self._end_if_abandoned()
         except BaseException as error:
             if connection is not None:
                 connection.abort()
@@ -291,9 +290,9 @@ class RedisNode:
         if not self._quarantined:
             self.end_quarantine()  # set the mark of first use, so that a later restart is detected
 
-    def _end_if_left(self, connecting: asyncio.Task[Any] | None) -> None:
-        """Raises CancelledError."""
-        if connecting is not self._connecting:  # the node has closed, and redis-py has lost the cancel of this task
+    def _end_if_abandoned(self) -> None:
+        """Raises CancelledError in the task that the close has cancelled in vain: redis-py has lost that."""
+        if asyncio.current_task() is self._abandoned:
             raise asyncio.CancelledError
 
     async def _greet(self, ask: Ask, name: str | None) -> tuple[str, ...]:
@@ -400,7 +399,7 @@ class RedisNode:
             if self._connecting is not None:
                 self._connecting.cancel()
                 await asyncio.wait([self._connecting], timeout=CANCELLING)
-                self._connecting = None  # it has ended, or its cancel was lost
+                self._abandoned = self._connecting
             self.error = ConnectionError(f"{self.label} was closed")
             self._met.set()
             if self._connection is not None:
@@ -426,4 +425,4 @@ class RedisNode:
         self.rtt.stop()
         if self._connecting is not None:
             self._connecting.cancel()
-            self._connecting = None
+            self._abandoned = self._connecting

@@ -21,7 +21,6 @@ from asynclock.stores.redis.notices import notice_of
 from asynclock.stores.redis.replies import Fault, ServerError, fault_of, is_redirect
 
 if TYPE_CHECKING:
-    import asyncio
     from collections import OrderedDict
     from collections.abc import Callable, Sequence
 
@@ -213,8 +212,8 @@ class Shard(RedisNode):
         self._tag = await subscribe(ask, self._client, self.tag) if self._rights.silence is None and self.tag else b""
         return native
 
-    async def _open_connection(self, connecting: asyncio.Task[Any] | None = None) -> None:
-        await super()._open_connection(connecting)
+    async def _open_connection(self) -> None:
+        await super()._open_connection()
         if isinstance(self._connection, ShardConnection):
             self._connection.tag = self._tag
 

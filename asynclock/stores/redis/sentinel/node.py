@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from asynclock.stores.lookups import ADVICE, NO_ANSWER
 from asynclock.stores.port import Facts
@@ -121,11 +121,11 @@ class SentinelNode(RedisNode):
             self._news.start()
         super()._reconnect()
 
-    async def _open_connection(self, connecting: asyncio.Task[Any] | None = None) -> None:
+    async def _open_connection(self) -> None:
         self._backoff.changed.clear()
         try:
             async with asyncio.timeout(None) as self._attempt:
-                await super()._open_connection(connecting)
+                await super()._open_connection()
         except TimeoutError:
             if self._backoff.changed.is_set():
                 raise ConnectionError(f"{self.label}: the sentinels switched during the attempt to connect") from None
