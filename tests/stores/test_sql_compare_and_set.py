@@ -69,6 +69,26 @@ async def waiter(url: str, client: Redlock, name: str, before: int) -> asyncio.T
     return waits
 
 
+async def contended_lease(
+    url: str, holder: Redlock, other: Redlock, name: str
+) -> tuple[Lease, asyncio.Task[Lease | None]]:
+    """A lease that another client waits for, as the holder knows; and that wait."""
+    lease = await holder(name).acquire(timeout=0)
+    assert lease is not None
+    waits = await waiter(url, other, name, 0)
+    await until(lambda: contended(lease))
+    return lease, waits
+
+
+async def get_the_lock(*waits: asyncio.Task[Lease | None]) -> None:
+    """In this order, and before the tickets are renewed, which is after 16 s: else nobody knows of the waiters."""
+    for each in waits:
+        async with asyncio.timeout(LONG / 10):
+            lease = await each
+        assert lease is not None
+        await lease.release()
+
+
 def after_next_read(monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[], Awaitable[object]]) -> asyncio.Event:
     """Do something between the next read of the row of a name and the write. The event is set once that is done."""
     fetch, done = lines.AsyncpgLine.fetch, asyncio.Event()
@@ -103,16 +123,11 @@ async def test_a_release_that_others_wait_for_is_two_statements(
 ) -> None:
     """Not the five of a transaction. The waiter has the lock after it."""
     async with clients(url, 2) as (holder, other):
-        lease = await holder(name).acquire(timeout=0)
-        assert lease is not None
-        waits = await waiter(url, other, name, 0)
-        await until(lambda: contended(lease))
+        lease, waits = await contended_lease(url, holder, other, name)
         sent = noted(monkeypatch, name)
         await lease.release()
         assert ["xmin" in each for each in sent] == [True, True], sent
-        got = await waits
-        assert got is not None
-        await got.release()
+        await get_the_lock(waits)
 
 
 async def test_a_row_that_changes_after_the_read_is_not_overwritten(
@@ -122,9 +137,8 @@ async def test_a_row_that_changes_after_the_read_is_not_overwritten(
     turn. The next op of that client on the name is a transaction at once."""
     monkeypatch.setattr(compare_and_set, "_HOT", LONG)
     async with clients(url, 3) as (holder, first, second):
-        lease = await holder(name).acquire(timeout=0)
-        assert lease is not None
-        waits = [await waiter(url, first, name, 0)]
+        lease, wait = await contended_lease(url, holder, first, name)
+        waits = [wait]
 
         async def comes() -> None:
             waits.append(await waiter(url, second, name, 1))
@@ -135,12 +149,8 @@ async def test_a_row_that_changes_after_the_read_is_not_overwritten(
         assert await holder(name).acquire(timeout=0) is None
         assert sent
         assert not any("xmin" in each for each in sent)
-        for each in waits:
-            async with asyncio.timeout(LONG / 10):  # a ticket that nobody knows is renewed after 16 s
-                got = await each
-            assert got is not None
-            await got.release()
         assert len(waits) == 2
+        await get_the_lock(*waits)
 
 
 async def test_a_row_made_anew_at_the_same_place_is_not_overwritten(
@@ -148,9 +158,7 @@ async def test_a_row_made_anew_at_the_same_place_is_not_overwritten(
 ) -> None:
     """A version is told by its writer, too: the place of a version that was removed may be used again."""
     async with clients(url, 2) as (holder, other):
-        lease = await holder(name).acquire(timeout=0)
-        assert lease is not None
-        waits = await waiter(url, other, name, 0)
+        lease, waits = await contended_lease(url, holder, other, name)
         places = list[str]()
 
         async def place() -> str:
@@ -189,9 +197,7 @@ async def test_f6_a_row_that_is_locked_after_the_read_is_written_once(
     """Another session locks the row between the read and the write of a release. Nothing is written, and the waiter is
     told nothing, until that session has ended."""
     async with clients(url, 2) as (holder, other):
-        lease = await holder(name).acquire(timeout=0)
-        assert lease is not None
-        waits = await waiter(url, other, name, 0)
+        lease, waits = await contended_lease(url, holder, other, name)
         session = await asyncpg.connect(url)
         try:
 
@@ -209,9 +215,7 @@ async def test_f6_a_row_that_is_locked_after_the_read_is_written_once(
         finally:
             session.terminate()
         await releasing
-        got = await waits
-        assert got is not None
-        await got.release()
+        await get_the_lock(waits)
 
 
 async def test_f23_a_connection_that_ends_before_the_write_loses_no_release(
@@ -220,9 +224,7 @@ async def test_f23_a_connection_that_ends_before_the_write_loses_no_release(
     """The server ends all connections of the client between the read and the write. It is not known whether the release
     was carried out, so it is sent again: the waiter gets the lock."""
     async with clients(url, 2) as (holder, other):
-        lease = await holder(name).acquire(timeout=0)
-        assert lease is not None
-        waits = await waiter(url, other, name, 0)
+        lease, waits = await contended_lease(url, holder, other, name)
 
         async def cut() -> None:
             await admin.exec_driver_sql(
@@ -232,10 +234,7 @@ async def test_f23_a_connection_that_ends_before_the_write_loses_no_release(
         after_next_read(monkeypatch, name, cut)
         with suppress(QuorumUnavailable):
             await lease.release()
-        async with asyncio.timeout(LONG / 10):
-            got = await waits
-        assert got is not None
-        await got.release()
+        await get_the_lock(waits)
 
 
 async def test_a_connection_outlives_an_op_that_is_refused_as_another_kind(
@@ -283,12 +282,8 @@ async def test_a_standby_is_asked_by_a_transaction(url: str, name: str, monkeypa
     """What a standby shows may be behind its primary, so its read decides nothing. A transaction is refused there."""
     monkeypatch.setattr(compare_and_set, "IS_STANDBY", "true")
     async with clients(url, 2) as (holder, other):
-        lease = await holder(name).acquire(timeout=0)
-        assert lease is not None
-        waits = await waiter(url, other, name, 0)
+        lease, waits = await contended_lease(url, holder, other, name)
         sent = noted(monkeypatch, name)
         await lease.release()
         assert ["FOR UPDATE) AS t" in each for each in sent].count(True) == 1, sent
-        got = await waits
-        assert got is not None
-        await got.release()
+        await get_the_lock(waits)
