@@ -172,6 +172,8 @@ class Terminal:
 
 
 def python(program: str, *args: str) -> list[str]:
-    """A command that is a Python program. `say` prints a line at once."""
-    head = "import os, signal, sys, time\ndef say(*words): print(*words, flush=True)\n"
+    """A command that is a Python program. `say` writes a line at once, in a signal handler, too: a `print` that
+    interrupts another `print` is a RuntimeError of their buffer."""
+    say = "def say(*words): os.write(sys.stdout.fileno(), (' '.join(words) + chr(10)).encode())"
+    head = f"import os, signal, sys, time\n{say}\n"
     return [sys.executable, "-c", head + textwrap.dedent(program), *args]
