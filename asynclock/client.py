@@ -294,7 +294,8 @@ class Redlock:
 
     async def health(self) -> Health:
         """Whether an acquire would be decided now, and why not: each node takes a hold of a reserved name and gives it
-        back. Connects at first use. Answers within about 1 s, and never raises. Source: docs/health.md."""
+        back. Connects at first use, for up to 1 s, and waits for the answers for up to 1 s; longer, if the nodes of a
+        quorum are farther away. Never raises. Source: docs/health.md."""
         try:
             return await health.health(self._session())
         except Exception as error:  # a closed client, no nodes, a store that fails: `reason` says it
@@ -305,8 +306,8 @@ class Redlock:
         return health.unusable([store.label for store in self._stores], error)
 
     async def inspect(self, name: str, /) -> LockInfo:
-        """The holders of `name` and its waiters, as a majority of the nodes sees them. Waits for at most 1 s for each
-        node. Raises QuorumUnavailable, ConfigError."""
+        """The holders of `name` and its waiters, as a majority of the nodes sees them. Waits for each node for at
+        most 1 s, or the node timeout if that is longer. Raises QuorumUnavailable, ConfigError."""
         session = await self._opened()
         return await admin.inspect(session, check_name(name))
 

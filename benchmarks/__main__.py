@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from benchmarks import blocking, compare, crowd, holding, imports, report, runner, sides, stores, waiting
+from benchmarks import blocking, compare, crowd, flood, holding, imports, report, runner, sides, stores, waiting
 from benchmarks.cases import ASYNCLOCK, CONTESTS, CROWDS, NAMES, REDIS_PY
 from benchmarks.goals import Verdict
 from benchmarks.plot import draw
@@ -131,6 +131,8 @@ if __name__ == "__main__":
         blocking.app(sys.argv[2:], prog_name="python -m benchmarks blocking")
     if sys.argv[1:2] == ["compare"]:
         compare.app(sys.argv[2:], prog_name="python -m benchmarks compare")
+    if sys.argv[1:2] == ["flood"]:
+        flood.app(sys.argv[2:], prog_name="python -m benchmarks flood")
     if sys.argv[1:2] == ["stores"]:
         stores.app(sys.argv[2:], prog_name="python -m benchmarks stores")
     app(prog_name="python -m benchmarks")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from benchmarks.crowd import Crowd
+    from benchmarks.flood import Flooded
     from benchmarks.goals import Verdict
     from benchmarks.holding import Held
     from benchmarks.runner import Runs
@@ -115,6 +116,19 @@ def stores(title: str, each: Iterable[Store]) -> None:
         "longest wait",
     )
     _print(title, heads, rows)
+
+
+def floods(title: str, each: Iterable[Flooded]) -> None:
+    """A line for each store; for a store that failed, its error."""
+    rows: list[tuple[str, ...]] = []
+    for one in each:
+        if one.error:
+            rows.append((one.name, "failed:", one.error))
+            continue
+        errors = ", ".join(f"{count:,} {name}" for name, count in one.errors.items()) or "0"
+        few, many = (f"{median(rates):,.0f}" for rates in (one.few, one.many))
+        rows.append((one.name, few, many, _spread(one.ratios), str(min(one.kept)), errors))
+    _print(title, ("store", "cycles/s of the few", "of the many", "ratio", "leases kept, least", "errors"), rows)
 
 
 def beside_bare(title: str, each: Iterable[Store]) -> None:

@@ -142,9 +142,13 @@ async def _slice(cycle: Cycle, servers: Sequence[Server], tasks: int, seconds: f
     end = began + seconds
 
     async def work(i: int) -> None:
-        while (start := clock()) < end:
+        start = clock()
+        while True:  # once at least: the turn may be over before the first task begins
             await cycle(i)
-            times.append(clock() - start)
+            ended = clock()
+            times.append(ended - start)
+            if (start := ended) >= end:
+                return
 
     async with asyncio.timeout(seconds + HANG), asyncio.TaskGroup() as group:
         for i in range(tasks):

@@ -1,15 +1,12 @@
-"""Starts one server, or one deployment, of each store: those that the tests use. A store whose server is not installed
-is left out, with a line that says so."""
+"""Starts one server, or one deployment, of each store: those that the tests use."""
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import report
 from benchmarks.servers import running
 from tests.support.services.cluster import Cluster
 from tests.support.services.mariadb import own_mariadb
@@ -18,7 +15,7 @@ from tests.support.services.sentinels import Deployment
 from tests.support.services.zookeeper import ZooKeepers, url_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 DURABLE_POSTGRESQL = {"fsync": "on", "full_page_writes": "on"}
 DURABLE_MARIADB = ("--innodb-flush-log-at-trx-commit=1",)
@@ -71,18 +68,3 @@ STORES: dict[str, Callable[[ExitStack], Sequence[str]]] = {
     "ZooKeeper": lambda stack: _zookeeper(stack, 1),
     "ZooKeeper of three": lambda stack: _zookeeper(stack, 3),
 }
-
-
-@contextlib.contextmanager
-def every_store() -> Iterator[dict[str, Sequence[str]]]:
-    """The urls of each store by its name, all started."""
-    found: dict[str, Sequence[str]] = {}
-    with ExitStack() as stack:
-        for name, start in STORES.items():
-            try:
-                found[name] = start(stack)
-            except BaseException as error:
-                if type(error).__name__ != "Skipped":  # pytest's, of a service that is not installed
-                    raise
-                report.console.print(f"{name}: {error}")
-        yield found

@@ -1,8 +1,8 @@
-"""`python -m benchmarks stores NAME=URL ...`: the same work over several stores, in turn, in one run.
+"""`python -m benchmarks stores [NAME[=URL] ...]`: the same work over several stores, in turn, in one run.
 
-A NAME may stand before several urls, separated by commas, for a quorum. Without arguments it starts each server that
-`make services` installs, and measures all stores beside each other. Beside a store that has one in `bare_stores.py`, a
-bare program over the same driver has its turn in the same round.
+A NAME may stand before several urls, separated by commas, for a quorum. The server of a NAME of `services.py` is
+started here; without arguments all of them are, and measured beside each other. Beside a store that has one in
+`bare_stores.py`, a bare program over the same driver has its turn in the same round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.bare_stores import RELAYS, TASKS, bare_of
 from benchmarks.waiting import TENURE, Failed, handed_over, started
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from benchmarks.sides import Cycle
@@ -74,19 +74,13 @@ class Store:
 
 @app.command()
 def main(
-    stores: Annotated[list[str] | None, typer.Argument(metavar="NAME=URL...")] = None,
+    stores: Annotated[list[str] | None, typer.Argument(metavar="NAME[=URL]...")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="The number of turns of each store.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long a turn takes.")] = 1.0,
 ) -> None:
     """Measure stores beside each other. Nothing is asserted: read the table."""
-    with contextlib.ExitStack() as stack:
-        if stores:
-            named = [each.partition("=") for each in stores]
-            seen = [Store(name, urls_of(urls)) for name, _, urls in named]
-        else:
-            from benchmarks.services import every_store
-
-            seen = [Store(name, urls) for name, urls in stack.enter_context(every_store()).items()]
+    with chosen(stores or ()) as urls_by_name:
+        seen = [Store(name, urls) for name, urls in urls_by_name.items()]
         for number in range(rounds):
             for store in random.sample(seen, len(seen)):
                 if not store.error:
@@ -94,6 +88,27 @@ def main(
             report.console.print(f"round {number + 1} of {rounds}")
         report.stores(f"Medians of {rounds} rounds of {seconds:g} s", seen)
         report.beside_bare("Free names, beside a bare program over the same driver", seen)
+
+
+@contextlib.contextmanager
+def chosen(stores: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
+    """The urls of each store by its name. A store is "NAME=URL", or a name of `services.STORES`: that server is
+    started, or left out, with a line that says so, if it is not installed. Without any, all of them are."""
+    found = {name: urls_of(urls) for name, _, urls in (each.partition("=") for each in stores) if urls}
+    with contextlib.ExitStack() as stack:
+        if len(found) < len(stores) or not stores:
+            from benchmarks.services import STORES  # its servers need what the tests need
+
+            for name in [each for each in stores if "=" not in each] or STORES:
+                if name not in STORES:
+                    raise typer.BadParameter(f"{name!r} is neither NAME=URL nor one of {', '.join(STORES)}")
+                try:
+                    found[name] = STORES[name](stack)
+                except BaseException as error:
+                    if type(error).__name__ != "Skipped":  # pytest's, of a service that is not installed
+                        raise
+                    report.console.print(f"{name}: {error}")
+        yield found
 
 
 def _turn(store: Store, seconds: float) -> None:

@@ -187,15 +187,16 @@ class Redlock:
 
     def health(self) -> Health:
         """Whether an acquire would be decided now, and why not: each node takes a hold of a reserved name and gives it
-        back. Connects at first use. Answers within about 1 s, and never raises. Source: docs/health.md."""
+        back. Connects at first use, for up to 1 s, and waits for the answers for up to 1 s; longer, if the nodes of a
+        quorum are farther away. Never raises. Source: docs/health.md."""
         try:
             return call(self._client.health)
         except Exception as error:  # a thread that runs an event loop, or the end of the interpreter
             return self._client._unusable(error)
 
     def inspect(self, name: str, /) -> LockInfo:
-        """The holders of `name` and its waiters, as a majority of the nodes sees them. Waits for at most 1 s for each
-        node. Raises QuorumUnavailable, ConfigError."""
+        """The holders of `name` and its waiters, as a majority of the nodes sees them. Waits for each node for at
+        most 1 s, or the node timeout if that is longer. Raises QuorumUnavailable, ConfigError."""
         return call(self._client.inspect, name)
 
     def holders(self, prefix: str = "", /) -> Iterator[Holder]:

@@ -83,7 +83,7 @@ def taken(name: str, holders: Sequence[Holder], now: float) -> str:
     if is_mark(first):
         return f"{name} is taken{_another(first)}: {why_taken(first)}"
     if first.host:
-        who = f"{first.host}, pid {first.pid}, which got it {length(max(0.0, now - first.since))} ago"
+        who = f"{first.host}, pid {first.pid}, which asked for it {length(max(0.0, now - first.since))} ago"
     elif first.remaining is not None:
         who = f"a key of another program{_another(first)}"
     else:

@@ -15,7 +15,7 @@ from asynclock.info import Holder, NodeHealth
     ("holders", "text"),
     [
         ([], "k is held by another owner"),
-        ([Holder("k", "web-1", 812, 100.0, 9.0, "")], "k is held by web-1, pid 812, which got it 41s ago"),
+        ([Holder("k", "web-1", 812, 100.0, 9.0, "")], "k is held by web-1, pid 812, which asked for it 41s ago"),
         ([Holder("k", "", 0, 0.0, 90.0, "")], "k is held by a key of another program for another 1m30s"),
         (
             [Holder("k", "", 0, 0.0, None, "")],

@@ -168,9 +168,10 @@ async def test_f5_a_request_that_cannot_be_sent_takes_no_place() -> None:
     assert {type(each) for each in errors} == {RuntimeError}
 
 
+@pytest.mark.timeout(180)
 async def test_f5_a_burst_of_acquires_is_served(shared_zookeeper: ZooKeeper, name: str) -> None:
     """3,000 tasks, each with a new name. The leases that are held meanwhile are kept, and the loop turns: no turn has
-    half a second of work."""
+    half a second of work. One that gets no answer in time, on a busy machine, waits once more behind the others."""
     longest = 0.0
 
     async def turn() -> None:
@@ -180,7 +181,7 @@ async def test_f5_a_burst_of_acquires_is_served(shared_zookeeper: ZooKeeper, nam
             await asyncio.sleep(0.01)
             longest = max(longest, time.thread_time() - began)
 
-    async with client_of(shared_zookeeper, 12.0, node_timeout=4.0) as client:
+    async with client_of(shared_zookeeper, 12.0, node_timeout=4.0, patience=2 * LONG) as client:
         held = [await client(f"{name}:held:{number}").acquire(timeout=None) for number in range(30)]
         turning = asyncio.create_task(turn())
         await asyncio.gather(*(lock_for_a_moment(client, f"{name}:{number}") for number in range(3_000)))
