@@ -104,7 +104,8 @@ async def _cycles(urls: Sequence[str], tasks: int, seconds: float, errors: Count
                 ended += counts
 
     async with Redlock(*urls, lease=30.0) as client:
-        leases: list[Lease] = [await client(f"held:{i}", lease=LEASE).acquire() for i in range(HELD)]
+        lease = 30.0 if urls[0].startswith("zookeeper") else LEASE  # there it is that of the session
+        leases: list[Lease] = [await client(f"held:{i}", lease=lease).acquire() for i in range(HELD)]
         working = [asyncio.ensure_future(work(i)) for i in range(tasks)]
         try:
             await asyncio.sleep(SETTLED)

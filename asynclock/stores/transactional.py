@@ -226,6 +226,9 @@ class TransactionalNode:
     def _is_open(self) -> None:
         again, self._opened = self._opened, True
         self.error, self.listens = None, True
+        if self._down is not None:
+            self._down.set()
+            self._down = None
         self._reports.up()
         self._redelivery.retry()
         if again:
@@ -248,9 +251,6 @@ class TransactionalNode:
         while not self._closed:
             await self._open_again()
             if self.error is None:
-                if self._down is not None:
-                    self._down.set()
-                    self._down = None
                 return
             await self._pause(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             pause = min(2 * pause, _REOPEN[1])

@@ -18,9 +18,10 @@ from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores.sql import SQLStore, engines
 from asynclock.stores.sql.lines import AsyncmyLine
 from asynclock.stores.sql.sending import Single
+from tests.support.probes import acquisitions_of, waits_for_notice
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.sql_states import database_of, read_rows, session
-from tests.support.waiters import LIMIT
+from tests.support.waiters import LIMIT, LONG, until
 
 
 @pytest.fixture(scope="module")
@@ -200,3 +201,32 @@ async def test_statements_are_sent_although_the_program_cancels_all_tasks(
             async with asyncio.timeout(LIMIT):
                 for lease in await asyncio.gather(*asking):
                     await lease.release()
+
+
+@pytest.mark.parametrize("service", ["postgresql", "mariadb"])
+async def test_the_background_begins_again_after_the_program_has_cancelled_all_tasks(
+    service: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    """As asyncio.run does after Ctrl-C, in a program that goes on: what looks for notices, at the table, at rows that
+    have ended, and at the connection that listens. A waiter is notified as before."""
+    url, long = request.getfixturevalue(f"{service}_url"), 10 * LONG  # its ticket is not renewed within the test
+
+    def background() -> set[str]:
+        return {each.get_name() for each in asyncio.all_tasks() if each.get_name().startswith("asynclock ")}
+
+    def client() -> Redlock:
+        return Redlock(SQLStore(url), lease=long, max_lease=long, patience=LIMIT, node_timeout=LIMIT)
+
+    async with client() as holder, client() as waiter:
+        lease = await holder(name).acquire()
+        async with waiter(f"{name}:other"):
+            pass
+        before = background()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        waiting = asyncio.create_task(waiter(name).acquire())
+        await until(lambda: [waits_for_notice(each) for each in acquisitions_of(waiter)] == [True])
+        await until(lambda: background() >= before)
+        async with asyncio.timeout(LIMIT):
+            await lease.release()
+            await (await waiting).release()

@@ -364,6 +364,27 @@ async def test_f23_a_program_that_cancels_all_tasks_loses_no_release(name: str, 
         await until(lambda: not state_of(store, name).holds)
 
 
+async def test_f23_releases_are_sent_after_a_program_cancelled_the_task_that_opens_again(name: str) -> None:
+    """The database is down when the program cancels all tasks. The next op opens the node, and then releases do not wait
+    for that task."""
+    store = Gated()
+    async with patient(store, patience=LIMIT) as client:
+        lease = await client(name).acquire(timeout=None)
+        store.error = OSError("the database hung up")
+        (node,) = nodes_of(client)
+        node.lost(store.error)
+        await turns()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await turns()
+        store.error = None
+        async with asyncio.timeout(LIMIT):
+            async with client(f"{name}:other"):
+                pass
+            await lease.release()
+            await until(lambda: not state_of(store, name).holds)
+
+
 async def test_f5_a_release_that_waits_delays_its_caller_for_a_limited_time(name: str) -> None:
     """It is carried out all the same."""
     clock = FakeClock()

@@ -12,8 +12,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asynclock._loop import own_task
-from asynclock.stores.sql.limits import CLOSING
+from asynclock.stores.sql.background import Background
 from asynclock.stores.sql.rows import CLEANER, FLOOR, Row
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Cleaning:
     def __init__(self, dialect: Dialect, transactions: Transactions) -> None:
         self._dialect = dialect
         self._transactions = transactions
-        self._task = own_task(self._run(), "asynclock removes rows")
+        self._background = Background(self._run, "asynclock removes rows")
 
     async def _run(self) -> None:
         while True:
@@ -129,5 +128,4 @@ class Cleaning:
         await (self._dialect.insert if before is None else self._dialect.update)(line, row, now)
 
     async def aclose(self) -> None:
-        self._task.cancel()
-        await asyncio.wait({self._task}, timeout=CLOSING)
+        await self._background.aclose()

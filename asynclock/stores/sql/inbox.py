@@ -13,9 +13,8 @@ import random
 import secrets
 from typing import TYPE_CHECKING
 
-from asynclock._loop import own_task
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH
-from asynclock.stores.sql.limits import CLOSING
+from asynclock.stores.sql.background import Background
 from asynclock.stores.sql.listening import message_of, notice_of
 from asynclock.stores.sql.rows import NOTICES, Row, tags_in
 
@@ -61,7 +60,7 @@ class Inbox:
         self._look: asyncio.Event = asyncio.Event()
         self._sooner = asyncio.Event()  # set when a waiter begins to wait: this ends a long pause
         self._pause = FIRST
-        self._task: asyncio.Task[None] | None = None
+        self._background: Background | None = None
 
     def add(self, tag: str) -> None:
         """A client looks from now on."""
@@ -89,8 +88,7 @@ class Inbox:
             self._sooner.set()
         if tickets or holds:
             self._look.set()
-            if self._task is None:
-                self._task = own_task(self._run(), "asynclock looks for notices")
+            self._begin()
 
     def looks_for(self, key: str) -> bool:
         """Whether a client of this loop waits for that name, or holds it, as far as is known here."""
@@ -104,8 +102,11 @@ class Inbox:
             return
         self._holding[key] = {(id[:ID_LENGTH], 0): self._loop.time() + lease}
         self._look.set()
-        if self._task is None:
-            self._task = own_task(self._run(), "asynclock looks for notices")
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._background is None:
+            self._background = Background(self._run, "asynclock looks for notices")
 
     def _is_ours(self, id: str) -> bool:
         return id[:TAG_LENGTH] in self._tags
@@ -184,6 +185,5 @@ class Inbox:
             self._deliver(notice)
 
     async def aclose(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=CLOSING)
+        if self._background is not None:
+            await self._background.aclose()

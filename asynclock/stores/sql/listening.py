@@ -14,8 +14,8 @@ import random
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from asynclock._loop import own_task
 from asynclock.rules.model import Notice
+from asynclock.stores.sql.background import Background
 from asynclock.stores.sql.engines import connection_of
 from asynclock.stores.sql.limits import CLOSING, in_background, keep_socket, limited
 from asynclock.stores.sql.lines import SERVED, closed
@@ -84,7 +84,7 @@ class Listening:
         self._alone = asyncio.Lock()  # asyncpg refuses a statement while another one runs
         driver.add_termination_listener(self._terminated)
         self._kept = keep_socket(driver)
-        self._watching = own_task(self._watch(), "asynclock watches a connection")
+        self._watching = Background(self._watch, "asynclock watches a connection")
 
     @classmethod
     async def connect(
@@ -160,7 +160,7 @@ class Listening:
 
     def _terminated(self, driver: Any) -> None:
         del driver
-        self._watching.cancel()
+        self._watching.stop()
         lost, self._lost = self._lost, None
         if lost is not None:
             lost()
@@ -172,7 +172,7 @@ class Listening:
 
     async def aclose(self) -> None:
         self._lost = None
-        self._watching.cancel()
+        self._watching.stop()
         try:
             await limited(self.driver.close(timeout=CLOSING), CLOSING, cut=self.driver.terminate)
         except Exception:  # a server that is gone

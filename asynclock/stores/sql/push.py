@@ -11,12 +11,13 @@ import contextlib
 import logging
 import random
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asynclock._loop import own_task
 from asynclock.stores.port import Reconnecting
+from asynclock.stores.sql.background import Background
 from asynclock.stores.sql.errors import is_crowded
-from asynclock.stores.sql.limits import CLOSING, in_background
+from asynclock.stores.sql.limits import in_background
 from asynclock.stores.sql.listening import Listening
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Push:
         self._listening: Listening | None = None
         self._is_direct = False  # no pooler is between
         self._pause = _PAUSES[0]
-        self._task: asyncio.Task[None] | None = None  # the one that tries again, or looks whether there is room
+        self._background: Background | None = None  # it tries again, or looks whether there is room
 
     async def begin(self, source: EngineSource, pool: Pool) -> bool:
         """Try it out. Whether messages come. Raises the error of the database."""
@@ -158,13 +159,14 @@ class Push:
     def try_soon(self, source: EngineSource, pool: Pool, pause: float | None = None) -> None:
         """Try again: the server, or this program, may have been slow at the start, or there is a further connection.
         From then on new tickets get push messages; for those that were sent before, the inbox still looks."""
-        self._run(self._try(source, pool, self._pause if pause is None else pause), "asynclock tries push")
+        first = self._pause if pause is None else pause
+        self._run(partial(self._try, source, pool, first), "asynclock tries push")
 
-    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """In place of the task of before, which may be the caller, at its end."""
-        if self._task is not None and self._task is not asyncio.current_task():
-            self._task.cancel()
-        self._task = own_task(work, name)
+    def _run(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        """In place of the work of before, which may be the caller, at its end."""
+        if self._background is not None:
+            self._background.stop()
+        self._background = Background(work, name)
 
     async def _try(self, source: EngineSource, pool: Pool, pause: float) -> None:
         least, most = _PAUSES
@@ -188,7 +190,7 @@ class Push:
     def _watch_room(self, source: EngineSource, pool: Pool) -> None:
         """Behind a pooler: it has a connection of the server for each session."""
         if source.own and not self._is_direct:
-            self._run(self._yield_to_others(source, pool), "asynclock looks for room")
+            self._run(partial(self._yield_to_others, source, pool), "asynclock looks for room")
 
     async def _yield_to_others(self, source: EngineSource, pool: Pool) -> None:
         room = True
@@ -216,9 +218,8 @@ class Push:
         self._lost(Reconnecting(f"{self._label} closed the connection"))
 
     async def aclose(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=CLOSING)
+        if self._background is not None:
+            await self._background.aclose()
         if self._listening is not None:
             await self._listening.aclose()
 

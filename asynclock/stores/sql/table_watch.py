@@ -7,8 +7,7 @@ import contextlib
 import random
 from typing import TYPE_CHECKING
 
-from asynclock._loop import own_task
-from asynclock.stores.sql.limits import CLOSING
+from asynclock.stores.sql.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,7 +25,7 @@ class TableWatch:
     def __init__(self, look: Callable[[], Awaitable[object]]) -> None:
         self._look = look
         self._suspected = asyncio.Event()
-        self._task = own_task(self._run(), "asynclock looks at the table")
+        self._background = Background(self._run, "asynclock looks at the table")
 
     def suspect(self) -> None:
         """An op has failed, and the table may be the reason."""
@@ -43,5 +42,4 @@ class TableWatch:
             await asyncio.sleep(_LEAST)
 
     async def aclose(self) -> None:
-        self._task.cancel()
-        await asyncio.wait({self._task}, timeout=CLOSING)
+        await self._background.aclose()
