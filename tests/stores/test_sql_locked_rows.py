@@ -9,13 +9,14 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import asyncpg
 import pytest
 
 from asynclock import Lease, LockTimeout, QuorumUnavailable, Redlock
 from asynclock.events import NodeDown
-from asynclock.stores.sql import SQLStore, engines, lines, pool
+from asynclock.stores.sql import SQLStore, engines, lines, pool, single, transactions
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
 from tests.support.waiters import LIMIT, LONG
 
@@ -183,6 +184,31 @@ async def commits_wait(server: PostgreSQL, session: asyncpg.Connection) -> bool:
         await session.execute("SELECT pg_terminate_backend($1)", another.get_server_pid())
         another.terminate()
         await asyncio.gather(committing, return_exceptions=True)
+
+
+async def test_f6_releases_that_wait_for_a_standby_are_no_outage(
+    server: PostgreSQL, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server answers, and ends each statement when it is asked to. The release is sent again and again."""
+    for module in (pool, single, transactions):
+        monkeypatch.setattr(module, "LIMIT", 0.5)
+    deliver, tries = SQLStore.deliver, asyncio.Semaphore(0)
+
+    def counted(*arguments: Any) -> Any:
+        tries.release()
+        return deliver(*arguments)
+
+    monkeypatch.setattr(SQLStore, "deliver", counted)
+    table, events = name.replace(":", "_"), list[object]()
+    async with Redlock(SQLStore(server.url, table), lease=LONG, node_timeout=LIMIT) as client:
+        client.subscribe(events.append)
+        lease = await client(name).acquire(timeout=None)
+        assert lease
+        async with stopped(server, "standby", table, [name]), asyncio.timeout(LIMIT):
+            await lease.release()
+            for _ in range(3):  # the third begins after the second has failed
+                await tries.acquire()
+    assert not any(isinstance(each, NodeDown) for each in events)
 
 
 @asynccontextmanager

@@ -365,8 +365,8 @@ async def test_f23_a_program_that_cancels_all_tasks_loses_no_release(name: str, 
 
 
 async def test_f23_releases_are_sent_after_a_program_cancelled_the_task_that_opens_again(name: str) -> None:
-    """The database is down when the program cancels all tasks. The next op opens the node, and then releases do not wait
-    for that task."""
+    """The database is down when the program cancels all tasks. The next op opens the node, and then releases do not
+    wait for that task."""
     store = Gated()
     async with patient(store, patience=LIMIT) as client:
         lease = await client(name).acquire(timeout=None)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asynclock.rules.model import CLOCK_SKEW
 from asynclock.stores.sql.dialects import WRITABLE
-from asynclock.stores.sql.errors import Meaning, ends_connection, is_answer, meaning
+from asynclock.stores.sql.errors import Delayed, Meaning, ends_connection, is_answer, meaning
 from asynclock.stores.sql.limits import LIMIT
 from asynclock.stores.sql.lines import HIDDEN, AsyncmyLine, Stopped
 from asynclock.stores.sql.pool import Overdue
@@ -208,7 +208,8 @@ class MySQLSingles(Sending[_Asked]):
                 async with self._pool.line(until) as line:
                     await _sent(line, asked)
             except Overdue as failed:
-                overdue = TimeoutError(f"{self._label} did not end a statement within {LIMIT:g} s")
+                said = f"{self._label} did not end a statement within {LIMIT:g} s"
+                overdue: Exception = Delayed(said) if failed.ended else TimeoutError(said)
                 overdue.__cause__ = failed
                 _fail(asked, overdue)
             except Exception as failed:

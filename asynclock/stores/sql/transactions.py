@@ -159,6 +159,8 @@ class Transactions:
         try:
             async with self.pool.line() as line:
                 result = await self._in_transaction(line, run, way)
+        except Overdue as error:
+            raise self._overdue(error, None) from error
         except Exception as error:
             if not way.began and meaning(error) is Meaning.LOST:
                 self.pool.drop_idle()
