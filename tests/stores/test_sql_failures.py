@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.events import NodeDown, NodeUp
 from asynclock.stores.sql import SQLStore, engines
-from asynclock.stores.sql.lines import AsyncmyLine
+from asynclock.stores.sql.lines import AsyncmyLine, AsyncpgLine
 from tests.support.probes import acquisitions_of, nodes_of, waits_for_notice
 from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.services.postgresql import PostgreSQL, own_postgresql
@@ -124,6 +124,47 @@ async def test_c3_an_acquire_that_arrives_after_its_undo_is_refused(server: Post
             os.kill(stopped, signal.SIGCONT)
         await asyncio.sleep(0.2)  # for what may not happen
         assert not (await client.inspect(name)).holders
+
+
+async def test_c3_an_adoption_that_is_written_after_its_undo_leaves_the_hold_to_others(
+    server: PostgreSQL, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection of the adoption stands still between its read and its write. The undo finds nothing to remove, and
+    yet the write changes nothing when the connection goes on."""
+    fetch, stopped = AsyncpgLine.fetch, list[Any]()
+
+    async def fetch_and_stop(line: AsyncpgLine, sql: str, params: Mapping[str, Any] = {}) -> Any:
+        found = await fetch(line, sql, params)
+        if not stopped and any(str(each).endswith(name) for each in params.values()):
+            stopped.append(line.driver)
+            os.kill(line.driver.get_server_pid(), signal.SIGSTOP)
+        return found
+
+    store = SQLStore(server.url)
+    async with (
+        Redlock(server.url, lease=LIMIT * 2) as giver,
+        Redlock(store, patience=0, connect_timeout=LIMIT, node_timeout=2.0, lease=LIMIT * 2) as taker,
+    ):
+
+        async def detached(name: str) -> str:
+            return await (await giver(name).acquire(timeout=None)).detach()
+
+        await (await taker.adopt(await detached(f"{name}:first"))).release()  # its statements are prepared by now
+        handle = await detached(name)
+        monkeypatch.setattr(AsyncpgLine, "fetch", fetch_and_stop)
+        try:
+            with pytest.raises(QuorumUnavailable):
+                await taker.adopt(handle)
+            pid = stopped[0].get_server_pid()
+            stopped[0].terminate()  # as the store does after its limit of 5 s
+            async with asyncio.timeout(LIMIT):
+                await taker.inspect(name)  # after the undo
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(0.2)  # for what may not happen
+        monkeypatch.undo()
+        async with asyncio.timeout(LIMIT):
+            await (await giver.adopt(handle)).release()
 
 
 def store_driver(store: SQLStore) -> Any:

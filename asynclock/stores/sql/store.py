@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.pool import NullPool
 
 from asynclock._errors import ConfigError
-from asynclock.rules.model import ACQUIRE, PEEK, RELEASE
+from asynclock.rules.model import ACQUIRE, ADOPT, PEEK, RELEASE
 from asynclock.stores.deciding import copy_of, keys_of
 from asynclock.stores.port import Unfit
 from asynclock.stores.sql.database import Database
@@ -58,7 +58,7 @@ class SQLStore(TransactionalStore):
         self._databases: dict[asyncio.AbstractEventLoop, Database] = {}
         self._nodes: weakref.WeakValueDictionary[str, TransactionalNode] = weakref.WeakValueDictionary()  # by tag
         self._connect_timeout = 1.0
-        self._doubtful: dict[str, None] = {}  # ids whose acquire failed
+        self._doubtful: dict[str, None] = {}  # ids whose acquire or adoption failed
         self._pid = os.getpid()
 
     @property
@@ -156,9 +156,9 @@ class SQLStore(TransactionalStore):
             raise
 
     def doubt(self, op: Op) -> None:
-        """An acquire that fails may still arrive, if the server stood still. So its undo, which runs after it, leaves a
-        tombstone."""
-        if op.verb is ACQUIRE:
+        """An acquire or an adoption that fails may still arrive, if the server stood still. So its undo, which runs
+        after it, leaves a tombstone."""
+        if op.verb in (ACQUIRE, ADOPT):
             self._doubtful[op.id] = None
             if len(self._doubtful) > _DOUBTFUL:
                 del self._doubtful[next(iter(self._doubtful))]
