@@ -197,7 +197,8 @@ class WrongKind(ConfigError):
 
 
 class Unfit(ConfigError):
-    """The node cannot write the name, or the id, so it has not carried out the op, and never will."""
+    """The node cannot write the name, or the id, or cannot read what is stored for the name. So it has not carried out
+    the op."""
 
 
 class NoticeListener(Protocol):

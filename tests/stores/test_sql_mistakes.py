@@ -8,16 +8,21 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from asynclock import ConfigError, QuorumUnavailable, Redlock
+from asynclock.rules.model import ACQUIRE, Op, Verb
 from asynclock.stores import store_for
 from asynclock.stores.sql import SQLStore
 from tests.support.commands import examined
 from tests.support.programs import run_python
 from tests.support.services.mariadb import own_mariadb
+from tests.support.sql_states import administered
+from tests.support.still_clock import turns
 from tests.support.waiters import LIMIT
 
 
@@ -210,3 +215,34 @@ def test_f3_a_disk_that_takes_no_more_is_an_outage_that_says_so(scheme: str, tmp
     said = run_python(FULL, f"{scheme}:///{tmp_path}/locks.db").splitlines()
     assert "disk I/O error" in said[0]
     assert said[-1] == "granted"
+
+
+@pytest.mark.parametrize("state", ["kilowatt", '{"v": 99}'], ids=["damaged", "newer"])
+@pytest.mark.parametrize("service", ["postgresql", "mariadb", "sqlite"])
+async def test_an_acquire_of_a_row_that_cannot_be_read_leaves_nothing_to_undo(
+    service: str, state: str, name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Nothing was written, so no release follows. It could not be carried out either."""
+
+    class Noting(SQLStore):
+        begun: list[Verb]
+
+        def decide(self, prefix: str, op: Op, answer: Any) -> Any:
+            self.begun.append(op.verb)
+            return super().decide(prefix, op, answer)
+
+    url = f"sqlite:///{tmp_path / 'locks'}" if service == "sqlite" else request.getfixturevalue(f"{service}_url")
+    store = Noting(url)
+    store.begun = []
+    async with Redlock(store, prefix="", patience=LIMIT, connect_timeout=LIMIT) as client:
+        async with client(name):
+            pass
+        async with administered(url) as admin:
+            await admin.execute(
+                text("UPDATE asynclock SET state = :state WHERE resource_name = :name"), {"state": state, "name": name}
+            )
+        store.begun.clear()
+        with pytest.raises(ConfigError, match="the row"):
+            await client.semaphore(name, 2).acquire(timeout=0)
+        await turns()
+        assert store.begun == [ACQUIRE]

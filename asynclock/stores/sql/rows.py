@@ -16,9 +16,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asynclock._errors import ConfigError, brief
+from asynclock._errors import brief
 from asynclock._options import RESERVED
 from asynclock.rules.model import ID_LENGTH, TAG_LENGTH, Entry, State, Ticket, is_made_by_asynclock
+from asynclock.stores.port import Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +50,7 @@ _UNFIT = re.compile(r"[\x00\ud800-\udfff]")
 _HASHED = re.compile(r"~[0-9a-f]{64}\Z")
 
 
-class Damaged(ConfigError):
+class Damaged(Unfit):
     """A row that another program has written or changed."""
 
 
@@ -120,7 +121,7 @@ def row_of(key: str, state: State, looks: Iterable[str] = ()) -> Row:
 
 
 def state_of(row: Row) -> State:
-    """The state of a row. Raises ConfigError for a row of a newer version, or of another program."""
+    """The state of a row. Raises Unfit for a row of a newer version, or of another program."""
     if row.state is None:
         holds = (Entry(row.owner, row.expires_at),) if row.holds else ()
         return State(holds, row.fence, row.keep_until or 0.0)
@@ -138,7 +139,7 @@ def state_of(row: Row) -> State:
 
 
 def looks_of(row: Row) -> frozenset[str]:
-    """The tags of its clients that get no push messages. Raises ConfigError."""
+    """The tags of its clients that get no push messages. Raises Unfit."""
     if row.state is None:
         return frozenset()
     fields = _fields(row)
@@ -147,7 +148,7 @@ def looks_of(row: Row) -> frozenset[str]:
 
 
 def key_of(row: Row) -> str | None:
-    """The key of a row; None: another program wrote it. Raises ConfigError for a row of a newer version."""
+    """The key of a row; None: another program wrote it. Raises Unfit for a row of a newer version."""
     try:
         state_of(row)
     except Damaged:
@@ -163,7 +164,7 @@ def _fields(row: Row) -> dict[str, Any]:
             raise TypeError
         version = _number(fields.get("v", 0))
     if version > VERSION:
-        raise ConfigError(f"the row {brief(row.resource_name)} was written by a newer asynclock: update this one")
+        raise Unfit(f"the row {brief(row.resource_name)} was written by a newer asynclock: update this one")
     return fields
 
 
