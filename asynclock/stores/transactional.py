@@ -21,6 +21,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asynclock._clock import LATE
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
 from asynclock._options import ANSWER_TIMEOUT
@@ -53,6 +54,9 @@ __all__ = [
 
 _REOPEN = (0.05, 1.0)
 """Seconds between two attempts to open a node that is down: the least and the greatest; doubled after each."""
+
+_READING = 1.0
+"""Seconds that a loop which was blocked has to read the answers that came meanwhile, at most."""
 
 _PROBE_LEASE = 1.0
 """Seconds for which a check may leave its hold, if its second transaction fails."""
@@ -183,6 +187,7 @@ class TransactionalNode:
         self._under_way: dict[Job, None] = {}  # ops that have begun, and are not overdue
         self._look_timer: Timer | None = None
         self._looks_at = math.inf  # when that timer fires
+        self._blocked_at = -math.inf  # when it last fired late
         self._down: asyncio.Event | None = None  # set once the database is up again; None: it is not down
 
     async def open(self) -> None:
@@ -371,16 +376,21 @@ class TransactionalNode:
         self._looks_at, self._look_timer = when, self._clock.call_at(when, self._look)
 
     def _look(self) -> None:
-        """Tell the handlers of ops that are overdue."""
-        self._looks_at, self._look_timer, now = math.inf, None, self._clock.now()
+        """Tell the handlers of ops that are overdue. After the loop was blocked it first reads what has come: then only
+        ops that were due at the last such look are overdue."""
+        now = self._clock.now()
+        late, self._looks_at, self._look_timer = now - self._looks_at, math.inf, None
+        reading, due = 0.0, now
+        if late > LATE:
+            reading, due, self._blocked_at = min(late, _READING), self._blocked_at, now
         try:
-            for job in [each for each in self._under_way if each.due <= now]:
+            for job in [each for each in self._under_way if each.due <= due]:
                 if job in self._under_way:
                     del self._under_way[job]
                     self._overdue(job.handler)
         finally:  # a handler may raise an exception: the others are told in the next turn
             if self._under_way:
-                self._look_at(min(each.due for each in self._under_way))
+                self._look_at(max(now + reading, min(each.due for each in self._under_way)))
 
     def _overdue(self, handler: ReplyHandler) -> None:
         within, keys = handler.deadline - handler.sent, keys_of(self._prefix, handler.op)

@@ -403,6 +403,31 @@ async def test_f5_a_release_that_waits_delays_its_caller_for_a_limited_time(name
         await until(lambda: not state_of(store, name).holds)
 
 
+async def test_c10_an_answer_that_came_while_the_loop_was_blocked_counts(name: str) -> None:
+    """Its time is over when the loop runs again. An answer that does not come then is overdue."""
+    clock = FakeClock()
+    store = Gated(clock)
+    async with patient(store, node_timeout=1.0, patience=0) as client:
+        with store.slow():
+            acquiring = asyncio.create_task(client(name).acquire(timeout=0))
+            await turns()
+            clock.block(5.0)
+            clock.advance(0.0)
+        lease = await acquiring
+        assert lease
+        with store.slow():
+            acquiring = asyncio.create_task(client(f"{name}:other").acquire(timeout=0))
+            await turns()
+            clock.block(5.0)
+            clock.advance(0.0)
+            await turns()
+            assert not acquiring.done()
+            clock.advance(1.0)
+            with pytest.raises(QuorumUnavailable, match="did not answer within 1 s"):
+                await acquiring
+        await lease.release()
+
+
 async def test_f5_one_of_several_nodes_does_not_defer_an_op(name: str) -> None:
     """Two of five nodes grant at once, and a third one five seconds later, as its op waited in the queue of the client.
     The validity counts from the moment in which the op was sent to all of them."""

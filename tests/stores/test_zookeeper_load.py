@@ -85,6 +85,20 @@ async def test_f5_few_requests_are_under_way(client: Redlock, name: str) -> None
     assert not contenders_of(client)
 
 
+async def test_c10_an_answer_that_came_while_the_loop_was_blocked_counts(
+    shared_zookeeper: ZooKeeper, name: str
+) -> None:
+    """The time of an acquire is over when the loop runs again, and its next request has not been sent yet."""
+    async with client_of(shared_zookeeper, node_timeout=1.0, patience=0) as client:
+        await lock_for_a_moment(client, name)  # it connects
+        acquiring = asyncio.create_task(client(name).acquire(timeout=0))
+        await until(lambda: under_way(client) > 0)
+        time.sleep(1.5)  # this blocks the loop
+        lease = await acquiring
+        assert lease
+        await lease.release()
+
+
 async def test_f5_renewals_and_releases_overtake_a_burst(client: Redlock, name: str) -> None:
     leases = [await client(f"{name}:{each}").acquire(timeout=None) for each in "ab"]
     with held_thread(client):

@@ -27,6 +27,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from asynclock._clock import LATE
 from asynclock._errors import ConfigError
 from asynclock._loop import own_task
 from asynclock.rules.model import ID_LENGTH, Notice, Verb, parts_of
@@ -251,12 +252,16 @@ class ZooKeeperNode:
     async def _answer(self, asked: _Asked) -> None:
         """Carry an op out, and answer it or its failure by its deadline."""
         op, contender, handler = asked.op, asked.contender, asked.handler
-        overdue = False
+        overdue, within = False, handler.deadline - handler.sent
+        timer: Timer
 
-        def fail() -> None:
-            nonlocal overdue
+        def fail(*, is_last: bool = False) -> None:
+            nonlocal overdue, timer
+            late = self._clock.now() - handler.deadline
+            if late > LATE and not is_last:  # the loop was blocked: it first reads what has come
+                timer = self._clock.call_at(self._clock.now() + min(late, within), partial(fail, is_last=True))
+                return
             overdue = True
-            within = handler.deadline - handler.sent
             handler.fail(self._index, TimeoutError(f"{self.label} did not answer within {within:.3g} s"), maybe=True)
 
         timer = self._clock.call_at(handler.deadline, fail)
