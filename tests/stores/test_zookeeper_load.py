@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from kazoo.exceptions import ConnectionLoss
@@ -15,9 +16,10 @@ from kazoo.exceptions import ConnectionLoss
 from asynclock import QuorumUnavailable, Redlock
 from asynclock.stores import backlog
 from asynclock.stores.backlog import SLICE
-from asynclock.stores.zookeeper import node
+from asynclock.stores.zookeeper import ZooKeeperStore, node
 from asynclock.stores.zookeeper.handler import Handler
 from asynclock.stores.zookeeper.pipeline import MOST, Answer, Inbox, Requests
+from tests.support.fake_clock import FakeClock
 from tests.support.probes import backlog_of, queue_of
 from tests.support.proxy import TcpProxy
 from tests.support.services.zookeeper import ZooKeeper
@@ -30,6 +32,12 @@ from tests.support.zookeeper_probes import connection_of, contenders_of, held_th
 async def client(shared_zookeeper: ZooKeeper) -> AsyncIterator[Redlock]:
     async with client_of(shared_zookeeper) as found:
         yield found
+
+
+class Clocked(ZooKeeperStore):
+    """For a client whose clock the test moves."""
+
+    clock: Any = None
 
 
 async def lock_for_a_moment(client: Redlock, name: str) -> None:
@@ -89,12 +97,17 @@ async def test_c10_an_answer_that_came_while_the_loop_was_blocked_counts(
     shared_zookeeper: ZooKeeper, name: str
 ) -> None:
     """The time of an acquire is over when the loop runs again, and its next request has not been sent yet."""
-    async with client_of(shared_zookeeper, node_timeout=1.0, patience=0) as client:
+    clock = FakeClock()
+    store = Clocked(shared_zookeeper.url())
+    store.clock = clock
+    async with Redlock(store, lease=30.0, node_timeout=1.0, patience=0, connect_timeout=LIMIT / 2) as client:
         await lock_for_a_moment(client, name)  # it connects
         acquiring = asyncio.create_task(client(name).acquire(timeout=0))
         await until(lambda: under_way(client) > 0)
-        time.sleep(1.5)  # this blocks the loop
-        lease = await acquiring
+        clock.block(5.0)
+        clock.advance(0.0)
+        async with asyncio.timeout(LIMIT):
+            lease = await acquiring
         assert lease
         await lease.release()
 
