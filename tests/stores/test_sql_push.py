@@ -180,3 +180,23 @@ async def test_a_client_that_closes_while_the_others_of_its_event_loop_listen_ag
         async with client(name, timeout=LIMIT):
             pass
     assert [each for each in events if type(each).__name__ == "NodeDown"] == []
+
+
+async def test_a_listening_connection_that_ends_while_a_client_connects_is_made_again(
+    postgresql_url: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after LISTEN. Else the client would be connected, and would get no notices."""
+    add, ended = Listening.add, list[Listening]()
+
+    async def add_and_end(self: Listening, tag: str) -> None:
+        await add(self, tag)
+        if not ended:
+            ended.append(self)
+            self.driver.terminate()
+            await until(lambda: self._lost is None)
+
+    monkeypatch.setattr(Listening, "add", add_and_end)
+    store = SQLStore(postgresql_url, name.replace(":", "_"))
+    async with Redlock(store, patience=LIMIT, connect_timeout=LIMIT):
+        assert ended
+        assert database_of(store).push._listening is not None  # noqa: SLF001

@@ -105,6 +105,10 @@ class Push:
         self._tags.add(tag)
         if self._listening is not None:
             await self._listening.add(tag)
+        if (
+            self.comes and self._listening is None
+        ):  # it has ended meanwhile, and the client is told only once it is open
+            raise OSError("the connection that listens was closed")
 
     def forget(self, tag: str) -> None:
         """A client has closed."""
