@@ -23,6 +23,8 @@ from tests.support.services.mariadb import MariaDB, own_mariadb
 from tests.support.sql_states import database_of, read_rows, session
 from tests.support.waiters import LIMIT, LONG, until
 
+BACKGROUND = ["looks for notices", "removes rows", "looks at the table", "watches a connection"]
+
 
 @pytest.fixture(scope="module")
 def mariadb() -> Iterator[MariaDB]:
@@ -212,7 +214,7 @@ async def test_the_background_begins_again_after_the_program_has_cancelled_all_t
     url, long = request.getfixturevalue(f"{service}_url"), 10 * LONG  # its ticket is not renewed within the test
 
     def background() -> set[str]:
-        return {each.get_name() for each in asyncio.all_tasks() if each.get_name().startswith("asynclock ")}
+        return {each.get_name() for each in asyncio.all_tasks()} & {f"asynclock {each}" for each in BACKGROUND}
 
     def client() -> Redlock:
         return Redlock(SQLStore(url), lease=long, max_lease=long, patience=LIMIT, node_timeout=LIMIT)
@@ -222,6 +224,7 @@ async def test_the_background_begins_again_after_the_program_has_cancelled_all_t
         async with waiter(f"{name}:other"):
             pass
         before = background()
+        assert len(before) == 3
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         waiting = asyncio.create_task(waiter(name).acquire())
