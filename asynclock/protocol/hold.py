@@ -19,15 +19,13 @@ The rules:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from asynclock._errors import LockNotHeld, brief
-from asynclock._options import RELEASE_TIMEOUT, THREAD, same_terms
+from asynclock._options import RELEASE_TIMEOUT, same_terms
 from asynclock.events import Detached, Released, Renewed
 from asynclock.protocol.causes import Cause, lock_lost_error
-from asynclock.protocol.core import SLICE
-from asynclock.protocol.done_marks import DoneMarks
 from asynclock.protocol.local_queue import may_pass
 from asynclock.protocol.states import DETACHED, GIVEN_BACK, HELD, LOST, OPEN, RELEASED, UNKNOWN
 from asynclock.protocol.watchdog import RENEW_BELOW, RENEWED, Due, Lacking, due, retry_after
@@ -37,11 +35,12 @@ from asynclock.rules.model import ACQUIRE, CONTENDED, EXTEND, LOOKING, QUIET, RE
 from asynclock.stores.port import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from asynclock._errors import LockLost, Reason
     from asynclock._options import LockSettings
     from asynclock.protocol.core import Core
+    from asynclock.protocol.done_marks import DoneMarks
     from asynclock.protocol.local_queue import LocalQueues, LocalWaiter, YieldedNames
     from asynclock.protocol.states import TenureState
     from asynclock.protocol.terms import Terms
@@ -212,6 +211,21 @@ class Tenure:
             self.hold.core.dropped(self)
 
 
+class Shared(Protocol):
+    """What the holds of one session share, as a hold sees it (`holds.py`)."""
+
+    core: Core
+    watchdog: Watchdog
+    lag: LoopLag
+    queues: LocalQueues
+    yielded: YieldedNames
+    done_marks: DoneMarks
+
+    def add(self, hold: Hold) -> None: ...
+
+    def remove(self, hold: Hold) -> None: ...
+
+
 class Hold:
     """See the module. Made of the ballot that won it. Times are seconds of the client's clock."""
 
@@ -222,7 +236,7 @@ class Hold:
     )  # fmt: skip
 
     def __init__(
-        self, holds: Holds, settings: LockSettings, grant: Ballot, token: int, contended: bool = False
+        self, holds: Shared, settings: LockSettings, grant: Ballot, token: int, contended: bool = False
     ) -> None:
         self._holds = holds
         self.core = core = holds.core
@@ -648,103 +662,3 @@ class Hold:
         op.revoke()  # so that the node does not send it again: a release may have been sent by then
         now, nodes, on_vote = core.clock.now(), core.quorum.nodes, self._count_healed if counts else None
         nodes[index].send(op, Ballot(op, len(nodes), now, now + core.within(self._settings), on_vote=on_vote))
-
-
-class Holds:
-    """The holds of one session, by name, and what they share. A name with several holds keeps them in a dict, so that
-    removing one takes constant time."""
-
-    __slots__ = ("_by_name", "_threaded", "core", "done_marks", "get", "lag", "queues", "watchdog", "yielded")
-
-    def __init__(
-        self,
-        core: Core,
-        watchdog: Watchdog,
-        lag: LoopLag,
-        queues: LocalQueues,
-        yielded: YieldedNames,
-        threaded: Callable[..., Hold] | None = None,
-    ) -> None:
-        self.core = core
-        self.watchdog = watchdog
-        self.lag = lag
-        self.queues = queues
-        self.yielded = yielded
-        self._threaded = threaded or Hold  # makes those with renew="thread"
-        self._by_name: dict[str, Hold | dict[Hold, None]] = {}
-        self.get = self._by_name.get  # called for each acquire
-        self.done_marks = DoneMarks(core, self.get)
-
-    def __len__(self) -> int:
-        """The number of names."""
-        return len(self._by_name)
-
-    def hold_of(self, settings: LockSettings, won: Ballot, token: int, contended: bool) -> Hold | None:
-        """The hold of a ballot that was won; a majority are witnesses of its token. None: no validity is left, and it
-        was released. `contended`: another client waits for it, as far as this client knows."""
-        made_as = self._threaded if settings.renew == THREAD else Hold
-        hold = made_as(self, settings, won, token, contended)
-        if hold.round_trip_at < hold.valid_until:
-            return hold
-        hold.release()
-        return None
-
-    def all(self) -> list[Hold | dict[Hold, None]]:
-        """All that there are now: each a hold, or the holds of one name. Fast, even for 100,000."""
-        return list(self._by_name.values())
-
-    def in_slices(self) -> Iterator[Hold | None]:
-        """All holds that there are now; None after each slice of work: then the caller lets the loop run other tasks.
-        References to a hold are dropped one by one, too, because freeing all of them at once would take long."""
-        left = self.all()
-        left.reverse()
-        began = self.core.spent()
-        while left:
-            found = left.pop()
-            for hold in tuple(found) if isinstance(found, dict) else (found,):
-                if not hold.over:
-                    yield hold
-            if self.core.spent() - began > SLICE:
-                yield None
-                began = self.core.spent()
-
-    def copied(self) -> list[Hold]:
-        """All that there are now, for other threads than the loop's: `dict.copy` is atomic for them."""
-        found: dict[Hold, None] = {}
-        for each in self._by_name.copy().values():
-            found.update(each.copy() if isinstance(each, dict) else {each: None})
-        return list(found)
-
-    def of(self, name: str) -> Iterable[Hold]:
-        """The holds of a name, oldest first."""
-        found = self._by_name.get(name)
-        return () if found is None else tuple(found) if isinstance(found, dict) else (found,)
-
-    def tenures(self, name: str) -> list[Tenure]:
-        """The tenures of a name, oldest first."""
-        return [tenure for hold in self.of(name) for tenure in hold.tenures]
-
-    def has_of_task(self, name: str, task: Any) -> bool:
-        """Whether that task holds the name. `==` and not `is`: the calls of one thread are equal."""
-        return any(each.task == task and each.held for hold in self.of(name) for each in hold.tenures)
-
-    def add(self, hold: Hold) -> None:
-        for name in hold.names:
-            known = self._by_name.get(name)
-            if known is None:
-                self._by_name[name] = hold
-            elif isinstance(known, dict):
-                known[hold] = None
-            else:
-                self._by_name[name] = {known: None, hold: None}
-
-    def remove(self, hold: Hold) -> None:
-        """Harmless for one that is not there."""
-        for name in hold.names:
-            known = self._by_name.get(name)
-            if known is hold:
-                del self._by_name[name]
-            elif isinstance(known, dict):
-                known.pop(hold, None)
-                if not known:
-                    del self._by_name[name]

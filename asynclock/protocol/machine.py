@@ -20,7 +20,8 @@ from asynclock._errors import brief, client_closed
 from asynclock._options import BROKEN_BY
 from asynclock.events import NodeDown, NodeUp
 from asynclock.protocol.core import SLICE, uniform
-from asynclock.protocol.hold import Hold, Holds, Tenure
+from asynclock.protocol.hold import Hold, Tenure
+from asynclock.protocol.holds import Holds
 from asynclock.protocol.local_queue import Entries, LocalQueues, YieldedNames
 from asynclock.protocol.planner import waking_time
 from asynclock.protocol.rounds import RoundsAtMany, RoundsAtOne, Tickets, Wake

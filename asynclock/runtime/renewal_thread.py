@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from asynclock._errors import Reason
     from asynclock._options import LockSettings
     from asynclock.protocol.causes import Cause
-    from asynclock.protocol.hold import Holds
+    from asynclock.protocol.holds import Holds
     from asynclock.protocol.machine import Machine
     from asynclock.protocol.watchdog import LoopLag
     from asynclock.quorum.ballot import Ballot

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from asynclock._errors import Reason
     from asynclock._options import ClientSettings
     from asynclock.events import Event
-    from asynclock.protocol.hold import Hold, Holds, Tenure
+    from asynclock.protocol.hold import Hold, Tenure
+    from asynclock.protocol.holds import Holds
     from asynclock.protocol.terms import Terms
     from asynclock.quorum.ballot import Ballot, Outcome
     from asynclock.runtime.observers import Observers

@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from asynclock import Lease, LockLost, LockNotHeld, LockTimeout, Redlock, SelfDeadlock, Unsupported
-from asynclock.protocol import hold
+from asynclock.protocol import holds
 from asynclock.stores.memory import MemoryStore
 from tests.support.probes import acquisitions_of, tenures_of
 from tests.support.still_clock import idle
@@ -221,7 +221,7 @@ async def test_release_all_leaves_nothing_with_a_lock(redlock: Redlock, name: st
 
 async def test_a_cancelled_release_all_gives_all_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two slices: all is given back, and the cancel goes on."""
-    monkeypatch.setattr(hold, "SLICE", 0.0)
+    monkeypatch.setattr(holds, "SLICE", 0.0)
     store = MemoryStore()
     async with Redlock(store) as client:
         leases = [await client(f"{name}:{i}").acquire(timeout=None) for i in range(20)]

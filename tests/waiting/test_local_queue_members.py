@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from asynclock import ConfigError, Lock, Redlock
-from asynclock.protocol.hold import Holds
+from asynclock.protocol.holds import Holds
 from asynclock.protocol.local_queue import LocalQueues
 from tests.support.kinds_of_node import in_memory
 from tests.support.waiters import LIMIT, LONG, works

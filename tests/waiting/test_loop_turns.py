@@ -8,7 +8,7 @@ import time
 import pytest
 
 from asynclock import ConfigError, Lease, Redlock
-from asynclock.protocol import hold
+from asynclock.protocol import holds
 from asynclock.protocol.acquisition import Acquisition
 from asynclock.runtime import session
 from asynclock.stores.memory import MemoryStore
@@ -108,7 +108,7 @@ async def test_all_is_released_in_slices(server: Server, name: str) -> None:
 async def test_an_acquire_is_granted_between_two_slices_of_a_close(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The close has begun to release the holds that it found. An acquire that is granted then brings no lease, which
     nobody would release: it is undone."""
-    monkeypatch.setattr(hold, "SLICE", -1.0)  # one hold in each
+    monkeypatch.setattr(holds, "SLICE", -1.0)  # one hold in each
     store = MemoryStore()
     client = Redlock(store, lease=300.0, max_lease=300.0)
     leases = [await client(f"{name}:{i}").acquire(timeout=0) for i in range(9)]
