@@ -478,7 +478,9 @@ class Hold:
     def watch(self) -> None:
         """Let the watchdog check it when an action may be due next."""
         if not self.over:
-            self.watch_at(min(self.renew_at, self.valid_until, self._until, self._heals_at))
+            at = min(self.renew_at, self.valid_until, self._until, self._heals_at)
+            # -math.inf: the renewal thread has found the loss, and the loop has not ended the hold yet.
+            self.watch_at(at if at > -math.inf else self.core.clock.now())
 
     def watch_at(self, at: float) -> None:
         if self._watched_at > -math.inf:
@@ -619,7 +621,8 @@ class Hold:
             if op.verb is not EXTEND:
                 self._send_to(index, EXTEND)
             elif ballot.outcome is WON and self._broken is None and (vote.left is None or op.kind.shared):
-                self._send_to(index, ACQUIRE, self.op.lease)  # a shared kind is healed beside other holders
+                # A shared kind is healed beside other holders. `extend` may have asked for more than one lease.
+                self._send_to(index, ACQUIRE, max(self.op.lease, self._left(self.core.clock.now())))
         elif isinstance(vote, tuple) and op.verb is not EXTEND and vote[0] < self.last_fence:
             self._send_to(index, EXTEND)
 
@@ -639,11 +642,19 @@ class Hold:
         return math.inf if self._lacking is None or self._broken is not None else self._lacking.at
 
     def _heal_lacking(self, lacking: Lacking, now: float) -> None:
-        left = self._renewed_at + self.op.lease - now  # it ends there when it ends at the other nodes
+        left = self._left(now)
+        if left <= drift(0.0):  # over: the renewal thread has counted a refusal meanwhile
+            return  # a lease of 0 or less would fail, or leave a key without expiry
         for index in range(len(self._ends)):
             if lacking.nodes >> index & 1:
                 self._send_to(index, ACQUIRE, left, counts=True)
         self._lacking = lacking.later(now)
+
+    def _left(self, now: float) -> float:
+        """The lease that a node needs to keep it no shorter than the other nodes. It includes the drift that its count
+        takes off."""
+        left = self.valid_until - now
+        return left + drift(left)
 
     def _count_healed(self, ballot: Ballot, index: int) -> None:
         """A node has the hold now: it counts from the send of this op."""

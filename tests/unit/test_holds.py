@@ -1,0 +1,110 @@
+"""What a hold sends to its nodes, and how it counts their replies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+
+from asynclock.protocol import hold as holds
+from asynclock.protocol.hold import Hold, Tenure
+from asynclock.protocol.watchdog import TICK, Due
+from asynclock.rules.model import ACQUIRE, Entry, Op, State
+from tests.support.stepped_quorum import NAME, SteppedClient, SteppedNode, clients_over, settle
+
+LEASE = 30.0
+OTHER = State(holds=(Entry("another's", None),))
+
+
+class Held:
+    """A client that holds the name, and its servers. `taken`: the nodes where another attempt has the name."""
+
+    def __init__(self, nodes: int = 3, taken: Iterable[int] = ()) -> None:
+        self.client, _, self.servers = clients_over(nodes)
+        self.clock = self.client.clock
+        for each in taken:
+            self.servers[each][NAME] = OTHER
+        self.tenure = acquired(self.client)
+
+    @property
+    def hold(self) -> Hold:
+        return self.tenure.hold
+
+    def extend(self, length: float) -> None:
+        """The program extends it."""
+        self.hold.extend(length)
+        settle(self.client)
+
+    def wait(self, seconds: float, step: float = 0.1) -> None:
+        """Time passes, and each op is carried out."""
+        for _ in range(round(seconds / step)):
+            self.clock.advance(step)
+            settle(self.client)
+
+
+def acquired(client: SteppedClient) -> Tenure:
+    acquisition = client.acquire()
+    settle(client)
+    tenure = acquisition.take()
+    assert isinstance(tenure, Tenure)
+    return tenure
+
+
+def heals(held: Held, node: SteppedNode) -> list[tuple[float, float]]:
+    """For each heal that is sent to the node from now on: its lease, and the rest of the hold as it is sent."""
+    found, send = list[tuple[float, float]](), node.send
+
+    def seen(op: Op, handler: object) -> None:
+        if op.verb is ACQUIRE:
+            found.append((op.lease, held.hold.valid_until - held.clock.now()))
+        send(op, handler)  # type: ignore[arg-type]
+
+    node.send = seen  # type: ignore[method-assign, assignment]
+    return found
+
+
+def test_a_heal_after_a_contested_win_lasts_as_long_as_the_hold() -> None:
+    """The program has extended the hold by two leases, so no renewal is due when the first lease would have ended. A
+    heal with a lease of 0 or less could leave a key without expiry."""
+    held = Held(taken=[2])
+    sent = heals(held, held.client.nodes[2])
+    held.wait(0.5)
+    held.extend(2 * LEASE)
+    held.wait(LEASE + 3)
+    assert len(sent) > 10
+    assert all(lease >= rest > 0 for lease, rest in sent)
+
+
+def test_a_heal_after_a_renewal_lasts_as_long_as_the_hold() -> None:
+    """A node loses its key after the program has extended the hold: the next renewal is due much later."""
+    held = Held()
+    held.extend(10 * LEASE)
+    del held.servers[2][NAME]
+    sent = heals(held, held.client.nodes[2])
+    held.extend(LEASE)
+    assert len(sent) == 1
+    assert all(lease >= rest > 9 * LEASE for lease, rest in sent)
+
+
+def test_no_heal_is_sent_for_a_hold_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The renewal thread may count the last refusal while the watchdog checks the hold."""
+    held = Held(taken=[2])
+    sent = heals(held, held.client.nodes[2])
+
+    def overtaken(*_: float) -> Due:
+        held.hold.valid_until = -math.inf
+        return Due.NOTHING
+
+    monkeypatch.setattr(holds, "due", overtaken)
+    held.hold.check(held.clock.now() + 1.0)
+    assert sent == []
+
+
+def test_a_hold_that_the_renewal_thread_has_lost_is_checked_at_once() -> None:
+    """Its node is connected again before the loop has ended it: the loss is found, and no error is raised."""
+    held = Held(1)
+    held.hold.valid_until = -math.inf  # as the thread does
+    held.hold.renew_soon(held.clock.now() + 1.0)
+    held.clock.advance(TICK)
+    assert held.client.losses == ["expired"]
