@@ -169,7 +169,8 @@ class Adoption(Claim):
 
     def _leave(self) -> None:
         self._op.revoke()
-        withdraw(self._core, self.terms, self._op.id, since=self._since)
+        core = self._core
+        withdraw(core, self.terms, self._op.id, since=self._since, lease=core.settings.max_lease)
 
     def _finish(self, has_it: bool) -> None:
         del has_it

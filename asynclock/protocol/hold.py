@@ -230,9 +230,9 @@ class Hold:
     """See the module. Made of the ballot that won it. Times are seconds of the client's clock."""
 
     __slots__ = (
-        "_ballot", "_broken", "_cause", "_denials", "_ends", "_errors", "_healed", "_holds", "_lacking", "_promised",
-        "_renewal", "_renewed_at", "_settings", "_tenures", "_watched_at", "contended", "core", "last_fence", "names",
-        "next_fence", "op", "over", "renew_at", "round_trip_at", "valid_until",
+        "_ballot", "_broken", "_cause", "_denials", "_ends", "_errors", "_healed", "_holds", "_lacking", "_longest",
+        "_promised", "_renewal", "_renewed_at", "_settings", "_tenures", "_watched_at", "contended", "core",
+        "last_fence", "names", "next_fence", "op", "over", "renew_at", "round_trip_at", "valid_until",
     )  # fmt: skip
 
     def __init__(
@@ -250,6 +250,8 @@ class Hold:
         self.over = False  # released, detached or lost
         self._tenures: list[ref[Tenure]] = []  # one, or those of an owner that entered again
         self._settings = settings
+        # The longest lease that a node may keep it for. An adoption does not shorten what the detached hold had left.
+        self._longest = settings.lease if op.verb is ACQUIRE else core.settings.max_lease
         self._watched_at = -math.inf  # when the watchdog checks it
         self._ballot: Ballot | None = grant  # None: each node has answered, and none failed
         self._lacking: Lacking | None = None  # the nodes of rule 5; None: no node lacks it
@@ -494,6 +496,8 @@ class Hold:
         """Move its end to `length` seconds from now, but never to an earlier time: 0.0 only asks. Its tenures learn the
         outcome."""
         grant, within = self.op, self.core.within(self._settings)
+        if length > self._longest:
+            self._longest = length
         op = Op(EXTEND, grant.kind, grant.name, grant.id, length, 0 if grant.plain else self.last_fence, grant.memory)
         return self.core.quorum.ask(op, within, on_settled=self._extended, on_vote=self.count)
 
@@ -519,7 +523,7 @@ class Hold:
         grant.revoke()
         queueing = CONTENDED if self.contended else LOOKING if grant.plain else QUIET
         op = Op(
-            RELEASE, grant.kind, grant.name, grant.id, self._settings.lease, 0 if grant.plain else self.last_fence,
+            RELEASE, grant.kind, grant.name, grant.id, self._longest, 0 if grant.plain else self.last_fence,
             grant.memory, rest, queueing=queueing[quorum.serve if serve is None else serve], done=done,
         )  # fmt: skip
         within = min(self.core.within(self._settings), RELEASE_TIMEOUT)

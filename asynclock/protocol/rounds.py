@@ -219,15 +219,18 @@ def withdraw(
     since: float = 0.0,
     nodes: Sequence[int] | None = None,
     serve: Serve | None = None,
+    lease: float | None = None,
 ) -> None:
     """Remove the hold and the ticket of that id at these nodes (None: all). If a notice has reached the ticket, the
-    next waiter is served, unless `serve` says otherwise."""
+    next waiter is served, unless `serve` says otherwise. `lease`: the longest that a node may keep it for; None: the
+    lock's lease."""
     if nodes is not None and not nodes:
         return
     settings = terms.settings
     memory = settings.lease + core.settings.fence_memory
     queueing = Queueing(core.quorum.serve if serve is None else serve, contended=True)
-    op = Op(RELEASE, terms.kind, terms.name, id, settings.lease, 0, memory, queueing=queueing, since=since)
+    longest = settings.lease if lease is None else lease
+    op = Op(RELEASE, terms.kind, terms.name, id, longest, 0, memory, queueing=queueing, since=since)
     within = min(max(core.within(settings), QUORUM_TIMEOUT), RELEASE_TIMEOUT)
     core.quorum.ask(op, within, everyone=True, only=nodes)
 

@@ -90,6 +90,26 @@ async def test_a_pending_release_expires_while_the_node_is_down(servers: Servers
         await until(lambda: not pending_releases_of(node))
 
 
+async def test_the_release_of_an_extended_lease_waits_as_long_as_its_key(servers: Servers, name: str) -> None:
+    """The program has extended the lease to twenty times its length. The node is away as it is released, and comes back
+    long after the first lease and a minute: the release is still sent, and frees the name."""
+    clock = FakeClock()
+    server = servers.start()
+    async with AsyncExitStack() as stack:
+        proxies = await proxies_to(stack, [server])
+        store = Clocked(proxies[0].url, clock)
+        client = await stack.enter_async_context(Redlock(store, lease=10.0, max_lease=200.0))
+        lease = await client(name).acquire(timeout=None)
+        await lease.extend(lease=200.0)
+        (node,) = nodes_of(client)
+        cut_proxies(proxies)
+        await until(lambda: node.error is not None)
+        await lease.release()
+        clock.advance(150.0)
+        heal_proxies(proxies)
+        await until(lambda: not holder(server, name))
+
+
 async def gives_up(client: Redlock, name: str) -> None:
     """It waits for the name with tickets at all nodes that it reaches, and is cancelled."""
     waiting = asyncio.create_task(client(name).acquire(timeout=None))

@@ -10,7 +10,7 @@ import pytest
 from asynclock.protocol import hold as holds
 from asynclock.protocol.hold import Hold, Tenure
 from asynclock.protocol.watchdog import TICK, Due
-from asynclock.rules.model import ACQUIRE, Entry, Op, State
+from asynclock.rules.model import ACQUIRE, RELEASE, Entry, Op, State
 from tests.support.stepped_quorum import NAME, SteppedClient, SteppedNode, clients_over, settle
 
 LEASE = 30.0
@@ -108,3 +108,45 @@ def test_a_hold_that_the_renewal_thread_has_lost_is_checked_at_once() -> None:
     held.hold.renew_soon(held.clock.now() + 1.0)
     held.clock.advance(TICK)
     assert held.client.losses == ["expired"]
+
+
+def releases(held: Held) -> list[float]:
+    """The lease of each release that is under way."""
+    return [op.lease for node in held.client.nodes for op, _ in node.sent if op.verb is RELEASE]
+
+
+def test_a_release_is_kept_for_the_longest_lease_that_was_asked_for() -> None:
+    """A node that cannot be reached keeps an undelivered release for the lease that it names, and its key for the
+    longest lease. A shorter extension after a longer one does not shorten it."""
+    held = Held()
+    held.extend(10 * LEASE)
+    held.extend(LEASE)
+    held.hold.end(held.tenure)
+    assert releases(held) == [10 * LEASE] * 3
+
+
+def test_the_release_of_a_client_that_closes_is_kept_for_the_longest_lease() -> None:
+    """Its nodes keep what they cannot deliver, too."""
+    held = Held()
+    held.extend(10 * LEASE)
+    held.client.machine.begin_close()
+    held.client.machine.close_hold(held.hold)
+    assert releases(held) == [10 * LEASE] * 3
+
+
+@pytest.mark.parametrize("ends", ["released", "given up"])
+def test_the_release_of_an_adopted_hold_is_kept_for_the_longest_lease_of_all(ends: str) -> None:
+    """A node that grants an adoption does not shorten what the detached hold had left there, which the adopter does not
+    know. The same goes for an adoption that is given up."""
+    held = Held()
+    giver, held.client = held.client, held.client.clients[1]
+    held.hold.detach(held.tenure)
+    adopting = held.client.adopt(held.tenure)
+    if ends == "released":
+        settle(giver, held.client)
+        adopted = adopting.take()
+        assert isinstance(adopted, Tenure)
+        adopted.hold.end(adopted)
+    else:
+        adopting.abandon()
+    assert releases(held) == [held.client.settings.max_lease] * 3
