@@ -578,7 +578,7 @@ class World:
             self._end(caller)
             return
         result = claim.take()
-        if core.closed or (isinstance(result, Tenure) and result.lost_early):
+        if core.closed or (isinstance(result, Tenure) and result.ended_early):
             end_unwanted(result)
             caller.entered -= 1
             if core.closed:

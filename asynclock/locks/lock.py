@@ -15,11 +15,12 @@ from asynclock._options import seconds
 from asynclock.events import Acquired, TimedOut, Unavailable
 from asynclock.info import Holder
 from asynclock.locks.admin import wrong_kind
-from asynclock.locks.lease import Lease, guard, leave, release
+from asynclock.locks.lease import Lease, give_back, guard, leave, release
 from asynclock.locks.tenures import TenuresByTask
 from asynclock.protocol.causes import NoLease, lock_timeout_error, note_of
 from asynclock.protocol.hold import Tenure
 from asynclock.protocol.rounds import no_ticket
+from asynclock.protocol.states import LOST
 from asynclock.protocol.terms import Terms
 from asynclock.quorum.ballot import Outcome
 from asynclock.quorum.denials import would_refuse
@@ -225,8 +226,8 @@ class Lock:
 
     @coroutine_function
     def __aenter__(self) -> CoroutineType[Any, Any, Lease]:
-        """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, and the errors of
-        `acquire`."""
+        """Wait for the lock and guard the body. Raises LockTimeout where `acquire` returns None, the errors of
+        `acquire`, and LockLost if max_hold is over already."""
         frame = frame_at(1)  # this is no `async def`: a coroutine may run under another frame than its caller's
         return self._enter((id(frame), frame.f_code, frame.f_lasti))  # type: ignore[return-value] # mypy's Coroutine
 
@@ -234,6 +235,8 @@ class Lock:
         taken = await self._acquire(UNSET)
         if not isinstance(taken, Tenure):
             raise self._timed_out(taken)
+        if taken.state is LOST:  # max_hold was over before this task woke: no loss would cancel the body any more
+            await give_back(taken, self._kept)
         guard(taken, ref(self._kept), taken.task, caller)
         return Lease(taken, self._kept)
 

@@ -99,11 +99,11 @@ class Tenure:
         return now < hold.valid_until and now < self.until
 
     @property
-    def lost_early(self) -> bool:
-        """Whether its hold was lost before its task took the tenure. The end of max_hold is no such loss: it counts
-        from the grant, and may be shorter than a turn of the loop."""
-        lost = self.loss is not None and self.loss != "max_hold"
-        return lost or self.hold.core.clock.now() >= self.hold.valid_until
+    def ended_early(self) -> bool:
+        """Whether it has ended before its task took it: its hold was lost, or `release_all` has released it. The end of
+        max_hold is no such end: it counts from the grant, and may be shorter than a turn of the loop."""
+        ended = self.state not in OPEN and self.loss != "max_hold"
+        return ended or self.hold.core.clock.now() >= self.hold.valid_until
 
     @property
     def ends(self) -> float:

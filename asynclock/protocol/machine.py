@@ -25,7 +25,7 @@ from asynclock.protocol.holds import Holds
 from asynclock.protocol.local_queue import Entries, LocalQueues, YieldedNames
 from asynclock.protocol.planner import waking_time
 from asynclock.protocol.rounds import RoundsAtMany, RoundsAtOne, Tickets, Wake
-from asynclock.protocol.states import BEGAN, DONE, NEXT, Asking, ClaimState, Confirming
+from asynclock.protocol.states import BEGAN, DONE, NEXT, RELEASED, Asking, ClaimState, Confirming
 from asynclock.protocol.watchdog import Watchdog
 from asynclock.quorum.ballot import REFUSED, UNREACHABLE, WON
 from asynclock.rules.model import EXTEND, Op
@@ -167,8 +167,8 @@ class Machine:
 
 def end_unwanted(result: Tenure | NoLease) -> None:
     """Its caller does not wait for it any more: the hold is passed on or released. One that was lost is released, too,
-    since some node may still have it."""
-    if isinstance(result, Tenure) and result.loss != "closed":
+    since some node may still have it. One that was released may be another task's hold by now."""
+    if isinstance(result, Tenure) and result.loss != "closed" and result.state is not RELEASED:
         result.mark_untaken()
         result.hold.end(result)
 
@@ -199,7 +199,7 @@ class Claim:
         raise NotImplementedError
 
     def again(self) -> Claim:
-        """The same claim once more, after its tenure was lost before its caller woke."""
+        """The same claim once more, after its tenure has ended before its caller woke."""
         raise NotImplementedError
 
     def wake(self, within: float, why: Wake) -> None:

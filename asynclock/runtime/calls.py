@@ -41,7 +41,7 @@ def adopt(session: Session, terms: Terms, handle: Handle) -> Coroutine[Any, Any,
 
 
 async def _result_of(session: Session, claim: Claim) -> Tenure | NoLease:
-    """Start it and wait for its end. If its tenure was lost before this task woke, start it again. Raises the error
+    """Start it and wait for its end. If its tenure has ended before this task woke, start it again. Raises the error
     with which it fails."""
     while True:
         try:
@@ -56,9 +56,9 @@ async def _result_of(session: Session, claim: Claim) -> Tenure | NoLease:
             claim.abandon()
             del claim  # the error refers to this frame, and the claim to the error: a cycle would stay
             raise
-        if not (session.closed or (isinstance(result, Tenure) and result.lost_early)):
+        if not (session.closed or (isinstance(result, Tenure) and result.ended_early)):
             return result
-        end_unwanted(result)  # it was lost before this task woke: ask again
+        end_unwanted(result)  # it has ended before this task woke: ask again
         session.check_open()
         claim = claim.again()
 

@@ -365,6 +365,92 @@ async def test_a_hold_that_is_lost_before_its_task_wakes_is_not_returned(name: s
         await got.release()
 
 
+@both
+async def test_a_hold_that_is_released_before_its_task_wakes_is_not_returned(name: str, nodes: int) -> None:
+    """`release_all` ran in the turn of the grant. The acquire asks again."""
+    still = Still(nodes, name)
+    async with still.held() as (_, lease), still.client() as other:
+        waiting = asyncio.create_task(other(name).acquire(timeout=None))
+        await until(lambda: idle(other))
+        (acquires,) = acquisitions_of(other)
+        after_grant(acquires, lambda: releases_all(other))
+        await lease.release()
+        async with asyncio.timeout(LIMIT):
+            got = await waiting
+        assert got is not None
+        assert got.held
+        await got.release()
+        assert left_over(other) == {}
+
+
+def releases_all(client: Redlock) -> None:
+    """All that `release_all` does in this turn."""
+    with contextlib.suppress(StopIteration):
+        client.release_all().send(None)
+
+
+@both
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_hold_that_was_passed_on_before_its_task_wakes_is_not_released(
+    name: str, nodes: int, cancelled: bool
+) -> None:
+    """`release_all` ran in the turn of the grant, and another task has the hold by then. The first task, which asks
+    again or was cancelled, does not end it."""
+    still = Still(nodes, name)
+    async with still.client() as client:
+        own = await client(name).acquire(timeout=None)
+        waiting = asyncio.create_task(client(name).acquire(timeout=None))
+        await turns()
+        (acquires,) = acquisitions_of(client)
+        second = asyncio.create_task(client(name).acquire(timeout=None))
+        await turns()
+        holds: list[Any] = []
+
+        def release() -> None:
+            holds.extend(session_of(client).machine.holds.of(name))
+            releases_all(client)
+            if cancelled:
+                waiting.cancel()
+
+        after_grant(acquires, release)
+        await own.release()
+        async with asyncio.timeout(LIMIT):
+            got = await second
+        await turns()
+        assert hold_of(got) is holds[0]
+        assert got.held
+        await got.release()
+        if cancelled:
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        else:
+            async with asyncio.timeout(LIMIT):
+                await (await waiting).release()
+        assert left_over(client) == {}
+
+
+async def test_a_body_does_not_begin_after_the_end_of_max_hold(name: str) -> None:
+    """The watchdog has ended the lease before the task woke. So it would not cancel the body."""
+    still, entered = Still(1, name), False
+
+    def end() -> None:
+        still.clock.advance(0.2)
+
+    def watch() -> None:
+        (acquires,) = acquisitions_of(client)
+        after_grant(acquires, end)
+
+    async with still.client() as client:
+        asyncio.get_running_loop().call_soon(watch)
+        with pytest.raises(LockLost, match="max_hold"):
+            async with client(name, max_hold=0.1):
+                entered = True
+        assert not entered
+        assert left_over(client) == {}
+        async with still.client() as other, other(name, timeout=0):
+            pass
+
+
 async def test_a_lease_that_max_hold_ends_at_once_is_returned(name: str) -> None:
     """Its time counts from the grant, so a new try would not be longer."""
     still = Still(1, name)
