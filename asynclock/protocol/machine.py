@@ -30,7 +30,7 @@ from asynclock.protocol.watchdog import Watchdog
 from asynclock.quorum.ballot import REFUSED, UNREACHABLE, WON
 from asynclock.rules.model import EXTEND, Op
 from asynclock.rules.registry import FAMILIES
-from asynclock.stores.port import WrongKind
+from asynclock.stores.port import Refused, WrongKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -248,19 +248,26 @@ class Claim:
 
     def _raised(self, won: Ballot, second: Ballot) -> None:
         """After that second round. The token is that of its op, and not the greatest counter: votes that came late may
-        have greater counters."""
+        have greater counters. A node that has lost the hold between the two rounds refuses the second one, and does not
+        count (rule 5 of `hold.py`)."""
         if second.witnesses(second.op.fence):
-            self._granted(won, second.op.fence)
+            for index, vote in enumerate(second.votes):
+                if isinstance(vote, Refused):
+                    won.take_back(index, vote)
+            self._granted(won, second.op.fence, second)
         elif second.outcome is UNREACHABLE and not second.denied:
             self._without_hold(won, second, UNREACHABLE)
         else:
             self._without_hold(won, won, REFUSED)
 
-    def _granted(self, ballot: Ballot, token: int) -> None:
-        """The ballot is won, and a majority are witnesses of its token."""
+    def _granted(self, ballot: Ballot, token: int, second: Ballot | None = None) -> None:
+        """The ballot is won, and a majority are witnesses of its token. `second`: the round that raised the counters;
+        the hold counts its late votes."""
         hold = self._machine.holds.hold_of(self.terms.settings, ballot, token, self._contended)
         if hold is not None:
             self._win(hold, ballot)
+            if second is not None:
+                second.on_late_vote(hold.count)
         else:
             self._without_hold(ballot, ballot, REFUSED)
 

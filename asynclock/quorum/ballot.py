@@ -179,6 +179,13 @@ class Ballot:
         for index in counted:
             self._count(index)
 
+    def take_back(self, index: int, refusal: Refused) -> None:
+        """A node that has granted the op refuses a later op of its id: it has lost the hold since."""
+        if isinstance(self.votes[index], tuple):
+            self.votes[index] = refusal
+            self.yes -= 1
+            self.no += 1
+
     def defer(self, why: Callable[[], Exception]) -> None:
         """It waits in the queue of the only node."""
         self.deferred = why

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+import pytest
 
 from asynclock.protocol.hold import Tenure
 from asynclock.protocol.states import Confirming
+from asynclock.rules.model import Entry, State
 from tests.support.stepped_quorum import NAME, clients_over, settle
 
 
@@ -42,3 +46,55 @@ def test_a_win_whose_second_round_is_cut_off_is_undone() -> None:
     settle(holder, waiter)
     assert second.future.done()
     assert isinstance(second.take(), Tenure)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_node_that_refuses_the_second_round_does_not_count(late: bool) -> None:
+    """Four of five nodes have granted, and one of them loses its data before the second round. Then another one does.
+    The hold is left at two nodes, so it is over, also if that first refusal came after the end of the round."""
+    holder, _, servers = clients_over(5)
+    servers[0][NAME] = State(holds=(Entry("another's", None),))
+    for ahead, server in enumerate(servers[1:]):  # the counters differ
+        server[NAME] = State(fence=10**17 + ahead, fence_ends=math.inf)
+    acquiring = holder.acquire()
+    for node in holder.nodes:
+        node.carry_out()
+    holder.turn()
+    assert isinstance(acquiring.state, Confirming)
+    del servers[4][NAME]
+    order = (1, 2, 3, 4) if late else (4, 1, 2, 3)
+    for each in order:
+        holder.nodes[each].carry_out()
+    holder.turn()
+    tenure = acquiring.take()
+    assert isinstance(tenure, Tenure)
+    assert tenure.held
+    del servers[1][NAME]
+    tenure.hold.extend(30.0)
+    for node in holder.nodes[:4]:  # the fifth is silent
+        while node.sent:
+            node.carry_out()
+    assert [bool(server[NAME].holds) for server in servers[1:4]] == [False, True, True]
+    assert not tenure.held
+
+
+def test_a_node_that_refused_the_second_round_gets_the_hold_again() -> None:
+    """It is asked like each node that refused a contested win."""
+    holder, _, servers = clients_over(3)
+    for ahead, server in enumerate(servers):
+        server[NAME] = State(fence=10**17 + ahead, fence_ends=math.inf)
+    acquiring = holder.acquire()
+    for node in holder.nodes:
+        node.carry_out()
+    holder.turn()
+    assert isinstance(acquiring.state, Confirming)
+    del servers[2][NAME]
+    for each in (2, 0, 1):
+        holder.nodes[each].carry_out()
+    holder.turn()
+    tenure = acquiring.take()
+    assert isinstance(tenure, Tenure)
+    for _ in range(10):
+        holder.clock.advance(0.01)
+        settle(holder)
+    assert [[each.id for each in server[NAME].holds] for server in servers] == [[tenure.hold.op.id]] * 3
