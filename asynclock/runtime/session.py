@@ -275,7 +275,7 @@ class Session:
         self.check_open()
         self._votes |= check
         if self._opening is None:
-            self._opening = own_task(self._open(), "asynclock open")
+            self._opening = own_task(self._open(), "asynclock open", _retrieve)
         opening = self._opening
         await wait_ended(opening, limit, self.clock)
         if opening.done():
@@ -454,6 +454,12 @@ class Session:
             marks.begin_close(ended)
             await wait_ended(ended, shutdown.MARKS, self.clock)
             marks.stop()
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Read its error, else asyncio logs one that no caller has waited for. The next caller raises it."""
+    if not task.cancelled():
+        task.exception()
 
 
 class _Countdown:

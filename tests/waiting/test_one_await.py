@@ -20,6 +20,8 @@ from asynclock.protocol.rounds import Rounds, RoundsAtMany, RoundsAtOne
 from asynclock.quorum.ballot import Ballot
 from asynclock.rules.model import Op, Verb
 from asynclock.rules.mutex import MUTEX
+from asynclock.runtime import opening
+from asynclock.stores.port import SameServer
 from tests.support.default_keys import key_of
 from tests.support.probes import (
     acquisitions_of,
@@ -538,6 +540,35 @@ async def test_an_error_in_the_turn_of_a_cancel_is_no_error_that_nobody_saw(name
         del acquires, waiting
         gc.collect()
         assert reported == []
+
+
+async def test_an_error_of_a_first_use_that_nobody_reads_is_not_logged(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two urls are found to be those of one server, and the client closes in that turn: its caller gets the error of a
+    closed client."""
+    still, reported = Still(3, name), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    client = still.client()
+
+    def close(_: object) -> None:
+        closing = client.aclose()
+        closing.send(None)
+        closing.close()
+
+    async def connects(*_: object, **__: object) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.add_done_callback(close)
+        await asyncio.sleep(0)
+        raise SameServer("twice")
+
+    monkeypatch.setattr(opening, "open_nodes", connects)
+    with pytest.raises(ConfigError, match="closed"):
+        await client(name).acquire(timeout=5)
+    await client.aclose()
+    gc.collect()
+    assert reported == []
 
 
 async def test_f4_the_end_of_a_coroutine_only_schedules(name: str) -> None:
