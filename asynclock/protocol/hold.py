@@ -582,8 +582,8 @@ class Hold:
         self.contended = self.contended or vote[1] is True
         if self._denials:
             self._denials.pop(index, None)
-        if self._errors:
-            self._errors.pop(index, None)
+        if errors := self._errors:  # read once: the renewal thread may set it to None
+            errors.pop(index, None)
         if self._lacking is not None:
             self._lacking.nodes &= ~(1 << index)
         end = ballot.sent + ballot.op.lease - drift(ballot.op.lease)

@@ -150,3 +150,26 @@ def test_the_release_of_an_adopted_hold_is_kept_for_the_longest_lease_of_all(end
     else:
         adopting.abandon()
     assert releases(held) == [held.client.settings.max_lease] * 3
+
+
+def test_a_grant_counts_while_the_renewal_thread_forgets_the_errors() -> None:
+    """The thread sets them to None between two lines of the loop."""
+    held = Held()
+    found = [{0: OSError("away")}]
+
+    class Forgetful(Hold):
+        __slots__ = ()
+
+        @property
+        def _errors(self) -> dict[int, OSError] | None:
+            return found.pop() if found else None
+
+        @_errors.setter
+        def _errors(self, errors: object) -> None: ...
+
+    held.clock.advance(1.0)
+    held.hold.__class__ = Forgetful
+    before = held.hold.valid_until
+    held.extend(LEASE)
+    assert not found
+    assert held.hold.valid_until == before + 1.0
