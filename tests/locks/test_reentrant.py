@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from asynclock import ConfigError, LockLost, LockNotHeld, Redlock, SelfDeadlock
+from asynclock.protocol.watchdog import TICK
 from tests.support.kinds_of_node import each_kind_of_node
+from tests.support.still_clock import Still
 from tests.support.waiters import IN_VAIN
 
 
@@ -116,6 +118,23 @@ async def test_a_loss_ends_every_block_of_the_owner(redlock: Redlock, name: str)
     assert over == 2
     async with redlock(name, timeout=5):
         pass
+
+
+async def test_the_max_hold_of_an_inner_block_ends_the_lease_in_time(name: str) -> None:
+    """The outer block has none, and the next renewal is due much later."""
+    still = Still(1, name)
+    async with still.client(lease=30.0) as client:
+        outer = await client(name, reentrant=True).acquire(timeout=None)
+        inner = await client(name, reentrant=True, max_hold=1.0).acquire(timeout=None)
+        still.clock.advance(0.9)
+        assert outer.held
+        assert inner.held
+        still.clock.advance(0.1 + TICK)
+        for lease in (outer, inner):
+            assert not lease.held
+            with pytest.raises(LockLost) as lost:
+                await lease.release()
+            assert lost.value.reason == "max_hold"
 
 
 async def test_cancelled_while_an_owner_enters(redlock: Redlock, name: str) -> None:

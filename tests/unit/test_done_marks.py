@@ -16,6 +16,7 @@ from spec.machine import Result
 from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 WITHIN = 3600.0
+LEASE = 30.0
 OTHER = "another's"
 
 
@@ -53,9 +54,9 @@ class Run:
         for each in nodes:
             self.servers[each][NAME] = State()
 
-    def returns(self) -> None:
+    def returns(self, within: float = WITHIN) -> None:
         """Its release is under way."""
-        self.tenure.mark_done(WITHIN)
+        self.tenure.mark_done(within)
         self.hold.end(self.tenure)
         self.client.machine.watchdog.stop()  # its timer would count
 
@@ -193,6 +194,36 @@ def test_a_node_that_is_down_is_asked_when_it_is_back() -> None:
     run.client.nodes[4].error = None
     run.pass_time(MOST_PAUSE)
     assert run.marked() == [True] * 5
+
+
+def test_no_mark_is_sent_after_its_end() -> None:
+    """The loop was blocked until then. A node would mark a free name for a time that is over."""
+    run = Run()
+    run.take(4)
+    run.returns(within=0.05)
+    settle(run.client)
+    run.free(4)
+    run.clock.block(1.0)
+    run.clock.advance(0.0)
+    assert not run.sent()
+    assert not run.followed
+    assert not run.clock.armed
+
+
+def test_a_run_whose_marks_have_ended_is_not_followed() -> None:
+    """They end before the lease, and a node is down."""
+    run = Run()
+    run.client.nodes[4].cut()
+    run.returns(within=1.0)
+    settle(run.client)
+    run.pass_time(0.5)
+    assert run.followed
+    run.pass_time(0.6)
+    assert not run.followed
+    assert not run.clock.armed
+    run.client.nodes[4].error = None
+    run.pass_time(LEASE)
+    assert not run.marked()[4]
 
 
 def test_a_mark_that_got_no_answer_is_sent_again() -> None:

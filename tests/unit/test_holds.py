@@ -173,3 +173,35 @@ def test_a_grant_counts_while_the_renewal_thread_forgets_the_errors() -> None:
     held.extend(LEASE)
     assert not found
     assert held.hold.valid_until == before + 1.0
+
+
+def test_a_second_refusal_in_a_round_does_not_end_the_hold_before_the_round() -> None:
+    """Two of five nodes have got the hold again, and count from the next round. In that round two other nodes refuse
+    first. The hold is at three nodes all the time, and their grants come 30 ms later."""
+    held = Held(5)
+    for each in (3, 4):
+        del held.servers[each][NAME]
+    held.extend(LEASE)
+    for each in (0, 1):
+        del held.servers[each][NAME]
+    held.hold.extend(LEASE)
+    for each in (0, 1):
+        held.client.nodes[each].carry_out()
+    held.clock.advance(0.03)
+    for each in (2, 3, 4):
+        held.client.nodes[each].carry_out()
+    assert held.tenure.held
+    assert held.client.losses == []
+
+
+def test_a_hold_that_max_hold_ends_is_not_sent_to_more_nodes() -> None:
+    """It was due for the nodes that refused a contested win in the same check."""
+    held = Held(taken=[2])
+    held.tenure.until = held.clock.now() + 0.001
+    held.hold.watch()
+    held.servers[2][NAME] = State()
+    sent = heals(held, held.client.nodes[2])
+    held.clock.block(1.0)
+    held.clock.advance(0.0)
+    assert held.client.losses == ["max_hold"]
+    assert sent == []
