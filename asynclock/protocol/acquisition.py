@@ -272,7 +272,6 @@ class Acquisition(Claim):
         machine, name = self._machine, self.terms.name
         queues = machine.queues
         if name not in queues.by_name and machine.holds.get(name) is None and queues.begin_alone(self):
-            self._queue = None
             if len(self._core.quorum.nodes) > 1:
                 self._yield_to_remote()
             return True
@@ -298,7 +297,8 @@ class Acquisition(Claim):
     def turn_to_ask(self, outage: LockError | None, patience_ends: float) -> None:
         """It is the first of its queue: ask. `outage`: the error of the asker before it, if no majority answered that
         one; None: there is no outage."""
-        self._learn_from_queue()
+        queue = self._queue
+        self._held_at = queue.answered_at if queue is not None and queue.outage is None else -math.inf
         try:
             if outage is not None:
                 self.planner = Planner(self._core, self.terms, self._core.clock.now())
@@ -312,7 +312,6 @@ class Acquisition(Claim):
 
     def time_up_in_queue(self, waiter: LocalWaiter) -> None:
         """Its time is up, or the answer has come that it waited for."""
-        self._learn_from_queue()
         try:
             if waiter.check_knows_enough(again=not self.asked_late):
                 self._refuse()
@@ -322,10 +321,6 @@ class Acquisition(Claim):
                 self._queue_locally()
         except BaseException as error:
             self._failed(error)
-
-    def _learn_from_queue(self) -> None:
-        queue = self._queue
-        self._held_at = queue.answered_at if queue is not None and queue.outage is None else -math.inf
 
     @property
     def unanswered_round(self) -> Ballot | None:
@@ -501,7 +496,7 @@ class Acquisition(Claim):
         try:
             if self._rounds is not None and self._take_grant(self._rounds, state.last):
                 return
-            if state.last is not None and self._is_time_up():
+            if self._is_time_up():
                 self._refuse(state.last)
             else:
                 self._ask(probe=state.probe)

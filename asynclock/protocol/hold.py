@@ -613,7 +613,7 @@ class Hold:
             self.lose(lost_to(denials.values(), len(self._ends), self._broken is not None))
             return
         soonest = ballot.deadline if ballot.outcome is None else now
-        at = max(min(self.renew_at, self.valid_until, self._until, self._heals_at), soonest)
+        at = max(min(self.renew_at, self.valid_until, self._heals_at), soonest)
         self.watch_at(max(now, min(at, self._promised, self._until)))
 
     def _repair(self, ballot: Ballot, index: int) -> None:

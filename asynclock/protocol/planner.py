@@ -493,7 +493,7 @@ class Planner:
         one_try, time_up = self._terms.timeout == 0, now >= give_up
         tries_on = self._splits < COLLISIONS if one_try else not time_up
         vote = ballot.votes[0]
-        denied = nodes > 1 or isinstance(vote, Refused)
+        denied = isinstance(vote, Refused)  # of interest at a single node
         step = after_refusal(
             Refusal(
                 nodes=nodes,

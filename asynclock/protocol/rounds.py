@@ -262,9 +262,9 @@ class Rounds:
         this one; `slot`: the one to ask for over N nodes, of a kind that has slots; None: any."""
         raise NotImplementedError
 
-    def _span_for(self, behind: int) -> int:
+    def _span_for_queue(self) -> int:
         """Fences for the local queue. Their number is fixed with the id: any ticket of this id may be granted."""
-        return SPAN if behind and not self._terms.kind.fair and not self._terms.settings.min_hold else 1
+        return SPAN if not self._terms.kind.fair and not self._terms.settings.min_hold else 1
 
     def on_reply(self, ballot: Ballot) -> None:
         """A round has its outcome, which is no grant."""
@@ -334,7 +334,7 @@ class RoundsAtOne(Rounds):
             self._poll_from_now_on()
         op, seed = self.op, int(core.clock.wall() * 1_000_000)
         if op is None:
-            self._span = self._span_for(behind) if behind else 1
+            self._span = self._span_for_queue() if behind else 1
             op_id = core.new_id(seed, settings.metadata, terms.kind.mode)
         else:
             op_id = op.id
@@ -353,13 +353,11 @@ class RoundsAtOne(Rounds):
             )
         else:
             op.renew(seed, queueing, plain=plain)
-        certain = self.ticket is not None and self.ticket.number > 0
         at_once = refused and not probe  # the name may be free for a moment only
         self.ballot = quorum.ask(
             op,
             core.within(settings),
             on_settled=self._owner.settled,
-            certain=certain,
             at_once=at_once,
             gives_up=give_up,
         )
@@ -417,7 +415,7 @@ class RoundsAtOne(Rounds):
             # pending one. Else there is always one: a hold or a ticket that stays would block other clients.
             if ticket is not None or self.ballot is None or not self.ballot.left_nothing:
                 withdraw(self._core, self._terms, op.id)
-        elif self.ballot is not None and self.ballot.op.verb is ACQUIRE:
+        elif self.ballot is not None:
             self._undo(self.ballot)
         self.use_new_id()  # the release may leave a tombstone of this id, or be sent again later
 
@@ -440,12 +438,12 @@ class RoundsAtMany(Rounds):
     def send(self, give_up: float, refused: bool, probe: bool, behind: int, slot: int | None) -> Ballot:
         core, terms, quorum = self._core, self._terms, self._core.quorum
         settings, kind, seed = terms.settings, terms.kind, int(core.clock.wall() * 1_000_000)
-        self._span = self._span_for(behind) if behind else 1
+        self._span = self._span_for_queue() if behind else 1
         if kind.slots:
             kind = kind.at(int(core.random() * kind.slots) if slot is None else slot)
         op_id = core.new_id(seed, settings.metadata, kind.mode)
         plain = not settings.fencing and not refused
-        if terms.timeout != 0 and not plain and refused and quorum.listens:
+        if terms.timeout != 0 and refused and quorum.listens:
             queueing = self._next_ticket(seed, give_up, behind)
         else:
             queueing = self._no_next_ticket(kind.fair)

@@ -271,9 +271,7 @@ class Ballot:
     def traces(self) -> list[int]:
         """The nodes where the op took effect or may still do so (rule 3)."""
         return [
-            i
-            for i, vote in enumerate(self.votes)
-            if vote is None or isinstance(vote, tuple) or (self._maybe >> i & 1 and isinstance(vote, Exception))
+            i for i, vote in enumerate(self.votes) if vote is None or isinstance(vote, tuple) or self._maybe >> i & 1
         ]
 
     @property

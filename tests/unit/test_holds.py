@@ -205,3 +205,14 @@ def test_a_hold_that_max_hold_ends_is_not_sent_to_more_nodes() -> None:
     held.clock.advance(0.0)
     assert held.client.losses == ["max_hold"]
     assert sent == []
+
+
+def test_max_hold_ends_a_hold_before_the_end_of_a_round_with_a_refusal() -> None:
+    """A refusal moves the next check to the end of its round, but not beyond max_hold."""
+    held = Held()
+    del held.servers[0][NAME]
+    held.hold.extend(LEASE)
+    held.tenure.until = held.clock.now() + 0.5
+    held.client.nodes[0].carry_out()
+    held.clock.advance(0.5 + TICK)
+    assert held.client.losses == ["max_hold"]
