@@ -272,3 +272,15 @@ def test_all_early_failures_are_known_when_it_settles() -> None:
     early, made.early = made.early, None
     made.count_early(early or ())
     assert (made.outcome, made.failed, settled) == (Outcome.UNREACHABLE, 3, [3])
+
+
+def test_a_grant_that_is_taken_back_is_a_refusal() -> None:
+    """The node has lost the hold since. The vote of a node that did not grant stays as it was."""
+    ballot = Ballot(Op(Verb.ACQUIRE, MUTEX, "x", "id", 30.0), 5, 0.0, 1.0)
+    for index, vote in enumerate((YES, YES, YES, NO)):
+        ballot.answer(index, vote)
+    ballot.fail(4, BROKEN, maybe=True)
+    for index in (2, 3, 4):
+        ballot.take_back(index, Refused(None))
+    assert ballot.votes == [YES, YES, Refused(None), NO, BROKEN]
+    assert (ballot.yes, ballot.no, ballot.failed) == (2, 2, 1)
