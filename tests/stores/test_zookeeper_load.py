@@ -102,10 +102,11 @@ async def test_c10_an_answer_that_came_while_the_loop_was_blocked_counts(
     store.clock = clock
     async with Redlock(store, lease=30.0, node_timeout=1.0, patience=0, connect_timeout=LIMIT / 2) as client:
         await lock_for_a_moment(client, name)  # it connects
-        acquiring = asyncio.create_task(client(name).acquire(timeout=0))
-        await until(lambda: under_way(client) > 0)
-        clock.block(5.0)
-        clock.advance(0.0)
+        with held_thread(client):
+            acquiring = asyncio.create_task(client(name).acquire(timeout=0))
+            await until(lambda: under_way(client) > 0)
+            clock.block(5.0)
+            clock.advance(0.0)
         async with asyncio.timeout(LIMIT):
             lease = await acquiring
         assert lease
@@ -210,8 +211,10 @@ async def test_f5_a_burst_of_acquires_is_served(shared_zookeeper: ZooKeeper, nam
 
     async with client_of(shared_zookeeper, 12.0, node_timeout=4.0, patience=2 * LONG) as client:
         held = [await client(f"{name}:held:{number}").acquire(timeout=None) for number in range(30)]
+        tasks = [asyncio.create_task(lock_for_a_moment(client, f"{name}:{number}")) for number in range(3_000)]
+        await asyncio.sleep(0)  # all of them begin in one turn
         turning = asyncio.create_task(turn())
-        await asyncio.gather(*(lock_for_a_moment(client, f"{name}:{number}") for number in range(3_000)))
+        await asyncio.gather(*tasks)
         turning.cancel()
         assert all(lease.held for lease in held)
         for lease in held:
