@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from asynclock.protocol.acquisition import Acquisition
 from asynclock.protocol.hold import Tenure
 from asynclock.protocol.states import Confirming
 from asynclock.rules.model import Entry, State
-from tests.support.stepped_quorum import NAME, clients_over, settle
+from tests.support.stepped_quorum import NAME, SteppedClient, clients_over, settle
 
 
 def test_a_win_whose_second_round_is_cut_off_is_undone() -> None:
@@ -48,19 +50,25 @@ def test_a_win_whose_second_round_is_cut_off_is_undone() -> None:
     assert isinstance(second.take(), Tenure)
 
 
+def won_at(servers: Sequence[dict[str, State]], client: SteppedClient) -> Acquisition:
+    """An acquire that these servers have granted. Their counters differ, so its second round is under way."""
+    for ahead, server in enumerate(servers):
+        server[NAME] = State(fence=10**17 + ahead, fence_ends=math.inf)
+    acquiring = client.acquire()
+    for node in client.nodes:
+        node.carry_out()
+    client.turn()
+    assert isinstance(acquiring.state, Confirming)
+    return acquiring
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_a_node_that_refuses_the_second_round_does_not_count(late: bool) -> None:
     """Four of five nodes have granted, and one of them loses its data before the second round. Then another one does.
     The hold is left at two nodes, so it is over, also if that first refusal came after the end of the round."""
     holder, _, servers = clients_over(5)
     servers[0][NAME] = State(holds=(Entry("another's", None),))
-    for ahead, server in enumerate(servers[1:]):  # the counters differ
-        server[NAME] = State(fence=10**17 + ahead, fence_ends=math.inf)
-    acquiring = holder.acquire()
-    for node in holder.nodes:
-        node.carry_out()
-    holder.turn()
-    assert isinstance(acquiring.state, Confirming)
+    acquiring = won_at(servers[1:], holder)
     del servers[4][NAME]
     order = (1, 2, 3, 4) if late else (4, 1, 2, 3)
     for each in order:
@@ -81,13 +89,7 @@ def test_a_node_that_refuses_the_second_round_does_not_count(late: bool) -> None
 def test_a_node_that_refused_the_second_round_gets_the_hold_again() -> None:
     """It is asked like each node that refused a contested win."""
     holder, _, servers = clients_over(3)
-    for ahead, server in enumerate(servers):
-        server[NAME] = State(fence=10**17 + ahead, fence_ends=math.inf)
-    acquiring = holder.acquire()
-    for node in holder.nodes:
-        node.carry_out()
-    holder.turn()
-    assert isinstance(acquiring.state, Confirming)
+    acquiring = won_at(servers, holder)
     del servers[2][NAME]
     for each in (2, 0, 1):
         holder.nodes[each].carry_out()

@@ -105,9 +105,7 @@ class Push:
         self._tags.add(tag)
         if self._listening is not None:
             await self._listening.add(tag)
-        if (
-            self.comes and self._listening is None
-        ):  # it has ended meanwhile, and the client is told only once it is open
+        if self.comes and self._listening is None:  # it has ended meanwhile: a client that is not open yet is not told
             raise OSError("the connection that listens was closed")
 
     def forget(self, tag: str) -> None:
