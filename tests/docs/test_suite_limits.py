@@ -112,6 +112,37 @@ def test_a_test_that_hangs_in_a_worker_fails(tmp_path: Path) -> None:
     assert "crashed" not in ran.stdout
 
 
+SLOW = """
+import time
+import pytest
+from tests.support import limits
+
+limits._AGAIN = 0.2
+
+class Slow:
+    def __repr__(self):
+        time.sleep(1)
+        return "slow"
+
+@pytest.fixture
+def slow():
+    return Slow()
+
+def test_whose_report_takes_long(slow):
+    time.sleep(1000)
+
+def test_next():
+    pass
+"""
+
+
+@pytest.mark.timeout(240)
+def test_the_report_of_a_hang_may_take_long(tmp_path: Path) -> None:
+    """On a busy machine. The next signal would interrupt pytest itself, and end the run of all tests."""
+    ran = run(tmp_path, SLOW, "-o", "timeout=0.5")
+    assert "1 failed, 1 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
 GROUPED = """
 import os
 from pathlib import Path

@@ -62,9 +62,12 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_makereport() -> Generator[None, Any, Any]:
-    """No garbage is collected while pytest parses source for a report. asyncio logs the exceptions of collected tasks,
-    which parses source as well, and CPython before 3.11.8 raises SystemError where one parser runs inside another."""
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """While pytest writes a failure down, no signal interrupts it: that would end the whole run. And no garbage is
+    collected while it parses source: asyncio logs the exceptions of collected tasks, which parses source as well, and
+    CPython before 3.11.8 raises SystemError where one parser runs inside another."""
+    if call.excinfo is not None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     gc.disable()
     try:
         return (yield)
