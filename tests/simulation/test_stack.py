@@ -60,6 +60,7 @@ def test_no_violation(run: int) -> None:
     assert found.faults >= 6
 
 
+@pytest.mark.timeout(240)  # twelve runs
 def test_a_seed_gives_the_same_run_again() -> None:
     """In other processes, too, whose addresses and hashes of text differ. The first quarter of a run is enough."""
     traces = [
